@@ -1,0 +1,35 @@
+# Two commands for a newcomer: `make run` and `make test`. Both install what they need into .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+RUN_ARGS ?=
+TEST_ARGS ?=
+
+.PHONY: help install run test check bench clean
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+install: .venv/.installed  ## make .venv and install the project with everything its tests need
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+run: install  ## start a cluster, send TPC-H orders, archive them with Spark, check, report
+	$(BIN)/python examples/first_run.py $(RUN_ARGS)
+
+check: install  ## lint, format, strict types, import directions
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+test: install check  ## everything that must hold, in under 20 minutes on 2 cores
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+bench: install  ## the side-by-side measurements (see docs/performance.md)
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+clean:  ## remove what was installed and built
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
