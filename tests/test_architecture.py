@@ -1,0 +1,258 @@
+"""The house plan as a test: who may import whom, what stays free of I/O, how big code may grow.
+
+The rooms are the first-level packages and modules of `cometmq`. Everything is read from the syntax trees of
+the sources; nothing is imported, so a forbidden import is reported even where it would not run.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src"
+PACKAGE = SRC / "cometmq"
+
+MODULE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+
+# What every room may use, and what those may use themselves.
+COMMON = {"message", "errors", "protocol"}
+
+# room -> rooms it may import beside COMMON; "*" is any.
+ALLOWED: dict[str, set[str]] = {
+    "message": set(),
+    "errors": set(),
+    "protocol": set(),
+    "remoting": set(),
+    "store": set(),
+    "raft": set(),
+    "namesrv": {"remoting"},
+    "broker": {"store", "remoting", "raft"},
+    "client": {"remoting"},
+    "admin": {"client"},
+    "console": {"client", "admin"},
+    "pipeline": {"client", "admin"},
+    "standalone": {"*"},
+    "testing": {"*"},
+    "cli": {"*"},
+    "__main__": {"cli"},
+    # `import cometmq` offers the client; it must not pull in a server.
+    "__init__": {"client"},
+}
+
+# Decisions are functions of (now, event): these modules may not reach for the world themselves.
+SANS_IO_PACKAGES = ("protocol",)
+SANS_IO_MODULES = (
+    "message.py",
+    "errors.py",
+    "namesrv/tables.py",
+    "client/allocate.py",
+    "client/rebalance.py",
+    "client/process_queue.py",
+    "client/selectors.py",
+    "admin/formats.py",
+)
+WORLD = {
+    *("asyncio", "socket", "selectors", "ssl", "threading", "multiprocessing", "concurrent", "subprocess"),
+    *("os", "io", "pathlib", "shutil", "tempfile", "glob", "mmap", "fcntl", "signal", "uvloop"),
+    *("time", "datetime", "random", "secrets", "uuid"),
+}
+WORLD_CALLS = {"open", "input", "print"}
+
+# Heavy or optional packages, and the only places that may import them.
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "pyspark": ("pipeline/", "../pyspark_cometmq"),
+    "pyarrow": ("pipeline/", "../pyspark_cometmq", "protocol/columnar"),
+    "click": ("cli/", "cli.py", "admin/"),
+    "rich": ("cli/", "cli.py", "admin/"),
+    "pytest": ("testing/",),
+}
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py")) + sorted((SRC / "pyspark_cometmq").rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    if path.is_relative_to(PACKAGE):
+        return path.relative_to(PACKAGE).as_posix()
+    return "../" + path.relative_to(SRC).as_posix()
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_modules(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, absolute dotted name) of every import, those inside functions and TYPE_CHECKING included.
+
+    `from a import b` yields "a.b", because b may be a module; whoever compares looks at prefixes.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def package_of(path: Path) -> str:
+    """The dotted package whose relative imports a file would resolve against."""
+    return ".".join(path.relative_to(SRC).parent.parts)
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def forbidden_room_imports(path: Path, tree: ast.AST) -> Iterator[str]:
+    room = room_of(path)
+    allowed = ALLOWED[room]
+    for line, module in imported_modules(tree, package_of(path)):
+        parts = module.split(".")
+        if parts[0] != "cometmq" or "*" in allowed:
+            continue
+        # `from cometmq import Producer` asks the façade, which only client users may do.
+        target = parts[1] if len(parts) > 1 else "__init__"
+        if target not in ALLOWED:
+            target = "__init__"
+        if target == room or target in COMMON or target in allowed:
+            continue
+        yield f"{name_of(path)}:{line} imports {module}: {room} may not use {target}"
+
+
+def world_uses(path: Path, tree: ast.AST) -> Iterator[str]:
+    for line, module in imported_modules(tree, package_of(path)):
+        if module.split(".")[0] in WORLD:
+            yield f"{name_of(path)}:{line} imports {module}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in WORLD_CALLS:
+            yield f"{name_of(path)}:{node.lineno} calls {node.func.id}()"
+
+
+def test_every_room_is_in_the_plan() -> None:
+    rooms = {room_of(path) for path in PACKAGE.rglob("*.py")}
+
+    assert rooms - ALLOWED.keys() == set()
+
+
+def test_imports_go_only_where_the_plan_allows() -> None:
+    wrong = [found for path in PACKAGE.rglob("*.py") for found in forbidden_room_imports(path, parse(path))]
+
+    assert wrong == []
+
+
+def test_spark_short_name_modules_import_only_the_pipeline() -> None:
+    wrong = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in (SRC / "pyspark_cometmq").rglob("*.py")
+        for line, module in imported_modules(parse(path), package_of(path))
+        if module.startswith("cometmq.") and not module.startswith("cometmq.pipeline")
+    ]
+
+    assert wrong == []
+
+
+def test_protocol_and_decision_cores_touch_no_clock_socket_or_file() -> None:
+    missing = [name for name in SANS_IO_MODULES if not (PACKAGE / name).exists()]
+    cores = [PACKAGE / name for name in SANS_IO_MODULES]
+    for package in SANS_IO_PACKAGES:
+        cores += sorted((PACKAGE / package).rglob("*.py"))
+
+    assert missing == []
+    assert [found for path in cores for found in world_uses(path, parse(path))] == []
+
+
+def test_heavy_and_optional_packages_stay_in_their_rooms() -> None:
+    wrong = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in sources()
+        for line, module in imported_modules(parse(path), package_of(path))
+        if (homes := ONLY_IN.get(module.split(".")[0])) and not name_of(path).startswith(homes)
+    ]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", ["cometmq", "cometmq.client"])
+def test_a_client_user_pays_for_no_server_command_line_or_spark(module: str) -> None:
+    heavy = ("pyspark", "pyarrow", "click", "rich", "cometmq.broker", "cometmq.store", "cometmq.namesrv")
+    code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
+
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).strip() == "[]"
+
+
+def test_modules_fit_on_a_few_screens() -> None:
+    lines = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for base in ("src", "tests", "examples", "benchmarks")
+        for path in (ROOT / base).rglob("*.py")
+    }
+
+    assert {name: count for name, count in lines.items() if count > MODULE_LINES_MAX} == {}
+
+
+def test_functions_fit_on_one_screen() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {length} lines"
+        for base in ("src", "examples")
+        for path in (ROOT / base).rglob("*.py")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+
+    assert long == []
+
+
+class TestTheChecksThemselves:
+    """Each rule must be able to fail: fed with a source that breaks it, it says so."""
+
+    def check(self, room_file: str, source: str) -> list[str]:
+        return list(forbidden_room_imports(PACKAGE / room_file, ast.parse(source)))
+
+    @pytest.mark.parametrize(
+        ("room_file", "source"),
+        [
+            ("pipeline/archive.py", "from cometmq.store import message_store"),
+            ("pipeline/archive.py", "import cometmq.broker.server"),
+            ("store/disk.py", "from cometmq import remoting"),
+            ("protocol/frame.py", "from cometmq.client.api import BrokerApi"),
+            ("client/producer.py", "def f():\n    from cometmq.broker import server"),
+            ("remoting/server.py", "from ..broker import server"),
+            ("store/disk.py", "from cometmq import Producer"),
+        ],
+    )
+    def test_a_forbidden_import_is_found(self, room_file: str, source: str) -> None:
+        assert len(self.check(room_file, source)) == 1
+
+    @pytest.mark.parametrize(
+        ("room_file", "source"),
+        [
+            ("broker/send.py", "from cometmq.store import message_store"),
+            ("store/disk.py", "from cometmq.protocol import record"),
+            ("store/disk.py", "from . import clock"),
+            ("client/producer.py", "from cometmq.message import Message"),
+            ("testing/cluster.py", "from cometmq.broker import server"),
+        ],
+    )
+    def test_an_allowed_import_passes(self, room_file: str, source: str) -> None:
+        assert self.check(room_file, source) == []
+
+    @pytest.mark.parametrize(
+        "source", ["import time", "from os import path", "open('x')", "def f():\n  import socket"]
+    )
+    def test_a_core_that_reaches_for_the_world_is_found(self, source: str) -> None:
+        assert len(list(world_uses(PACKAGE / "protocol/frame.py", ast.parse(source)))) == 1
