@@ -1,0 +1,126 @@
+"""Java's properties text: configuration files, and the bodies of requests 25, 26, 318 and 319.
+
+The rules are those of java.util.Properties.load: logical lines joined by a trailing backslash, `#` and `!`
+comments, a key ends at the first unescaped `=`, `:` or blank, escapes \\t \\n \\r \\f \\uXXXX, and any other
+escaped character stands for itself. A later pair wins over an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+BLANKS = " \t\f"
+ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+class PropertiesError(ValueError):
+    """A line that cannot be read: `line` counts from 1, `problem` says what is wrong with it."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(f"line {line}: {problem}")
+        self.line = line
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[PropertiesError], tuple[int, str]]:
+        return type(self), (self.line, self.problem)
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Read pairs in the order of their first appearance. Raises PropertiesError: a broken \\uXXXX."""
+    pairs: dict[str, str] = {}
+    for number, line in logical_lines(text):
+        end = end_of_key(line)
+        rest = line[end:].lstrip(BLANKS)
+        if rest[:1] in ("=", ":"):
+            rest = rest[1:].lstrip(BLANKS)
+        pairs[unescape(line[:end], number)] = unescape(rest, number)
+    return pairs
+
+
+def format_properties(pairs: Mapping[str, str]) -> str:
+    """Write one `key=value` line per pair, ASCII only, in the mapping's order."""
+    return "".join(f"{escape(key, key=True)}={escape(value, key=False)}\n" for key, value in pairs.items())
+
+
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (number of its first natural line, content) without comments, blank lines and leading blanks."""
+    first, joined = 0, ""
+    for number, natural in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
+        line = natural.lstrip(BLANKS)
+        if not joined:
+            if not line or line[0] in "#!":
+                continue
+            first = number
+        if ends_escaped(line):
+            joined += line[:-1]
+            continue
+        yield first, joined + line
+        joined = ""
+    if joined:
+        yield first, joined
+
+
+def ends_escaped(line: str) -> bool:
+    """True when the line goes on: an odd number of backslashes at its end."""
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def end_of_key(line: str) -> int:
+    """The index of the first unescaped separator, or the length of the line."""
+    at = 0
+    while at < len(line):
+        if line[at] == "\\":
+            at += 2
+            continue
+        if line[at] in "=:" or line[at] in BLANKS:
+            return at
+        at += 1
+    return len(line)
+
+
+def unescape(text: str, line: int) -> str:
+    """Resolve escapes. Raises PropertiesError when \\u is not followed by four hexadecimal digits."""
+    if "\\" not in text:
+        return text
+    out: list[str] = []
+    at = 0
+    while at < len(text):
+        char = text[at]
+        if char != "\\" or at + 1 == len(text):
+            out.append("" if char == "\\" else char)
+            at += 1
+            continue
+        letter = text[at + 1]
+        if letter != "u":
+            out.append(ESCAPES.get(letter, letter))
+            at += 2
+            continue
+        digits = text[at + 2 : at + 6]
+        try:
+            unit = int(digits, 16) if len(digits) == 4 and digits.isalnum() else -1
+        except ValueError:
+            unit = -1
+        if unit < 0:
+            raise PropertiesError(line, f"\\u needs four hexadecimal digits, not {digits!r}")
+        out.append(chr(unit))
+        at += 6
+    # Characters beyond the basic plane arrive as pairs of surrogates, as Java writes them.
+    return "".join(out).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def escape(text: str, *, key: bool) -> str:
+    """Write text so that Java's reader gives it back; in keys every blank is escaped, in values a leading one."""
+    out: list[str] = []
+    for at, char in enumerate(text):
+        if char == " ":
+            out.append("\\ " if key or at == 0 else " ")
+        elif char in "\\=:#!":
+            out.append("\\" + char)
+        elif char in "\t\n\r\f":
+            out.append("\\" + {"\t": "t", "\n": "n", "\r": "r", "\f": "f"}[char])
+        elif " " < char < "\x7f":
+            out.append(char)
+        else:
+            units = char.encode("utf-16-be", "surrogatepass")
+            out.extend(f"\\u{units[i] << 8 | units[i + 1]:04X}" for i in range(0, len(units), 2))
+    return "".join(out)

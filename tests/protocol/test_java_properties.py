@@ -1,0 +1,69 @@
+"""Properties text as java.util.Properties reads and writes it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
+
+CASES = [
+    ("a=1", {"a": "1"}),
+    ("a = 1", {"a": "1"}),
+    ("a:1", {"a": "1"}),
+    ("a 1", {"a": "1"}),
+    ("a", {"a": ""}),
+    ("a=", {"a": ""}),
+    ("a==b", {"a": "=b"}),
+    ("  a\t=\t1 2  ", {"a": "1 2  "}),
+    ("# comment\n! other\n\n a=1", {"a": "1"}),
+    ("a=1\r\nb=2\rc=3", {"a": "1", "b": "2", "c": "3"}),
+    ("a=1\na=2", {"a": "2"}),
+    ("namesrvAddr=10.0.0.1:9876;10.0.0.2:9876", {"namesrvAddr": "10.0.0.1:9876;10.0.0.2:9876"}),
+    ("a=one,\\\n    two", {"a": "one,two"}),
+    ("a=one\\\\\nb=2", {"a": "one\\", "b": "2"}),
+    ("a=one\\\n# no comment", {"a": "one# no comment"}),
+    ("a\\ b=c", {"a b": "c"}),
+    ("a\\=b=c", {"a=b": "c"}),
+    ("a=\\u00e9\\t\\q", {"a": "é\tq"}),
+    ("a=\\uD83D\\uDE00", {"a": "😀"}),
+    ("a=é", {"a": "é"}),
+    ("a=C\\:\\\\data", {"a": "C:\\data"}),
+    ("a=end\\", {"a": "end"}),
+    ("", {}),
+]
+
+
+@pytest.mark.parametrize(("text", "pairs"), CASES)
+def test_text_is_read_as_java_reads_it(text: str, pairs: dict[str, str]) -> None:
+    assert parse_properties(text) == pairs
+
+
+@pytest.mark.parametrize("value", ["\\u12", "\\u12g4", "\\u", "\\u 123", "\\u+123"])
+def test_a_broken_unicode_escape_names_its_line(value: str) -> None:
+    with pytest.raises(PropertiesError) as raised:
+        parse_properties(f"# first\nok=1\nbad={value}")
+
+    assert raised.value.line == 3
+    assert pickle.loads(pickle.dumps(raised.value)).line == 3
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_what_is_written_is_read_back(pairs: dict[str, str]) -> None:
+    text = format_properties(pairs)
+
+    assert text.isascii()
+    assert parse_properties(text) == pairs
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused_by_the_typed_error(text: str) -> None:
+    try:
+        pairs = parse_properties(text)
+    except PropertiesError:
+        return
+
+    assert parse_properties(format_properties(pairs)) == pairs
