@@ -109,7 +109,7 @@ def unescape(text: str, line: int) -> str:
 
 
 def escape(text: str, *, key: bool) -> str:
-    """Write text so that Java's reader gives it back; in keys every blank is escaped, in values a leading one."""
+    """Write text so that Java reads it back: in keys every blank is escaped, in values a leading one."""
     out: list[str] = []
     for at, char in enumerate(text):
         if char == " ":
