@@ -1,0 +1,22 @@
+"""asyncio transport over protocol/: connections, server, client."""
+
+from cometmq.remoting.client import RemotingClient, parse_addr
+from cometmq.remoting.connection import Connection
+from cometmq.remoting.dispatch import CommandError, Handler
+from cometmq.remoting.limits import Limits
+from cometmq.remoting.loop import new_event_loop, run
+from cometmq.remoting.server import RemotingServer
+from cometmq.remoting.tick import Tick
+
+__all__ = [
+    "CommandError",
+    "Connection",
+    "Handler",
+    "Limits",
+    "RemotingClient",
+    "RemotingServer",
+    "Tick",
+    "new_event_loop",
+    "parse_addr",
+    "run",
+]

@@ -1,0 +1,109 @@
+"""Requests of ours that wait for the peer's answer: one table per connection and direction.
+
+The opaque numbers here are those we hand out; the peer's own requests carry its numbers, which may be equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cometmq.errors import RemotingError, RequestTimeout
+from cometmq.protocol.frame import Frame
+
+OPAQUE_MASK = 0x7FFF_FFFF
+# Deadlines closer together than this are served by one timer.
+TIMER_GRAIN_S = 0.02
+
+
+class PendingCall:
+    """One outstanding request: its future, request code and deadline on the loop's clock."""
+
+    __slots__ = ("code", "deadline", "future", "timeout_s")
+
+    def __init__(self, future: asyncio.Future[Frame], code: int, deadline: float, timeout_s: float) -> None:
+        self.future = future
+        self.code = code
+        self.deadline = deadline
+        self.timeout_s = timeout_s
+
+
+class CallTable:
+    """opaque -> pending call, with one timer for all of them."""
+
+    __slots__ = ("_loop", "_next_opaque", "_pending", "_timer", "_timer_at", "addr")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, addr: str) -> None:
+        self._loop = loop
+        self.addr = addr
+        self._pending: dict[int, PendingCall] = {}
+        self._next_opaque = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def next_opaque(self) -> int:
+        """A number that no outstanding call of this table carries."""
+        pending = self._pending
+        opaque = self._next_opaque
+        while opaque in pending:
+            opaque = (opaque + 1) & OPAQUE_MASK
+        self._next_opaque = (opaque + 1) & OPAQUE_MASK
+        return opaque
+
+    def add(self, opaque: int, code: int, timeout_s: float) -> asyncio.Future[Frame]:
+        """Register a call; its future gets the response, RequestTimeout, or what `fail_all` is given."""
+        deadline = self._loop.time() + timeout_s
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        self._pending[opaque] = PendingCall(future, code, deadline, timeout_s)
+        if self._timer is None:
+            self._arm(deadline)
+        elif deadline < self._timer_at - TIMER_GRAIN_S:
+            self._timer.cancel()
+            self._arm(deadline)
+        return future
+
+    def resolve(self, frame: Frame) -> bool:
+        """Hand a response to its caller; False if nobody waits for it (any more)."""
+        call = self._pending.pop(frame.opaque, None)
+        if call is None:
+            return False
+        if not call.future.done():
+            # The body lies in the receive buffer, which is used again before the caller runs.
+            if type(frame.body) is not bytes:
+                frame.body = bytes(frame.body)
+            call.future.set_result(frame)
+        return True
+
+    def fail_all(self, error: Callable[[int], RemotingError]) -> None:
+        """End every outstanding call with `error(request code)`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        pending, self._pending = self._pending, {}
+        for call in pending.values():
+            if not call.future.done():
+                call.future.set_exception(error(call.code))
+
+    def _arm(self, at: float) -> None:
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        earliest: float | None = None
+        expired: list[int] = []
+        for opaque, call in self._pending.items():
+            if call.deadline <= now or call.future.done():
+                expired.append(opaque)
+            elif earliest is None or call.deadline < earliest:
+                earliest = call.deadline
+        for opaque in expired:
+            call = self._pending.pop(opaque)
+            if not call.future.done():
+                call.future.set_exception(RequestTimeout(self.addr, call.code, call.timeout_s))
+        if earliest is not None:
+            self._arm(max(earliest, now + TIMER_GRAIN_S))

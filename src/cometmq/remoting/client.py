@@ -1,0 +1,162 @@
+"""The calling side: one connection per address, made when first needed and again after it was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+
+from cometmq.errors import ConnectError, RequestTimeout
+from cometmq.protocol.frame import Frame
+from cometmq.remoting.connection import Connection
+from cometmq.remoting.dispatch import Dispatcher, Handler
+from cometmq.remoting.housekeeping import ConnectionTable
+from cometmq.remoting.limits import Limits
+from cometmq.remoting.tick import Tick
+
+log = logging.getLogger(__name__)
+
+
+def parse_addr(addr: str) -> tuple[str, int]:
+    """("host", port) of "host:port" or "[v6]:port". Raises ConnectError if it is neither."""
+    host, colon, port = addr.strip().rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConnectError(addr, "an address is host:port")
+    return host.strip("[]"), int(port)
+
+
+class RemotingClient:
+    """Calls servers by "host:port". To be made inside the running loop.
+
+    handlers: requests that servers send to us (request code -> handler), as in RemotingServer.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler] | None = None,
+        *,
+        default: Handler | None = None,
+        on_open: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+        limits: Limits | None = None,
+        tick: Tick | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        scan_s: float = 1.0,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.tick = tick if tick is not None else Tick(self._loop)
+        self._dispatcher = Dispatcher(handlers or {}, default)
+        self._user_on_open = on_open
+        self._user_on_close = on_close
+        self._limits = limits if limits is not None else Limits()
+        self._ssl_context = ssl_context
+        self._table = ConnectionTable(self._loop, scan_s)
+        self._by_addr: dict[str, Connection] = {}
+        self._connecting: dict[str, asyncio.Task[Connection]] = {}
+        self._closed = False
+
+    def connection(self, addr: str) -> Connection | None:
+        """The open connection to `addr`, if there is one."""
+        connection = self._by_addr.get(addr)
+        return None if connection is None or connection.closed else connection
+
+    async def connect(self, addr: str, timeout_s: float | None = None) -> Connection:
+        """The connection to `addr`, made if need be; callers waiting for the same address share one attempt.
+
+        Raises ConnectError if it is refused, or does not come about within `timeout_s` (at most the connect
+        time-out).
+        """
+        connection = self._by_addr.get(addr)
+        if connection is not None and not connection.closed:
+            return connection
+        if self._closed:
+            raise ConnectError(addr, "the client is closed")
+        task = self._connecting.get(addr)
+        if task is None:
+            task = self._loop.create_task(self._dial(addr))
+            self._connecting[addr] = task
+            task.add_done_callback(lambda done: self._dialled(addr, done))
+        limit = self._limits.connect_timeout_s
+        wait_s = limit if timeout_s is None else min(timeout_s, limit)
+        try:
+            # Shielded: a caller that gives up must not take the attempt from the others.
+            return await asyncio.wait_for(asyncio.shield(task), wait_s)
+        except TimeoutError:
+            raise ConnectError(addr, f"no connection within {wait_s:g} s") from None
+
+    async def call(self, addr: str, frame: Frame, timeout_s: float = 3.0) -> Frame:
+        """Send a request and await its answer, connecting first if need be; `timeout_s` covers both.
+
+        Raises ConnectError (nothing was sent), SendFailed (the connection closed: the server may have got the
+        request) or RequestTimeout.
+        """
+        connection = self._by_addr.get(addr)
+        if connection is None or connection.closed:
+            begun = self._loop.time()
+            connection = await self.connect(addr, timeout_s)
+            timeout_s -= self._loop.time() - begun
+            if timeout_s <= 0:
+                raise RequestTimeout(addr, frame.code, timeout_s)
+        return await connection.request(frame, timeout_s)
+
+    async def oneway(self, addr: str, frame: Frame) -> None:
+        """Send a request that is never answered. Raises ConnectError."""
+        (await self.connect(addr)).oneway(frame)
+
+    def disconnect(self, addr: str) -> None:
+        """Close the connection to `addr`; the next call makes a new one."""
+        connection = self._by_addr.pop(addr, None)
+        if connection is not None:
+            connection.close()
+
+    async def close(self, grace_s: float = 3.0) -> None:
+        """Close all connections; outstanding calls fail. The client cannot be used any more."""
+        self._closed = True
+        for task in list(self._connecting.values()):
+            task.cancel()
+        self.tick.run_now()
+        await self._table.close_all(grace_s)
+        tasks = [*self._connecting.values(), *self._dispatcher.tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _dial(self, addr: str) -> Connection:
+        host, port = parse_addr(addr)
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                _, connection = await self._loop.create_connection(
+                    lambda: self._make_connection(addr),
+                    host,
+                    port,
+                    ssl=self._ssl_context,
+                    server_hostname=host if self._ssl_context is not None else None,
+                )
+        except TimeoutError:
+            raise ConnectError(addr, f"no connection within {self._limits.connect_timeout_s:g} s") from None
+        except OSError as error:
+            raise ConnectError(addr, error.strerror or str(error)) from error
+        return connection
+
+    def _dialled(self, addr: str, task: asyncio.Task[Connection]) -> None:
+        self._connecting.pop(addr, None)
+        if not task.cancelled():
+            task.exception()  # seen: its waiters may have given up
+
+    def _make_connection(self, addr: str) -> Connection:
+        return Connection(self._dispatcher, self.tick, self._limits, self._on_open, self._on_close, addr)
+
+    def _on_open(self, connection: Connection) -> None:
+        self._table.add(connection)
+        self._by_addr[connection.addr] = connection
+        if self._user_on_open is not None:
+            self._user_on_open(connection)
+
+    def _on_close(self, connection: Connection) -> None:
+        self._table.discard(connection)
+        if self._by_addr.get(connection.addr) is connection:
+            del self._by_addr[connection.addr]
+        if self._user_on_close is not None:
+            self._user_on_close(connection)

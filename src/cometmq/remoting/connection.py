@@ -1,0 +1,418 @@
+"""One TCP connection, either side of it: frames in, frames out, calls of ours awaiting answers.
+
+Reading. All connections of a loop read into one buffer (the loop fills and hands it over without a break), and
+frames are handled where they lie. A frame that is not complete yet leaves its beginning as `_tail`, put in front
+of the next read; one longer than TAIL_LIMIT gets a buffer of its own, which grows with what really arrived (a
+length word alone costs nothing) and is dropped with the frame.
+
+Writing. `write` queues; the tick (see tick.py) sends everything queued in one transport write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any, cast
+
+from cometmq.errors import FrameError, RemotingError, SendFailed
+from cometmq.protocol.frame import Frame, decode_frame, encode_frame
+from cometmq.remoting.calls import CallTable
+from cometmq.remoting.limits import Limits
+from cometmq.remoting.tick import Tick
+
+log = logging.getLogger(__name__)
+
+Bytes = bytes | bytearray | memoryview
+
+TAIL_LIMIT = 64 * 1024
+# Up to here queued replies are joined; larger lots are handed over as they are, without one more copy.
+JOIN_LIMIT = 64 * 1024
+MIN_PAYLOAD = 4  # the header word
+
+_length_at = struct.Struct(">I").unpack_from
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection.
+
+    state: the owner's own data. peer: the other end, "ip:port". peer_host: the same as records hold it (4 or 16
+    bytes of address, 4 of port). addr: what errors name, the dialled address on a client's side, else the peer.
+    """
+
+    __slots__ = (
+        "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_idle_since", "_limits",
+        "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_reading", "_resuming", "_scratch", "_sent_bytes",
+        "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport", "_write_paused", "addr",
+        "closed", "peer", "peer_host", "state",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        dispatch: Callable[[Connection, Frame], None],
+        tick: Tick,
+        limits: Limits,
+        on_open: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+        addr: str = "",
+    ) -> None:
+        self._dispatch = dispatch
+        self._tick = tick
+        self._limits = limits
+        self._on_open = on_open
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._calls = CallTable(self._loop, addr)
+        self._scratch = tick.scratch
+        self._tail: bytes = b""
+        self._buf: memoryview | None = None  # own buffer: bytes _start to _end are unread
+        self._start = 0
+        self._end = 0
+        self._backlog = False  # whole frames lie unread in _buf, because a callback's share was used up
+        self._reading = True
+        self._resuming = False  # _go_on is scheduled
+        self._ending = False  # nothing more is read; closes after this tick
+        self._out: list[Bytes] = []
+        self._out_bytes = 0
+        self._sent_bytes = 0  # handed to the transport so far
+        self._write_paused = False
+        self._stalled_at = 0.0
+        self._stalled_sent = 0
+        self._active = True
+        self._idle_since = self._loop.time()
+        self.closed = False
+        self.addr = addr
+        self.peer = ""
+        self.peer_host = b""
+        self.state: Any = None
+
+    # -- writing
+
+    def write(self, data: Bytes) -> None:
+        """Queue bytes of whole frames; they leave at the end of the tick. Ignored once closed.
+
+        `data` must not change afterwards: large lots are handed to the transport as they are.
+        """
+        if self.closed:
+            return
+        out = self._out
+        if not out:
+            self._tick.mark_dirty(self)
+        out.append(data)
+        self._out_bytes += len(data)
+
+    def respond(
+        self,
+        request: Frame,
+        code: int,
+        *,
+        remark: str | None = None,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"",
+    ) -> None:
+        """Answer `request` (nothing for a oneway one)."""
+        if not request.flag & 2:
+            self.write(encode_frame(request.response(code, remark, ext=ext, body=body)))
+
+    def flush(self) -> None:
+        """Send what is queued now. The tick does it; call it only before blocking work."""
+        out = self._out
+        if not out:
+            return
+        self._out = []
+        size = self._out_bytes
+        self._out_bytes = 0
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._active = True
+        self._sent_bytes += size
+        if len(out) == 1:
+            transport.write(out[0])
+        elif size <= JOIN_LIMIT:
+            transport.write(b"".join(out))
+        else:
+            transport.writelines(out)
+        if self._write_paused:
+            waiting = transport.get_write_buffer_size()
+            if waiting > self._limits.write_evict:
+                log.warning("%s does not read its answers: %d bytes wait; cut", self.peer, waiting)
+                self.abort()
+
+    # -- calls of ours
+
+    def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
+        """Number and send a request; returns the future of its answer. Raises SendFailed if closed."""
+        calls = self._calls
+        if self.closed or self._transport is None:
+            raise SendFailed(self.addr, frame.code)
+        frame.opaque = calls.next_opaque()
+        data = encode_frame(frame)
+        future = calls.add(frame.opaque, frame.code, timeout_s)
+        self.write(data)
+        return future
+
+    async def call(self, frame: Frame, timeout_s: float = 3.0) -> Frame:
+        """Send a request and await its answer. Raises RequestTimeout, or SendFailed if the connection closes."""
+        return await self.request(frame, timeout_s)
+
+    def oneway(self, frame: Frame) -> None:
+        """Send a request that is never answered. Raises SendFailed if closed."""
+        calls = self._calls
+        if self.closed or self._transport is None:
+            raise SendFailed(self.addr, frame.code)
+        frame.flag |= 2
+        frame.opaque = calls.next_opaque()
+        self.write(encode_frame(frame))
+
+    @property
+    def outstanding(self) -> int:
+        """How many calls of ours await answers."""
+        return len(self._calls)
+
+    # -- closing
+
+    def close(self) -> None:
+        """Send what is queued, then close. Outstanding calls fail."""
+        if self.closed:
+            return
+        self.flush()
+        self.closed = True
+        self._stalled_at = self._loop.time()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what is unsent is lost."""
+        self.closed = True
+        self._out.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def check(self, now: float) -> None:
+        """Housekeeping, once a second or so: close when idle, cut when the peer takes none of its answers."""
+        transport = self._transport
+        if transport is None:
+            return
+        if self.closed:  # the transport still waits for the peer to take the last answers
+            if now - self._stalled_at >= self._limits.write_stall_s:
+                transport.abort()
+            return
+        if self._write_paused:
+            taken = self._sent_bytes - transport.get_write_buffer_size()
+            if taken != self._stalled_sent:
+                self._stalled_sent = taken
+                self._stalled_at = now
+            elif now - self._stalled_at >= self._limits.write_stall_s:
+                log.warning("%s took none of its answers for %.0f s; cut", self.peer, now - self._stalled_at)
+                self.abort()
+                return
+        if self._active:
+            self._active = False
+            self._idle_since = now
+        elif now - self._idle_since >= self._limits.idle_s:
+            log.debug("%s idle for %.0f s; closed", self.peer, now - self._idle_since)
+            self.close()
+
+    # -- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The loop connected us."""
+        self._transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername")
+        self.peer, self.peer_host = describe_peer(name)
+        if not self.addr:
+            self.addr = self._calls.addr = self.peer
+        self._transport.set_write_buffer_limits(high=self._limits.write_high, low=self._limits.write_low)
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
+        """The connection is gone, whoever closed it."""
+        self.closed = True
+        self._out.clear()
+        self._buf = None
+        self._tail = b""
+        self._calls.fail_all(self._lost)
+        if self._on_close is not None:
+            try:
+                self._on_close(self)
+            except Exception:
+                log.exception("the close callback of %s failed", self.peer)
+        self._transport = None
+
+    def _lost(self, code: int) -> RemotingError:
+        return SendFailed(self.addr, code)
+
+    def eof_received(self) -> bool:
+        """The peer sends no more, but may still read: answers of this tick leave before we close."""
+        self._end_soon()
+        # A TLS transport cannot stay half open.
+        return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
+
+    def pause_writing(self) -> None:
+        """Too much is unsent: read nothing more from a peer that does not read."""
+        self._write_paused = True
+        self._stalled_at = self._loop.time()
+        self._stalled_sent = -1
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        """The peer took enough of its answers."""
+        self._write_paused = False
+        self._resume_soon()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
+        """Where the next read goes."""
+        buf = self._buf
+        if buf is not None:
+            return buf[self._end :]
+        tail = self._tail
+        if tail:
+            size = len(tail)
+            self._scratch[:size] = tail
+            return self._scratch[size:]
+        return self._scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle the frames that are complete now."""
+        self._active = True
+        if self.closed or self._ending:
+            return
+        self._tick.schedule()
+        buf = self._buf
+        if buf is None:
+            scratch = self._scratch
+            end = len(self._tail) + nbytes
+            self._keep(scratch, self._handle(scratch, 0, end), end)
+        else:
+            self._end += nbytes
+            self._keep(buf, self._handle(buf, self._start, self._end), self._end)
+
+    # -- frames
+
+    def _handle(self, buf: memoryview, pos: int, end: int) -> int:
+        """Handle the whole frames of buf[pos:end], at most a callback's share; returns where it stopped."""
+        limits = self._limits
+        max_payload = limits.max_frame - 4
+        write_high = limits.write_high
+        left = limits.frames_per_callback
+        self._backlog = False
+        while end - pos >= 4:
+            (size,) = _length_at(buf, pos)
+            stop = pos + 4 + size
+            if not MIN_PAYLOAD <= size <= max_payload:
+                self._refuse(FrameError(f"frame length {size} is not within {MIN_PAYLOAD} to {max_payload}"))
+                return end
+            if stop > end:
+                break
+            if left == 0 or self._out_bytes > write_high:
+                self._backlog = True
+                break
+            left -= 1
+            try:
+                frame = decode_frame(buf[pos + 4 : stop])
+            except FrameError as error:
+                self._refuse(error)
+                return end
+            pos = stop
+            if frame.flag & 1:
+                if not self._calls.resolve(frame):
+                    log.debug("%s answered %d, which nobody waits for", self.peer, frame.opaque)
+            else:
+                self._dispatch(self, frame)
+            if self.closed:
+                return end
+        return pos
+
+    def _keep(self, buf: memoryview, pos: int, end: int) -> None:
+        """Keep buf[pos:end], what was not handled, for the next read."""
+        rest = end - pos
+        if rest == 0 or self.closed:
+            self._tail = b""
+            self._buf = None
+            return
+        own = self._buf
+        if self._backlog:
+            if own is None:
+                self._move(buf, pos, end, rest)
+            else:
+                self._start = pos
+                self._end = end
+            self._pause_reading()
+            self._resume_soon()
+            return
+        need = 4 + _length_at(buf, pos)[0] if rest >= 4 else 4
+        if need <= TAIL_LIMIT:
+            self._tail = bytes(buf[pos:end])
+            self._buf = None
+        elif own is not None and len(own) - pos >= need:
+            self._start = pos
+            self._end = end
+        else:
+            # Grow with what came, not with what the length word promises.
+            self._move(buf, pos, end, min(need, max(TAIL_LIMIT, 4 * rest)))
+
+    def _move(self, buf: memoryview, pos: int, end: int, capacity: int) -> None:
+        grown = memoryview(bytearray(capacity))
+        rest = end - pos
+        grown[:rest] = buf[pos:end]
+        self._buf = grown
+        self._tail = b""
+        self._start = 0
+        self._end = rest
+
+    def _resume_soon(self) -> None:
+        if not self._resuming:
+            self._resuming = True
+            self._tick.schedule()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Take up reading again: first the frames that were left, then the socket."""
+        self._resuming = False
+        if self.closed or self._ending or self._write_paused:
+            return
+        if self._backlog:
+            self._tick.schedule()
+            buf = cast(memoryview, self._buf)
+            self._keep(buf, self._handle(buf, self._start, self._end), self._end)
+        transport = self._transport
+        if not self._backlog and not self._reading and transport is not None and not transport.is_closing():
+            self._reading = True
+            transport.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _refuse(self, error: FrameError) -> None:
+        """A frame nobody can read closes the connection; the requests before it are still answered."""
+        log.info("%s sent a bad frame: %s; closed", self.peer, error)
+        self._backlog = False
+        self._pause_reading()
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        """Close after this tick, whose callbacks may still answer."""
+        if not self._ending:
+            self._ending = True
+            self._tick.schedule()
+            self._loop.call_soon(self.close)
+
+
+def describe_peer(name: Any) -> tuple[str, bytes]:
+    """("ip:port", address and 4-byte port as commit-log records hold them) of a socket name."""
+    if not isinstance(name, tuple):
+        return "", b"\0" * 8
+    host, port = name[0], name[1]
+    if ":" not in host:
+        return f"{host}:{port}", socket.inet_aton(host) + port.to_bytes(4, "big")
+    packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    if packed.startswith(b"\0" * 10 + b"\xff\xff"):  # an IPv4 peer of a dual-stack socket
+        return f"{socket.inet_ntoa(packed[12:])}:{port}", packed[12:] + port.to_bytes(4, "big")
+    return f"[{host}]:{port}", packed + port.to_bytes(4, "big")

@@ -1,0 +1,124 @@
+"""From a request's code to its handler, and from what the handler did to the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from cometmq.errors import CometError, HeaderError
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame, encode_frame
+
+if TYPE_CHECKING:
+    from cometmq.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | None] | None]"
+
+
+class CommandError(CometError):
+    """Raised by a handler: the request is answered with this code and remark."""
+
+    def __init__(self, code: int, remark: str, ext: dict[str, str] | None = None) -> None:
+        super().__init__(code, remark, ext)
+        self.code = code
+        self.remark = remark
+        self.ext = ext
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.remark}"
+
+
+class LogBudget:
+    """At most `per_second` lines a second: what a peer can cause must not fill the disk."""
+
+    __slots__ = ("_left", "_per_second", "_second", "suppressed")
+
+    def __init__(self, per_second: int = 10) -> None:
+        self._per_second = per_second
+        self._second = 0
+        self._left = per_second
+        self.suppressed = 0
+
+    def take(self) -> bool:
+        """Whether one more line may be written now."""
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second = second
+            self._left = self._per_second
+        if self._left <= 0:
+            self.suppressed += 1
+            return False
+        self._left -= 1
+        return True
+
+
+class Dispatcher:
+    """Calls handlers, and turns what they return or raise into the answer."""
+
+    __slots__ = ("_budget", "_default", "_handlers", "tasks")
+
+    def __init__(self, handlers: Mapping[int, Handler], default: Handler | None = None) -> None:
+        self._handlers = dict(handlers)
+        self._default = default
+        self._budget = LogBudget()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, connection: Connection, request: Frame) -> None:
+        """Handle one request inline; an async handler goes on as a task."""
+        handler = self._handlers.get(request.code, self._default)
+        if handler is None:
+            if not request.flag & 2:
+                connection.write(encode_frame(self.unsupported(request)))
+            return
+        try:
+            answer = handler(connection, request)
+            if answer is None:
+                return
+            if not isinstance(answer, Frame):
+                self._start_task(connection, request, answer)
+                return
+            if not request.flag & 2:
+                connection.write(encode_frame(answer))
+        except Exception as error:
+            self._fail(connection, request, error)
+
+    @staticmethod
+    def unsupported(request: Frame) -> Frame:
+        """The answer to a code that nobody handles, in Apache's words (leading blank included)."""
+        return request.response(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
+        )
+
+    def _start_task(self, connection: Connection, request: Frame, answer: Awaitable[Frame | None]) -> None:
+        # The handler's own code has not begun to run yet, so it never sees the view into the receive buffer.
+        if type(request.body) is not bytes:
+            request.body = bytes(request.body)
+        task = asyncio.ensure_future(self._finish(connection, request, answer))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _finish(
+        self, connection: Connection, request: Frame, awaitable: Awaitable[Frame | None]
+    ) -> None:
+        try:
+            answer = await awaitable
+            if answer is not None and not request.flag & 2:
+                connection.write(encode_frame(answer))
+        except Exception as error:
+            self._fail(connection, request, error)
+
+    def _fail(self, connection: Connection, request: Frame, error: Exception) -> None:
+        ext: dict[str, str] | None = None
+        if isinstance(error, CommandError):
+            code, remark, ext = error.code, error.remark, error.ext
+        else:
+            code, remark = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
+            if not isinstance(error, HeaderError) and self._budget.take():
+                log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)
+        if not request.flag & 2:
+            connection.write(encode_frame(request.response(code, remark, ext=ext)))

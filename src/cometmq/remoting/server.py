@@ -1,0 +1,100 @@
+"""The listening side: accepts connections and hands their requests to handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+
+from cometmq.remoting.connection import Connection
+from cometmq.remoting.dispatch import Dispatcher, Handler
+from cometmq.remoting.housekeeping import ConnectionTable
+from cometmq.remoting.limits import Limits
+from cometmq.remoting.tick import Tick
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+
+
+class RemotingServer:
+    """Serves `handlers` (request code -> handler) on one or more addresses. Made inside the running loop.
+
+    A handler runs inline as `handler(connection, request)` and returns the response frame, or None if it answers
+    later (`connection.respond`) or never; or it is an async function, which runs as a task and gets its body as
+    bytes. What an inline handler keeps of `request.body` it must copy: the bytes are gone when it returns.
+    CommandError(code, remark) is answered so; any other exception with code 1 and "<type>: <message>".
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        *,
+        default: Handler | None = None,
+        on_open: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+        limits: Limits | None = None,
+        tick: Tick | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        scan_s: float = 1.0,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.tick = tick if tick is not None else Tick(self._loop)
+        self._dispatcher = Dispatcher(handlers, default)
+        self._user_on_open = on_open
+        self._user_on_close = on_close
+        self._limits = limits if limits is not None else Limits()
+        self._ssl_context = ssl_context
+        self._table = ConnectionTable(self._loop, scan_s)
+        self._listeners: list[asyncio.Server] = []
+
+    @property
+    def connections(self) -> set[Connection]:
+        """The open connections."""
+        return self._table.connections
+
+    def at_tick_end(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once per loop iteration that brought frames: they are handled, no reply has left."""
+        self.tick.at_end(callback)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; port 0 takes a free one. Returns the port. May be called again for another address."""
+        listener = await self._loop.create_server(
+            self._make_connection, host, port, backlog=BACKLOG, reuse_address=True, ssl=self._ssl_context
+        )
+        self._listeners.append(listener)
+        bound: int = listener.sockets[0].getsockname()[1]
+        return bound
+
+    def stop_listening(self) -> None:
+        """Accept no more connections; those that are open go on."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    async def stop(self, drain_s: float = 3.0) -> None:
+        """Stop listening, let async handlers finish for up to `drain_s`, send what is queued, close all."""
+        self.stop_listening()
+        tasks = self._dispatcher.tasks
+        if tasks:
+            await asyncio.wait(set(tasks), timeout=drain_s)
+            for task in set(tasks):
+                task.cancel()
+        self.tick.run_now()
+        await self._table.close_all(drain_s)
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _make_connection(self) -> Connection:
+        return Connection(self._dispatcher, self.tick, self._limits, self._on_open, self._on_close)
+
+    def _on_open(self, connection: Connection) -> None:
+        self._table.add(connection)
+        if self._user_on_open is not None:
+            self._user_on_open(connection)
+
+    def _on_close(self, connection: Connection) -> None:
+        self._table.discard(connection)
+        if self._user_on_close is not None:
+            self._user_on_close(connection)

@@ -1,0 +1,81 @@
+"""The end of a loop iteration: where work gathered from all connections is done once.
+
+Every connection that handled frames or has something to send asks for a tick. It runs after the reads of this
+loop iteration: first the owner's callbacks (the broker writes its records to disk and answers them), then every
+connection with queued replies sends them in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+
+SCRATCH_SIZE = 256 * 1024
+
+
+class Flushable(Protocol):
+    """A connection, as far as the tick knows it."""
+
+    def flush(self) -> None: ...
+
+
+class Tick:
+    """Runs callbacks and flushes connections once per loop iteration; servers of one broker share one.
+
+    `scratch` is the buffer that all its connections read into: a loop fills it for one and has that handled
+    before the next.
+    """
+
+    __slots__ = ("_callbacks", "_dirty", "_loop", "_scheduled", "scratch")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop if loop is not None else asyncio.get_running_loop()
+        self._callbacks: list[Callable[[], None]] = []
+        self._dirty: list[Flushable] = []
+        self._scheduled = False
+        self.scratch = memoryview(bytearray(SCRATCH_SIZE))
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Run `callback` at the end of every tick, in order of registration, before replies leave."""
+        self._callbacks.append(callback)
+
+    def remove(self, callback: Callable[[], None]) -> None:
+        """Stop running `callback`; unknown ones are ignored."""
+        self._callbacks = [known for known in self._callbacks if known != callback]
+
+    def schedule(self) -> None:
+        """Make sure that a tick ends after the current loop iteration's reads."""
+        # asyncio and uvloop run a call_soon callback only after all I/O callbacks of the current iteration.
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def mark_dirty(self, connection: Flushable) -> None:
+        """Flush `connection` at the end of this tick."""
+        self._dirty.append(connection)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def run_now(self) -> None:
+        """End a tick here and now, before the loop would: callbacks run, replies leave."""
+        self._run()
+
+    def _run(self) -> None:
+        for callback in self._callbacks:
+            try:
+                callback()
+            except Exception:
+                log.exception("a callback at the end of the tick failed")
+        dirty = self._dirty
+        self._dirty = []
+        for connection in dirty:
+            connection.flush()
+        self._scheduled = False
+        if self._dirty:  # written while others were flushed, by a close callback for instance
+            self.schedule()
