@@ -1,0 +1,227 @@
+"""Apache RocketMQ's own name server and broker as processes on 127.0.0.1, in any version jars.py fetches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.interop import wire
+from tests.interop.jars import java_tool, server_jars
+from tests.interop.processes import OPENED, Process, broker_port, free_port, launcher_classes
+
+LOGBACK = """<configuration><statusListener class="ch.qos.logback.core.status.NopStatusListener"/>
+<appender name="out" class="ch.qos.logback.core.ConsoleAppender">
+<encoder><pattern>%d %-5p %c - %m%n</pattern></encoder></appender>
+<root level="WARN"><appender-ref ref="out"/></root></configuration>
+"""
+SMALL_STORE = {
+    "mapedFileSizeCommitLog": str(64 * 1024 * 1024),
+    "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
+    "mapedFileSizeConsumeQueue": str(3000 * 20),
+    "mappedFileSizeConsumeQueue": str(3000 * 20),
+    "maxHashSlotNum": "50000",
+    "maxIndexNum": "200000",
+}
+"""The file sizes that our standalone server writes into its broker.conf. 4.9 spells two keys with one p."""
+
+
+class ApacheServer:
+    """A main class of RocketMQ's server jars, run with our JVM flags and RocketMQ's settings file."""
+
+    def __init__(
+        self,
+        name: str,
+        main_class: str,
+        version: str,
+        directory: Path,
+        settings: dict[str, str],
+        jvm: list[str],
+    ) -> None:
+        self.version = version
+        self.directory = directory
+        conf = directory / "conf"
+        conf.mkdir(parents=True, exist_ok=True)
+        for part in ("broker", "namesrv", "tools", "controller"):
+            (conf / f"logback_{part}.xml").write_text(LOGBACK)
+            (conf / f"rmq.{part}.logback.xml").write_text(LOGBACK)
+        settings_file = conf / f"{name}.conf"
+        settings_file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        command = [
+            java_tool("java"),
+            *jvm,
+            *_common_flags(directory),
+            f"-Drmq.logback.configurationFile={conf / f'rmq.{name}.logback.xml'}",
+            "-cp",
+            class_path(version),
+            "ServerLauncher",
+            main_class,
+            "-c",
+            str(settings_file),
+        ]
+        self.process = Process(
+            f"Apache {version} {name}",
+            command,
+            directory / f"{name}.log",
+            cwd=directory,
+            env={"ROCKETMQ_HOME": str(directory)},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self) -> int:
+        return self.process.stop()
+
+    def kill(self) -> int:
+        return self.process.kill()
+
+
+class ApacheNamesrv(ApacheServer):
+    def __init__(
+        self, version: str, directory: Path, *, port: int = 0, jvm: list[str] | None = None, wait: bool = True
+    ) -> None:
+        self.port = port or free_port()
+        settings = {
+            "listenPort": str(self.port),
+            "kvConfigPath": str(directory / "namesrv" / "kvConfig.json"),
+            "configStorePath": str(directory / "namesrv" / "namesrv.properties"),
+        }
+        flags = jvm if jvm is not None else ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC"]
+        super().__init__(
+            "namesrv", "org.apache.rocketmq.namesrv.NamesrvStartup", version, directory, settings, flags
+        )
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        self.process.wait_ready("name server listening", lambda: wire.listens(self.port))
+
+
+class ApacheBroker(ApacheServer):
+    """A broker with its store in ``store`` (default ``directory/store``); ``settings`` override all else."""
+
+    def __init__(
+        self,
+        version: str,
+        directory: Path,
+        namesrv: str,
+        *,
+        name: str = "broker-a",
+        port: int = 0,
+        store: Path | None = None,
+        settings: dict[str, str] | None = None,
+        jvm: list[str] | None = None,
+        wait: bool = True,
+    ) -> None:
+        self.port = port or broker_port()
+        self.name = name
+        self.store = store or directory / "store"
+        self.namesrv_port = int(namesrv.split(";")[0].rsplit(":", 1)[1])
+        merged = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": name,
+            "brokerId": "0",
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "listenPort": str(self.port),
+            "haListenPort": str(self.port + 1),
+            "namesrvAddr": namesrv,
+            "storePathRootDir": str(self.store),
+            "storePathCommitLog": str(self.store / "commitlog"),
+            "diskMaxUsedSpaceRatio": "95",
+            "waitTimeMillsInSendQueue": "10000",  # the default 200 ms refuses sends while a JVM warms up
+            "osPageCacheBusyTimeOutMills": "10000",
+            **SMALL_STORE,
+            **(settings or {}),
+        }
+        flags = jvm if jvm is not None else ["-Xms256m", "-Xmx768m", "-XX:+UseSerialGC"]
+        super().__init__(
+            "broker", "org.apache.rocketmq.broker.BrokerStartup", version, directory, merged, flags
+        )
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        self.process.wait_ready("broker listening", lambda: wire.listens(self.port))
+        self.process.wait_ready("broker registered", lambda: wire.knows_broker(self.namesrv_port, self.name))
+
+
+class ApacheCluster:
+    """One name server and one broker of a version; ``namesrv`` is the address that clients want."""
+
+    def __init__(
+        self,
+        version: str,
+        directory: Path,
+        *,
+        settings: dict[str, str] | None = None,
+        jvm: list[str] | None = None,
+    ) -> None:
+        self.version = version
+        self.directory = directory
+        self.name_server = ApacheNamesrv(version, directory)
+        try:
+            self.broker = ApacheBroker(version, directory, self.namesrv, settings=settings, jvm=jvm)
+        except BaseException:
+            self.name_server.kill()
+            raise
+
+    @property
+    def namesrv(self) -> str:
+        return f"127.0.0.1:{self.name_server.port}"
+
+    @property
+    def broker_addr(self) -> str:
+        return f"127.0.0.1:{self.broker.port}"
+
+    def stop(self) -> None:
+        """The orderly end, which takes Apache's broker about ten seconds."""
+        self.broker.stop()
+        self.name_server.stop()
+
+    def kill(self) -> None:
+        self.broker.kill()
+        self.name_server.kill()
+
+
+def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 60.0) -> str:
+    """Run one command of Apache's mqadmin; returns all it printed, since it seldom sets an exit code."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [
+        java_tool("java"),
+        "-Xmx256m",
+        "-XX:TieredStopAtLevel=1",
+        *_common_flags(directory),
+        "-cp",
+        class_path(version),
+        "org.apache.rocketmq.tools.command.MQAdminStartup",
+        *arguments,
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=directory,
+        env={**os.environ, "ROCKETMQ_HOME": str(directory)},
+    )
+    return done.stdout + done.stderr
+
+
+def class_path(version: str) -> str:
+    return os.pathsep.join(map(str, [launcher_classes(), *server_jars(version)]))
+
+
+def _common_flags(directory: Path) -> list[str]:
+    return [
+        *OPENED,
+        "-Xshare:auto",
+        "-XX:-UsePerfData",
+        f"-Duser.home={directory}",
+        f"-Drocketmq.home.dir={directory}",
+        "-Djava.net.preferIPv4Stack=true",
+        "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99",
+        "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
+    ]

@@ -1,0 +1,178 @@
+"""Python's end of the Java driver (java/driver): Apache's Java client as a remote-controlled process."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from tests.interop.jars import client_jars, java_tool
+from tests.interop.processes import OPENED, Process, ProcessError, driver_classes
+
+Json = dict[str, Any]
+
+
+class JavaError(Exception):
+    """What the Java client threw: simple class name, message and RocketMQ's response code (-1 if none)."""
+
+    def __init__(self, error: str, message: str, code: int) -> None:
+        super().__init__(error, message, code)
+        self.error = error
+        self.message = message
+        self.code = code
+
+
+def message(
+    topic: str,
+    body: bytes,
+    *,
+    tags: str | None = None,
+    keys: str | None = None,
+    delay: int = 0,
+    flag: int = 0,
+    properties: dict[str, str] | None = None,
+    wait: bool | None = None,
+) -> Json:
+    """A message for :meth:`Driver.send`."""
+    out: Json = {
+        "topic": topic,
+        "body": base64.b64encode(body).decode(),
+        "delay": delay,
+        "flag": flag,
+        "properties": properties or {},
+    }
+    for name, value in (("tags", tags), ("keys", keys), ("wait", wait)):
+        if value is not None:
+            out[name] = value
+    return out
+
+
+def body_of(received: Json) -> bytes:
+    return base64.b64decode(received["body"])
+
+
+class Driver:
+    """A JVM with Apache's client of one version. Every call blocks until the JVM has answered.
+
+    What push consumers report is kept per consumer, in order of arrival, for :meth:`delivered` and
+    :meth:`wait_delivered`.
+    """
+
+    def __init__(self, version: str, directory: Path, *, jvm: list[str] | None = None) -> None:
+        self.version = version
+        directory.mkdir(parents=True, exist_ok=True)
+        jars = client_jars(version)
+        class_path = os.pathsep.join(map(str, [driver_classes(jars), *jars]))
+        flags = jvm if jvm is not None else ["-Xmx512m", "-XX:+UseSerialGC"]
+        command = [
+            java_tool("java"),
+            *flags,
+            *OPENED,
+            "-XX:-UsePerfData",
+            "-Djava.net.preferIPv4Stack=true",
+            f"-Duser.home={directory}",
+            f"-Drocketmq.client.logRoot={directory / 'logs'}",
+            f"-Drocketmq.client.localOffsetStoreDir={directory / 'offsets'}",
+            "-cp",
+            class_path,
+            "Driver",
+        ]
+        self.process = Process(
+            f"Java client {version}", command, directory / "driver.log", cwd=directory, stdout=subprocess.PIPE
+        )
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, Future[Any]] = {}
+        self._changed = threading.Condition()
+        self._delivered: dict[str, list[Json]] = defaultdict(list)
+        self._reader = threading.Thread(target=self._read, name=f"java-{version}", daemon=True)
+        self._reader.start()
+        self.call("ping")
+
+    def call(self, op: str, *, answer_within_s: float = 120.0, **arguments: Any) -> Any:
+        """Run one command; JavaError carries what the client threw, ProcessError says the JVM is gone."""
+        return self.start(op, **arguments).result(answer_within_s)
+
+    def start(self, op: str, **arguments: Any) -> Future[Any]:
+        """Send one command without waiting for its answer."""
+        number = next(self._ids)
+        future: Future[Any] = Future()
+        line = json.dumps({"id": number, "op": op, **arguments}) + "\n"
+        stdin = self.process.popen.stdin
+        assert stdin is not None
+        with self._changed:
+            self._waiting[number] = future
+            try:
+                stdin.write(line.encode())
+                stdin.flush()
+            except (BrokenPipeError, ValueError):
+                raise ProcessError(f"{self.process.name} is gone:\n{self.process.log_tail()}") from None
+        return future
+
+    def _read(self) -> None:
+        stdout = self.process.popen.stdout
+        assert stdout is not None
+        for raw in stdout:
+            line = json.loads(raw)
+            if "event" in line:
+                with self._changed:
+                    for each in line["messages"]:
+                        self._delivered[line["consumer"]].append({**each, "failed": line["failed"]})
+                    self._changed.notify_all()
+                continue
+            with self._changed:
+                future = self._waiting.pop(line["id"])
+            if line["ok"]:
+                future.set_result(line["result"])
+            else:
+                future.set_exception(JavaError(line["error"], line["message"], line["code"]))
+        stdout.close()
+        with self._changed:
+            left, self._waiting = self._waiting, {}
+            self._changed.notify_all()
+        for future in left.values():
+            future.set_exception(ProcessError(f"{self.process.name} ended in the middle of a command"))
+
+    def delivered(self, consumer: str) -> list[Json]:
+        """Every delivery to a push consumer so far, redeliveries and failed ones (``failed``) included."""
+        with self._changed:
+            return list(self._delivered[consumer])
+
+    def wait_delivered(
+        self, consumer: str, enough: int | Callable[[list[Json]], object], timeout_s: float = 60.0
+    ) -> list[Json]:
+        """Wait for a number of deliveries or a condition over them; AssertionError when they stay out."""
+        check = enough if callable(enough) else lambda got: len(got) >= enough
+        with self._changed:
+            if not self._changed.wait_for(lambda: check(self._delivered[consumer]), timeout_s):
+                got = self._delivered[consumer]
+                count = len(got)
+                raise AssertionError(f"{consumer}: {count} deliveries in {timeout_s:g} s, wanted {enough}")
+            return list(self._delivered[consumer])
+
+    def send(self, producer: str, messages: list[Json], mode: str = "sync", **arguments: Any) -> list[Json]:
+        result: list[Json] = self.call("send", name=producer, mode=mode, messages=messages, **arguments)
+        return result
+
+    def stop(self) -> None:
+        """Close standard input, which ends the JVM, and wait for it."""
+        stdin = self.process.popen.stdin
+        if stdin is not None and self.process.running:
+            stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.popen.wait(10)
+        self.process.stop(10)
+        self._reader.join(10)
+
+    def kill(self) -> None:
+        """kill -9: the consumers and producers in it die without a goodbye to any broker."""
+        self.process.kill()
+        self._reader.join(10)

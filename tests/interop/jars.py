@@ -1,0 +1,149 @@
+"""Apache RocketMQ's jars, fetched by coordinates through the Ivy that PySpark brings.
+
+Nothing of Apache's lies in this repository: what a test needs is resolved with its transitive dependencies
+into a cache outside the tree (``COMETMQ_TEST_CACHE``, else ``cometmq-tests`` under ``$XDG_CACHE_HOME`` or
+``~/.cache``) and kept there, so only the first run on a machine needs a registry. Ivy's default resolvers are
+used; a machine that wants others names an Ivy settings file in ``COMETMQ_IVY_SETTINGS``, and proxies
+come from the usual environment variables. A missing tool or an unreachable registry raises
+:class:`ToolMissingError` or :class:`FetchError`: interoperability tests never skip themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+GROUP = "org.apache.rocketmq"
+SERVER_VERSIONS = ("4.9.7", "5.5.0")
+CLIENT_VERSIONS = ("4.9.8", "5.5.0")
+FETCH_ATTEMPTS = 3
+FETCH_TIMEOUT_S = 600
+
+
+class ToolMissingError(Exception):
+    """A program that these tests cannot do without is not on this machine."""
+
+
+class FetchError(Exception):
+    """The registry gave no usable answer after all attempts; the text ends with Ivy's own report."""
+
+
+def java_tool(name: str) -> str:
+    """Path of ``java`` or ``javac``: from JAVA_HOME if that is set, else from PATH."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(name, path=str(Path(home, "bin"))) if home else None
+    found = found or shutil.which(name)
+    if found is None:
+        raise ToolMissingError(f"{name} is needed to run Apache RocketMQ: install a JDK 17 or newer")
+    return found
+
+
+def cache_dir() -> Path:
+    named = os.environ.get("COMETMQ_TEST_CACHE")
+    if named:
+        path = Path(named)
+    else:
+        base = os.environ.get("XDG_CACHE_HOME")
+        path = (Path(base) if base else Path.home() / ".cache") / "cometmq-tests"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[Path]:
+    """Hold the cache's lock ``name`` over several processes; yields the cache directory."""
+    directory = cache_dir()
+    with open(directory / f"{name}.lock", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield directory
+
+
+def server_jars(version: str) -> list[Path]:
+    """Class path of Apache's name server, broker and admin tools of one version."""
+    return resolve([(f"rocketmq-{part}", version) for part in ("namesrv", "broker", "tools")])
+
+
+def client_jars(version: str) -> list[Path]:
+    """Class path of Apache's Java client of one version."""
+    return resolve([("rocketmq-client", version)])
+
+
+def resolve(modules: list[tuple[str, str]]) -> list[Path]:
+    """Jars of the given (artifact, version) pairs of RocketMQ with everything they need at run time."""
+    key = hashlib.sha256(json.dumps(modules).encode()).hexdigest()[:16]
+    with locked("ivy") as directory:
+        remembered = directory / f"classpath-{key}.json"
+        if remembered.exists():
+            jars = [Path(name) for name in json.loads(remembered.read_text())]
+            if jars and all(jar.exists() for jar in jars):
+                return jars
+        jars = _fetch(directory, key, modules)
+        remembered.write_text(json.dumps([str(jar) for jar in jars], indent=1))
+        return jars
+
+
+def _fetch(directory: Path, key: str, modules: list[tuple[str, str]]) -> list[Path]:
+    wanted = directory / f"ivy-{key}.xml"
+    found = directory / f"ivy-{key}.path"
+    dependencies = "".join(
+        f'<dependency org="{GROUP}" name="{name}" rev="{version}" conf="default"/>'
+        for name, version in modules
+    )
+    wanted.write_text(
+        f'<ivy-module version="2.0"><info organisation="cometmq" module="interop-{key}"/>'
+        f"<dependencies>{dependencies}</dependencies></ivy-module>"
+    )
+    command = [java_tool("java"), *_proxy_options(), "-jar", str(_ivy_jar())]
+    settings = os.environ.get("COMETMQ_IVY_SETTINGS")
+    if settings:
+        command += ["-settings", settings]
+    command += ["-cache", str(directory / "ivy"), "-ivy", str(wanted), "-cachepath", str(found), "-warn"]
+    report = ""
+    for attempt in range(FETCH_ATTEMPTS):
+        found.unlink(missing_ok=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, cwd=directory)
+        jars = [Path(name) for name in found.read_text().strip().split(os.pathsep)] if found.exists() else []
+        present = {jar.name for jar in jars if jar.exists()}
+        if done.returncode == 0 and all(f"{name}-{version}.jar" in present for name, version in modules):
+            return jars
+        report = done.stdout[-4000:] + done.stderr[-2000:]
+        time.sleep(2 * attempt)  # a registry under load is given a moment
+    names = ", ".join(f"{GROUP}:{name}:{version}" for name, version in modules)
+    raise FetchError(f"{names} could not be fetched in {FETCH_ATTEMPTS} attempts:\n{report}")
+
+
+def _ivy_jar() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ToolMissingError("pyspark is needed for the Ivy jar it brings: pip install 'cometmq[test]'")
+    jars = sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
+    if not jars:
+        raise ToolMissingError(f"no ivy-*.jar beside {spec.origin}: is this a full PySpark?")
+    return jars[-1]
+
+
+def _proxy_options() -> list[str]:
+    """Java does not read the proxy variables that every other tool reads."""
+    options = []
+    for scheme, url in urllib.request.getproxies().items():
+        parts = urllib.parse.urlsplit(url)
+        if scheme in ("http", "https") and parts.hostname:
+            options.append(f"-D{scheme}.proxyHost={parts.hostname}")
+            options.append(f"-D{scheme}.proxyPort={parts.port or 80}")
+    exempt = urllib.request.getproxies().get("no")
+    if exempt:
+        names = exempt.replace(" ", "").split(",")
+        hosts = ["*" + name if name.startswith(".") else name for name in names]
+        options.append("-Dhttp.nonProxyHosts=" + "|".join(hosts))
+    return options

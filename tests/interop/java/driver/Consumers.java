@@ -1,0 +1,203 @@
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/** Commands on push, pull and lite pull consumers. Push consumers report each message as an event. */
+@SuppressWarnings("deprecation")
+final class Consumers {
+    private final Map<String, DefaultMQPushConsumer> push = new ConcurrentHashMap<>();
+    private final Map<String, DefaultMQPullConsumer> pull = new ConcurrentHashMap<>();
+    private final Map<String, DefaultLitePullConsumer> lite = new ConcurrentHashMap<>();
+
+    Object pushStart(Args args) throws Exception {
+        String name = args.text("name");
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args.text("group"));
+        consumer.setNamesrvAddr(args.text("namesrv"));
+        consumer.setInstanceName(name + "-" + System.nanoTime());
+        consumer.setVipChannelEnabled(args.flag("vip", false));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
+        consumer.setConsumeThreadMin(args.number("threads", 4));
+        consumer.setConsumeThreadMax(args.number("threads", 4));
+        consumer.setConsumeMessageBatchMaxSize(args.number("consumeBatch", 1));
+        consumer.setPullBatchSize(args.number("pullBatch", 32));
+        consumer.setMaxReconsumeTimes(args.number("maxReconsumeTimes", -1));
+        consumer.setSuspendCurrentQueueTimeMillis(args.big("suspendMillis", 200));
+        if (args.flag("broadcasting", false)) {
+            broadcast(consumer);
+        }
+        for (Map.Entry<String, Object> each : args.map("topics").entrySet()) {
+            consumer.subscribe(each.getKey(), String.valueOf(each.getValue()));
+        }
+        if (args.flag("orderly", false)) {
+            consumer.registerMessageListener(orderly(name, args));
+        } else {
+            consumer.registerMessageListener(concurrent(name, args));
+        }
+        push.put(name, consumer);
+        consumer.start();
+        return "started";
+    }
+
+    /** The two client versions keep the enumeration in different packages. */
+    private static void broadcast(DefaultMQPushConsumer consumer) throws ReflectiveOperationException {
+        for (var method : DefaultMQPushConsumer.class.getMethods()) {
+            if (method.getName().equals("setMessageModel")) {
+                for (Object model : method.getParameterTypes()[0].getEnumConstants()) {
+                    if (model.toString().equals("BROADCASTING")) {
+                        method.invoke(consumer, model);
+                    }
+                }
+            }
+        }
+    }
+
+    /** Fails each message until it has been delivered {@code failTimes} + 1 times. */
+    private static MessageListenerConcurrently concurrent(String name, Args args) {
+        int failTimes = args.number("failTimes", 0);
+        int delayLevel = args.number("failDelayLevel", 0);
+        long sleepMillis = args.big("sleepMillis", 0);
+        return (List<MessageExt> messages, ConsumeConcurrentlyContext context) -> {
+            boolean fails = messages.stream().anyMatch(each -> each.getReconsumeTimes() < failTimes);
+            sleep(sleepMillis);
+            report(name, messages, fails);
+            if (fails) {
+                context.setDelayLevelWhenNextConsume(delayLevel);
+                return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        };
+    }
+
+    private static MessageListenerOrderly orderly(String name, Args args) {
+        int failTimes = args.number("failTimes", 0);
+        long sleepMillis = args.big("sleepMillis", 0);
+        Map<String, AtomicInteger> tries = new ConcurrentHashMap<>();
+        return (messages, context) -> {
+            boolean fails = messages.stream().anyMatch(
+                each -> tries.computeIfAbsent(each.getMsgId(), id -> new AtomicInteger()).getAndIncrement() < failTimes);
+            sleep(sleepMillis);
+            report(name, messages, fails);
+            return fails ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
+        };
+    }
+
+    private static void sleep(long millis) {
+        if (millis > 0) {
+            try {
+                Thread.sleep(millis);
+            } catch (InterruptedException stop) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+
+    private static void report(String name, List<MessageExt> messages, boolean failed) {
+        Map<String, Object> event = new LinkedHashMap<>();
+        event.put("event", "messages");
+        event.put("consumer", name);
+        event.put("failed", failed);
+        event.put("messages", Messages.writeAll(messages));
+        Driver.emit(event);
+    }
+
+    Object pushStop(Args args) {
+        push.remove(args.text("name")).shutdown();
+        return "stopped";
+    }
+
+    /** Queues that the rebalance has given to this consumer just now. */
+    Object pushQueues(Args args) {
+        List<Object> out = new ArrayList<>();
+        push.get(args.text("name")).getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
+            .keySet().forEach(queue -> out.add(Messages.write(queue)));
+        return out;
+    }
+
+    Object pullStart(Args args) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(args.text("group"));
+        consumer.setNamesrvAddr(args.text("namesrv"));
+        consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
+        consumer.setVipChannelEnabled(args.flag("vip", false));
+        pull.put(args.text("name"), consumer);
+        consumer.start();
+        return "started";
+    }
+
+    Object pullStop(Args args) {
+        pull.remove(args.text("name")).shutdown();
+        return "stopped";
+    }
+
+    Object pull(Args args) throws Exception {
+        DefaultMQPullConsumer consumer = pull.get(args.text("name"));
+        MessageQueue queue = Messages.queue(Args.of(args.map("queue")));
+        String expression = args.text("expression", "*");
+        PullResult found = args.flag("block", false)
+            ? consumer.pullBlockIfNotFound(queue, expression, args.big("offset", 0), args.number("max", 32))
+            : consumer.pull(queue, expression, args.big("offset", 0), args.number("max", 32));
+        Map<String, Object> out = new LinkedHashMap<>();
+        out.put("status", found.getPullStatus().name());
+        out.put("next", found.getNextBeginOffset());
+        out.put("min", found.getMinOffset());
+        out.put("max", found.getMaxOffset());
+        out.put("messages", Messages.writeAll(found.getMsgFoundList()));
+        return out;
+    }
+
+    Object offsetUpdate(Args args) throws Exception {
+        DefaultMQPullConsumer consumer = pull.get(args.text("name"));
+        MessageQueue queue = Messages.queue(Args.of(args.map("queue")));
+        consumer.getDefaultMQPullConsumerImpl().getOffsetStore()
+            .updateConsumeOffsetToBroker(queue, args.big("offset", 0), false);
+        return "updated";
+    }
+
+    Object offsetFetch(Args args) throws Exception {
+        return pull.get(args.text("name")).fetchConsumeOffset(Messages.queue(Args.of(args.map("queue"))), true);
+    }
+
+    Object liteStart(Args args) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(args.text("group"));
+        consumer.setNamesrvAddr(args.text("namesrv"));
+        consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
+        consumer.setVipChannelEnabled(args.flag("vip", false));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
+        consumer.setAutoCommit(args.flag("autoCommit", true));
+        consumer.setPullBatchSize(args.number("pullBatch", 10));
+        for (Map.Entry<String, Object> each : args.map("topics").entrySet()) {
+            consumer.subscribe(each.getKey(), String.valueOf(each.getValue()));
+        }
+        lite.put(args.text("name"), consumer);
+        consumer.start();
+        return "started";
+    }
+
+    Object liteStop(Args args) {
+        lite.remove(args.text("name")).shutdown();
+        return "stopped";
+    }
+
+    Object litePoll(Args args) {
+        return Messages.writeAll(lite.get(args.text("name")).poll(args.big("timeout", 3000)));
+    }
+
+    Object liteCommit(Args args) {
+        lite.get(args.text("name")).commitSync();
+        return "committed";
+    }
+}

@@ -1,0 +1,174 @@
+"""Java processes of the interoperability tests: compiling our sources, starting, watching and ending them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from tests.interop.jars import java_tool, locked
+
+T = TypeVar("T")
+HERE = Path(__file__).parent
+OPENED = [
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+]
+"""What RocketMQ's classes (written for Java 8) reach into and Java 17 closes."""
+
+
+class ProcessError(Exception):
+    """A process ended or stayed silent; the text carries the end of its output."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def broker_port() -> int:
+    """A port P for a broker, P-2 and P+1 free beside it, below the range of outgoing connections."""
+    for _ in range(200):
+        port = random.randrange(15_000, 32_000)
+        if all(_is_free(each) for each in (port - 2, port, port + 1)):
+            return port
+    raise ProcessError("no three free ports found between 15000 and 32000")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def wait_until(what: str, check: Callable[[], T], timeout_s: float = 30.0, every_s: float = 0.05) -> T:
+    """Poll ``check`` until it returns something true, and return that; AssertionError when time is up."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = check()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(every_s)
+
+
+def compiled(name: str, sources: Sequence[Path], class_path: Sequence[Path]) -> Path:
+    """Directory of the classes made from our Java sources, compiled once per content and class path."""
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.name.encode() + source.read_bytes())
+    digest.update(os.pathsep.join(map(str, class_path)).encode())
+    with locked("javac") as directory:
+        target = directory / f"classes-{name}-{digest.hexdigest()[:16]}"
+        if target.exists():
+            return target
+        making = directory / f"making-{name}"
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir()
+        command = [java_tool("javac"), "-nowarn", "-Xlint:-options", "-d", str(making)]
+        if class_path:
+            command += ["-cp", os.pathsep.join(map(str, class_path))]
+        done = subprocess.run(
+            command + [str(each) for each in sources], capture_output=True, text=True, timeout=300
+        )
+        if done.returncode != 0:
+            raise ProcessError(f"javac refused {name}:\n{done.stdout}{done.stderr}")
+        making.rename(target)
+        return target
+
+
+def launcher_classes() -> Path:
+    return compiled("launcher", sorted((HERE / "java" / "launcher").glob("*.java")), [])
+
+
+def driver_classes(jars: Sequence[Path]) -> Path:
+    return compiled("driver", sorted((HERE / "java" / "driver").glob("*.java")), jars)
+
+
+class Process:
+    """A child process, its output in a file. Its standard input stays open: the end of it ends the child."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        stdout: int | None = None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._output = open(log, "ab")  # noqa: SIM115 -- lives as long as the process
+        self.popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=stdout if stdout is not None else self._output,
+            stderr=self._output,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    def log_tail(self, size: int = 4000) -> str:
+        return self.log.read_bytes()[-size:].decode(errors="replace")
+
+    def wait_ready(self, what: str, check: Callable[[], object], timeout_s: float = 60.0) -> None:
+        """Poll ``check`` until it is true; ProcessError if the process ends or time is up first."""
+        deadline = time.monotonic() + timeout_s
+        while not check():
+            if not self.running:
+                raise ProcessError(f"{self.name} ended with {self.popen.returncode}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise ProcessError(f"{self.name}: {what} not within {timeout_s:g} s:\n{self.log_tail()}")
+            time.sleep(0.05)
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM and wait for the orderly end; SIGKILL when that takes too long. Returns the exit code."""
+        if self.running:
+            self.popen.terminate()
+        try:
+            self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        return self._closed()
+
+    def kill(self) -> int:
+        """kill -9: no shutdown hook runs, no buffer is flushed by the process."""
+        self.popen.kill()
+        self.popen.wait()
+        return self._closed()
+
+    def _closed(self) -> int:
+        if self.popen.stdin is not None:
+            try:
+                self.popen.stdin.close()
+            except BrokenPipeError:
+                pass  # the child is gone with an unsent line in the pipe
+        self._output.close()
+        return self.popen.returncode
