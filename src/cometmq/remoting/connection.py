@@ -1,9 +1,9 @@
 """One TCP connection, either side of it: frames in, frames out, calls of ours awaiting answers.
 
-Reading. All connections of a loop read into one buffer (the loop fills and hands it over without a break), and
-frames are handled where they lie. A frame that is not complete yet leaves its beginning as `_tail`, put in front
-of the next read; one longer than TAIL_LIMIT gets a buffer of its own, which grows with what really arrived (a
-length word alone costs nothing) and is dropped with the frame.
+Reading. All connections of a loop read into one buffer (the loop fills and hands it over without a break),
+and frames are handled where they lie. A frame that is not complete yet leaves its beginning as `_tail`, put
+in front of the next read; one longer than TAIL_LIMIT gets a buffer of its own, which grows with what really
+arrived (a length word alone costs nothing) and is dropped with the frame.
 
 Writing. `write` queues; the tick (see tick.py) sends everything queued in one transport write.
 """
@@ -38,15 +38,16 @@ _length_at = struct.Struct(">I").unpack_from
 class Connection(asyncio.BufferedProtocol):
     """A connection.
 
-    state: the owner's own data. peer: the other end, "ip:port". peer_host: the same as records hold it (4 or 16
-    bytes of address, 4 of port). addr: what errors name, the dialled address on a client's side, else the peer.
+    state: the owner's own data. peer: the other end, "ip:port". peer_host: the same as records hold it (4
+    or 16 bytes of address, 4 of port). addr: what errors name, the dialled address on a client's side, else
+    the peer.
     """
 
     __slots__ = (
         "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_idle_since", "_limits",
-        "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_reading", "_resuming", "_scratch", "_sent_bytes",
-        "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport", "_write_paused", "addr",
-        "closed", "peer", "peer_host", "state",
+        "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_reading", "_resuming", "_scratch",
+        "_sent_bytes", "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport",
+        "_write_paused", "addr", "closed", "peer", "peer_host", "state",
     )  # fmt: skip
 
     def __init__(
@@ -156,7 +157,7 @@ class Connection(asyncio.BufferedProtocol):
         return future
 
     async def call(self, frame: Frame, timeout_s: float = 3.0) -> Frame:
-        """Send a request and await its answer. Raises RequestTimeout, or SendFailed if the connection closes."""
+        """Send a request and await its answer. Raises RequestTimeout; SendFailed if the connection closes."""
         return await self.request(frame, timeout_s)
 
     def oneway(self, frame: Frame) -> None:

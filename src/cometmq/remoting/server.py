@@ -21,10 +21,11 @@ BACKLOG = 1024
 class RemotingServer:
     """Serves `handlers` (request code -> handler) on one or more addresses. Made inside the running loop.
 
-    A handler runs inline as `handler(connection, request)` and returns the response frame, or None if it answers
-    later (`connection.respond`) or never; or it is an async function, which runs as a task and gets its body as
-    bytes. What an inline handler keeps of `request.body` it must copy: the bytes are gone when it returns.
-    CommandError(code, remark) is answered so; any other exception with code 1 and "<type>: <message>".
+    A handler runs inline as `handler(connection, request)` and returns the response frame, or None if it
+    answers later (`connection.respond`) or never; or it is an async function, which runs as a task and gets
+    its body as bytes. What an inline handler keeps of `request.body` it must copy: the bytes are gone when
+    it returns. CommandError(code, remark) is answered so; any other exception with code 1 and "<type>:
+    <message>".
     """
 
     def __init__(

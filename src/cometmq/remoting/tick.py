@@ -1,8 +1,8 @@
 """The end of a loop iteration: where work gathered from all connections is done once.
 
 Every connection that handled frames or has something to send asks for a tick. It runs after the reads of this
-loop iteration: first the owner's callbacks (the broker writes its records to disk and answers them), then every
-connection with queued replies sends them in one write.
+loop iteration: first the owner's callbacks (the broker writes its records to disk and answers them), then
+every connection with queued replies sends them in one write.
 """
 
 from __future__ import annotations
