@@ -1,0 +1,346 @@
+"""RemotingClient against our server and against plain sockets that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from cometmq.errors import ConnectError, RequestTimeout, SendFailed
+from cometmq.protocol.frame import Frame
+from tests.remoting.peers import RawPeer, raw_frame, soon, until
+
+from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer, parse_addr
+
+ECHO, LATER, NOTIFY = 1, 2, 40
+
+
+def echo(connection: Connection, request: Frame) -> Frame:
+    return request.response(0, body=bytes(request.body))
+
+
+@contextlib.asynccontextmanager
+async def client_and_server(
+    handlers: dict[int, Any], calling: dict[int, Any] | None = None, **client_options: Any
+) -> AsyncIterator[tuple[RemotingClient, RemotingServer, str]]:
+    server = RemotingServer(handlers)
+    port = await server.start("127.0.0.1", 0)
+    client = RemotingClient(calling, **client_options)
+    try:
+        yield client, server, f"127.0.0.1:{port}"
+    finally:
+        await client.close(1)
+        await server.stop(1)
+
+
+@contextlib.asynccontextmanager
+async def plain_server(script: Callable[[RawPeer], Awaitable[None]]) -> AsyncIterator[str]:
+    """A listening socket that runs `script` on its connections."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raw = RawPeer(reader, writer)
+        try:
+            await script(raw)
+        finally:
+            await raw.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        listener.close()
+        await listener.wait_closed()
+
+
+async def test_a_thousand_concurrent_calls_share_one_connection() -> None:
+    async with client_and_server({ECHO: echo}) as (client, server, addr):
+        bodies = [b"%d" % n * (n % 50) for n in range(1000)]
+        answers = await asyncio.gather(
+            *(client.call(addr, Frame.request(ECHO, body=body), 20) for body in bodies)
+        )
+
+        assert [bytes(answer.body) for answer in answers] == bodies
+        assert len(server.connections) == 1
+        connection = client.connection(addr)
+        assert connection is not None
+        assert connection.outstanding == 0
+
+
+async def test_answers_out_of_order_find_their_callers() -> None:
+    async def backwards(raw: RawPeer) -> None:
+        requests = [await raw.read() for _ in range(100)]
+        random.Random(5).shuffle(requests)
+        for header, body in requests:
+            await raw.send(raw_frame(0, header["opaque"], body, flag=1))
+        await raw.read_end()
+
+    async with plain_server(backwards) as addr:
+        client = RemotingClient()
+        answers = await asyncio.gather(
+            *(client.call(addr, Frame.request(ECHO, body=b"%d" % n), 20) for n in range(100))
+        )
+        await client.close()
+
+    assert [bytes(answer.body) for answer in answers] == [b"%d" % n for n in range(100)]
+
+
+async def test_an_answer_delivered_byte_by_byte_arrives() -> None:
+    async def drip(raw: RawPeer) -> None:
+        header, body = await raw.read()
+        for byte in raw_frame(0, header["opaque"], body, flag=1):
+            await raw.send(bytes([byte]))
+            await asyncio.sleep(0)
+        await raw.read_end()
+
+    async with plain_server(drip) as addr:
+        client = RemotingClient()
+        answer = await client.call(addr, Frame.request(ECHO, body=b"drops"), 20)
+        await client.close()
+
+    assert answer.body == b"drops"
+
+
+async def test_a_call_that_is_not_answered_times_out_and_its_late_answer_is_dropped() -> None:
+    release = asyncio.Event()
+
+    async def late(raw: RawPeer) -> None:
+        first, _ = await raw.read()
+        await release.wait()
+        await raw.send(raw_frame(0, first["opaque"], b"too late", flag=1))
+        second, _ = await raw.read()
+        await raw.send(raw_frame(0, second["opaque"], b"in time", flag=1))
+        await raw.read_end()
+
+    async with plain_server(late) as addr:
+        client = RemotingClient()
+        with pytest.raises(RequestTimeout) as caught:
+            await soon(client.call(addr, Frame.request(ECHO), 0.1))
+        release.set()
+        answer = await client.call(addr, Frame.request(ECHO), 10)
+        await client.close()
+
+    assert (caught.value.addr, caught.value.code) == (addr, ECHO)
+    assert answer.body == b"in time"
+
+
+async def test_calls_time_out_each_at_its_own_deadline() -> None:
+    async def deaf(raw: RawPeer) -> None:
+        await raw.read_end()
+
+    async with plain_server(deaf) as addr:
+        client = RemotingClient()
+        await client.connect(addr)
+        loop = asyncio.get_running_loop()
+
+        async def timed(timeout_s: float) -> float:
+            begun = loop.time()
+            with pytest.raises(RequestTimeout):
+                await client.call(addr, Frame.request(ECHO), timeout_s)
+            return loop.time() - begun
+
+        limits = [0.5, 0.1, 0.3, 0.1, 0.2]
+        took = await asyncio.gather(*(timed(limit) for limit in limits))
+        await client.close()
+
+    for limit, seconds in zip(limits, took, strict=True):
+        assert limit - 0.01 <= seconds < limit + 0.4
+
+
+async def test_a_connection_closed_in_the_middle_fails_what_is_outstanding() -> None:
+    async def half(raw: RawPeer) -> None:
+        header, _ = await raw.read()
+        await raw.send(raw_frame(0, header["opaque"], b"0123456789", flag=1)[:-5])
+
+    async with plain_server(half) as addr:
+        client = RemotingClient()
+        results = await soon(
+            asyncio.gather(
+                *(client.call(addr, Frame.request(ECHO + n), 30) for n in range(3)), return_exceptions=True
+            )
+        )
+        assert client.connection(addr) is None
+        await client.close()
+
+    assert [type(result) for result in results] == [SendFailed] * 3
+    assert sorted((error.addr, error.code) for error in results) == [(addr, ECHO + n) for n in range(3)]
+
+
+async def test_an_answer_nobody_can_read_closes_the_connection() -> None:
+    async def garbage(raw: RawPeer) -> None:
+        await raw.read()
+        await raw.send(struct.pack(">II", 12, 8) + b"garbage!")
+        await raw.read_end()
+
+    async with plain_server(garbage) as addr:
+        client = RemotingClient()
+        with pytest.raises(SendFailed):
+            await soon(client.call(addr, Frame.request(ECHO), 30))
+        await client.close()
+
+
+async def test_the_next_call_after_a_lost_connection_connects_again() -> None:
+    async with client_and_server({ECHO: echo}) as (client, server, addr):
+        await client.call(addr, Frame.request(ECHO))
+        for connection in list(server.connections):
+            connection.abort()
+        await until(lambda: client.connection(addr) is None)
+        answer = await client.call(addr, Frame.request(ECHO, body=b"again"))
+
+        assert answer.body == b"again"
+
+
+async def test_callers_share_one_attempt_to_connect() -> None:
+    accepted = 0
+
+    async def count(raw: RawPeer) -> None:
+        nonlocal accepted
+        accepted += 1
+        while True:
+            try:
+                header, body = await raw.read()
+            except asyncio.IncompleteReadError:
+                return
+            await raw.send(raw_frame(0, header["opaque"], body, flag=1))
+
+    async with plain_server(count) as addr:
+        client = RemotingClient()
+        await asyncio.gather(*(client.call(addr, Frame.request(ECHO), 10) for _ in range(50)))
+        await client.close()
+
+    assert accepted == 1
+
+
+async def test_a_refused_connection_is_a_typed_error_that_names_the_address() -> None:
+    listener = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    addr = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    listener.close()
+    await listener.wait_closed()
+    client = RemotingClient()
+    with pytest.raises(ConnectError) as caught:
+        await client.call(addr, Frame.request(ECHO))
+    await client.close()
+
+    assert caught.value.addr == addr
+
+
+async def test_connecting_takes_no_longer_than_its_limit() -> None:
+    """A listener whose backlog is full drops further attempts silently."""
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        fill = []
+        for _ in range(4):
+            sock = socket.socket()
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(listener.getsockname())
+            fill.append(sock)
+        client = RemotingClient(limits=Limits(connect_timeout_s=0.3))
+        addr = f"127.0.0.1:{listener.getsockname()[1]}"
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        with pytest.raises(ConnectError) as caught:
+            await client.call(addr, Frame.request(ECHO), 30)
+        took = loop.time() - begun
+        await client.close()
+        for sock in fill:
+            sock.close()
+
+    assert caught.value.addr == addr
+    assert 0.25 < took < 3
+
+
+async def test_the_server_calls_the_client_with_colliding_opaques() -> None:
+    """Both directions number from the same start; each answer still finds its own caller."""
+
+    async def ask_back(connection: Connection, request: Frame) -> Frame:
+        back = await connection.call(Frame.request(NOTIFY, body=b"server asks"), 10)
+        return request.response(0, body=b"client said " + bytes(back.body))
+
+    def answer(connection: Connection, request: Frame) -> Frame:
+        return request.response(0, body=bytes(request.body).upper())
+
+    async with client_and_server({LATER: ask_back}, calling={NOTIFY: answer}) as (client, _, addr):
+        answers = await asyncio.gather(*(client.call(addr, Frame.request(LATER), 20) for _ in range(20)))
+
+    assert {bytes(frame.body) for frame in answers} == {b"client said SERVER ASKS"}
+
+
+async def test_a_oneway_request_is_handled_and_not_answered() -> None:
+    got: list[bytes] = []
+
+    def note(connection: Connection, request: Frame) -> Frame:
+        got.append(bytes(request.body))
+        return request.response(0)
+
+    async with client_and_server({LATER: note, ECHO: echo}) as (client, _, addr):
+        await client.oneway(addr, Frame.request(LATER, body=b"one way"))
+        answer = await client.call(addr, Frame.request(ECHO, body=b"x"))
+
+    assert (got, answer.body) == ([b"one way"], b"x")
+
+
+async def test_closing_the_client_fails_outstanding_calls() -> None:
+    async def deaf(raw: RawPeer) -> None:
+        await raw.read_end()
+
+    async with plain_server(deaf) as addr:
+        client = RemotingClient()
+        await client.connect(addr)
+        calling = asyncio.create_task(client.call(addr, Frame.request(ECHO), 30))
+        connection = client.connection(addr)
+        assert connection is not None
+        await until(lambda: connection.outstanding == 1)
+        await client.close()
+        with pytest.raises(SendFailed):
+            await soon(calling)
+        with pytest.raises(ConnectError):
+            await client.call(addr, Frame.request(ECHO))
+
+
+async def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
+    held: list[tuple[Connection, Frame]] = []
+
+    def later(connection: Connection, request: Frame) -> None:
+        request.body = bytes(request.body)
+        held.append((connection, request))
+
+    async with client_and_server({LATER: later}) as (client, _, addr):
+        first = asyncio.create_task(client.call(addr, Frame.request(LATER, body=b"1"), 20))
+        second = asyncio.create_task(client.call(addr, Frame.request(LATER, body=b"2"), 20))
+        await until(lambda: len(held) == 2)
+        first.cancel()
+        await asyncio.sleep(0)
+        for connection, request in held:
+            connection.respond(request, 0, body=bytes(request.body))
+
+        assert (await soon(second)).body == b"2"
+
+
+@pytest.mark.parametrize(
+    ("addr", "parts"),
+    [
+        ("127.0.0.1:9876", ("127.0.0.1", 9876)),
+        ("broker-a.example:10911", ("broker-a.example", 10911)),
+        ("[::1]:9876", ("::1", 9876)),
+        (" 10.0.0.1:1 ", ("10.0.0.1", 1)),
+    ],
+)
+def test_addresses(addr: str, parts: tuple[str, int]) -> None:
+    assert parse_addr(addr) == parts
+
+
+@pytest.mark.parametrize(
+    "addr", ["", "host", "host:", ":9876", "host:port", "host:0", "host:65536", "host:-1"]
+)
+def test_wrong_addresses_are_named(addr: str) -> None:
+    with pytest.raises(ConnectError) as caught:
+        parse_addr(addr)
+
+    assert caught.value.addr == addr
