@@ -1,0 +1,269 @@
+"""Every error that CometMQ raises on purpose.
+
+All derive from CometError, carry what they know as attributes, and survive pickling (Spark sends them between
+processes). `Transient` marks those where the same call may succeed later or elsewhere, `Terminal` those where it
+will not until somebody changes something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "BodyError", "BrokerError", "ClientStateError", "CometError", "ConfigError", "ConnectError", "FrameError",
+    "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError", "RecordError", "RemotingError",
+    "RequestTimeout", "SendFailed", "StoreClosed", "StoreCorrupt", "StoreError", "StoreFull", "Terminal", "Transient",
+]  # fmt: skip
+
+_VALUE_LIMIT = 120
+
+
+def _shown(value: object) -> str:
+    """A value as an error text shows it: quoted and never long."""
+    text = repr(value)
+    return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}... ({len(text)} characters)"
+
+
+class CometError(Exception):
+    """Root of all errors of this package."""
+
+    # BaseException.__reduce__ calls the class with `args`, so each __init__ below hands all its arguments, in order, to
+    # super().__init__: that is what makes the errors picklable.
+
+
+class Transient:
+    """Mixin: trying again, perhaps elsewhere, can help."""
+
+
+class Terminal:
+    """Mixin: trying again without a change cannot help."""
+
+
+# -- the wire
+
+
+class ProtocolError(CometError, Terminal):
+    """Bytes that are not what the protocol says."""
+
+
+class FrameError(ProtocolError):
+    """A frame that cannot be read at all: the connection it came on is to be closed."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class HeaderError(ProtocolError):
+    """A field of a command's header is missing or cannot be read: the request is answered with an error."""
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        super().__init__(field, value, problem)
+        self.field = field
+        self.value = value
+        self.problem = problem
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"field {self.field}: {self.problem}"
+        return f"field {self.field} is {_shown(self.value)}: {self.problem}"
+
+
+class BodyError(ProtocolError):
+    """A body (JSON or binary) that cannot be read. `field` is the path to the place, "" for the whole."""
+
+    def __init__(self, what: str, problem: str, field: str = "") -> None:
+        super().__init__(what, problem, field)
+        self.what = what
+        self.problem = problem
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.field}: {self.problem}" if self.field else f"{self.what}: {self.problem}"
+
+
+class RecordError(ProtocolError):
+    """Bytes that are no commit-log record. `pos` is the position of the record in the buffer."""
+
+    def __init__(self, pos: int, field: str, problem: str) -> None:
+        super().__init__(pos, field, problem)
+        self.pos = pos
+        self.field = field
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"record at {self.pos}: {self.field}: {self.problem}"
+
+
+# -- settings and use
+
+
+class ConfigError(CometError, Terminal):
+    """A setting that cannot be used."""
+
+    def __init__(self, key: str, value: str, expected: str) -> None:
+        super().__init__(key, value, expected)
+        self.key = key
+        self.value = value
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return f"{self.key} = {_shown(self.value)}: expected {self.expected}"
+
+
+class ClientStateError(CometError, Terminal):
+    """A call that does not fit the state of the object: not started, already closed, started twice."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class MessageIllegal(CometError, Terminal):
+    """A message (or a topic or group name) that no broker would take."""
+
+    def __init__(self, problem: str, topic: str = "", field: str = "") -> None:
+        super().__init__(problem, topic, field)
+        self.problem = problem
+        self.topic = topic
+        self.field = field
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+# -- the other side
+
+
+class BrokerError(CometError):
+    """A server answered with a code that means failure.
+
+    code: the response code; name: its name (found by itself if not given); remark: the server's own words;
+    broker_addr: who answered; topic and key: of the message, where the request was about one; hint: what may help.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        name: str = "",
+        remark: str = "",
+        broker_addr: str = "",
+        topic: str = "",
+        key: str = "",
+        hint: str = "",
+    ) -> None:
+        if not name:
+            # Here and not above: codes.py raises errors of this module.
+            from cometmq.protocol.codes import response_name
+
+            name = response_name(code)
+        super().__init__(code, name, remark, broker_addr, topic, key, hint)
+        self.code = code
+        self.name = name
+        self.remark = remark
+        self.broker_addr = broker_addr
+        self.topic = topic
+        self.key = key
+        self.hint = hint
+
+    def __str__(self) -> str:
+        parts = [f"{self.name} ({self.code})"]
+        if self.broker_addr:
+            parts.append(f"from {self.broker_addr}")
+        if self.topic:
+            parts.append(f"for topic {self.topic}")
+        if self.key:
+            parts.append(f"message {self.key}")
+        text = " ".join(parts)
+        if self.remark:
+            text += f": {self.remark}"
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class RemotingError(CometError, Transient):
+    """The request did not get to a server, or no answer came back. `addr` is the server's "host:port"."""
+
+    addr: str
+
+
+class ConnectError(RemotingError):
+    """No connection could be made."""
+
+    def __init__(self, addr: str, problem: str = "") -> None:
+        super().__init__(addr, problem)
+        self.addr = addr
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"cannot connect to {self.addr}" + (f": {self.problem}" if self.problem else "")
+
+
+class SendFailed(RemotingError):
+    """The connection broke before the answer came. `cause_of` is the request's code, or what went wrong in words."""
+
+    def __init__(self, addr: str, cause_of: int | str = "") -> None:
+        super().__init__(addr, cause_of)
+        self.addr = addr
+        self.code = cause_of if isinstance(cause_of, int) else None
+        self.problem = cause_of if isinstance(cause_of, str) else ""
+
+    def __str__(self) -> str:
+        if self.code is not None:
+            return f"the connection to {self.addr} was lost before request {int(self.code)} was answered"
+        return f"the connection to {self.addr} was lost" + (f": {self.problem}" if self.problem else "")
+
+
+class RequestTimeout(RemotingError):
+    """No answer within the time allowed. The request may still have been carried out."""
+
+    def __init__(self, addr: str, code: int, timeout_s: float = 0.0) -> None:
+        super().__init__(addr, code, timeout_s)
+        self.addr = addr
+        self.code = code
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        within = f" within {self.timeout_s:g} s" if self.timeout_s else " in time"
+        return f"no answer from {self.addr} to request {int(self.code)}{within}"
+
+
+class NoRouteError(CometError, Transient):
+    """No name server knows brokers for a topic. `asked` is who was asked and what each answered."""
+
+    def __init__(self, topic: str, asked: Iterable[tuple[str, str]] = (), hint: str = "") -> None:
+        self.asked = [(addr, answer) for addr, answer in asked]
+        super().__init__(topic, self.asked, hint)
+        self.topic = topic
+        self.hint = hint
+
+    def __str__(self) -> str:
+        asked = "; ".join(f"{addr} answered {_shown(answer)}" for addr, answer in self.asked)
+        text = f"no route to topic {self.topic}: " + (asked or "no name server was asked")
+        return f"{text}. {self.hint}" if self.hint else text
+
+
+# -- files
+
+
+class StoreError(CometError):
+    """The store cannot do what was asked."""
+
+    def __init__(self, problem: str, path: str = "") -> None:
+        super().__init__(problem, path)
+        self.problem = problem
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}" if self.path else self.problem
+
+
+class StoreCorrupt(StoreError, Terminal):
+    """A file of the store does not hold what it must."""
+
+
+class StoreFull(StoreError, Transient):
+    """The disk is full, or fuller than the settings allow."""
+
+
+class StoreClosed(StoreError, Terminal):
+    """The store was closed, or another process holds it."""

@@ -1,0 +1,414 @@
+"""Numbers and names of the remoting protocol: request and response codes, flags, versions, names with a meaning.
+
+Source: reference tables of RocketMQ 4.9 and 5.x (remoting.md sections 1 and 2). A code that only 5.x knows is listed too,
+so that logs and errors can name it.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum, IntFlag, StrEnum
+
+from cometmq.errors import MessageIllegal
+
+
+class RequestCode(IntEnum):
+    """What a request asks for."""
+
+    SEND_MESSAGE = 10
+    PULL_MESSAGE = 11
+    QUERY_MESSAGE = 12
+    QUERY_BROKER_OFFSET = 13
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    UPDATE_AND_CREATE_TOPIC = 17
+    UPDATE_AND_CREATE_TOPIC_LIST = 18
+    GET_ALL_TOPIC_CONFIG = 21
+    GET_TOPIC_CONFIG_LIST = 22
+    GET_TOPIC_NAME_LIST = 23
+    UPDATE_BROKER_CONFIG = 25
+    GET_BROKER_CONFIG = 26
+    TRIGGER_DELETE_FILES = 27
+    GET_BROKER_RUNTIME_INFO = 28
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    GET_EARLIEST_MSG_STORETIME = 32
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
+    LOCK_BATCH_MQ = 41
+    UNLOCK_BATCH_MQ = 42
+    GET_ALL_CONSUMER_OFFSET = 43
+    GET_ALL_DELAY_OFFSET = 45
+    CHECK_CLIENT_CONFIG = 46
+    GET_CLIENT_CONFIG = 47
+    UPDATE_AND_CREATE_ACL_CONFIG = 50
+    DELETE_ACL_CONFIG = 51
+    GET_BROKER_CLUSTER_ACL_INFO = 52
+    UPDATE_GLOBAL_WHITE_ADDRS_CONFIG = 53
+    GET_TIMER_CHECK_POINT = 60
+    GET_TIMER_METRICS = 61
+    PUT_KV_CONFIG = 100
+    GET_KV_CONFIG = 101
+    DELETE_KV_CONFIG = 102
+    REGISTER_BROKER = 103
+    UNREGISTER_BROKER = 104
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = 200
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
+    GET_TOPIC_STATS_INFO = 202
+    GET_CONSUMER_CONNECTION_LIST = 203
+    GET_PRODUCER_CONNECTION_LIST = 204
+    WIPE_WRITE_PERM_OF_BROKER = 205
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    DELETE_SUBSCRIPTIONGROUP = 207
+    GET_CONSUME_STATS = 208
+    SUSPEND_CONSUMER = 209
+    RESUME_CONSUMER = 210
+    RESET_CONSUMER_OFFSET_IN_CONSUMER = 211
+    RESET_CONSUMER_OFFSET_IN_BROKER = 212
+    ADJUST_CONSUMER_THREAD_POOL = 213
+    WHO_CONSUME_THE_MESSAGE = 214
+    DELETE_TOPIC_IN_BROKER = 215
+    DELETE_TOPIC_IN_NAMESRV = 216
+    REGISTER_TOPIC_IN_NAMESRV = 217
+    GET_KVLIST_BY_NAMESPACE = 219
+    RESET_CONSUMER_CLIENT_OFFSET = 220
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221
+    INVOKE_BROKER_TO_RESET_OFFSET = 222
+    INVOKE_BROKER_TO_GET_CONSUMER_STATUS = 223
+    GET_TOPICS_BY_CLUSTER = 224
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST = 225
+    QUERY_TOPIC_CONSUME_BY_WHO = 300
+    REGISTER_FILTER_SERVER = 301
+    REGISTER_MESSAGE_FILTER_CLASS = 302
+    QUERY_CONSUME_TIME_SPAN = 303
+    GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
+    GET_SYSTEM_TOPIC_LIST_FROM_BROKER = 305
+    CLEAN_EXPIRED_CONSUMEQUEUE = 306
+    GET_CONSUMER_RUNNING_INFO = 307
+    QUERY_CORRECTION_OFFSET = 308
+    CONSUME_MESSAGE_DIRECTLY = 309
+    SEND_MESSAGE_V2 = 310
+    GET_UNIT_TOPIC_LIST = 311
+    GET_HAS_UNIT_SUB_TOPIC_LIST = 312
+    GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST = 313
+    CLONE_GROUP_OFFSET = 314
+    VIEW_BROKER_STATS_DATA = 315
+    CLEAN_UNUSED_TOPIC = 316
+    GET_BROKER_CONSUME_STATS = 317
+    UPDATE_NAMESRV_CONFIG = 318
+    GET_NAMESRV_CONFIG = 319
+    SEND_BATCH_MESSAGE = 320
+    QUERY_CONSUME_QUEUE = 321
+    QUERY_DATA_VERSION = 322
+    RESUME_CHECK_HALF_MESSAGE = 323
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    ADD_WRITE_PERM_OF_BROKER = 327
+    GET_ALL_PRODUCER_INFO = 328
+    DELETE_EXPIRED_COMMITLOG = 329
+    QUERY_TOPICS_BY_CONSUMER = 343
+    QUERY_SUBSCRIPTION_BY_CONSUMER = 345
+    GET_TOPIC_CONFIG = 351
+    GET_SUBSCRIPTIONGROUP_CONFIG = 352
+    UPDATE_AND_GET_GROUP_FORBIDDEN = 353
+    CHECK_ROCKSDB_CQ_WRITE_PROGRESS = 354
+    EXPORT_ROCKSDB_CONFIG_TO_JSON = 355
+    LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
+    QUERY_ASSIGNMENT = 400
+    SET_MESSAGE_REQUEST_MODE = 401
+    GET_ALL_MESSAGE_REQUEST_MODE = 402
+    UPDATE_AND_CREATE_STATIC_TOPIC = 513
+    GET_BROKER_MEMBER_GROUP = 901
+    ADD_BROKER = 902
+    REMOVE_BROKER = 903
+    BROKER_HEARTBEAT = 904
+    NOTIFY_MIN_BROKER_ID_CHANGE = 905
+    EXCHANGE_BROKER_HA_INFO = 906
+    GET_BROKER_HA_STATUS = 907
+    RESET_MASTER_FLUSH_OFFSET = 908
+    POP_MESSAGE = 200050
+    ACK_MESSAGE = 200051
+    PEEK_MESSAGE = 200052
+    CHANGE_MESSAGE_INVISIBLETIME = 200053
+    NOTIFICATION = 200054
+    POLLING_INFO = 200055
+    POP_ROLLBACK = 200056
+    BATCH_ACK_MESSAGE = 200151
+
+
+class ResponseCode(IntEnum):
+    """What became of a request. 209 to 211 are named as 4.9 names them; 5.x uses them for POP."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    TRANSACTION_FAILED = 4
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    VERSION_NOT_SUPPORTED = 15
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    TOPIC_EXIST_ALREADY = 18
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_PARSE_FAILED = 23
+    SUBSCRIPTION_NOT_EXIST = 24
+    SUBSCRIPTION_NOT_LATEST = 25
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    FILTER_DATA_NOT_EXIST = 27
+    FILTER_DATA_NOT_LATEST = 28
+    INVALID_PARAMETER = 29
+    TRANSACTION_SHOULD_COMMIT = 200
+    TRANSACTION_SHOULD_ROLLBACK = 201
+    TRANSACTION_STATE_UNKNOW = 202
+    TRANSACTION_STATE_GROUP_WRONG = 203
+    NO_BUYER_ID = 204
+    NOT_IN_CURRENT_UNIT = 205
+    CONSUMER_NOT_ONLINE = 206
+    CONSUME_MSG_TIMEOUT = 207
+    NO_MESSAGE = 208
+    UPDATE_AND_CREATE_ACL_CONFIG_FAILED = 209
+    DELETE_ACL_CONFIG_FAILED = 210
+    UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
+    BROKER_DISPATCH_NOT_COMPLETE = 212
+    BROADCAST_CONSUMPTION = 213
+    FLOW_CONTROL = 215
+    NOT_LEADER_FOR_QUEUE = 501
+    ILLEGAL_OPERATION = 604
+    GO_AWAY = 1500
+    USER_NOT_EXIST = 3001
+    POLICY_NOT_EXIST = 3002
+
+
+_RESPONSE_NAMES = {int(code): code.name for code in ResponseCode}
+_REQUEST_NAMES = {int(code): code.name for code in RequestCode}
+
+
+def response_name(code: int) -> str:
+    """The name of a response code, RESPONSE_CODE_<n> for one that has none."""
+    return _RESPONSE_NAMES.get(code) or f"RESPONSE_CODE_{code}"
+
+
+def request_name(code: int) -> str:
+    """The name of a request code, REQUEST_CODE_<n> for one that has none."""
+    return _REQUEST_NAMES.get(code) or f"REQUEST_CODE_{code}"
+
+
+class LanguageCode(StrEnum):
+    """Language of a peer as JSON headers name it. The binary header has the ordinal, `LANGUAGES[n]`."""
+
+    JAVA = "JAVA"
+    CPP = "CPP"
+    DOTNET = "DOTNET"
+    PYTHON = "PYTHON"
+    DELPHI = "DELPHI"
+    ERLANG = "ERLANG"
+    RUBY = "RUBY"
+    OTHER = "OTHER"
+    HTTP = "HTTP"
+    GO = "GO"
+    PHP = "PHP"
+    OMS = "OMS"
+    RUST = "RUST"
+    NODE_JS = "NODE_JS"
+
+    @property
+    def ordinal(self) -> int:
+        """Its number in the binary header."""
+        return LANGUAGE_ORDINALS[self.value]
+
+
+LANGUAGES: tuple[str, ...] = tuple(language.value for language in LanguageCode)
+LANGUAGE_ORDINALS: dict[str, int] = {name: number for number, name in enumerate(LANGUAGES)}
+
+
+def language_name(ordinal: int) -> str:
+    """The language of an ordinal, OTHER for an unknown one."""
+    return LANGUAGES[ordinal] if 0 <= ordinal < len(LANGUAGES) else LanguageCode.OTHER.value
+
+
+class FrameFlag(IntFlag):
+    """Bits of a command's `flag`: test bits, never compare values."""
+
+    RESPONSE = 1
+    ONEWAY = 2
+
+
+class SysFlag(IntFlag):
+    """Bits of a message's sysFlag."""
+
+    COMPRESSED = 0x1
+    MULTI_TAGS = 0x2
+    TRANSACTION_PREPARED = 0x4
+    TRANSACTION_COMMIT = 0x8
+    TRANSACTION_ROLLBACK = 0xC
+    TRANSACTION_MASK = 0xC
+    BORN_HOST_V6 = 0x10
+    STORE_HOST_V6 = 0x20
+    NEED_UNWRAP = 0x40
+    INNER_BATCH = 0x80
+    COMPRESSION_LZ4 = 0x100
+    COMPRESSION_ZSTD = 0x200
+    COMPRESSION_ZLIB = 0x300
+    COMPRESSION_MASK = 0x700
+
+
+class PullSysFlag(IntFlag):
+    """Bits of a pull request's sysFlag."""
+
+    COMMIT_OFFSET = 0x1
+    SUSPEND = 0x2
+    SUBSCRIPTION = 0x4
+    CLASS_FILTER = 0x8
+    LITE_PULL = 0x10
+
+
+class Perm(IntFlag):
+    """Permission bits of topics and brokers."""
+
+    INHERIT = 0x1
+    WRITE = 0x2
+    READ = 0x4
+    PRIORITY = 0x8
+
+
+class TopicSysFlag(IntFlag):
+    """Bits of a topic's topicSysFlag."""
+
+    UNIT = 0x1
+    UNIT_SUB = 0x2
+
+
+# Version numbers: ordinals in RocketMQ's list of releases.
+VERSION_3_1_8_SNAPSHOT = 62
+VERSION_3_4_9 = 121
+VERSION_4_1_0_SNAPSHOT = 232
+VERSION_4_9_3 = 399
+VERSION_4_9_4 = 401
+VERSION_4_9_7 = 407
+VERSION_4_9_8 = 409
+VERSION_5_0_0 = 413
+VERSION_HIGHER = 612
+"""Numbers above this are read as this."""
+
+_FIRST_EXACT = 212
+_MINOR_LINES = ("4_0", "4_1", "4_2", "4_3", "4_4", "4_5", "4_6", "4_7", "4_8", "4_9",
+                "5_0", "5_1", "5_2", "5_3", "5_4", "5_5", "5_6", "5_7", "5_8", "5_9")  # fmt: skip
+
+
+def version_name(number: int) -> str:
+    """RocketMQ's name of a version number, as in brokerVersionDesc: 407 -> V4_9_7, 406 -> V4_9_7_SNAPSHOT.
+
+    From 4.0.0 on each minor line has ten releases with a snapshot before each; older numbers are all V3.
+    """
+    if number < _FIRST_EXACT:
+        return "V3"
+    line, within = divmod(number - _FIRST_EXACT, 20)
+    if line >= len(_MINOR_LINES):
+        return "HIGHER_VERSION"
+    return f"V{_MINOR_LINES[line]}_{within // 2}" + ("" if within % 2 else "_SNAPSHOT")
+
+
+# Topic and group names with a meaning.
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+TBW102 = "TBW102"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+BENCHMARK_TOPIC = "BenchmarkTest"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+OFFSET_MOVED_EVENT = "OFFSET_MOVED_EVENT"
+TRANS_HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+TRANS_OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+REPLY_TOPIC_POSTFIX = "_REPLY_TOPIC"
+ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
+"""Key-value namespace of a name server that holds the queues of ordered topics."""
+
+SYSTEM_TOPICS = frozenset(
+    {
+        TBW102,
+        SCHEDULE_TOPIC,
+        BENCHMARK_TOPIC,
+        TRANS_HALF_TOPIC,
+        TRACE_TOPIC,
+        TRANS_OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_EVENT,
+    }
+)
+"""Topics that nobody may create or delete (4.9's list; 5.x adds every name that starts with rmq_sys_)."""
+
+UNSENDABLE_TOPICS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        TRANS_HALF_TOPIC,
+        TRANS_OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_EVENT,
+    }
+)
+"""Topics that a client may not send to (remoting.md 3.1)."""
+
+DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
+DEFAULT_CONSUMER_GROUP = "DEFAULT_CONSUMER"
+TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
+CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
+SELF_TEST_CONSUMER_GROUP = "SELF_TEST_C_GROUP"
+SELF_TEST_PRODUCER_GROUP = "SELF_TEST_P_GROUP"
+
+TOPIC_LENGTH_MAX = 127
+GROUP_LENGTH_MAX = 255
+NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+MASTER_ID = 0
+DEFAULT_NAMESRV_PORT = 9876
+DEFAULT_BROKER_PORT = 10911
+MAX_FRAME_LENGTH = 16_777_216
+"""Longest frame with its length word (remoting.md 1.1)."""
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether a topic belongs to the system, by either line's rule."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def check_topic_name(topic: str) -> None:
+    """Raise MessageIllegal for a topic name that a client may not use."""
+    _check_name(topic, "topic", TOPIC_LENGTH_MAX)
+
+
+def check_group_name(group: str) -> None:
+    """Raise MessageIllegal for a group name that a client may not use."""
+    _check_name(group, "group", GROUP_LENGTH_MAX)
+
+
+def _check_name(name: str, kind: str, longest: int) -> None:
+    if not name or name.isspace():
+        raise MessageIllegal(f"the {kind} name is blank", name, kind)
+    if len(name) > longest:
+        raise MessageIllegal(f"the {kind} name has {len(name)} characters, at most {longest} are allowed", name, kind)
+    if not NAME_PATTERN.fullmatch(name):
+        raise MessageIllegal(
+            f"the {kind} name {name!r} has characters other than letters, digits, %, |, _ and -", name, kind
+        )

@@ -1,0 +1,154 @@
+"""Message ids: the broker's offset id, and the producer's unique key (storage.md 2.3, remoting.md 11).
+
+Both are upper-case hex of 16 bytes (IPv4) or 28 bytes (IPv6), so the length never tells one from the other.
+"""
+
+from __future__ import annotations
+
+import binascii
+import struct
+from ipaddress import ip_address
+
+import msgspec
+
+from cometmq.errors import ProtocolError
+
+_TAIL = struct.Struct(">iq")  # port, physical offset
+_UNIQUE = struct.Struct(">HII")  # pid, constant of the process, ms since the month began
+_LENGTHS = (32, 56)
+
+
+class IdError(ProtocolError):
+    """A text that is no message id."""
+
+    def __init__(self, text: str, problem: str) -> None:
+        super().__init__(text, problem)
+        self.text = text
+        self.problem = problem
+
+    def __str__(self) -> str:
+        shown = self.text if len(self.text) <= 80 else self.text[:80] + "..."
+        return f"message id {shown!r}: {self.problem}"
+
+
+# -- hosts
+
+
+def pack_host(host: str) -> bytes:
+    """ "ip:port" or "[ip]:port" as in records: 4 or 16 address bytes and a 4-byte port. ValueError if it is neither."""
+    address, colon, port = host.rpartition(":")
+    if not colon:
+        raise ValueError(f"{host!r} is not ip:port")
+    number = int(port)
+    if not 0 <= number < 1 << 31:
+        raise ValueError(f"port {port} of {host!r} is out of range")
+    return ip_address(address.strip("[]").partition("%")[0]).packed + number.to_bytes(4, "big")
+
+
+def unpack_host(data: bytes | memoryview) -> str:
+    """ "ip:port" of 8 or 20 bytes as in records; IPv6 in brackets."""
+    port = int.from_bytes(data[-4:], "big", signed=True)
+    if len(data) == 8:
+        return f"{data[0]}.{data[1]}.{data[2]}.{data[3]}:{port}"
+    return f"[{ip_address(bytes(data[:16]))}]:{port}"
+
+
+# -- offset id
+
+
+class OffsetId(msgspec.Struct, frozen=True):
+    """Where a message is stored: broker "ip:port" and byte position in its commit log."""
+
+    host: str
+    physical_offset: int
+
+
+def encode_offset_id(store_host: bytes, physical_offset: int) -> str:
+    """The offset id. store_host: 8 or 20 bytes as in records."""
+    return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
+
+
+def offset_id_of(store_host: str, physical_offset: int) -> str:
+    """The offset id of a broker "ip:port"."""
+    return encode_offset_id(pack_host(store_host), physical_offset)
+
+
+def decode_offset_id(text: str) -> OffsetId:
+    """Read an offset id, in either case of letters. Raises IdError."""
+    data = _bytes_of(text)
+    _, physical_offset = _TAIL.unpack_from(data, len(data) - 12)
+    if physical_offset < 0:
+        raise IdError(text, "its physical offset is negative")
+    return OffsetId(unpack_host(data[:-8]), physical_offset)
+
+
+def _bytes_of(text: str) -> bytes:
+    if len(text) not in _LENGTHS:
+        raise IdError(text, f"it has {len(text)} characters, not 32 or 56")
+    try:
+        return binascii.unhexlify(text.encode("ascii"))
+    except (binascii.Error, UnicodeEncodeError):
+        raise IdError(text, "it has characters that are not hex digits") from None
+
+
+# -- unique key
+
+
+class UniqueKey(msgspec.Struct, frozen=True):
+    """The parts of a unique key. since_month_ms: ms since the producer's local month began, low 32 bits."""
+
+    address: str
+    pid: int
+    process_constant: int
+    since_month_ms: int
+    counter: int
+
+    def born_ms(self, this_month_ms: int, last_month_ms: int, now_ms: int) -> int:
+        """When it was made, in epoch ms: this month or, if that lies in the future, last month.
+
+        The key does not say which month; the starts of the two months are given in the producer's time zone.
+        """
+        born = this_month_ms + self.since_month_ms
+        return born if born <= now_ms else last_month_ms + self.since_month_ms
+
+
+class UniqueKeys:
+    """Makes unique keys for one process.
+
+    address: 4 or 16 bytes; process_constant: any 32-bit number that tells processes of one pid apart (RocketMQ: a hash);
+    month_start_ms: epoch ms of the start of the current month, next_month_ms that of the next one: the caller sees to it
+    that `roll` is called when the clock passes it (`next_month_ms` says when), so that making a key costs no calendar.
+    """
+
+    __slots__ = ("_counter", "_fixed", "_month_start_ms", "next_month_ms")
+
+    def __init__(
+        self, address: bytes, pid: int, process_constant: int, month_start_ms: int, next_month_ms: int, counter: int = 0
+    ) -> None:
+        if len(address) not in (4, 16):
+            raise ValueError(f"an address has 4 or 16 bytes, not {len(address)}")
+        head = address + (pid & 0xFFFF).to_bytes(2, "big") + (process_constant & 0xFFFFFFFF).to_bytes(4, "big")
+        self._fixed = head.hex().upper()
+        self._month_start_ms = month_start_ms
+        self.next_month_ms = next_month_ms
+        self._counter = counter & 0xFFFF
+
+    def roll(self, month_start_ms: int, next_month_ms: int) -> None:
+        """A new month has begun."""
+        self._month_start_ms = month_start_ms
+        self.next_month_ms = next_month_ms
+
+    def make(self, now_ms: int) -> str:
+        """The next key: 32 (IPv4) or 56 characters."""
+        counter = self._counter
+        self._counter = (counter + 1) & 0xFFFF
+        return f"{self._fixed}{(now_ms - self._month_start_ms) & 0xFFFFFFFF:08X}{counter:04X}"
+
+
+def decode_unique_key(text: str) -> UniqueKey:
+    """Read a unique key, in either case of letters. Raises IdError."""
+    data = _bytes_of(text)
+    size = len(data) - 12
+    pid, constant, since_month_ms = _UNIQUE.unpack_from(data, size)
+    counter = int.from_bytes(data[-2:], "big")
+    return UniqueKey(str(ip_address(data[:size])), pid, constant, since_month_ms, counter)

@@ -1,0 +1,194 @@
+"""The property string of a message, RocketMQ's names in it, and Java's string hash.
+
+`name 0x01 value 0x02 name 0x01 value`, UTF-8. 4.9 writes no separator after the last pair, 5.x does; both are read.
+Entries of fewer than 3 characters and those with an empty name or value are ignored, as Java's reader does; of
+duplicates the last wins (storage.md 2.3, remoting.md 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cometmq.errors import MessageIllegal
+
+NAME_END = "\x01"
+VALUE_END = "\x02"
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+WAIT = "WAIT"
+DELAY = "DELAY"
+UNIQ_KEY = "UNIQ_KEY"
+CLUSTER = "CLUSTER"
+RETRY_TOPIC = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QID = "REAL_QID"
+TRAN_MSG = "TRAN_MSG"
+PGROUP = "PGROUP"
+TRAN_PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
+TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+TRANSACTION_ID = "__transactionId__"
+MIN_OFFSET = "MIN_OFFSET"
+MAX_OFFSET = "MAX_OFFSET"
+CONSUME_START_TIME = "CONSUME_START_TIME"
+MSG_REGION = "MSG_REGION"
+TRACE_ON = "TRACE_ON"
+INSTANCE_ID = "INSTANCE_ID"
+MSG_TYPE = "MSG_TYPE"
+CORRELATION_ID = "CORRELATION_ID"
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+TTL = "TTL"
+PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+ARRIVE_TIME = "ARRIVE_TIME"
+BUYER_ID = "BUYER_ID"
+TRANSFER_FLAG = "TRANSFER_FLAG"
+CORRECTION_FLAG = "CORRECTION_FLAG"
+MQ2_FLAG = "MQ2_FLAG"
+INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+INNER_NUM = "INNER_NUM"
+INNER_BASE = "INNER_BASE"
+POP_CK = "POP_CK"
+POP_CK_OFFSET = "POP_CK_OFFSET"
+FIRST_POP_TIME = "1ST_POP_TIME"
+TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+SHARDING_KEY = "__SHARDINGKEY"
+BORN_HOST = "__BORNHOST"
+BORN_TIMESTAMP = "BORN_TIMESTAMP"
+DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+EXTEND_UNIQ_INFO = "EXTEND_UNIQ_INFO"
+DUP_INFO = "DUP_INFO"
+CRC32 = "__CRC32#"
+
+RESERVED = frozenset(
+    {
+        KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, CLUSTER, RETRY_TOPIC, ORIGIN_MESSAGE_ID, RECONSUME_TIME, MAX_RECONSUME_TIMES,
+        REAL_TOPIC, REAL_QID, TRAN_MSG, PGROUP, TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES,
+        CHECK_IMMUNITY_TIME_IN_SECONDS, TRANSACTION_ID, MIN_OFFSET, MAX_OFFSET, CONSUME_START_TIME, MSG_REGION, TRACE_ON,
+        INSTANCE_ID, MSG_TYPE, CORRELATION_ID, REPLY_TO_CLIENT, TTL, PUSH_REPLY_TIME, ARRIVE_TIME, BUYER_ID,
+        TRANSFER_FLAG, CORRECTION_FLAG, MQ2_FLAG, INNER_MULTI_DISPATCH, INNER_MULTI_QUEUE_OFFSET, INNER_NUM, INNER_BASE,
+        POP_CK, POP_CK_OFFSET, FIRST_POP_TIME, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL", BORN_HOST,
+        BORN_TIMESTAMP, "TRACE_CONTEXT", "PROPERTY_FORWARD_QUEUE_ID", "REDIRECT", DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID,
+        EXTEND_UNIQ_INFO, DUP_INFO, CRC32,
+    }
+)  # fmt: skip
+"""Names that RocketMQ uses itself (remoting.md 10.2). `__SHARDINGKEY` is not here: users set it."""
+TRANSIENT_PREFIX = "__RMQ.TRANSIENT."
+
+PROPERTIES_MAX_BYTES = 32_767
+"""The length is a signed 16-bit number."""
+
+
+def is_reserved(name: str) -> bool:
+    """Whether RocketMQ uses this property itself, so that no user may set it."""
+    return name in RESERVED or name.startswith(TRANSIENT_PREFIX)
+
+
+def encode_properties(properties: Mapping[str, str], last_separator: bool = False) -> str:
+    """The property string. last_separator: end it with 0x02, as 5.x does.
+
+    Raises MessageIllegal for a name or value that holds a separator: the string could not be read back.
+    """
+    text = VALUE_END.join([f"{name}\x01{value}" for name, value in properties.items()])
+    # Two counts over the whole are cheaper than a look at each part, and right because each pair adds exactly one of each.
+    pairs = len(properties)
+    if text.count(NAME_END) != pairs or text.count(VALUE_END) != max(pairs - 1, 0):
+        for name, value in properties.items():
+            for part in (name, value):
+                if NAME_END in part or VALUE_END in part:
+                    raise MessageIllegal(f"property {name!r} holds a separator (0x01 or 0x02)", field=name)
+    return text + VALUE_END if last_separator and text else text
+
+
+def decode_properties(text: str) -> dict[str, str]:
+    """The properties of a string, in its order."""
+    found: dict[str, str] = {}
+    for piece in text.split(VALUE_END):
+        name, separator, value = piece.partition(NAME_END)
+        # Java splits at every 0x01 and takes a piece only if that gives exactly two parts.
+        if separator and name and value and NAME_END not in value:
+            found[name] = value
+    return found
+
+
+# -- Java's string hash
+
+
+def java_hash(text: str) -> int:
+    """String.hashCode: h = 31 h + u over UTF-16 units, as a signed 32-bit number."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = 31 * value + unit
+    else:
+        data = text.encode("utf-16-be", "surrogatepass")
+        for at in range(0, len(data), 2):
+            value = 31 * value + (data[at] << 8 | data[at + 1])
+    value &= 0xFFFFFFFF
+    return value - 0x1_0000_0000 if value >= 0x8000_0000 else value
+
+
+def tags_code(tags: str | None) -> int:
+    """What a consume queue stores for a tag: its hash, 0 without tags."""
+    return java_hash(tags) if tags else 0
+
+
+def index_hash(text: str) -> int:
+    """The hash of an index key: absolute value of Java's, and 0 for the one number that has none."""
+    value = abs(java_hash(text))
+    return 0 if value == 0x8000_0000 else value
+
+
+def java_hash_many(texts: Sequence[str]) -> npt.NDArray[np.int32]:
+    """java_hash of many strings at once: array of int32, one for each."""
+    try:
+        encoded: Iterable[bytes] = [text.encode("ascii") for text in texts]
+    except UnicodeEncodeError:
+        return np.array([java_hash(text) for text in texts], dtype=np.int32)
+    return java_hash_ascii(list(encoded))
+
+
+def java_hash_ascii(texts: Sequence[bytes]) -> npt.NDArray[np.int32]:
+    """java_hash of many ASCII strings given as bytes.
+
+    One multiplication by a table of powers of 31 and one segmented sum, whatever the lengths are.
+    """
+    count = len(texts)
+    hashes = np.zeros(count, dtype=np.uint32)
+    if not count:
+        return hashes.view(np.int32)
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=count)
+    units = np.frombuffer(b"".join(texts), dtype=np.uint8)
+    ends = np.cumsum(lengths)
+    filled = lengths > 0
+    # Exponent of 31 for each unit: how many units follow it in its own string.
+    exponents = np.repeat(ends, lengths) - np.arange(1, len(units) + 1)
+    products = units * _powers(int(lengths.max()))[exponents]
+    if units.size:
+        hashes[filled] = np.add.reduceat(products, (ends - lengths)[filled], dtype=np.uint32)
+    return hashes.view(np.int32)
+
+
+_POWERS = np.ones(1, dtype=np.uint32)
+
+
+def _powers(count: int) -> npt.NDArray[np.uint32]:
+    """31**0 ... 31**(count - 1), modulo 2**32."""
+    global _POWERS
+    if len(_POWERS) < count:
+        size = max(count, 256)
+        powers = np.full(size, 31, dtype=np.uint32)
+        powers[0] = 1
+        _POWERS = np.multiply.accumulate(powers, dtype=np.uint32)
+    return _POWERS[:count] if count else _POWERS
