@@ -1,0 +1,116 @@
+"""Ext fields of a command header: text on the wire, typed structs in code (remoting.md 1.2 and 1.8).
+
+Reading follows Java: an optional field that cannot be parsed counts as absent; a required one raises HeaderError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from cometmq.errors import HeaderError
+
+I32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+I64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Header(msgspec.Struct, gc=False, rename="camel"):
+    """Root of all headers. Values are immutable by custom, so that reading stays cheap."""
+
+    # (attribute, wire name, kind, required) of each field, filled on first use.
+    _plan: ClassVar[tuple[tuple[str, str, str, bool], ...]]
+
+
+H = TypeVar("H", bound=Header)
+
+
+# -- between text and values
+
+_RANGES = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
+
+
+def _kind_of(type_: object) -> str:
+    """s, b, i32 or i64 of a field's type."""
+    info = msgspec.inspect.type_info(type_)
+    members = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    for member in members:
+        if isinstance(member, msgspec.inspect.BoolType):
+            return "b"
+        if isinstance(member, msgspec.inspect.IntType):
+            return "i32" if member.le == _RANGES["i32"][1] else "i64"
+        if isinstance(member, msgspec.inspect.StrType):
+            return "s"
+    raise TypeError(f"headers have no fields of type {type_}")
+
+
+def plan_of(cls: type[Header]) -> tuple[tuple[str, str, str, bool], ...]:
+    """(attribute, wire name, kind, required) of each field of a header class."""
+    plan = cls.__dict__.get("_plan")
+    if plan is None:
+        plan = tuple(
+            (info.name, info.encode_name, _kind_of(info.type), info.required) for info in msgspec.structs.fields(cls)
+        )
+        cls._plan = plan
+    return plan
+
+
+def encode_ext(header: Header) -> dict[str, str]:
+    """The ext fields of a header: text by wire name, without those that are None."""
+    ext: dict[str, str] = {}
+    for attribute, wire_name, _, _ in plan_of(type(header)):
+        value = getattr(header, attribute)
+        if value is None:
+            continue
+        if value.__class__ is str:
+            ext[wire_name] = value
+        elif value.__class__ is bool:
+            ext[wire_name] = "true" if value else "false"
+        else:
+            ext[wire_name] = str(int(value))
+    return ext
+
+
+def decode_ext(cls: type[H], ext: Mapping[str, str] | None) -> H:
+    """The header of ext fields, unknown ones ignored. Raises HeaderError naming the field."""
+    if ext is None:
+        ext = {}
+    try:
+        return msgspec.convert(ext, cls, strict=False)
+    except (msgspec.ValidationError, UnicodeError):
+        return _decode_as_java(cls, ext)
+
+
+def _decode_as_java(cls: type[H], ext: Mapping[str, str]) -> H:
+    values: dict[str, Any] = {}
+    for attribute, wire_name, kind, required in plan_of(cls):
+        text = ext.get(wire_name)
+        if text is None:
+            if required:
+                raise HeaderError(wire_name, None, "missing")
+            continue
+        try:
+            values[attribute] = parse_value(text, kind)
+        except ValueError as error:
+            if required:
+                raise HeaderError(wire_name, text, str(error)) from None
+    return cls(**values)
+
+
+def parse_value(text: str, kind: str) -> str | int | bool:
+    """Text of an ext field as Java parses it. ValueError with the reason if it cannot."""
+    if kind == "s":
+        return text
+    if kind == "b":
+        return text.lower() == "true"
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    # Java takes decimal digits of any script, but no blanks, no underscores; 19 digits hold every long.
+    if not digits.isdecimal() or len(digits) > 40:
+        raise ValueError("not a whole number")
+    value = int(text)
+    low, high = _RANGES[kind]
+    if not low <= value <= high:
+        raise ValueError(f"out of range for a {'32' if kind == 'i32' else '64'}-bit number")
+    return value

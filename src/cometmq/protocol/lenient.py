@@ -1,0 +1,202 @@
+"""Reader of fastjson's dialect of JSON, for what msgspec's strict reader refuses (remoting.md 15.1).
+
+Beyond JSON it takes: bare words and numbers as keys (`{0:"a"}`), whole objects as keys (`{{"topic":"T"}:5}`), single
+quotes, surplus commas, comments, `undefined`, number suffixes (`5L`), `Set[...]`, any control character in a string, and
+bytes that are no UTF-8 (replaced, as Java's String does). Keys come out as text: a number and the same number in quotes
+are one key, as in a Java map with number keys. An object as a key comes out as `ObjectKey`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeAlias
+
+from cometmq.errors import ProtocolError
+
+MAX_DEPTH = 64
+"""Objects and arrays within each other. RocketMQ's own bodies need 6."""
+MAX_DIGITS = 400
+"""Of one number: far beyond any double, and short enough that its conversion costs nothing."""
+
+Json: TypeAlias = Any
+
+_BLANK = re.compile(r"(?:[\s\ufeff]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+_BLANKS_AND_COMMAS = re.compile(r"(?:[\s\ufeff,]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+_DOUBLE = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
+_SINGLE = re.compile(r"'([^'\\]*(?:\\.[^'\\]*)*)'", re.DOTALL)
+_WORD = re.compile(r"""[^\s"'{}\[\],:]+""")
+_NUMBER = re.compile(r"[+-]?(\d+)?(\.\d*)?([eE][+-]?\d+)?[LSBFD]?", re.ASCII)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[0-7]|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "F": "\f", "v": "\v", '"': '"', "'": "'", "/": "/", "\\": "\\"}
+_WORDS: dict[str, Json] = {"null": None, "undefined": None, "NaN": None, "true": True, "false": False}
+
+
+class LenientError(ProtocolError):
+    """Text that not even fastjson would read. `pos`: index of the character where it went wrong."""
+
+    def __init__(self, problem: str, pos: int) -> None:
+        super().__init__(problem, pos)
+        self.problem = problem
+        self.pos = pos
+
+    def __str__(self) -> str:
+        return f"{self.problem} at character {self.pos}"
+
+
+class ObjectKey(tuple[tuple[str, Json], ...]):
+    """An object in the place of a key: its (key, value) pairs sorted by key, so that equal objects are one key."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Json]:
+        return dict(self)
+
+
+def read_lenient(data: bytes | bytearray | memoryview | str) -> Json:
+    """The one value of a text. Raises LenientError."""
+    text = data if isinstance(data, str) else bytes(data).decode("utf-8", "replace")
+    reader = _Reader(text)
+    value = reader.value(0)
+    reader.end()
+    return value
+
+
+class _Reader:
+    __slots__ = ("pos", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.pos = 0
+
+    def error(self, problem: str) -> LenientError:
+        return LenientError(problem, self.pos)
+
+    def peek(self) -> str:
+        """The next character that is not blank, "" at the end."""
+        self.pos = _BLANK.match(self.text, self.pos).end()  # type: ignore[union-attr]
+        return self.text[self.pos : self.pos + 1]
+
+    def peek_after_commas(self) -> str:
+        self.pos = _BLANKS_AND_COMMAS.match(self.text, self.pos).end()  # type: ignore[union-attr]
+        return self.text[self.pos : self.pos + 1]
+
+    def end(self) -> None:
+        if self.peek():
+            raise self.error("text goes on after its value")
+
+    def value(self, depth: int) -> Json:
+        first = self.peek()
+        if first == "{":
+            return self.object(depth + 1)
+        if first == "[":
+            return self.array(depth + 1)
+        if first in ('"', "'"):
+            return self.string()
+        if not first:
+            raise self.error("text ends where a value should be")
+        return self.word_value(depth)
+
+    def object(self, depth: int) -> dict[Any, Json]:
+        if depth > MAX_DEPTH:
+            raise self.error(f"nested deeper than {MAX_DEPTH}")
+        self.pos += 1
+        found: dict[Any, Json] = {}
+        while True:
+            first = self.peek_after_commas()
+            if first == "}":
+                self.pos += 1
+                return found
+            key = self.key(first, depth)
+            if self.peek() != ":":
+                raise self.error("expected ':' after a key")
+            self.pos += 1
+            found[key] = self.value(depth)
+            if self.peek() not in (",", "}"):
+                raise self.error("expected ',' or '}'")
+
+    def key(self, first: str, depth: int) -> Any:
+        if first in ('"', "'"):
+            return self.string()
+        if first == "{":
+            pairs = self.object(depth + 1)
+            return ObjectKey(sorted(((str(key), _hashable(value)) for key, value in pairs.items()), key=_first))
+        return self.word()
+
+    def array(self, depth: int) -> list[Json]:
+        if depth > MAX_DEPTH:
+            raise self.error(f"nested deeper than {MAX_DEPTH}")
+        self.pos += 1
+        found: list[Json] = []
+        while True:
+            if self.peek_after_commas() == "]":
+                self.pos += 1
+                return found
+            found.append(self.value(depth))
+            if self.peek() not in (",", "]"):
+                raise self.error("expected ',' or ']'")
+
+    def string(self) -> str:
+        pattern = _DOUBLE if self.text[self.pos] == '"' else _SINGLE
+        match = pattern.match(self.text, self.pos)
+        if match is None:
+            raise self.error("a string is not closed")
+        content = match[1]
+        if "\\" in content:
+            content = _ESCAPE.sub(self._unescape, content)
+            if not content.isascii():
+                # Java's strings are UTF-16: two escapes can be one character; half of one cannot be encoded.
+                content = content.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        self.pos = match.end()
+        return content
+
+    def _unescape(self, match: re.Match[str]) -> str:
+        code = match[1]
+        if len(code) > 1:
+            return chr(int(code[1:], 16))
+        if code in "01234567":
+            return chr(int(code))
+        found = _ESCAPES.get(code)
+        if found is None:
+            raise self.error(f"unknown escape \\{code} in a string")
+        return found
+
+    def word(self) -> str:
+        match = _WORD.match(self.text, self.pos)
+        if match is None:
+            raise self.error("expected a key" if self.text[self.pos : self.pos + 1] else "text ends within an object")
+        self.pos = match.end()
+        return match[0]
+
+    def word_value(self, depth: int) -> Json:
+        match = _WORD.match(self.text, self.pos)
+        if match is None:
+            raise self.error("expected a value")
+        word = match[0]
+        if word in _WORDS:
+            self.pos = match.end()
+            return _WORDS[word]
+        if word in ("Set", "TreeSet") and self.text[match.end() : match.end() + 1] == "[":
+            self.pos = match.end()
+            return self.array(depth + 1)
+        number = _NUMBER.fullmatch(word)
+        if number is None or not (number[1] or number[2]) or (number[2] == "." and not number[1]):
+            raise self.error("expected a value")
+        if len(word) > MAX_DIGITS:
+            raise self.error(f"a number has more than {MAX_DIGITS} characters")
+        plain = word.rstrip("LSBFD")
+        value = float(plain) if number[2] is not None or number[3] is not None else int(plain)
+        self.pos = match.end()
+        return value
+
+
+def _first(pair: tuple[str, Json]) -> str:
+    return pair[0]
+
+
+def _hashable(value: Json) -> Json:
+    """A value that may be part of a key: objects and arrays as tuples."""
+    if isinstance(value, dict):
+        return ObjectKey(sorted(((str(key), _hashable(inner)) for key, inner in value.items()), key=_first))
+    if isinstance(value, list):
+        return tuple(_hashable(inner) for inner in value)
+    return value
