@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cometmq.errors import RequestTimeout, SendFailed
-from cometmq.protocol.frame import Frame
 from tests.remoting.peers import until
 
+from cometmq.errors import RequestTimeout, SendFailed
+from cometmq.protocol.frame import Frame
 from cometmq.remoting.calls import OPAQUE_MASK, CallTable
 
 

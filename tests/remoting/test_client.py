@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from cometmq.errors import ConnectError, RequestTimeout, SendFailed
-from cometmq.protocol.frame import Frame
 from tests.remoting.peers import RawPeer, raw_frame, soon, until
 
+from cometmq.errors import ConnectError, RequestTimeout, SendFailed
+from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer, parse_addr
 
 ECHO, LATER, NOTIFY = 1, 2, 40

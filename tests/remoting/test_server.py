@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from cometmq.protocol.frame import Frame
 from tests.remoting.peers import RawPeer, raw_frame, soon, until
 
+from cometmq.protocol.frame import Frame
 from cometmq.remoting import CommandError, Connection, Limits, RemotingServer, Tick
 
 ECHO, LATER, SLOW, BOOM, REFUSE, SILENT, COUNT = 1, 2, 3, 4, 5, 6, 7
@@ -264,6 +264,13 @@ class CountingTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1)})
         self.writes: list[bytes] = []
+        self.reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
 
     def write(self, data: Any) -> None:
         self.writes.append(bytes(data))
@@ -294,26 +301,29 @@ async def test_all_answers_of_a_tick_leave_in_one_write() -> None:
 
 async def test_a_busy_connection_does_not_starve_another() -> None:
     order: list[str] = []
+    tick = Tick()
+    limits = Limits(frames_per_callback=8)
 
-    def note(connection: Connection, request: Frame) -> None:
-        order.append(connection.state)
+    def connect(name: str) -> tuple[Connection, CountingTransport]:
+        transport = CountingTransport()
+        connection = Connection(lambda c, request: order.append(name), tick, limits)
+        connection.connection_made(transport)
+        return connection, transport
 
-    async with (
-        serving({LATER: note, ECHO: echo}, limits=Limits(frames_per_callback=8)) as (server, port),
-        peer(port) as busy,
-        peer(port) as calm,
-    ):
-        await until(lambda: len(server.connections) == 2)
-        for raw, name in ((busy, "busy"), (calm, "calm")):
-            host, own_port = raw.writer.get_extra_info("sockname")
-            (connection,) = (c for c in server.connections if c.peer == f"{host}:{own_port}")
-            connection.state = name
-        await busy.send(b"".join(raw_frame(LATER, n) for n in range(1500)))
-        await until(lambda: bool(order))
-        await calm.send(raw_frame(LATER, 1))
-        await until(lambda: len(order) == 1501)
+    def deliver(connection: Connection, frames: int) -> None:
+        data = b"".join(raw_frame(LATER, n) for n in range(frames))
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
 
-    assert order.index("calm") < 1400
+    (busy, busy_transport), (calm, _) = connect("busy"), connect("calm")
+    deliver(busy, 100)
+    assert busy_transport.reading is False
+    deliver(calm, 1)
+    assert order == ["busy"] * 8 + ["calm"]
+    await until(lambda: len(order) == 101)
+    assert busy_transport.reading is True
+    for connection in (busy, calm):
+        connection.connection_lost(None)
 
 
 async def test_frames_beyond_the_share_of_a_callback_are_handled_before_the_peer_sends_more() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from cometmq.errors import ConnectError, RequestTimeout
 from cometmq.protocol.frame import Frame
@@ -113,15 +114,13 @@ class RemotingClient:
     async def close(self, grace_s: float = 3.0) -> None:
         """Close all connections; outstanding calls fail. The client cannot be used any more."""
         self._closed = True
-        for task in list(self._connecting.values()):
+        running: list[asyncio.Task[Any]] = [*self._connecting.values(), *self._dispatcher.tasks]
+        for task in running:
             task.cancel()
+        if running:
+            await asyncio.gather(*running, return_exceptions=True)
         self.tick.run_now()
         await self._table.close_all(grace_s)
-        tasks = [*self._connecting.values(), *self._dispatcher.tasks]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _dial(self, addr: str) -> Connection:
         host, port = parse_addr(addr)

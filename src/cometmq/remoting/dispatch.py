@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from cometmq.errors import CometError, HeaderError
+from cometmq.errors import CometError, ProtocolError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 
@@ -118,7 +118,8 @@ class Dispatcher:
             code, remark, ext = error.code, error.remark, error.ext
         else:
             code, remark = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
-            if not isinstance(error, HeaderError) and self._budget.take():
+            # A request that cannot be read is its sender's fault, and the answer says so.
+            if not isinstance(error, ProtocolError) and self._budget.take():
                 log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)
         if not request.flag & 2:
             connection.write(encode_frame(request.response(code, remark, ext=ext)))
