@@ -1,0 +1,238 @@
+"""A first run: a cluster, a real data set through it, and an archive of it that Spark reads back.
+
+1. `tpchgen-cli` makes the orders of the TPC-H benchmark.
+2. A standalone cluster (name server and broker) starts as a process of its own.
+3. Each order becomes a business event and is sent to the topic `orders`: its key is the order key, its tag
+   the order status, its user properties priority and clerk, its body JSON.
+4. The Spark archive job writes the topic to Parquet.
+5. Spark sums up the events it finds there; the sums must be those of the source data, to the cent.
+
+Run it with `make run`, or `python examples/first_run.py --scale 1 --data /tmp/first-run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession, functions
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cometmq import Message, Producer
+from cometmq.pipeline.archive import ArchiveProgress, archive
+from cometmq.pipeline.session import spark_session
+from cometmq.testing import StandaloneProcess
+
+TOPIC = "orders"
+SEND_AT_ONCE = 256
+ROWS_AT_ONCE = 8192
+DEFAULT_DATA = Path(__file__).parents[1] / "data" / "first-run"
+# Prices are decimals, written as JSON numbers digit by digit: no cent is lost on the way.
+to_json = msgspec.json.Encoder(decimal_format="number").encode
+console = Console()
+
+
+@dataclass(slots=True)
+class Stage:
+    """What one stage did and how long it took; sizes are of bodies, those of `archive` of stored records."""
+
+    name: str
+    messages: int = 0
+    size_bytes: int = 0
+    seconds: float = 0.0
+
+
+Totals = dict[str, tuple[int, Decimal]]
+"""Order status -> (orders, sum of their prices)."""
+
+
+def main() -> int:
+    """Run all stages. Returns 0 if Spark's sums are those of the source, 1 if not."""
+    options = parse_arguments()
+    data = prepare_directory(options.data)
+    began = time.monotonic()
+    with progress_display() as progress:
+        source = make_orders(progress, data, options.scale)
+        with StandaloneProcess(data / "store") as cluster:
+            sent = asyncio.run(send_orders(progress, cluster.namesrv, source))
+            spark = spark_session("first run")
+            try:
+                archived = archive_orders(progress, spark, cluster.namesrv, data)
+                summed, found = sum_up(progress, spark, data)
+            finally:
+                spark.stop()
+        expected = totals_of_source(source)
+    report([sent, archived, summed], expected, found, data, time.monotonic() - began)
+    return 0 if found == expected else 1
+
+
+def progress_display() -> Progress:
+    """Bars while it works; silent where nobody watches."""
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scale", type=float, default=0.1, help="TPC-H scale factor; 0.1 is 150,000 orders")
+    where = f"an empty or new directory (default {DEFAULT_DATA}, emptied first)"
+    parser.add_argument("--data", type=Path, default=None, help=where)
+    options = parser.parse_args()
+    if not 0 < options.scale <= 1000:
+        parser.error("--scale must be above 0 and at most 1000")
+    return options
+
+
+def prepare_directory(chosen: Path | None) -> Path:
+    """The run's directory, empty. Only the default one is emptied; any other must be so already."""
+    data = (chosen or DEFAULT_DATA).resolve()
+    if chosen is None:
+        shutil.rmtree(data, ignore_errors=True)
+    elif data.exists() and any(data.iterdir()):
+        raise SystemExit(f"first_run: {data} is not empty")
+    data.mkdir(parents=True, exist_ok=True)
+    return data
+
+
+def make_orders(progress: Progress, data: Path, scale: float) -> pq.ParquetFile:
+    """Have tpchgen-cli write the orders; returns the opened Parquet file."""
+    task = progress.add_task("making TPC-H orders", total=None)
+    tool = shutil.which("tpchgen-cli", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if tool is None:
+        raise SystemExit("first_run: tpchgen-cli is missing: pip install 'cometmq[demo]'")
+    command = [tool, "parquet", "-s", str(scale), "--tables", "orders", "-o", str(data / "source")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"first_run: tpchgen-cli failed: {done.stderr.strip()}")
+    orders = pq.ParquetFile(data / "source" / "orders.parquet")
+    progress.update(task, total=orders.metadata.num_rows, completed=orders.metadata.num_rows)
+    return orders
+
+
+def events(source: pq.ParquetFile) -> Iterator[list[Message]]:
+    """The orders as messages, some thousand at a time."""
+    for batch in source.iter_batches(ROWS_AT_ONCE):
+        yield [
+            Message(
+                topic=TOPIC,
+                body=to_json(order),
+                keys=(str(order["o_orderkey"]),),
+                tags=order["o_orderstatus"],
+                properties={"priority": order["o_orderpriority"], "clerk": order["o_clerk"]},
+            )
+            for order in batch.to_pylist()
+        ]
+
+
+async def send_orders(progress: Progress, namesrv: str, source: pq.ParquetFile) -> Stage:
+    """Send every order as one message, many of them under way at once."""
+    stage = Stage("send")
+    task = progress.add_task("sending events", total=source.metadata.num_rows)
+    began = time.monotonic()
+    async with Producer("first-run", namesrv=namesrv) as producer:
+        for messages in events(source):
+            await producer.send_many(watched(messages, progress, task), concurrency=SEND_AT_ONCE)
+            stage.messages += len(messages)
+            stage.size_bytes += sum(len(message.body) for message in messages)
+    stage.seconds = time.monotonic() - began
+    return stage
+
+
+def watched(messages: list[Message], progress: Progress, task: TaskID) -> Iterator[Message]:
+    """The messages, with the bar moving on as they are taken."""
+    for at, message in enumerate(messages, 1):
+        yield message
+        if at % SEND_AT_ONCE == 0 or at == len(messages):
+            progress.advance(task, at % SEND_AT_ONCE or SEND_AT_ONCE)
+
+
+def archive_orders(progress: Progress, spark: SparkSession, namesrv: str, data: Path) -> Stage:
+    """Have Spark write the topic to Parquet."""
+    task = progress.add_task("archiving with Spark", total=None)
+
+    def show(at: ArchiveProgress) -> None:
+        progress.update(task, completed=at.records, total=at.total)
+
+    summary = archive(spark, namesrv, [TOPIC], str(data / "archive"), on_progress=show)
+    if not summary.complete:
+        raise SystemExit(f"first_run: {summary.lost} messages lost, {summary.bad} bad")
+    return Stage("archive", summary.records, summary.bytes, summary.seconds)
+
+
+def sum_up(progress: Progress, spark: SparkSession, data: Path) -> tuple[Stage, Totals]:
+    """Orders and prices by status, computed by Spark from the bodies in the archive."""
+    task = progress.add_task("summing up with Spark", total=None)
+    began = time.monotonic()
+    events = spark.read.parquet(str(data / "archive"))
+    price = functions.from_json(events.body.cast("string"), "o_totalprice decimal(15,2)").o_totalprice
+    rows = (
+        events.groupBy(events.tags.alias("status"))
+        .agg(
+            functions.countDistinct("keys").alias("orders"),
+            functions.sum(price).alias("price"),
+            functions.count("*").alias("messages"),
+            functions.sum(functions.length("body")).alias("size"),
+        )
+        .collect()
+    )
+    found = {row.status: (row.orders, row.price) for row in rows}
+    stage = Stage("sum up", sum(row.messages for row in rows), sum(row["size"] for row in rows))
+    stage.seconds = time.monotonic() - began
+    progress.update(task, total=stage.messages, completed=stage.messages)
+    return stage, found
+
+
+def totals_of_source(source: pq.ParquetFile) -> Totals:
+    """The same sums from the source, without Spark."""
+    orders = source.read(["o_orderstatus", "o_totalprice"])
+    grouped = orders.group_by("o_orderstatus").aggregate([([], "count_all"), ("o_totalprice", "sum")])
+    columns = ("o_orderstatus", "count_all", "o_totalprice_sum")
+    return {row[columns[0]]: (row[columns[1]], row[columns[2]]) for row in grouped.to_pylist()}
+
+
+def report(stages: list[Stage], expected: Totals, found: Totals, data: Path, seconds: float) -> None:
+    """What a reader wants to know of the run, in two tables and two lines."""
+    table = Table("stage", title="CometMQ first run")
+    for name in ("messages", "MB", "seconds", "messages/s", "MB/s"):
+        table.add_column(name, justify="right")
+    for stage in stages:
+        megabytes, took = stage.size_bytes / 1e6, max(stage.seconds, 1e-9)
+        rates = (f"{stage.messages / took:,.0f}", f"{megabytes / took:,.1f}")
+        table.add_row(stage.name, f"{stage.messages:,}", f"{megabytes:,.1f}", f"{stage.seconds:.2f}", *rates)
+    console.print(table)
+    check = Table("status", "orders", "total price, from the archive", "total price, from the source", "")
+    for column in check.columns[1:4]:
+        column.justify = "right"
+    for status in sorted(expected.keys() | found.keys()):
+        archived, source = found.get(status, (0, Decimal(0))), expected.get(status, (0, Decimal(0)))
+        verdict = "equal" if archived == source else f"NOT EQUAL, {source[0]:,} orders in the source"
+        check.add_row(status, f"{archived[0]:,}", f"{archived[1]:,.2f}", f"{source[1]:,.2f}", verdict)
+    console.print(check)
+    console.print(f"Parquet: {data / 'archive'}", soft_wrap=True)
+    console.print(
+        f"done in {seconds:.1f} s: "
+        + (
+            "the archive holds every order exactly"
+            if found == expected
+            else "THE ARCHIVE IS NOT WHAT WAS SENT"
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

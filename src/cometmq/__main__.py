@@ -1,0 +1,5 @@
+"""`python -m cometmq`: the `cometmq` command."""
+
+from cometmq.cli import main
+
+main()

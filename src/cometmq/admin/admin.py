@@ -1,0 +1,341 @@
+"""The administration API: what `mqadmin` does, as one asyncio object.
+
+    async with Admin("127.0.0.1:9876") as admin:
+        print(await admin.topics())
+
+Works against CometMQ and Apache RocketMQ alike. Every failure is a typed error that says who refused what.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from cometmq.client.instance import ClientInstance
+from cometmq.client.options import ClientOptions
+from cometmq.client.producer import Producer
+from cometmq.errors import CometError
+from cometmq.message import Message, MessageExt, MessageQueue, SendResult
+from cometmq.protocol.bodies import ClusterInfo, TopicRouteData, TopicStatsTable
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode
+from cometmq.protocol.headers import GetTopicStatsInfoRequestHeader
+from cometmq.protocol.properties import is_reserved
+
+from . import groups, messages
+from .errors import UnknownNameError
+from .values import (
+    BrokerStatus,
+    GroupProgress,
+    GroupSummary,
+    MessageTrack,
+    QueueStatus,
+    TopicUse,
+)
+
+__all__ = ["Admin", "TopicSettings"]
+
+ADMIN_GROUP = "admin_ext_group"
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+ADMIN_TIMEOUT_S = 5.0
+MASTER_ID = 0
+UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # bits of a topic's topicSysFlag
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a topic is created with. perm: 2 write, 4 read, 6 both."""
+
+    topic: str
+    read_queue_nums: int = 8
+    write_queue_nums: int = 8
+    perm: int = 6
+    order: bool = False
+    unit: bool = False
+    has_unit_sub: bool = False
+
+    @property
+    def topic_sys_flag(self) -> int:
+        return UNIT_FLAG * self.unit + UNIT_SUB_FLAG * self.has_unit_sub
+
+    def __str__(self) -> str:
+        perm = ("R" if self.perm & 4 else "-") + ("W" if self.perm & 2 else "-") + "-"
+        return (
+            f"TopicConfig [topicName={self.topic}, readQueueNums={self.read_queue_nums}, "
+            f"writeQueueNums={self.write_queue_nums}, perm={perm}, topicFilterType=SINGLE_TAG, "
+            f"topicSysFlag={self.topic_sys_flag}, order={'true' if self.order else 'false'}]"
+        )
+
+
+class Admin:
+    """Operations on a cluster, found through its name servers (`;` between several)."""
+
+    def __init__(
+        self, namesrv: str | Sequence[str] | None = None, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> None:
+        self._namesrv = namesrv
+        self._timeout_s = timeout_s
+        self._client: ClientInstance | None = None
+        self._producer: Producer | None = None
+
+    async def __aenter__(self) -> Self:
+        instance = str(time.time_ns() // 1_000_000)
+        options = ClientOptions(api_timeout_s=self._timeout_s, instance_name=instance)
+        self._client = ClientInstance(self._namesrv, options)
+        await self._client.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        producer, self._producer = self._producer, None
+        client, self._client = self._client, None
+        try:
+            if producer is not None:
+                await producer.stop()
+        finally:
+            if client is not None:
+                await client.close()
+
+    @property
+    def client(self) -> ClientInstance:
+        """Connections and typed calls, for requests this class has no method for."""
+        assert self._client is not None, "use Admin in `async with`"
+        return self._client
+
+    # -- topics
+
+    async def create_topic(
+        self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None
+    ) -> AsyncIterator[str]:
+        """Create or change a topic at one broker or all masters of a cluster; yields each address."""
+        addrs = [broker_addr] if broker_addr else await self.master_addrs(cluster or "")
+        for addr in addrs:
+            await self.client.brokers.create_topic(
+                addr,
+                settings.topic,
+                read_queue_nums=settings.read_queue_nums,
+                write_queue_nums=settings.write_queue_nums,
+                perm=settings.perm,
+                topic_sys_flag=settings.topic_sys_flag,
+                order=settings.order,
+            )
+            yield addr
+
+    async def set_order_conf(
+        self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None
+    ) -> str:
+        """Note the ordered topic's queues (`broker-a:8;broker-b:8`) with all name servers; returns the note.
+
+        For one broker its entry is merged into what is there; for a cluster the note is replaced.
+        """
+        info = await self.client.namesrv.cluster_info()
+        entries: dict[str, str] = {}
+        if broker_addr:
+            noted = await self.client.namesrv.kv_config(ORDER_NAMESPACE, settings.topic) or ""
+            entries = dict(word.split(":", 1) for word in noted.split(";") if ":" in word)
+            names = [
+                name
+                for name, data in info.broker_addr_table.items()
+                if broker_addr in data.broker_addrs.values()
+            ]
+        else:
+            names = sorted(info.cluster_addr_table.get(cluster or "", ()))
+        entries.update(dict.fromkeys(names, str(settings.write_queue_nums)))
+        conf = ";".join(f"{name}:{count}" for name, count in entries.items())
+        for addr in self.client.namesrv.addrs:
+            await self.client.namesrv.put_kv_config(addr, ORDER_NAMESPACE, settings.topic, conf)
+        return conf
+
+    async def delete_topic_in_brokers(self, topic: str, cluster: str) -> list[str]:
+        """Delete a topic with its messages at all masters of a cluster; returns their addresses."""
+        addrs = await self.master_addrs(cluster)
+        for addr in addrs:
+            await self.client.brokers.delete_topic(addr, topic)
+        return addrs
+
+    async def delete_topic_in_name_servers(self, topic: str) -> None:
+        """Have every name server forget the topic's route."""
+        for addr in self.client.namesrv.addrs:
+            await self.client.namesrv.delete_topic(addr, topic)
+
+    async def topics(self) -> list[str]:
+        """All topics that a name server knows, system, retry and dead-letter topics included; sorted."""
+        return await self.client.namesrv.topics()
+
+    async def topic_uses(self) -> list[TopicUse]:
+        """Each topic with its cluster and its groups; no retry and dead-letter topics."""
+        info = await self.client.namesrv.cluster_info()
+        uses: list[TopicUse] = []
+        for topic in await self.topics():
+            if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+                continue
+            try:
+                route = await self.route(topic)
+                names = {data.broker_name for data in route.broker_datas}
+                found = [
+                    cluster for cluster, brokers in info.cluster_addr_table.items() if names & set(brokers)
+                ]
+                consumers = await groups.groups_of_topic(self.client, route, topic)
+            except CometError:
+                # A topic without a broker that answers is listed all the same, as Apache's tool does.
+                found, consumers = [], []
+            uses.append(
+                TopicUse(cluster_name=found[0] if found else "", topic=topic, consumer_groups=consumers)
+            )
+        return uses
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """Raises NoRouteError, which names the name servers asked and their answers."""
+        return await self.client.namesrv.route(topic)
+
+    async def topic_status(self, topic: str) -> list[QueueStatus]:
+        """Offsets and last write of each queue, ordered by broker and queue."""
+        rows: list[QueueStatus] = []
+        for addr in messages.broker_addrs(await self.route(topic)).values():
+            answer = await self.client.brokers.call(
+                addr,
+                RequestCode.GET_TOPIC_STATS_INFO,
+                GetTopicStatsInfoRequestHeader(topic=topic),
+                topic=topic,
+            )
+            for queue, offsets in TopicStatsTable.decode(answer.body).offset_table.items():
+                rows.append(
+                    QueueStatus(
+                        broker_name=queue.broker_name,
+                        queue_id=queue.queue_id,
+                        min_offset=offsets.min_offset,
+                        max_offset=offsets.max_offset,
+                        last_update_timestamp=offsets.last_update_timestamp,
+                    )
+                )
+        return sorted(rows, key=lambda row: (row.broker_name, row.queue_id))
+
+    # -- brokers
+
+    async def cluster_info(self) -> ClusterInfo:
+        """All clusters, brokers and their addresses, as a name server knows them."""
+        return await self.client.namesrv.cluster_info()
+
+    async def master_addrs(self, cluster: str) -> list[str]:
+        """Addresses of the masters of a cluster. Raises UnknownNameError for a cluster nobody knows."""
+        info = await self.cluster_info()
+        if cluster not in info.cluster_addr_table:
+            raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))
+        addrs = [
+            info.broker_addr_table[name].broker_addrs.get(MASTER_ID)
+            for name in sorted(info.cluster_addr_table[cluster])
+            if name in info.broker_addr_table
+        ]
+        return [addr for addr in addrs if addr]
+
+    async def runtime(self, broker_addr: str) -> dict[str, str]:
+        """What a broker says about itself."""
+        return await self.client.brokers.runtime_info(broker_addr)
+
+    async def brokers(self, cluster: str | None = None) -> list[BrokerStatus]:
+        """Every broker of one or all clusters with its runtime table; `problem` where one does not answer."""
+        info = await self.cluster_info()
+        if cluster is not None and cluster not in info.cluster_addr_table:
+            raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))
+        found: list[BrokerStatus] = []
+        for cluster_name, names in sorted(info.cluster_addr_table.items()):
+            if cluster not in (None, cluster_name):
+                continue
+            for name in sorted(names):
+                data = info.broker_addr_table.get(name)
+                for broker_id, addr in sorted(data.broker_addrs.items()) if data else ():
+                    runtime, problem = await self._runtime_or_problem(addr)
+                    found.append(
+                        BrokerStatus(
+                            cluster_name=cluster_name,
+                            broker_name=name,
+                            broker_id=broker_id,
+                            broker_addr=addr,
+                            runtime=runtime,
+                            problem=problem,
+                        )
+                    )
+        return found
+
+    async def _runtime_or_problem(self, addr: str) -> tuple[dict[str, str], str]:
+        try:
+            return await self.runtime(addr), ""
+        except CometError as error:
+            return {}, str(error)
+
+    # -- consumer groups
+
+    async def progress(self, group: str, *, with_client_ip: bool = False) -> GroupProgress:
+        """How far a group is in each of its queues. Raises NoRouteError for a group that never consumed."""
+        return await groups.progress(self.client, group, with_client_ip=with_client_ip)
+
+    async def groups(self) -> list[GroupSummary]:
+        """A line about each group that has a retry topic, the furthest behind first."""
+        names = [
+            topic.removeprefix(RETRY_PREFIX)
+            for topic in await self.topics()
+            if topic.startswith(RETRY_PREFIX)
+        ]
+        found = [await groups.summary(self.client, name) for name in names]
+        return sorted(found, key=lambda row: (-row.diff_total, row.group))
+
+    async def consume_directly(self, group: str, client_id: str, offset_msg_id: str) -> str:
+        """Have one member of a group process one message at once; returns the client's answer as text."""
+        return await groups.consume_directly(self.client, group, client_id, offset_msg_id)
+
+    # -- messages
+
+    async def message_by_id(self, msg_id: str) -> MessageExt:
+        """The message an offset id names, asked of the broker inside the id. Raises BrokerError, IdError."""
+        return await messages.by_offset_id(self.client, msg_id)
+
+    async def messages_by_key(
+        self, topic: str, key: str, limit: int = 64, *, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> list[MessageExt]:
+        """Messages of a topic with a key, the oldest first."""
+        return await messages.by_key(self.client, topic, key, limit, unique=False, span=(begin_ms, end_ms))
+
+    async def messages_by_unique_key(self, topic: str, msg_id: str, limit: int = 32) -> list[MessageExt]:
+        """Messages of a topic with a message id as producers return it; more than one after retries."""
+        return await messages.by_key(self.client, topic, msg_id, limit, unique=True, span=(0, 2**63 - 1))
+
+    async def tracks(self, message: MessageExt) -> list[MessageTrack]:
+        """What became of a message in each group that consumes its topic."""
+        return await groups.tracks(self.client, message)
+
+    def read(self, wanted: messages.ReadRange, group: str | None = None) -> AsyncIterator[MessageExt]:
+        """Messages of a topic, queue after queue, without committing anything."""
+        return messages.read(self.client, wanted, group)
+
+    async def send(
+        self, message: Message, *, broker_name: str | None = None, queue_id: int | None = None
+    ) -> SendResult:
+        """Send a message, to a given queue if broker name and queue id are given."""
+        producer = await self._started_producer()
+        queue = None
+        if broker_name is not None and queue_id is not None:
+            queue = MessageQueue(message.topic, broker_name, queue_id)
+        return await producer.send(message, queue=queue)
+
+    async def send_again(self, message: MessageExt) -> SendResult:
+        """Send a stored message as a new one: body, flag, tag, keys and user properties."""
+        user = {name: value for name, value in message.properties.items() if not is_reserved(name)}
+        return await self.send(
+            Message(
+                topic=message.topic,
+                body=bytes(message.body),
+                tags=message.tags,
+                keys=message.keys,
+                flag=message.flag,
+                properties=user,
+            )
+        )
+
+    async def _started_producer(self) -> Producer:
+        if self._producer is None:
+            self._producer = Producer(ADMIN_GROUP, client=self.client)
+            await self._producer.start()
+        return self._producer

@@ -1,0 +1,24 @@
+"""Errors that only administration raises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from cometmq.errors import CometError, Terminal
+
+
+class UnknownNameError(CometError, Terminal):
+    """A name nobody knows. kind: "cluster", "broker" or "queue"; known: those there are."""
+
+    def __init__(self, kind: str, name: str, known: Sequence[str]) -> None:
+        super().__init__(kind, name, list(known))
+        self.kind = kind
+        self.name = name
+        self.known = list(known)
+
+    def __str__(self) -> str:
+        near = get_close_matches(self.name, self.known, n=1)
+        if near:
+            return f"no {self.kind} named {self.name}; did you mean {near[0]}?"
+        return f"no {self.kind} named {self.name}; known: {', '.join(self.known) or 'none'}"

@@ -1,0 +1,217 @@
+"""The text that `mqadmin` prints, column for column as Apache's tools print it, so that scripts keep working.
+
+Pure functions from values to lines; the widths are those of the 4.9 tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+from cometmq.message import MessageExt, SendResult
+
+from .values import (
+    BrokerStatus,
+    GroupProgress,
+    GroupSummary,
+    MessageTrack,
+    QueueStatus,
+    TopicUse,
+)
+
+MS_PER_HOUR = 3_600_000
+
+
+def time_with_ms(timestamp_ms: int) -> str:
+    """Local time as `2026-01-31 23:59:59,999`; empty for 0."""
+    if timestamp_ms <= 0:
+        return ""
+    moment = datetime.fromtimestamp(timestamp_ms // 1000)
+    return f"{moment:%Y-%m-%d %H:%M:%S},{timestamp_ms % 1000:03d}"
+
+
+def time_of_table(timestamp_ms: int) -> str:
+    """Local time as `2026-01-31 23:59:59`; empty for 0."""
+    return f"{datetime.fromtimestamp(timestamp_ms // 1000):%Y-%m-%d %H:%M:%S}" if timestamp_ms > 0 else ""
+
+
+def parse_time(text: str) -> int:
+    """Milliseconds since the epoch from digits or local `yyyy-MM-dd#HH:mm:ss:SSS`. Raises ValueError."""
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return int(text)
+    moment = datetime.strptime(text, "%Y-%m-%d#%H:%M:%S:%f")
+    # %f fills up to microseconds from the right: "5" means 500 ms to Python and 5 ms to Java.
+    millis = int(text.rpartition(":")[2])
+    return int(moment.replace(microsecond=0).timestamp()) * 1000 + millis
+
+
+def topic_status(queues: Iterable[QueueStatus]) -> Iterator[str]:
+    form = "%-32s  %-4s  %-20s  %-20s    %s"
+    yield form % ("#Broker Name", "#QID", "#Min Offset", "#Max Offset", "#Last Updated")
+    for queue in queues:
+        last = time_with_ms(queue.last_update_timestamp)
+        yield form % (queue.broker_name[:32], queue.queue_id, queue.min_offset, queue.max_offset, last)
+
+
+def topic_uses(uses: Iterable[TopicUse]) -> Iterator[str]:
+    titles, form = "%-20s  %-48s  %-48s", "%-20s  %-64s  %-64s"
+    yield titles % ("#Cluster Name", "#Topic", "#Consumer Group")
+    for use in uses:
+        for group in use.consumer_groups or [""]:
+            yield form % (use.cluster_name[:20], use.topic[:64], group[:64])
+
+
+def topic_route_table(rows: Iterable[tuple[str, str, Mapping[int, str], int, int, int]]) -> Iterator[str]:
+    """Rows are (cluster, broker name, addresses by broker id, read queues, write queues, permission)."""
+    form = "%-45s %-32s %-50s %-10s %-11s %-5s"
+    yield form % ("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm")
+    brokers = reads = writes = 0
+    for cluster, broker, addrs, read, write, perm in rows:
+        shown = "{" + ", ".join(f"{broker_id}={addr}" for broker_id, addr in sorted(addrs.items())) + "}"
+        yield form % (cluster, broker, shown, read, write, perm)
+        brokers, reads, writes = brokers + 1, reads + read, writes + write
+    yield "-" * 158
+    yield form % ("Total:", brokers, "", reads, writes, "")
+
+
+def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
+    form = "%-16s  %-22s  %-4s  %-22s %-16s %19s %19s %10s %5s %6s"
+    yield form % (
+        *("#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)"),
+        *("#PCWait(ms)", "#Hour", "#SPACE"),
+    )
+    for broker in brokers:
+        info = broker.runtime
+        earliest = broker.count("earliestMessageTimeStamp")
+        hours = (now_ms - earliest) / MS_PER_HOUR if earliest > 0 else 0.0
+        in_load = load(broker.first_number("putTps"), info, "send")
+        # Apache wrote this key with one `r` until 4.9, with two since.
+        out_key = "getTransferredTps" if "getTransferredTps" in info else "getTransferedTps"
+        out_load = load(broker.first_number(out_key), info, "pull")
+        yield form % (
+            *(broker.cluster_name, broker.broker_name, broker.broker_id, broker.broker_addr),
+            *(info.get("brokerVersionDesc", ""), in_load, out_load, info.get("pageCacheLockTimeMills", "")),
+            *(f"{hours:2.2f}", f"{broker.first_number('commitLogDiskRatio'):.4f}"),
+        )
+
+
+def load(tps: float, info: Mapping[str, str], side: str) -> str:
+    """A rate with its queue: `123.45(0,0ms)`."""
+    size = info.get(f"{side}ThreadPoolQueueSize", "")
+    wait = info.get(f"{side}ThreadPoolQueueHeadWaitTimeMills", "")
+    return f"{tps:9.2f}({size},{wait}ms)"
+
+
+def cluster_totals(brokers: Iterable[BrokerStatus]) -> Iterator[str]:
+    form = "%-16s  %-32s %14s %14s %14s %14s"
+    titles = ("#InTotalYest", "#OutTotalYest", "#InTotalToday", "#OutTotalToday")
+    yield form % ("#Cluster Name", "#Broker Name", *titles)
+    for broker in brokers:
+        yesterday = [
+            broker.count(f"msg{verb}TotalTodayMorning") - broker.count(f"msg{verb}TotalYesterdayMorning")
+            for verb in ("Put", "Get")
+        ]
+        today = [
+            broker.count(f"msg{verb}TotalTodayNow") - broker.count(f"msg{verb}TotalTodayMorning")
+            for verb in ("Put", "Get")
+        ]
+        yield form % (broker.cluster_name, broker.broker_name, *yesterday, *today)
+
+
+def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
+    """Sorted `key : value`; with an address in front where several brokers are shown."""
+    for key, value in sorted(runtime.items()):
+        yield f"{addr:<24} {key:<32}: {value}" if addr else f"{key:<32}: {value}"
+
+
+def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator[str]:
+    if show_client_ip:
+        form = "%-64s  %-32s  %-4s  %-20s  %-20s  %-20s %-20s  %s"
+        middle = ("#Client IP",)
+    else:
+        form = "%-64s  %-32s  %-4s  %-20s  %-20s  %-20s  %s"
+        middle = ()
+    titles = (
+        "#Topic",
+        "#Broker Name",
+        "#QID",
+        "#Broker Offset",
+        "#Consumer Offset",
+        *middle,
+        "#Diff",
+        "#LastTime",
+    )
+    yield form % titles
+    for queue in progress.queues:
+        client = (queue.client_ip or "N/A",) if show_client_ip else ()
+        yield form % (
+            *(
+                queue.topic[:64],
+                queue.broker_name[:32],
+                queue.queue_id,
+                queue.broker_offset,
+                queue.consumer_offset,
+            ),
+            *(*client, queue.diff, time_of_table(queue.last_timestamp) or "N/A"),
+        )
+    yield ""
+    yield f"Consume TPS: {progress.consume_tps:.2f}"
+    yield f"Diff Total: {progress.diff_total}"
+
+
+def group_summaries(groups: Iterable[GroupSummary]) -> Iterator[str]:
+    form = "%-64s  %-6s  %-24s %-5s  %-14s  %-7s  %s"
+    yield form % ("#Group", "#Count", "#Version", "#Type", "#Model", "#TPS", "#Diff Total")
+    for group in groups:
+        yield form % (
+            *(group.group[:64], group.count, group.version or "OFFLINE", group.consume_type),
+            *(group.message_model, group.consume_tps, group.diff_total),
+        )
+
+
+def key_hits(messages: Iterable[MessageExt]) -> Iterator[str]:
+    form = "%-50s %4s %40s"
+    yield form % ("#Message ID", "#QID", "#Offset")
+    for message in messages:
+        yield form % (message.msg_id, message.queue_id, message.queue_offset)
+
+
+def message_details(message: MessageExt, *, body_path: str, offset_id: bool) -> Iterator[str]:
+    """One `Name: value` line per fact, as queryMsgById; without the offset id as queryMsgByUniqueKey."""
+    facts: list[tuple[str, object]] = [("OffsetID:", message.offset_msg_id)] if offset_id else []
+    facts += [
+        ("Topic:", message.topic),
+        ("Tags:", f"[{message.tags if message.tags is not None else 'null'}]"),
+        ("Keys:", f"[{' '.join(message.keys) if message.keys else 'null'}]"),
+        ("Queue ID:", message.queue_id),
+        ("Queue Offset:", message.queue_offset),
+        ("CommitLog Offset:", message.physical_offset),
+        ("Reconsume Times:", message.reconsume_times),
+        ("Born Timestamp:", time_with_ms(message.born_timestamp_ms)),
+        ("Store Timestamp:", time_with_ms(message.store_timestamp_ms)),
+        ("Born Host:", message.born_host),
+        ("Store Host:", message.store_host),
+        ("System Flag:", message.sys_flag),
+        ("Properties:", "{" + ", ".join(f"{key}={value}" for key, value in message.properties.items()) + "}"),
+        ("Message Body Path:", body_path),
+    ]
+    for name, value in facts:
+        yield f"{name:<20} {value}"
+
+
+def message_tracks(tracks: list[MessageTrack]) -> Iterator[str]:
+    yield ""
+    if not tracks:
+        yield "WARN: No Consumer"
+    for track in tracks:
+        yield (
+            f"MessageTrack [consumerGroup={track.consumer_group}, trackType={track.track_type}, "
+            f"exceptionDesc={track.exception_desc or 'null'}]"
+        )
+
+
+def send_result(result: SendResult) -> Iterator[str]:
+    form = "%-32s  %-4s  %-20s    %s"
+    yield form % ("#Broker Name", "#QID", "#Send Result", "#MsgId")
+    yield form % (result.queue.broker_name, result.queue.queue_id, result.status.name, result.msg_id)

@@ -1,0 +1,204 @@
+"""What consumer groups have done: progress, members, the fate of single messages."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cometmq.client.instance import ClientInstance
+from cometmq.errors import BrokerError, CometError
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import (
+    ConsumerConnection,
+    ConsumerRunningInfo,
+    ConsumeStats,
+    GroupList,
+    TopicRouteData,
+)
+from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, version_name
+from cometmq.protocol.headers import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerConnectionListRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumeStatsRequestHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+)
+from cometmq.protocol.ids import decode_offset_id
+
+from .messages import broker_addrs
+from .values import GroupProgress, GroupSummary, MessageTrack, QueueProgress, TrackType
+
+PULL_TYPE = "CONSUME_ACTIVELY"
+STATS_TIMEOUT_S = 15.0  # a broker with thousands of queues counts for a while
+
+
+async def groups_of_topic(client: ClientInstance, route: TopicRouteData, topic: str) -> list[str]:
+    """Groups with offsets on a topic at any of its brokers, sorted."""
+    names: set[str] = set()
+    for addr in broker_addrs(route).values():
+        answer = await client.brokers.call(
+            addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, QueryTopicConsumeByWhoRequestHeader(topic=topic)
+        )
+        names.update(GroupList.decode(answer.body).group_list)
+    return sorted(names)
+
+
+async def progress(client: ClientInstance, group: str, *, with_client_ip: bool = False) -> GroupProgress:
+    """Offsets of a group at all brokers that know it. Raises NoRouteError for a group nobody knows."""
+    route = await client.namesrv.route(RETRY_PREFIX + group)
+    owners = await queue_owners(client, route, group) if with_client_ip else {}
+    rows: list[QueueProgress] = []
+    tps = 0.0
+    for addr in broker_addrs(route).values():
+        stats = await consume_stats(client, addr, group)
+        tps += stats.consume_tps
+        for queue, offsets in stats.offset_table.items():
+            rows.append(
+                QueueProgress(
+                    topic=queue.topic,
+                    broker_name=queue.broker_name,
+                    queue_id=queue.queue_id,
+                    broker_offset=offsets.broker_offset,
+                    consumer_offset=offsets.consumer_offset,
+                    last_timestamp=offsets.last_timestamp,
+                    client_ip=owners.get(queue, ""),
+                )
+            )
+    rows.sort(key=lambda row: (row.topic, row.broker_name, row.queue_id))
+    return GroupProgress(group=group, consume_tps=tps, queues=rows)
+
+
+async def consume_stats(client: ClientInstance, addr: str, group: str) -> ConsumeStats:
+    """A group's offsets at one broker."""
+    header = GetConsumeStatsRequestHeader(consumer_group=group)
+    answer = await client.brokers.call(
+        addr, RequestCode.GET_CONSUME_STATS, header, timeout_s=max(client.brokers.timeout_s, STATS_TIMEOUT_S)
+    )
+    return ConsumeStats.decode(answer.body)
+
+
+async def members(client: ClientInstance, route: TopicRouteData, group: str) -> ConsumerConnection | None:
+    """The members of a group as the first broker that has any knows them; None when nobody is online.
+
+    Raises BrokerError for any other refusal.
+    """
+    for addr in broker_addrs(route).values():
+        try:
+            answer = await client.brokers.call(
+                addr,
+                RequestCode.GET_CONSUMER_CONNECTION_LIST,
+                GetConsumerConnectionListRequestHeader(consumer_group=group),
+            )
+        except BrokerError as error:
+            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                continue
+            raise
+        return ConsumerConnection.decode(answer.body)
+    return None
+
+
+async def queue_owners(client: ClientInstance, route: TopicRouteData, group: str) -> dict[MessageQueue, str]:
+    """Which member (the address part of its client id) holds each queue, as far as members answer."""
+    owners: dict[MessageQueue, str] = {}
+    connected = await members(client, route, group)
+    for connection in connected.connection_set if connected else ():
+        header = GetConsumerRunningInfoRequestHeader(
+            consumer_group=group, client_id=connection.client_id, jstack_enable=False
+        )
+        for addr in broker_addrs(route).values():
+            try:
+                answer = await client.brokers.call(addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+            except CometError:
+                # An old member, or one that is connected to another broker only: its queues show N/A.
+                continue
+            for queue in ConsumerRunningInfo.decode(answer.body).mq_table:
+                owners[queue] = connection.client_id.partition("@")[0]
+            break
+    return owners
+
+
+async def summary(client: ClientInstance, group: str) -> GroupSummary:
+    """One line about a group; what cannot be found out is 0 or empty, as in Apache's tool."""
+    connected: ConsumerConnection | None = None
+    tps, diff = 0.0, 0
+    try:
+        route = await client.namesrv.route(RETRY_PREFIX + group)
+        connected = await members(client, route, group)
+        found = await progress(client, group)
+        tps, diff = found.consume_tps, found.diff_total
+    except CometError:
+        pass  # the group is listed all the same
+    online = connected is not None and bool(connected.connection_set)
+    return GroupSummary(
+        group=group,
+        count=len(connected.connection_set) if connected else 0,
+        version=version_name(min(c.version for c in connected.connection_set))
+        if online and connected
+        else "",
+        consume_type=("PULL" if connected.consume_type == PULL_TYPE else "PUSH")
+        if online and connected
+        else "",
+        message_model=str(connected.message_model) if online and connected else "",
+        consume_tps=int(tps),
+        diff_total=diff,
+    )
+
+
+async def tracks(client: ClientInstance, message: MessageExt) -> list[MessageTrack]:
+    """What became of a message in each group that has offsets on its topic."""
+    route = await client.namesrv.route(message.topic)
+    names = await groups_of_topic(client, route, message.topic)
+    return list(await asyncio.gather(*(track(client, message, name) for name in names)))
+
+
+async def track(client: ClientInstance, message: MessageExt, group: str) -> MessageTrack:
+    """What became of a message in one group; a failure to find out is told in the answer."""
+    try:
+        route = await client.namesrv.route(RETRY_PREFIX + group)
+        connected = await members(client, route, group)
+        if connected is None:
+            return MessageTrack(
+                consumer_group=group,
+                track_type=TrackType.NOT_ONLINE,
+                exception_desc=f"CODE:{int(ResponseCode.CONSUMER_NOT_ONLINE)} DESC:no member is online",
+            )
+        if connected.consume_type == PULL_TYPE:
+            return MessageTrack(consumer_group=group, track_type=TrackType.PULL)
+        if not await consumed(client, message, group):
+            return MessageTrack(consumer_group=group, track_type=TrackType.NOT_CONSUME_YET)
+    except CometError as error:
+        return MessageTrack(consumer_group=group, track_type=TrackType.UNKNOWN, exception_desc=str(error))
+    subscription = connected.subscription_table.get(message.topic)
+    wanted = set(subscription.tags_set) if subscription else set()
+    passed = not wanted or "*" in wanted or message.tags in wanted
+    kind = TrackType.CONSUMED if passed else TrackType.CONSUMED_BUT_FILTERED
+    return MessageTrack(consumer_group=group, track_type=kind)
+
+
+async def consumed(client: ClientInstance, message: MessageExt, group: str) -> bool:
+    """Whether the group's committed offset lies behind the message, at the broker that stores it."""
+    info = await client.namesrv.cluster_info()
+    names = {
+        name
+        for name, data in info.broker_addr_table.items()
+        if message.store_host in data.broker_addrs.values()
+    }
+    found = await progress(client, group)
+    return any(
+        row.topic == message.topic
+        and row.queue_id == message.queue_id
+        and row.broker_name in names
+        and row.consumer_offset > message.queue_offset
+        for row in found.queues
+    )
+
+
+async def consume_directly(client: ClientInstance, group: str, client_id: str, offset_msg_id: str) -> str:
+    """Have one member process one message at once, through the broker that stores it."""
+    place = decode_offset_id(offset_msg_id)
+    header = ConsumeMessageDirectlyRequestHeader(
+        consumer_group=group, client_id=client_id, msg_id=offset_msg_id
+    )
+    answer = await client.brokers.call(
+        place.store_host, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=STATS_TIMEOUT_S
+    )
+    return bytes(answer.body).decode("utf-8", "replace")

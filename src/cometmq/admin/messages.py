@@ -1,0 +1,130 @@
+"""Finding and reading stored messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from cometmq.client.instance import ClientInstance
+from cometmq.errors import ConfigError
+from cometmq.message import MessageExt, MessageQueue, PullStatus
+from cometmq.protocol.bodies import TopicRouteData
+from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.properties import UNIQ_KEY
+
+from .errors import UnknownNameError
+
+TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from the start
+PULL_BATCH = 32
+PERM_READ = 4
+
+
+class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic, or one broker's or one queue's part of it; times in ms, `count` messages at most."""
+
+    topic: str
+    broker_name: str | None = None
+    queue_id: int | None = None
+    offset: int | None = None
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    count: int = 128
+
+
+def broker_addrs(route: TopicRouteData) -> dict[str, str]:
+    """Broker name -> the address to ask: its master's, else that of its slave with the lowest id."""
+    return {
+        data.broker_name: data.broker_addrs[min(data.broker_addrs)]
+        for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
+        if data.broker_addrs
+    }
+
+
+async def by_offset_id(client: ClientInstance, msg_id: str) -> MessageExt:
+    """The message an offset id names. Raises ConfigError for text that is no offset id."""
+    try:
+        place = decode_offset_id(msg_id)
+    except ValueError as error:
+        raise ConfigError("msgId", msg_id, f"an offset id, 32 or 56 hexadecimal digits ({error})") from None
+    return await client.brokers.view_message(place.store_host, place.physical_offset)
+
+
+async def by_key(
+    client: ClientInstance, topic: str, key: str, limit: int, *, unique: bool, span: tuple[int, int]
+) -> list[MessageExt]:
+    """Hits of all brokers of a topic, oldest first, those of other keys with the same hash taken out."""
+    found: list[MessageExt] = []
+    for name, addr in broker_addrs(await client.namesrv.route(topic)).items():
+        hits = await client.brokers.query_message(
+            addr,
+            topic,
+            key,
+            max_count=limit,
+            begin_ms=span[0],
+            end_ms=span[1],
+            unique_key=unique,
+            broker_name=name,
+        )
+        for message in hits:
+            keys = (message.properties.get(UNIQ_KEY),) if unique else message.keys
+            if key in keys and message.topic == topic:
+                found.append(message)
+    found.sort(key=lambda message: (message.store_timestamp_ms, message.queue_id, message.queue_offset))
+    return found[:limit]
+
+
+async def read(
+    client: ClientInstance, wanted: ReadRange, group: str | None = None
+) -> AsyncIterator[MessageExt]:
+    """Messages of the range, queue after queue. Raises UnknownNameError for a broker or queue not there."""
+    route = await client.namesrv.route(wanted.topic)
+    addrs = broker_addrs(route)
+    left = wanted.count
+    for queue in queues_of(route, wanted):
+        addr = addrs[queue.broker_name]
+        start, end = await bounds(client, addr, queue, wanted)
+        while start < end and left > 0:
+            result = await client.brokers.pull(
+                addr, queue, group or TOOLS_GROUP, start, max_count=min(PULL_BATCH, left, end - start)
+            )
+            if result.status is PullStatus.NO_NEW_MSG or result.next_begin_offset <= start:
+                break
+            for message in result.messages:
+                if message.queue_offset < end and left > 0:
+                    left -= 1
+                    yield message
+            start = result.next_begin_offset
+
+
+def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:
+    """The readable queues of a range, in order."""
+    counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.perm & PERM_READ}
+    if wanted.broker_name is not None:
+        if wanted.broker_name not in counts:
+            raise UnknownNameError("broker", wanted.broker_name, sorted(counts))
+        counts = {wanted.broker_name: counts[wanted.broker_name]}
+    queues = [
+        MessageQueue(wanted.topic, name, i) for name, count in sorted(counts.items()) for i in range(count)
+    ]
+    if wanted.queue_id is None:
+        return queues
+    chosen = [queue for queue in queues if queue.queue_id == wanted.queue_id]
+    if not chosen:
+        raise UnknownNameError("queue", str(wanted.queue_id), [str(queue.queue_id) for queue in queues])
+    return chosen
+
+
+async def bounds(
+    client: ClientInstance, addr: str, queue: MessageQueue, wanted: ReadRange
+) -> tuple[int, int]:
+    """First offset and the one behind the last of a range in one queue."""
+    first = await client.brokers.min_offset(addr, queue)
+    end = await client.brokers.max_offset(addr, queue)
+    if wanted.begin_ms is not None:
+        first = max(first, await client.brokers.offset_by_time(addr, queue, wanted.begin_ms))
+    if wanted.end_ms is not None:
+        end = min(end, await client.brokers.offset_by_time(addr, queue, wanted.end_ms))
+    if wanted.offset is not None:
+        first = max(first, wanted.offset)
+    return first, end

@@ -1,0 +1,124 @@
+"""What all `mqadmin` commands share: names in any case, `help X`, `-n`, `-h`, `--json`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from .admin import Admin
+
+F = TypeVar("F", bound=Callable[..., Any])
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class MqAdmin(click.Group):
+    """A group with RocketMQ's habits: names in any case, aliases, `help <command>`, a plain listing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.aliases: dict[str, str] = {}
+
+    def add(self, command: click.Command, *aliases: str) -> None:
+        """Register a command under its RocketMQ name and other names for it."""
+        assert command.name
+        self.add_command(command)
+        for name in (command.name, *aliases):
+            self.aliases[name.lower()] = command.name
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name.lower() == "help":
+            return self.commands.get("help")
+        return self.commands.get(self.aliases.get(cmd_name.lower(), ""))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.ClickException(f"The sub command {args[0]} not exist.{self.nearest(args[0])}")
+        return super().resolve_command(ctx, args)
+
+    def nearest(self, name: str) -> str:
+        """A hint at the command that was probably meant, or nothing."""
+        import difflib
+
+        near = difflib.get_close_matches(name.lower(), self.aliases, n=1)
+        return f" Did you mean {self.aliases[near[0]]}?" if near else ""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        formatter.write(self.listing() + "\n")
+
+    def listing(self) -> str:
+        """What `mqadmin` alone prints."""
+        lines = ["The most commonly used mqadmin commands are:"]
+        lines += [
+            f"   {name:<20} {c.get_short_help_str(90)}" for name, c in self.commands.items() if name != "help"
+        ]
+        return "\n".join(
+            [*lines, "", "See 'mqadmin help <command>' for more information on a specific command."]
+        )
+
+
+def namesrv_option(command: F) -> F:
+    """`-n/--namesrvAddr`, which every command has."""
+    return click.option(
+        "-n",
+        "--namesrvAddr",
+        "namesrv",
+        metavar="LIST",
+        envvar="NAMESRV_ADDR",
+        default="127.0.0.1:9876",
+        show_default="NAMESRV_ADDR, else 127.0.0.1:9876",
+        help="Name servers, separated by ';'.",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """`--json`, which every listing has."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of columns.")(command)
+
+
+def target_options(*, required: bool) -> Callable[[F], F]:
+    """`-b/--brokerAddr` and `-c/--clusterName`, of which exactly one (or at most one) may be given."""
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def checked(*args: Any, broker_addr: str | None, cluster: str | None, **kwargs: Any) -> Any:
+            if broker_addr and cluster:
+                raise click.UsageError("Give -b/--brokerAddr or -c/--clusterName, not both.")
+            if required and not (broker_addr or cluster):
+                raise click.UsageError("Missing option: -b/--brokerAddr or -c/--clusterName.")
+            return command(*args, broker_addr=broker_addr, cluster=cluster, **kwargs)
+
+        click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")(checked)
+        click.option("-c", "--clusterName", "cluster", metavar="NAME", help="All masters of this cluster.")(
+            checked
+        )
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[None]]) -> None:
+    """Run one operation with an Admin that is closed whatever happens."""
+
+    async def run() -> None:
+        async with Admin(namesrv) as admin:
+            await work(admin)
+
+    asyncio.run(run())
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print lines to standard output."""
+    for line in lines:
+        click.echo(line)
+
+
+def show_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

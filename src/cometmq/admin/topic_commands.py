@@ -1,0 +1,161 @@
+"""`mqadmin` commands about topics: updateTopic, deleteTopic, topicList, topicRoute, topicStatus."""
+
+from __future__ import annotations
+
+import click
+
+from . import formats
+from .admin import Admin, TopicSettings
+from .shell import (
+    SETTINGS,
+    json_option,
+    namesrv_option,
+    show,
+    show_json,
+    target_options,
+    with_admin,
+)
+
+TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
+QUEUE_NUMS_MAX = 65_535
+
+
+@click.command("updateTopic", context_settings=SETTINGS)
+@namesrv_option
+@target_options(required=True)
+@TOPIC
+@click.option(
+    "-r",
+    "--readQueueNums",
+    "read_queue_nums",
+    type=click.IntRange(1, QUEUE_NUMS_MAX),
+    default=8,
+    show_default=True,
+    help="Queues to read from.",
+)
+@click.option(
+    "-w",
+    "--writeQueueNums",
+    "write_queue_nums",
+    type=click.IntRange(1, QUEUE_NUMS_MAX),
+    default=8,
+    show_default=True,
+    help="Queues to write to.",
+)
+@click.option(
+    "-p",
+    "--perm",
+    type=click.Choice(["2", "4", "6"]),
+    default="6",
+    show_default=True,
+    help="Permission: 2 write, 4 read, 6 both.",
+)
+@click.option("-o", "--order", type=bool, default=False, metavar="BOOL", help="Ordered topic.")
+@click.option("-u", "--unit", type=bool, default=False, metavar="BOOL", help="Unit topic.")
+@click.option(
+    "-s", "--hasUnitSub", "has_unit_sub", type=bool, default=False, metavar="BOOL", help="Has unit sub."
+)
+def update_topic(
+    namesrv: str,
+    broker_addr: str | None,
+    cluster: str | None,
+    topic: str,
+    read_queue_nums: int,
+    write_queue_nums: int,
+    perm: str,
+    order: bool,
+    unit: bool,
+    has_unit_sub: bool,
+) -> None:
+    """Update or create topic."""
+    settings = TopicSettings(
+        topic=topic.strip(),
+        read_queue_nums=read_queue_nums,
+        write_queue_nums=write_queue_nums,
+        perm=int(perm),
+        order=order,
+        unit=unit,
+        has_unit_sub=has_unit_sub,
+    )
+
+    async def work(admin: Admin) -> None:
+        async for addr in admin.create_topic(settings, broker_addr=broker_addr, cluster=cluster):
+            click.echo(f"create topic to {addr} success.")
+        if order:
+            conf = await admin.set_order_conf(settings, broker_addr=broker_addr, cluster=cluster)
+            click.echo(
+                f"set {'broker' if broker_addr else 'cluster'} orderConf. isOrder=true, orderConf=[{conf}]"
+            )
+        click.echo(str(settings))
+
+    with_admin(namesrv, work)
+
+
+@click.command("deleteTopic", context_settings=SETTINGS)
+@namesrv_option
+@TOPIC
+@click.option(
+    "-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster to delete it from."
+)
+def delete_topic(namesrv: str, topic: str, cluster: str) -> None:
+    """Delete topic from broker and NameServer."""
+
+    async def work(admin: Admin) -> None:
+        await admin.delete_topic_in_brokers(topic.strip(), cluster)
+        click.echo(f"delete topic [{topic}] from cluster [{cluster}] success.")
+        await admin.delete_topic_in_name_servers(topic.strip())
+        click.echo(f"delete topic [{topic}] from NameServer success.")
+
+    with_admin(namesrv, work)
+
+
+@click.command("topicList", context_settings=SETTINGS)
+@namesrv_option
+@click.option(
+    "-c", "--clusterModel", "cluster_model", is_flag=True, help="With the cluster and the groups of each."
+)
+@json_option
+def topic_list(namesrv: str, cluster_model: bool, as_json: bool) -> None:
+    """Fetch all topic list from name server."""
+
+    async def work(admin: Admin) -> None:
+        if cluster_model:
+            uses = await admin.topic_uses()
+            show_json(uses) if as_json else show(formats.topic_uses(uses))
+        else:
+            topics = await admin.topics()
+            show_json(topics) if as_json else show(topics)
+
+    with_admin(namesrv, work)
+
+
+@click.command("topicRoute", context_settings=SETTINGS)
+@namesrv_option
+@TOPIC
+@click.option("-l", "--list", "as_list", is_flag=True, help="Columns instead of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (the default of this command).")
+def topic_route(namesrv: str, topic: str, as_list: bool, as_json: bool) -> None:
+    """Examine topic route info."""
+
+    async def work(admin: Admin) -> None:
+        route = await admin.route(topic.strip())
+        if as_list and not as_json:
+            show(formats.topic_route_table(admin.route_rows(route)))
+        else:
+            show_json(route)
+
+    with_admin(namesrv, work)
+
+
+@click.command("topicStatus", context_settings=SETTINGS)
+@namesrv_option
+@TOPIC
+@json_option
+def topic_status(namesrv: str, topic: str, as_json: bool) -> None:
+    """Examine topic Status info."""
+
+    async def work(admin: Admin) -> None:
+        queues = await admin.topic_status(topic.strip())
+        show_json(queues) if as_json else show(formats.topic_status(queues))
+
+    with_admin(namesrv, work)

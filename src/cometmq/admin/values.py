@@ -1,0 +1,195 @@
+"""What the administration operations answer with.
+
+As JSON (`--json`) the fields carry RocketMQ's camel-case names. Times are milliseconds since the epoch, 0
+where there is none; offsets count messages of a queue.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from enum import StrEnum
+
+import msgspec
+
+from cometmq.message import MessageExt, SendResult
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of the answers: immutable, JSON in camel case."""
+
+
+class QueueStatus(Value):
+    """One queue of a topic on one broker."""
+
+    broker_name: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    last_update_timestamp: int
+
+
+class TopicUse(Value):
+    """A topic, the cluster it lies in and the groups that have offsets on it."""
+
+    cluster_name: str
+    topic: str
+    consumer_groups: list[str]
+
+
+class BrokerStatus(Value):
+    """One broker process and what it says about itself: the table of GET_BROKER_RUNTIME_INFO."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    broker_addr: str
+    runtime: dict[str, str]
+    problem: str = ""
+
+    def first_number(self, key: str) -> float:
+        """The first of the numbers under a key (rates are over 10, 60 and 600 s), 0.0 without one."""
+        try:
+            return float(self.runtime.get(key, "").split()[0])
+        except (IndexError, ValueError):
+            return 0.0
+
+    def count(self, key: str) -> int:
+        """A counter of the table, 0 where the broker has none."""
+        text = self.runtime.get(key, "")
+        return int(text) if text.lstrip("-").isdigit() else 0
+
+
+class QueueProgress(Value):
+    """How far a group is in one queue."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    broker_offset: int
+    consumer_offset: int
+    last_timestamp: int
+    client_ip: str = ""
+
+    @property
+    def diff(self) -> int:
+        """Messages the group has not yet committed."""
+        return self.broker_offset - self.consumer_offset
+
+
+class GroupProgress(Value):
+    """How far a group is in all its queues."""
+
+    group: str
+    consume_tps: float
+    queues: list[QueueProgress]
+
+    @property
+    def diff_total(self) -> int:
+        return sum(queue.diff for queue in self.queues)
+
+
+class GroupSummary(Value):
+    """One line about a group. Version, type and model are empty for a group without members."""
+
+    group: str
+    count: int
+    version: str
+    consume_type: str
+    message_model: str
+    consume_tps: int
+    diff_total: int
+
+
+class TrackType(StrEnum):
+    """What became of a message in a group."""
+
+    CONSUMED = "CONSUMED"
+    CONSUMED_BUT_FILTERED = "CONSUMED_BUT_FILTERED"
+    PULL = "PULL"
+    NOT_CONSUME_YET = "NOT_CONSUME_YET"
+    NOT_ONLINE = "NOT_ONLINE"
+    UNKNOWN = "UNKNOWN"
+
+
+class MessageTrack(Value):
+    """What became of a message in one group; `exception_desc` says why that is not known."""
+
+    consumer_group: str
+    track_type: TrackType
+    exception_desc: str = ""
+
+
+class MessageView(Value):
+    """A stored message for people and scripts; a body that is no UTF-8 text is shown as Base64."""
+
+    topic: str
+    msg_id: str
+    offset_msg_id: str
+    tags: str | None
+    keys: list[str]
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    commit_log_offset: int
+    reconsume_times: int
+    born_timestamp: int
+    born_host: str
+    store_timestamp: int
+    store_host: str
+    sys_flag: int
+    store_size: int
+    properties: dict[str, str]
+    body: str
+    body_encoding: str
+
+    @classmethod
+    def of(cls, message: MessageExt) -> MessageView:
+        """View a message as it came from a broker, its body decompressed."""
+        body = bytes(message.body)
+        try:
+            text, encoding = body.decode("utf-8"), "utf-8"
+        except UnicodeDecodeError:
+            text, encoding = b64encode(body).decode("ascii"), "base64"
+        return cls(
+            topic=message.topic,
+            msg_id=message.msg_id,
+            offset_msg_id=message.offset_msg_id,
+            tags=message.tags,
+            keys=list(message.keys),
+            broker_name=message.broker_name,
+            queue_id=message.queue_id,
+            queue_offset=message.queue_offset,
+            commit_log_offset=message.physical_offset,
+            reconsume_times=message.reconsume_times,
+            born_timestamp=message.born_timestamp_ms,
+            born_host=message.born_host,
+            store_timestamp=message.store_timestamp_ms,
+            store_host=message.store_host,
+            sys_flag=message.sys_flag,
+            store_size=message.store_size,
+            properties=dict(message.properties),
+            body=text,
+            body_encoding=encoding,
+        )
+
+
+class SendView(Value):
+    """What a broker said about a sent message."""
+
+    send_status: str
+    msg_id: str
+    offset_msg_id: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+
+    @classmethod
+    def of(cls, result: SendResult) -> SendView:
+        return cls(
+            send_status=result.status.name,
+            msg_id=result.msg_id,
+            offset_msg_id=result.offset_msg_id,
+            broker_name=result.queue.broker_name,
+            queue_id=result.queue.queue_id,
+            queue_offset=result.queue_offset,
+        )

@@ -1,0 +1,28 @@
+"""The `cometmq` command: its subcommands and where each is."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import click
+
+from .lazy import LazyGroup
+
+COMMANDS = {
+    "standalone": ("cometmq.cli.standalone:standalone", "Run a whole cluster on this machine."),
+    "namesrv": ("cometmq.cli.servers:mqnamesrv", "Run a name server (the same as mqnamesrv)."),
+    "broker": ("cometmq.cli.servers:mqbroker", "Run a broker (the same as mqbroker)."),
+    "send": ("cometmq.cli.send:send", "Send messages to a topic."),
+    "consume": ("cometmq.cli.consume:consume", "Receive messages of a topic and print them."),
+    "archive": ("cometmq.cli.archive:archive", "Write a topic to Parquet with Spark, each message once."),
+    "admin": (
+        "cometmq.admin.commands:mqadmin",
+        "Look after topics, groups and brokers (the same as mqadmin).",
+    ),
+}
+
+
+@click.command(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("cometmq"), "-V", "--version", prog_name="cometmq")
+def cometmq() -> None:
+    """A message queue compatible with RocketMQ, with its data pipeline on Spark."""

@@ -1,0 +1,163 @@
+"""`cometmq archive`: the Spark archive job from the command line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import HELP, namesrv_option
+from .progress import make_progress
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.archive import ArchiveSummary
+
+
+@click.command(context_settings=HELP)
+@click.argument("topics", nargs=-1)
+@click.option("-o", "--output", required=True, metavar="DIR", help="The Parquet table: a path or a URI.")
+@namesrv_option
+@click.option(
+    "--pattern", metavar="REGEX", help="Archive the topics whose names match, instead of naming them."
+)
+@click.option(
+    "--continuous", is_flag=True, help="Go on until Ctrl-C instead of ending with what is there now."
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --continuous: time between two looks for new messages.",
+)
+@click.option(
+    "--starting",
+    default="earliest",
+    show_default=True,
+    metavar="WHERE",
+    help="For queues new to the archive: earliest, latest or offsets as JSON.",
+)
+@click.option(
+    "--batch-records",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="Messages per commit.",
+)
+@click.option("-g", "--group", metavar="NAME", help="Consumer group to publish the progress to.")
+@click.option("--master", metavar="URL", help="Spark master; SPARK_MASTER, else local[*].")
+@click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Heap of Spark's driver.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def archive(
+    topics: tuple[str, ...],
+    output: str,
+    namesrv: str,
+    pattern: str | None,
+    continuous: bool,
+    interval_s: float,
+    starting: str,
+    batch_records: int,
+    group: str | None,
+    master: str | None,
+    memory: str,
+    as_json: bool,
+) -> None:
+    """Write TOPICS to Parquet, each message exactly once; run again, it goes on where it stopped."""
+    if bool(topics) == bool(pattern):
+        raise click.UsageError("Give topics or --pattern, not both.")
+    check_spark()
+    from cometmq.pipeline.archive import ArchiveProgress
+    from cometmq.pipeline.archive import archive as run_archive
+    from cometmq.pipeline.session import spark_session
+
+    spark = spark_session("cometmq archive", master=master, memory=memory)
+    try:
+        with stop_event() as stop, make_progress() as progress:
+            task = progress.add_task("archiving", total=None)
+
+            def show(at: ArchiveProgress) -> None:
+                progress.update(task, completed=at.records, total=at.total)
+
+            summary = run_archive(
+                spark,
+                namesrv,
+                topics,
+                output,
+                pattern=pattern,
+                mode="continuous" if continuous else "available_now",
+                interval_s=interval_s,
+                starting=starting,
+                batch_records=batch_records,
+                consumer_group=group,
+                on_progress=show,
+                stop=stop,
+            )
+    finally:
+        spark.stop()
+    report(summary, as_json)
+    if not summary.complete:
+        raise click.exceptions.Exit(1)
+
+
+def check_spark() -> None:
+    """Raises ClickException where PySpark or Java is missing: their own errors say it in fifty lines."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise click.ClickException("the archive needs Spark: pip install 'cometmq[spark]'") from None
+    home = os.environ.get("JAVA_HOME")
+    if not (os.access(os.path.join(home, "bin", "java"), os.X_OK) if home else shutil.which("java")):
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
+        raise click.ClickException(f"Spark needs Java 17 or newer: {where}")
+
+
+@contextmanager
+def stop_event() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set, to finish the batch under way. A second signal acts as usual.
+
+    To be entered after the Spark session was made, which sets a handler of its own.
+    """
+    stop = threading.Event()
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(signum: int, _frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(signum, before[signal.Signals(signum)])
+        click.echo("finishing the batch under way ...", err=True)
+
+    for signum in before:
+        signal.signal(signum, ask)
+    try:
+        yield stop
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def report(summary: ArchiveSummary, as_json: bool) -> None:
+    """Say what the run did."""
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2))
+        return
+    rate = summary.records / max(summary.seconds, 1e-9)
+    click.echo(
+        f"archived {summary.records} messages ({summary.bytes} bytes) in {summary.seconds:.2f} s "
+        f"({rate:,.0f}/s) to {summary.files} files ({summary.file_bytes} bytes) in {summary.output}"
+    )
+    if summary.resumed_behind_batch is not None:
+        click.echo(f"went on behind batch {summary.resumed_behind_batch}")
+    if not summary.complete:
+        click.echo(
+            f"{summary.lost} messages were lost before they were archived, {summary.bad} are bad", err=True
+        )

@@ -1,0 +1,88 @@
+"""Which servers of this user run: one locked file per process in a run directory.
+
+A server holds an exclusive lock on its file as long as it lives, so that a file left behind by `kill -9` is
+told from a living process, whatever process ids have been given out since. The directory is
+COMETMQ_RUN_DIR, else `cometmq` under XDG_RUNTIME_DIR, else ~/.cometmq/run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+log = logging.getLogger(__name__)
+
+
+def run_directory() -> Path:
+    """Where the files lie; not created here."""
+    if given := os.environ.get("COMETMQ_RUN_DIR"):
+        return Path(given)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "cometmq"
+    return Path.home() / ".cometmq" / "run"
+
+
+class RunFile:
+    """Context manager that announces this process as a server of a kind ("namesrv", "broker", "standalone").
+
+    A run directory that cannot be written is a warning: the server works, only `mqshutdown` cannot find it.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.path = run_directory() / f"{kind}-{os.getpid()}.pid"
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._descriptor, b"%d\n" % os.getpid())
+        except OSError as error:
+            log.warning("mqshutdown will not find this process: %s: %s", self.path, error.strerror)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            with suppress(OSError):
+                os.unlink(self.path)
+            os.close(self._descriptor)
+
+
+def running(kind: str) -> Iterator[int]:
+    """Yield the process ids of the living servers of a kind; files of dead ones are removed."""
+    directory = run_directory()
+    if not directory.is_dir():
+        return
+    for path in sorted(directory.glob(f"{kind}-*.pid")):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # gone between listing and opening, or another user's
+        try:
+            if _is_held(descriptor):
+                text = os.read(descriptor, 32).decode("ascii", "replace").strip()
+                if text.isdigit():
+                    yield int(text)
+            else:
+                with suppress(OSError):
+                    os.unlink(path)
+        finally:
+            os.close(descriptor)
+
+
+def _is_held(descriptor: int) -> bool:
+    """True while another process holds the file's lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

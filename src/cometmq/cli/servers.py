@@ -1,0 +1,143 @@
+"""`mqnamesrv` and `mqbroker` (also `cometmq namesrv` and `cometmq broker`): one server in the foreground.
+
+Settings come from the defaults, then the properties file, then the command line, as in Apache's servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from .config_file import check_namesrv_list, read_properties_file
+from .serving import serve, set_up_logging
+
+if TYPE_CHECKING:
+    from cometmq.broker.config import BrokerConfig
+    from cometmq.broker.server import Broker
+    from cometmq.namesrv.config import NamesrvConfig
+    from cometmq.namesrv.server import NameServer
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+# What `mqbroker -m` prints: the settings Apache's configuration classes mark as important.
+IMPORTANT_BROKER_KEYS = (
+    "namesrvAddr", "brokerIP1", "brokerName", "brokerClusterName", "brokerId",
+    "autoCreateTopicEnable", "autoCreateSubscriptionGroup", "msgTraceTopicName", "traceTopicEnable",
+    "rejectTransactionMessage", "fetchNamesrvAddrByAddressServer", "transactionTimeOut",
+    "transactionCheckMax", "transactionCheckInterval", "aclEnable", "storePathRootDir",
+    "storePathCommitLog", "flushIntervalCommitLog", "commitIntervalCommitLog",
+    "flushCommitLogTimed", "deleteWhen", "fileReservedTime", "maxTransferBytesOnMessageInMemory",
+    "maxTransferCountOnMessageInMemory", "maxTransferBytesOnMessageInDisk",
+    "maxTransferCountOnMessageInDisk", "accessMessageInMemoryMaxRatio", "messageIndexEnable",
+    "messageIndexSafe", "haMasterAddress", "brokerRole", "flushDiskType", "cleanFileForciblyEnable",
+    "transientStorePoolEnable",
+)  # fmt: skip
+
+
+@click.command(context_settings=HELP)
+@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Name server config properties file.")
+@click.option(
+    "-n", "--namesrvAddr", "namesrv_addr", metavar="LIST", help="Accepted like Apache's; has no use."
+)
+@click.option(
+    "-p", "--printConfigItem", "print_all", is_flag=True, help="Print all configuration items and exit."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Listen here instead of listenPort; 0 is any free port."
+)
+def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool, port: int | None) -> None:
+    """Run a name server in the foreground until Ctrl-C or SIGTERM."""
+    set_up_logging()
+    if namesrv_addr is not None:
+        check_namesrv_list(namesrv_addr)
+    config = namesrv_config(config_file, port)
+    if print_all:
+        print_properties(config.to_properties())
+        return
+    from cometmq.namesrv.server import NameServer
+
+    def announce(server: NameServer) -> str:
+        return f"The Name Server boot success. serializeType=JSON, listening on port {server.port}"
+
+    serve("namesrv", lambda: NameServer(config), announce)
+
+
+@click.command(context_settings=HELP)
+@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Broker config properties file.")
+@click.option(
+    "-n",
+    "--namesrvAddr",
+    "namesrv_addr",
+    metavar="LIST",
+    help="Name servers, '192.168.0.1:9876;192.168.0.2:9876'; wins over file and NAMESRV_ADDR.",
+)
+@click.option(
+    "-p", "--printConfigItem", "print_all", is_flag=True, help="Print all configuration items and exit."
+)
+@click.option(
+    "-m",
+    "--printImportantConfig",
+    "print_important",
+    is_flag=True,
+    help="Print the important configuration items and exit.",
+)
+def mqbroker(
+    config_file: str | None, namesrv_addr: str | None, print_all: bool, print_important: bool
+) -> None:
+    """Run a broker in the foreground until Ctrl-C or SIGTERM."""
+    set_up_logging()
+    config = broker_config(config_file, namesrv_addr)
+    if print_all or print_important:
+        pairs = config.properties()
+        print_properties(
+            pairs if print_all else {key: pairs[key] for key in IMPORTANT_BROKER_KEYS if key in pairs}
+        )
+        return
+    from cometmq.broker.server import Broker
+
+    def announce(broker: Broker) -> str:
+        addr = f"{config.broker_ip1}:{broker.port}"
+        ready = f"The broker[{config.broker_name}, {addr}] boot success. serializeType=JSON"
+        return f"{ready} and name server is {config.namesrv_addr}" if config.namesrv_addr else ready
+
+    serve("broker", lambda: Broker(config), announce)
+
+
+def namesrv_config(config_file: str | None, port: int | None) -> NamesrvConfig:
+    """Raises ConfigError for a bad value, OSError for a file that cannot be read."""
+    from cometmq.namesrv.config import NamesrvConfig
+
+    properties = read_properties_file(config_file) if config_file else {}
+    if config_file:
+        properties.setdefault("configStorePath", config_file)
+    if port is not None:
+        properties["listenPort"] = str(port)
+    return NamesrvConfig.from_properties(properties)
+
+
+def broker_config(config_file: str | None, namesrv_addr: str | None) -> BrokerConfig:
+    """Raises ConfigError for a bad value, OSError for a file that cannot be read."""
+    from cometmq.broker.config import BrokerConfig
+
+    properties = read_properties_file(config_file) if config_file else {}
+    if config_file:
+        properties["brokerConfigPath"] = config_file
+    if namesrv_addr is not None:
+        properties["namesrvAddr"] = namesrv_addr
+    config = BrokerConfig.from_properties(properties)
+    if config.namesrv_addr:
+        check_namesrv_list(config.namesrv_addr)
+    return config
+
+
+def print_properties(pairs: dict[str, str]) -> None:
+    """Print `key=value` lines as Apache's servers do, one per setting, unescaped."""
+    for line in sorted_lines(pairs.items()):
+        click.echo(line)
+
+
+def sorted_lines(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """`key=value` in the order of the keys."""
+    return [f"{key}={value}" for key, value in sorted(pairs)]

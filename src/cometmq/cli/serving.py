@@ -1,0 +1,81 @@
+"""A server in the foreground: start, say so, wait for a signal, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import click
+
+from cometmq import remoting
+
+from .running import RunFile
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Server(Protocol):
+    """What can be served: NameServer, Broker, Standalone."""
+
+    async def start(self) -> Any: ...
+
+    async def stop(self) -> None: ...
+
+
+def set_up_logging() -> None:
+    """Warnings and errors to standard error; COMETMQ_LOG_LEVEL=INFO or DEBUG shows more."""
+    wanted = os.environ.get("COMETMQ_LOG_LEVEL", "WARNING").upper()
+    level = logging.getLevelNamesMapping().get(wanted)
+    logging.basicConfig(level=level or logging.WARNING, format=LOG_FORMAT, stream=sys.stderr)
+    if level is None:
+        logging.getLogger(__name__).warning(
+            "COMETMQ_LOG_LEVEL=%s is no level: DEBUG, INFO, WARNING, ERROR", wanted
+        )
+
+
+def serve(kind: str, make: Callable[[], Server], announce: Callable[[Server], str]) -> None:
+    """Run a server until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once.
+
+    `make` builds the server inside the loop; `announce` is the ready line, printed once the ports listen.
+    `kind` is the word `mqshutdown` knows the process by.
+    """
+    remoting.run(_serve(kind, make, announce))
+
+
+async def _serve(kind: str, make: Callable[[], Server], announce: Callable[[Server], str]) -> None:
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+
+    def ask(signum: int) -> None:
+        if asked.is_set():
+            os._exit(128 + signum)
+        asked.set()
+
+    for signum in STOP_SIGNALS:
+        loop.add_signal_handler(signum, ask, signum)
+    server = make()
+    starting = asyncio.ensure_future(server.start())
+    stopping = asyncio.ensure_future(asked.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            # Stopped while it started, in a long recovery for example: nothing was announced yet.
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            return
+        await starting
+        with RunFile(kind):
+            click.echo(announce(server))
+            sys.stdout.flush()
+            await stopping
+    finally:
+        stopping.cancel()
+        await server.stop()

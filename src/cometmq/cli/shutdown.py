@@ -1,0 +1,44 @@
+"""`mqshutdown broker | namesrv`: ask running servers to stop, as Apache's script does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import click
+
+from .running import running
+
+POLL_S = 0.05
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("kind", type=click.Choice(["broker", "namesrv", "standalone"], case_sensitive=False))
+@click.option(
+    "-w",
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait this long until they have ended; exit code 1 if one still runs then.",
+)
+def mqshutdown(kind: str, wait_s: float) -> int:
+    """Ask every running name server or broker of this user to drain and stop."""
+    name = kind if kind == "standalone" else f"mq{kind}"
+    pids = list(running(kind))
+    if not pids:
+        click.echo(f"No {name} running.")
+        return 255  # Apache's script ends with -1
+    for pid in pids:
+        click.echo(f"The {name}({pid}) is running...")
+        os.kill(pid, signal.SIGTERM)
+        click.echo(f"Send shutdown request to {name}({pid}) OK")
+    deadline = time.monotonic() + wait_s
+    while wait_s and (left := set(pids) & set(running(kind))):
+        if time.monotonic() > deadline:
+            click.echo(f"{name} still runs after {wait_s:g} s: {', '.join(map(str, sorted(left)))}", err=True)
+            return 1
+        time.sleep(POLL_S)
+    return 0

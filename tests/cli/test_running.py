@@ -1,0 +1,95 @@
+"""Which servers run: files that are locked as long as their process lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cometmq.cli.running import RunFile, run_directory, running
+
+HOLD = """
+import sys
+from cometmq.cli.running import RunFile
+with RunFile("broker"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COMETMQ_RUN_DIR", str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+def hold() -> subprocess.Popen[str]:
+    """A process that holds a broker's run file until its standard input closes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=30)
+
+
+def test_a_living_server_is_found_under_its_kind_until_it_ends() -> None:
+    process = hold()
+
+    assert list(running("broker")) == [process.pid]
+    assert list(running("namesrv")) == []
+    end(process)
+    assert list(running("broker")) == []
+
+
+def test_what_kill_9_left_behind_is_not_running_and_is_removed(directory: Path) -> None:
+    process = hold()
+    process.kill()
+    end(process)
+
+    assert len(list(directory.iterdir())) == 1
+    assert list(running("broker")) == []
+    assert list(directory.iterdir()) == []
+
+
+def test_the_own_file_goes_when_the_server_stops(directory: Path) -> None:
+    with RunFile("namesrv") as file:
+        assert file.path.read_text() == f"{os.getpid()}\n"
+
+    assert list(directory.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COMETMQ_RUN_DIR", str(tmp_path / "file" / "run"))
+
+    with caplog.at_level(logging.WARNING), RunFile("broker"):
+        pass
+
+    assert "mqshutdown will not find this process" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("runtime", "expected"), [("/run/user/1", "/run/user/1/cometmq"), (None, "/home/u/.cometmq/run")]
+)
+def test_without_a_setting_the_directory_is_the_users(
+    monkeypatch: pytest.MonkeyPatch, runtime: str | None, expected: str
+) -> None:
+    monkeypatch.delenv("COMETMQ_RUN_DIR")
+    monkeypatch.setenv("HOME", "/home/u")
+    if runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    else:
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+
+    assert run_directory() == Path(expected)
