@@ -16,14 +16,12 @@ LOGBACK = """<configuration><statusListener class="ch.qos.logback.core.status.No
 <root level="WARN"><appender-ref ref="out"/></root></configuration>
 """
 SMALL_STORE = {
-    "mapedFileSizeCommitLog": str(64 * 1024 * 1024),
     "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
-    "mapedFileSizeConsumeQueue": str(3000 * 20),
     "mappedFileSizeConsumeQueue": str(3000 * 20),
     "maxHashSlotNum": "50000",
     "maxIndexNum": "200000",
 }
-"""The file sizes that our standalone server writes into its broker.conf. 4.9 spells two keys with one p."""
+"""The file sizes that our standalone server writes into its broker.conf."""
 
 
 class ApacheServer:
@@ -40,11 +38,7 @@ class ApacheServer:
     ) -> None:
         self.version = version
         self.directory = directory
-        conf = directory / "conf"
-        conf.mkdir(parents=True, exist_ok=True)
-        for part in ("broker", "namesrv", "tools", "controller"):
-            (conf / f"logback_{part}.xml").write_text(LOGBACK)
-            (conf / f"rmq.{part}.logback.xml").write_text(LOGBACK)
+        conf = _home(directory)
         settings_file = conf / f"{name}.conf"
         settings_file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         command = [
@@ -188,12 +182,13 @@ class ApacheCluster:
 
 def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 60.0) -> str:
     """Run one command of Apache's mqadmin; returns all it printed, since it seldom sets an exit code."""
-    directory.mkdir(parents=True, exist_ok=True)
+    conf = _home(directory)
     command = [
         java_tool("java"),
         "-Xmx256m",
         "-XX:TieredStopAtLevel=1",
         *_common_flags(directory),
+        f"-Drmq.logback.configurationFile={conf / 'rmq.tools.logback.xml'}",
         "-cp",
         class_path(version),
         "org.apache.rocketmq.tools.command.MQAdminStartup",
@@ -210,6 +205,16 @@ def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 6
     return done.stdout + done.stderr
 
 
+def _home(directory: Path) -> Path:
+    """Make ``directory`` a ROCKETMQ_HOME: the programs refuse to start without their logging set-up."""
+    conf = directory / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    for part in ("broker", "namesrv", "tools"):
+        (conf / f"logback_{part}.xml").write_text(LOGBACK)  # 4.9
+        (conf / f"rmq.{part}.logback.xml").write_text(LOGBACK)  # 5.x
+    return conf
+
+
 def class_path(version: str) -> str:
     return os.pathsep.join(map(str, [launcher_classes(), *server_jars(version)]))
 
@@ -219,6 +224,7 @@ def _common_flags(directory: Path) -> list[str]:
         *OPENED,
         "-Xshare:auto",
         "-XX:-UsePerfData",
+        "-Dfile.encoding=UTF-8",
         f"-Duser.home={directory}",
         f"-Drocketmq.home.dir={directory}",
         "-Djava.net.preferIPv4Stack=true",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.interop.apache import ApacheCluster
+from tests.interop.comet import CometCluster
 from tests.interop.driver import Driver
+from tests.interop.jars import CLIENT_VERSIONS
+from tests.interop.space import Cluster, Space
 
 
 @pytest.fixture(scope="session")
@@ -53,15 +57,54 @@ def java_clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 
 @pytest.fixture
-def own_java_client(tmp_path: Path) -> Iterator[Callable[[str], Driver]]:
-    """``own_java_client("4.9.8")``: a JVM of one test alone, for tests that kill it."""
+def own_java_client(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """``own_java_client("4.9.8", "-Dflag", …)``: a JVM of one test alone, to kill or set up differently."""
     started: list[Driver] = []
 
-    def client(version: str) -> Driver:
-        started.append(Driver(version, tmp_path / f"java-{len(started)}"))
+    def client(version: str, *flags: str) -> Driver:
+        directory = tmp_path / f"java-{len(started)}"
+        started.append(Driver(version, directory, jvm=["-Xmx256m", "-XX:+UseSerialGC", *flags]))
         return started[-1]
 
     yield client
     for each in started:
         if each.process.running:
             each.kill()
+
+
+def instead_of_ours() -> str | None:
+    """The version of Apache's servers that stand in for ours in this run, if any."""
+    return os.environ.get("COMETMQ_INTEROP_SERVER")
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, apache_clusters: Callable[[str], ApacheCluster]
+) -> Iterator[Cluster]:
+    """The servers under test: ours, one name server and one broker as processes.
+
+    ``COMETMQ_INTEROP_SERVER=4.9.7`` (or ``5.5.0``) puts Apache's in their place: a test here that Apache's
+    own servers do not pass says something about the test. One is known to fail that way: 4.9.7 stamps the
+    key that a 5.5.0 client gives to a batch on each of its messages.
+    """
+    version = instead_of_ours()
+    if version:
+        yield apache_clusters(version)
+        return
+    ours = CometCluster(tmp_path_factory.mktemp("comet"))
+    yield ours
+    ours.stop()
+
+
+@pytest.fixture(params=CLIENT_VERSIONS)
+def java(request: pytest.FixtureRequest, java_clients: Callable[[str], Driver]) -> Driver:
+    """Apache's Java client, in each of its versions."""
+    return java_clients(request.param)
+
+
+@pytest.fixture
+def space(java: Driver, cluster: Cluster) -> Iterator[Space]:
+    """Names of this test's own on the shared servers, and clients that end with the test."""
+    room = Space(java, cluster)
+    yield room
+    room.close()

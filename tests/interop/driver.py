@@ -78,6 +78,8 @@ class Driver:
             *flags,
             *OPENED,
             "-XX:-UsePerfData",
+            "-Dfile.encoding=UTF-8",
+            "-Drocketmq.client.rebalance.waitInterval=1000",
             "-Djava.net.preferIPv4Stack=true",
             f"-Duser.home={directory}",
             f"-Drocketmq.client.logRoot={directory / 'logs'}",

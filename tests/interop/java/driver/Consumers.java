@@ -30,11 +30,13 @@ final class Consumers {
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(name + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
+        consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
         consumer.setConsumeThreadMin(args.number("threads", 4));
         consumer.setConsumeThreadMax(args.number("threads", 4));
         consumer.setConsumeMessageBatchMaxSize(args.number("consumeBatch", 1));
         consumer.setPullBatchSize(args.number("pullBatch", 32));
+        consumer.setAwaitTerminationMillisWhenShutdown(5000);  // what has been reported is committed too
         consumer.setMaxReconsumeTimes(args.number("maxReconsumeTimes", -1));
         consumer.setSuspendCurrentQueueTimeMillis(args.big("suspendMillis", 200));
         if (args.flag("broadcasting", false)) {
@@ -133,6 +135,7 @@ final class Consumers {
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
+        consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
         pull.put(args.text("name"), consumer);
         consumer.start();
         return "started";
@@ -176,6 +179,7 @@ final class Consumers {
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
+        consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
         consumer.setAutoCommit(args.flag("autoCommit", true));
         consumer.setPullBatchSize(args.number("pullBatch", 10));

@@ -1,0 +1,218 @@
+"""One and the same input for two brokers, and reading back all that a broker serves.
+
+Requests are raw so that nothing in them (born time, unique key, order of properties) is made up by a client.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from dataclasses import dataclass
+
+from tests.interop import wire
+from tests.interop.stores import Record, _record
+
+SEND_V2 = 310
+SEND_BATCH = 320
+PULL = 11
+UPDATE_OFFSET = 15
+QUERY_OFFSET = 14
+MAX_OFFSET = 30
+SEND_BACK = 36
+UPDATE_TOPIC = 17
+BORN = 1_700_000_000_000
+GROUP = "store-readers"
+PROBE = "store-probe"
+
+TINY = {
+    "mappedFileSizeCommitLog": str(1 << 20),
+    "mappedFileSizeConsumeQueue": str(100 * 20),
+    "maxHashSlotNum": "500",
+    "maxIndexNum": "400",
+    "maxMessageSize": str(512 * 1024),
+}
+"""Files so small that a few hundred messages roll every kind of them over."""
+TINY_SLOTS = 500
+
+
+class RefusedError(Exception):
+    """The broker answered with another code than 0."""
+
+
+@dataclass
+class Feeder:
+    """Sends to one broker over one connection, each message with everything given."""
+
+    connection: wire.Connection
+    sent: int = 0
+
+    def send(
+        self,
+        topic: str,
+        queue: int,
+        body: bytes,
+        properties: list[tuple[str, str]],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+    ) -> dict[str, str]:
+        text = "\x02".join(f"{name}\x01{value}" for name, value in properties)
+        return self._send(SEND_V2, topic, queue, body, text, flag, sys_flag)
+
+    def batch(
+        self, topic: str, queue: int, parts: list[tuple[bytes, list[tuple[str, str]]]]
+    ) -> dict[str, str]:
+        body = b""
+        for content, properties in parts:
+            text = "\x02".join(f"{name}\x01{value}" for name, value in properties).encode()
+            size = 22 + len(content) + len(text)
+            body += struct.pack(">iiiii", size, 0, 0, 0, len(content)) + content
+            body += struct.pack(">h", len(text)) + text
+        return self._send(SEND_BATCH, topic, queue, body, "WAIT\x01true", 0, 0, batch=True)
+
+    def _send(
+        self,
+        code: int,
+        topic: str,
+        queue: int,
+        body: bytes,
+        properties: str,
+        flag: int,
+        sys_flag: int,
+        *,
+        batch: bool = False,
+    ) -> dict[str, str]:
+        self.sent += 1
+        ext = {
+            "a": "feeder",
+            "b": topic,
+            "c": "TBW102",
+            "d": "4",
+            "e": str(queue),
+            "f": str(sys_flag),
+            "g": str(BORN + self.sent),
+            "h": str(flag),
+            "i": properties,
+            "j": "0",
+            "k": "false",
+            "m": str(batch).lower(),
+        }
+        return self.ask(code, ext, body)
+
+    def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> dict[str, str]:
+        header, _ = self.connection.call(code, ext, body)
+        if header["code"] != 0:
+            raise RefusedError(code, header["code"], header.get("remark"))
+        fields: dict[str, str] = header.get("extFields") or {}
+        return fields
+
+
+def feed(port: int) -> None:
+    """The whole input: several topics, keys, tags, batches, delayed messages, a retry; about 900 records."""
+    noise = random.Random(7)
+    with wire.Connection(port) as connection:
+        feeder = Feeder(connection)
+        for topic, queues in (("Alpha", 4), ("Beta", 2), ("Gamma", 1)):
+            feeder.ask(
+                UPDATE_TOPIC,
+                {
+                    "topic": topic,
+                    "defaultTopic": "TBW102",
+                    "readQueueNums": str(queues),
+                    "writeQueueNums": str(queues),
+                    "perm": "6",
+                    "order": "false",
+                    "topicFilterType": "SINGLE_TAG",
+                    "topicSysFlag": "0",
+                },
+            )
+        for number in range(500):
+            _numbered(feeder, number, noise)
+        for size in (0, 1, 4096, 100_000, 400_000, 400_000, 400_000, 300_000):  # fills three log files
+            feeder.send("Beta", 1, noise.randbytes(size) or b"-", [("KEYS", f"big{size}")])
+        for number in range(12):
+            parts = [
+                (b"part %d.%d" % (number, each), [("TAGS", "part"), ("KEYS", f"p{number}.{each}")])
+                for each in range(25)
+            ]
+            feeder.batch("Gamma", 0, parts)
+        for level in (3, 4, 5, 18):
+            feeder.send(
+                "Alpha", 0, b"later %d" % level, [("DELAY", str(level)), ("TAGS", "late"), ("KEYS", "late")]
+            )
+        feeder.send("Alpha", 1, b"x\x9c squeezed", [("TAGS", "z")], sys_flag=1)
+        for queue in range(4):
+            feeder.ask(
+                UPDATE_OFFSET,
+                {
+                    "consumerGroup": GROUP,
+                    "topic": "Alpha",
+                    "queueId": str(queue),
+                    "commitOffset": str(10 + queue),
+                },
+            )
+        feeder.ask(
+            SEND_BACK,
+            {
+                "group": GROUP,
+                "originTopic": "Alpha",
+                "offset": "0",
+                "delayLevel": "5",
+                "originMsgId": "",
+                "unitMode": "false",
+                "maxReconsumeTimes": "16",
+            },
+        )
+
+
+def _numbered(feeder: Feeder, number: int, noise: random.Random) -> None:
+    properties = [("UNIQ_KEY", f"{number:032X}")]
+    if number % 2:
+        properties.append(("TAGS", ("TagA", "TagB", "polygenelubricants", "订单")[number % 4]))
+    if number % 3:
+        properties.append(("KEYS", f"k{number} k{number % 10}" + ("  double" if number % 5 == 0 else "")))
+    if number % 7 == 0:
+        properties += [("WAIT", "true"), ("clerk", "Łukasz 🚀"), (f"p{number}", "v" * (number % 50))]
+    noise.shuffle(properties)
+    feeder.send("Alpha", number % 4, noise.randbytes(1 + number % 300), properties, flag=number)
+
+
+def served(port: int, topic: str, queue: int) -> list[Record]:
+    """Every message of a queue as the broker serves it to a puller."""
+    found: list[Record] = []
+    with wire.Connection(port) as connection:
+        while True:
+            ext = {
+                "consumerGroup": PROBE,
+                "topic": topic,
+                "queueId": str(queue),
+                "queueOffset": str(len(found)),
+                "maxMsgNums": "32",
+                "sysFlag": "4",
+                "commitOffset": "0",
+                "suspendTimeoutMillis": "0",
+                "subscription": "*",
+                "subVersion": "0",
+                "expressionType": "TAG",
+            }
+            header, body = connection.call(PULL, ext)
+            if header["code"] != 0:
+                assert header["code"] in (19, 21), header  # 19: nothing new, 21: an empty queue
+                return found
+            at = 0
+            while at < len(body):
+                (size,) = struct.unpack_from(">i", body, at)
+                (position,) = struct.unpack_from(">q", body, at + 28)
+                found.append(_record(body, at, position, size))
+                at += size
+
+
+def max_offset(port: int, topic: str, queue: int) -> int:
+    header, _ = wire.call(port, MAX_OFFSET, {"topic": topic, "queueId": str(queue)})
+    return int(header["extFields"]["offset"])
+
+
+def consumer_offset(port: int, group: str, topic: str, queue: int) -> int:
+    ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
+    header, _ = wire.call(port, QUERY_OFFSET, ext)
+    return int(header["extFields"]["offset"])

@@ -1,0 +1,275 @@
+"""Apache's Java consumers against our servers: push, pull, sharing, taking over, retries, delays."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from tests.interop import wire
+from tests.interop.driver import Driver, Json, body_of, message
+from tests.interop.processes import wait_until
+from tests.interop.space import Space, assert_exactly_once, bodies
+
+GET_MAX_OFFSET = 30
+VIEW_MESSAGE_BY_ID = 33
+QUERY_CONSUMER_OFFSET = 14
+
+
+def _send(space: Space, count: int, word: str = "m", **each: object) -> list[bytes]:
+    sent = [f"{word}-{number}".encode() for number in range(count)]
+    producer = space.producer()
+    space.java.send(producer, [message(space.topic, body, **each) for body in sent], "async")  # type: ignore[arg-type]
+    return sent
+
+
+def test_a_tag_expression_brings_its_tags_and_nothing_else(space: Space) -> None:
+    wanted = _send(space, 20, "a", tags="A") + _send(space, 20, "b", tags="B")
+    _send(space, 20, "c", tags="C")
+    _send(space, 20, "none")
+    consumer = space.push(expression="A || B")
+    space.java.wait_delivered(consumer, 40)
+    last = _send(space, 1, "last", tags="B")  # what comes after it was filtered by then
+    got = space.java.wait_delivered(consumer, 41)
+    assert_exactly_once(got, wanted + last)
+
+
+def test_a_waiting_consumer_gets_a_new_message_at_once(space: Space) -> None:
+    producer = space.producer()
+    space.java.send(producer, [message(space.topic, b"warm-up %d" % n) for n in range(8)])
+    consumer = space.push()
+    space.java.wait_delivered(consumer, 8)
+    waits = []
+    for number in range(10):
+        began = time.monotonic()
+        space.java.send(producer, [message(space.topic, b"now %d" % number)])
+        space.java.wait_delivered(consumer, 9 + number)
+        waits.append(time.monotonic() - began)
+    assert sorted(waits)[5] < 0.5, waits  # a broker that only polled would need seconds
+
+
+def test_a_restarted_group_goes_on_where_it_stopped(space: Space) -> None:
+    _send(space, 50, "before")
+    first = space.push()
+    space.java.wait_delivered(first, 50)
+    space.stop(first)
+    new = _send(space, 20, "after")
+    second = space.push()
+    assert_exactly_once(space.java.wait_delivered(second, 20), new)
+
+
+def test_a_new_group_may_start_at_the_end(space: Space) -> None:
+    _send(space, 300, "old")
+    # A queue that is young and still in memory is read from 0 even by CONSUME_FROM_LAST_OFFSET: Apache's
+    # broker answers 0 for it. So the group is given its offsets first.
+    puller = space.pull()
+    for number in range(4):
+        header, _ = wire.call(
+            space.broker_port, GET_MAX_OFFSET, {"topic": space.topic, "queueId": str(number)}
+        )
+        top = int(header["extFields"]["offset"])
+        space.java.call("offset_update", name=puller, queue=space.queue(number), offset=top)
+        wait_until("offset stored", lambda n=number, t=top: _stored_offset(space, n) == t)
+    space.stop(puller)  # it belongs to the group and would keep its share of the queues
+    consumer = space.push(**{"from": "CONSUME_FROM_LAST_OFFSET"})
+    new = _send(space, 20, "new")
+    assert_exactly_once(space.java.wait_delivered(consumer, 20), new)
+
+
+def _stored_offset(space: Space, queue_id: int) -> int:
+    header, _ = wire.call(
+        space.broker_port,
+        QUERY_CONSUMER_OFFSET,
+        {"consumerGroup": space.group, "topic": space.topic, "queueId": str(queue_id)},
+    )
+    return int(header["extFields"]["offset"]) if header["code"] == 0 else -header["code"]
+
+
+def test_broadcasting_brings_every_message_to_every_consumer(space: Space) -> None:
+    sent = _send(space, 30)
+    first, second = space.push(broadcasting=True), space.push(broadcasting=True)
+    assert_exactly_once(space.java.wait_delivered(first, 30), sent)
+    assert_exactly_once(space.java.wait_delivered(second, 30), sent)
+
+
+def test_pulling_by_hand_says_what_there_is(space: Space) -> None:
+    producer, puller = space.producer(), space.pull()
+    space.java.send(
+        producer, [message(space.topic, b"%d" % n, tags="AB"[n % 2]) for n in range(40)], "selector", select=0
+    )
+
+    def pull(offset: int, **more: object) -> Json:
+        result: Json = space.java.call("pull", name=puller, queue=space.queue(0), offset=offset, **more)
+        return result
+
+    found = pull(0, max=10)
+    assert (found["status"], found["next"], found["min"], found["max"]) == ("FOUND", 10, 0, 40)
+    assert [body_of(each) for each in found["messages"]] == [b"%d" % n for n in range(10)]
+    filtered = pull(0, max=10, expression="A")
+    assert [body_of(each) for each in filtered["messages"]] == [b"%d" % n for n in range(0, 20, 2)]
+    nothing = pull(0, expression="C")
+    assert (nothing["status"], nothing["messages"]) == ("NO_MATCHED_MSG", [])
+    assert nothing["next"] == 40
+    assert pull(40)["status"] == "NO_NEW_MSG"
+    beyond = pull(1000)
+    assert (beyond["status"], beyond["next"]) == ("OFFSET_ILLEGAL", 40)
+
+
+def test_a_blocking_pull_waits_for_the_next_message(space: Space) -> None:
+    producer, puller = space.producer(), space.pull()
+    space.java.send(producer, [message(space.topic, b"one")], "selector", select=0)
+    waiting = space.java.start("pull", name=puller, queue=space.queue(0), offset=1, block=True)
+    space.java.call("ping")
+    assert not waiting.done()
+    space.java.send(producer, [message(space.topic, b"two")], "queue", queue=space.queue(0))
+    assert bodies(waiting.result(10)["messages"]) == [b"two"]
+
+
+def test_lite_pull_reads_all_commits_and_resumes(space: Space) -> None:
+    sent = _send(space, 60)
+    first = space.lite(autoCommit=False)
+    got: list[Json] = []
+    wait_until("60 messages", lambda: got.extend(space.java.call("lite_poll", name=first)) or len(got) >= 60)
+    assert_exactly_once(got, sent)
+    space.java.call("lite_commit", name=first)
+    space.stop(first)
+    assert sum(_stored_offset(space, number) for number in range(4)) == 60
+    more = _send(space, 5, "more")
+    second = space.lite(autoCommit=False)
+    again: list[Json] = []
+    wait_until(
+        "5 messages", lambda: again.extend(space.java.call("lite_poll", name=second)) or len(again) >= 5
+    )
+    assert_exactly_once(again, more)
+
+
+def test_two_consumers_share_the_queues_and_hand_them_over(space: Space) -> None:
+    _send(space, 8, "warm-up")
+    first, second = space.push(), space.push()
+    for each in (first, second):
+        wait_until(f"{each} has two queues", lambda name=each: len(_queues(space, space.java, name)) == 2)
+    shared = _send(space, 80, "shared")
+    java = space.java
+
+    def both() -> list[Json]:
+        return [each for each in java.delivered(first) + java.delivered(second) if body_of(each) in shared]
+
+    wait_until("80 messages on two consumers", lambda: len(both()) >= 80)
+    assert_exactly_once(both(), shared)
+    assert {each["queueId"] for each in java.delivered(first) if body_of(each) in shared} == _queues(
+        space, java, first
+    )
+    space.stop(second)  # says goodbye: the first one has everything before its next regular rebalance
+    began = time.monotonic()
+    wait_until("first has all queues", lambda: len(_queues(space, java, first)) == 4)
+    assert time.monotonic() - began < 10
+    alone = _send(space, 40, "alone")
+    wait_until(
+        "40 messages on one", lambda: sum(body_of(each) in alone for each in java.delivered(first)) >= 40
+    )
+    assert_exactly_once([each for each in java.delivered(first) if body_of(each) in alone], alone)
+
+
+def test_the_survivor_takes_over_when_a_consumer_is_killed(
+    space: Space, own_java_client: Callable[[str], Driver]
+) -> None:
+    victim = own_java_client(space.java.version)
+    _send(space, 8, "warm-up")
+    survivor = space.push()
+    dying = space.push(java=victim)
+    for java, each in ((space.java, survivor), (victim, dying)):
+        wait_until(f"{each} has two queues", lambda j=java, name=each: len(_queues(space, j, name)) == 2)
+    before = _send(space, 100, "before")
+    wait_until("both consume", lambda: victim.delivered(dying) and space.java.delivered(survivor))
+    victim.kill()
+    after = _send(space, 100, "after")
+    wait_until("survivor has all queues", lambda: len(_queues(space, space.java, survivor)) == 4)
+    seen_by_dead = {body_of(each) for each in victim.delivered(dying)}
+
+    def missing() -> set[bytes]:
+        seen = {body_of(each) for each in space.java.delivered(survivor)} | seen_by_dead
+        return set(before + after) - seen
+
+    wait_until("every message seen", lambda: not missing(), 30)
+    counts = Counter(body_of(each) for each in space.java.delivered(survivor))
+    twice = {body for body, count in counts.items() if count > 1}
+    assert not twice  # only what the dead one had not committed comes again, and once
+
+
+def _queues(space: Space, java: Driver, consumer: str) -> set[int]:
+    queues = java.call("push_queues", name=consumer)
+    return {each["queueId"] for each in queues if each["topic"] == space.topic}
+
+
+def test_a_failed_message_comes_again_until_it_succeeds(space: Space) -> None:
+    sent = _send(space, 6, tags="A", keys="retried")
+    consumer = space.push(expression="A", failTimes=2, failDelayLevel=1)
+    got = space.java.wait_delivered(consumer, 18)
+    tries: dict[bytes, list[tuple[int, bool]]] = {}
+    for each in got:
+        tries.setdefault(body_of(each), []).append((each["reconsumeTimes"], each["failed"]))
+        assert each["topic"] == space.topic
+        assert (each["tags"], each["keys"]) == ("A", "retried")
+    assert tries == {body: [(0, True), (1, True), (2, False)] for body in sent}
+    ids = {body: {each["msgId"] for each in got if body_of(each) == body} for body in sent}
+    assert all(len(each) == 1 for each in ids.values())  # the unique key stays over all tries
+
+
+def test_a_message_that_always_fails_ends_in_the_dead_letter_topic(space: Space) -> None:
+    sent = _send(space, 3)
+    consumer = space.push(failTimes=99, failDelayLevel=1, maxReconsumeTimes=1)
+    got = space.java.wait_delivered(consumer, 6)
+    assert Counter(each["reconsumeTimes"] for each in got) == {0: 3, 1: 3}
+    dead = f"%DLQ%{space.group}"
+
+    def top() -> int:
+        header, _ = wire.call(space.broker_port, GET_MAX_OFFSET, {"topic": dead, "queueId": "0"})
+        return int(header["extFields"]["offset"]) if header["code"] == 0 else 0
+
+    wait_until("three dead letters", lambda: top() >= 3)
+    assert top() == 3
+    assert_exactly_once([each for each in got if each["reconsumeTimes"] == 1], sent)
+
+
+def test_an_ordered_consumer_keeps_the_order_through_failures(space: Space) -> None:
+    producer = space.producer()
+    for key in range(4):
+        space.java.send(
+            producer,
+            [message(space.topic, f"{key}:{n:02d}".encode()) for n in range(25)],
+            "selector",
+            select=key,
+        )
+    consumer = space.push(orderly=True, failTimes=1, suspendMillis=10)
+    got = space.java.wait_delivered(consumer, lambda seen: sum(not each["failed"] for each in seen) >= 100)
+    for key in range(4):
+        order = [body_of(each) for each in got if not each["failed"] and each["queueId"] == key]
+        assert order == [f"{key}:{n:02d}".encode() for n in range(25)]
+    assert Counter(body_of(each) for each in got if each["failed"]).keys() == {body_of(each) for each in got}
+
+
+@pytest.mark.parametrize(("level", "seconds"), [(1, 1), (2, 5)])
+def test_a_delayed_message_comes_when_it_is_due(space: Space, level: int, seconds: int) -> None:
+    consumer = space.push()
+    sent = _send(space, 10, tags="late", delay=level)
+    got = space.java.wait_delivered(consumer, 10)
+    assert_exactly_once(got, sent)
+    for each in got:
+        waited = each["storeTimestamp"] - each["bornTimestamp"]  # stored anew when delivered
+        assert seconds * 1000 <= waited < seconds * 1000 + 2500
+        assert (each["topic"], each["tags"], each["properties"]["DELAY"]) == (space.topic, "late", str(level))
+
+
+@pytest.mark.parametrize("version", ["4.9.8", "5.5.0"])
+def test_a_client_with_binary_headers_is_served(
+    version: str, cluster: object, own_java_client: Callable[..., Driver]
+) -> None:
+    java = own_java_client(version, "-Drocketmq.serialize.type=ROCKETMQ")
+    space = Space(java, cluster)  # type: ignore[arg-type]
+    sent = _send(space, 20, tags="A", keys="binary", properties={"a": "b"})
+    consumer = space.push(expression="A", failTimes=1, failDelayLevel=1)
+    got = java.wait_delivered(consumer, 40)
+    assert_exactly_once([each for each in got if not each["failed"]], sent)
+    assert_exactly_once(space.pull_topic(space.pull(group=space.group + "-pull")), sent)
+    space.close()

@@ -1,0 +1,154 @@
+"""Our broker's stores and Apache's 4.9.7: equal for the same input, and each opens what the other wrote."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.interop import store_input, wire
+from tests.interop.apache import ApacheBroker, ApacheNamesrv
+from tests.interop.comet import CometBroker
+from tests.interop.conftest import instead_of_ours
+from tests.interop.processes import wait_until
+from tests.interop.stores import Record, Store, differences, read_store
+
+QUERY_MESSAGE = 12
+QUEUES = [("Alpha", each) for each in range(4)] + [("Beta", 1), ("Gamma", 0)]
+Broker = ApacheBroker | CometBroker
+Start = Callable[[str, Path], Broker]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """``start("ours", directory)``, ``start("apache", directory)``: a broker on the store in there."""
+    names = ApacheNamesrv("4.9.7", tmp_path_factory.mktemp("names"))
+    running: list[Broker] = []
+
+    def broker(kind: str, directory: Path) -> Broker:
+        namesrv = f"127.0.0.1:{names.port}"
+        version = "4.9.7" if kind == "apache" else instead_of_ours()
+        if version:
+            running.append(ApacheBroker(version, directory, namesrv, settings=store_input.TINY))
+        else:
+            running.append(CometBroker(directory, namesrv, settings=store_input.TINY))
+        return running[-1]
+
+    yield broker
+    for each in running:
+        if each.process.running:
+            each.kill()
+    names.kill()
+
+
+@pytest.fixture(scope="module")
+def written(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """``written("ours", "stopped")``: where that broker wrote a store and ended, in order or by kill -9."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def directory(kind: str, end: str) -> Path:
+        if (kind, end) not in made:
+            path = tmp_path_factory.mktemp(f"{kind}-{end}")
+            broker = start(kind, path)
+            store_input.feed(broker.port)
+            if end == "killed":
+                broker.kill()
+            else:
+                assert broker.stop() in (
+                    0,
+                    143,
+                )  # 143: a JVM ended by SIGTERM says so even when all went well
+            made[kind, end] = path
+        return made[kind, end]
+
+    return directory
+
+
+def test_the_same_input_gives_the_same_files(written: Callable[[str, str], Path]) -> None:
+    apache = read_store(written("apache", "stopped") / "store", slots=store_input.TINY_SLOTS)
+    ours = read_store(written("ours", "stopped") / "store", slots=store_input.TINY_SLOTS)
+    assert len(apache.records) == 814
+    assert len(apache.indexes) > 1
+    assert differences(apache, ours) == []
+
+
+def test_the_configuration_tables_say_the_same(written: Callable[[str, str], Path]) -> None:
+    apache = read_store(written("apache", "stopped") / "store", slots=store_input.TINY_SLOTS).tables
+    ours = read_store(written("ours", "stopped") / "store", slots=store_input.TINY_SLOTS).tables
+    for name, table in (
+        ("topics.json", "topicConfigTable"),
+        ("subscriptionGroup.json", "subscriptionGroupTable"),
+    ):
+        assert ours[name][table] == apache[name][table]
+        assert set(ours[name]) == set(apache[name])
+    assert ours["consumerOffset.json"]["offsetTable"] == apache["consumerOffset.json"]["offsetTable"]
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.parametrize(("writer", "reader"), [("ours", "apache"), ("apache", "ours")])
+def test_each_broker_opens_what_the_other_wrote(
+    writer: str, reader: str, end: str, start: Start, written: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(written(writer, end) / "store", tmp_path / "store")
+    before = read_store(tmp_path / "store", slots=store_input.TINY_SLOTS)
+    assert (tmp_path / "store" / "abort").exists() == (end == "killed")
+    broker = start(reader, tmp_path)
+    wanted = {(topic, queue): _records_of(before, topic, queue) for topic, queue in QUEUES}
+    assert {name: len(records) for name, records in wanted.items()} == dict(
+        zip(QUEUES, [125, 126, 125, 125, 8, 300], strict=True)
+    )
+    for (topic, queue), records in wanted.items():
+        assert store_input.served(broker.port, topic, queue)[: len(records)] == records
+    _answers_by_key(broker.port, before)
+    if end == "stopped":
+        for queue in range(4):
+            assert store_input.consumer_offset(broker.port, store_input.GROUP, "Alpha", queue) == 10 + queue
+    _goes_on(broker.port, wanted)
+    _delivers_what_was_due(broker.port)
+    broker.stop()
+    after = read_store(tmp_path / "store", slots=store_input.TINY_SLOTS)
+    assert after.records[: len(before.records)] == before.records
+
+
+def _records_of(store: Store, topic: str, queue: int) -> list[Record]:
+    """From the log, not from the queue files: those of a killed broker may lack the end."""
+    return [each for each in store.records if (each.topic, each.queue_id) == (topic, queue)]
+
+
+def _answers_by_key(port: int, before: Store) -> None:
+    for topic, key in (("Gamma", "p3.7"), ("Alpha", "k7"), ("Beta", "big400000"), ("Alpha", f"{9:032X}")):
+        ext = {"topic": topic, "key": key, "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(2**62)}
+        header, body = wire.call(port, QUERY_MESSAGE, ext)
+        assert header["code"] == 0
+        # A record that names a key twice is indexed twice, and Apache's broker answers with it twice.
+        wanted = sum(each.size * _keys(each).count(key) for each in before.records if each.topic == topic)
+        assert len(body) == wanted > 0
+
+
+def _keys(record: Record) -> list[str]:
+    fields = dict(each.split("\x01", 1) for each in record.properties)
+    return [*fields.get("KEYS", "").split(" "), fields.get("UNIQ_KEY", "")]
+
+
+def _goes_on(port: int, wanted: dict[tuple[str, int], list[Record]]) -> None:
+    """New messages take the next places of their queues."""
+    with wire.Connection(port) as connection:
+        feeder = store_input.Feeder(connection)
+        for (topic, queue), records in wanted.items():
+            if (topic, queue) == ("Alpha", 0):
+                continue  # the delayed ones come here, at their own time
+            answer = feeder.send(topic, queue, b"appended", [("KEYS", "appended")])
+            assert answer["queueOffset"] == str(len(records))
+            assert store_input.served(port, topic, queue)[-1].body == b"appended"
+
+
+def _delivers_what_was_due(port: int) -> None:
+    """Level 3 is ten seconds, counted from when the writer stored it."""
+
+    def late() -> list[bytes]:
+        bodies = [each.body for each in store_input.served(port, "Alpha", 0)]
+        return [body for body in bodies if body.startswith(b"later")]
+
+    wait_until("the delayed message", late, 20, every_s=0.3)
+    assert late() in ([b"later 3"], [b"later 3", b"later 4"])  # level 4 follows after 30 s
