@@ -1,0 +1,322 @@
+"""From a message's parts to its bytes in the tick buffer, with every check that must come before.
+
+Budget: 3.5 µs for a 1 KiB message, of which the CRC takes 0.3 and the header 0.7; the body is copied once.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+
+from cometmq.protocol.codes import ResponseCode
+from cometmq.store.clock import Clock
+from cometmq.store.commit_log import BLANK_SIZE, CommitLog
+from cometmq.store.config import StoreConfig
+from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.keys import stored_tags_code
+from cometmq.store.layout import HEAD, MAGIC_V1, MAGIC_V2
+from cometmq.store.queue_table import QueueTable
+from cometmq.store.refusal import StoreRefused
+
+TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
+BORN_V6, STORE_V6 = 0x10, 0x20
+_TOPIC_V1 = 127
+_TOPIC_MAX = 255
+_PROPERTIES_MAX = 32_767
+_LENGTH = struct.Struct(">H")
+_ITEM = struct.Struct(">iiiii")
+_HEAD_V4 = HEAD[8, 8]
+
+
+class Appended(msgspec.Struct, gc=False):
+    """Where a message went: log position, queue offset, record size in bytes, store time in ms."""
+
+    physical_offset: int
+    queue_offset: int
+    size: int
+    store_timestamp_ms: int
+
+
+class Pending(msgspec.Struct, gc=False):
+    """A record of this tick, waiting for its dispatch."""
+
+    queue: ConsumeQueue | None  # None: no queue unit (prepared and rollback records)
+    topic: str
+    queue_offset: int
+    position: int
+    size: int
+    tags_code: int
+    store_ms: int
+    properties: bytes
+    keys: Sequence[str] | None
+    indexed: bool
+
+
+class Appender:
+    """Encodes into the commit log's tick buffer. Loop thread only."""
+
+    __slots__ = (
+        "_clock",
+        "_config",
+        "_log",
+        "_pending",
+        "_queues",
+        "largest_body",
+        "largest_record",
+        "store_host",
+    )
+
+    def __init__(self, commit_log: CommitLog, queues: QueueTable, clock: Clock, config: StoreConfig) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._clock = clock
+        self._config = config
+        self._pending: list[Pending] = []
+        self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker has its port
+        self.set_largest(config.max_message_size)
+
+    def set_largest(self, body: int) -> None:
+        """maxMessageSize may change while the store runs."""
+        self.largest_body = body
+        self.largest_record = min(body + 65_536, self._log.segment_size - BLANK_SIZE)
+
+    def take(self) -> list[Pending]:
+        """The records of this tick; the next ones belong to the next."""
+        pending = self._pending
+        if pending:
+            self._pending = []
+        return pending
+
+    def roll_back(self, pending: list[Pending]) -> None:
+        """Give the queue offsets of a tick that could not be written back."""
+        for item in reversed(pending):
+            if item.queue is not None:
+                item.queue.next_offset = item.queue_offset
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes | memoryview,
+        properties: bytes,
+        flag: int,
+        sys_flag: int,
+        born_ms: int,
+        born_host: bytes,
+        reconsume_times: int,
+        prepared_position: int,
+        tags_code: int,
+        keys: Sequence[str] | None,
+        store_host: bytes | None,
+        delay_ms: int | None,
+    ) -> Appended:
+        """See MessageStore.append."""
+        queue = self._queues.get(topic, queue_id)
+        record_tail = queue.record_tail or self._record_tail(queue)
+        if store_host is None:
+            store_host = self.store_host
+        if len(born_host) != 8 or len(store_host) != 8:
+            head, sys_flag = _head_for(born_host, store_host, sys_flag)
+        else:
+            head = _HEAD_V4
+            sys_flag &= ~0x30
+        topic_part, magic = record_tail
+        body_length = len(body)
+        properties_length = len(properties)
+        head_size = head.size
+        topic_at = head_size + body_length
+        properties_at = topic_at + len(topic_part) + 2
+        size = properties_at + properties_length
+        if (
+            body_length > self.largest_body
+            or properties_length > _PROPERTIES_MAX
+            or size > self.largest_record
+        ):
+            self._refuse_size(body_length, properties_length, size)
+        log = self._log
+        try:
+            place = log.claim(size)
+        except OSError as failure:
+            raise _no_segment(failure) from failure
+        kind = sys_flag & TRANSACTION_MASK
+        with_unit = kind == 0 or kind == COMMITTED
+        queue_offset = queue.next_offset if with_unit else 0
+        now = self._clock.time_ms()
+        position = log.next
+        buffer = log.buffer
+        head.pack_into(
+            buffer, place, size, magic, zlib.crc32(body) & 0x7FFFFFFF if body_length else 0, queue_id, flag,
+            queue_offset, position, sys_flag, born_ms, born_host, now, store_host, reconsume_times,
+            prepared_position, body_length,
+        )  # fmt: skip
+        topic_at += place
+        properties_at += place
+        buffer[place + head_size : topic_at] = body
+        buffer[topic_at : properties_at - 2] = topic_part
+        _LENGTH.pack_into(buffer, properties_at - 2, properties_length)
+        buffer[properties_at : place + size] = properties
+        log.used += size  # CommitLog.claimed, without the call
+        log.next = position + size
+        if delay_ms is not None:
+            tags_code = now + delay_ms
+        if with_unit:
+            queue.next_offset = queue_offset + 1
+        self._pending.append(
+            Pending(
+                queue if with_unit else None,
+                topic,
+                queue_offset,
+                position,
+                size,
+                tags_code,
+                now,
+                properties,
+                keys,
+                kind != ROLLBACK,
+            )
+        )
+        return Appended(position, queue_offset, size, now)
+
+    def append_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes | memoryview,
+        properties: bytes,
+        sys_flag: int,
+        born_ms: int,
+        born_host: bytes,
+        reconsume_times: int,
+        store_host: bytes | None,
+    ) -> list[Appended]:
+        """See MessageStore.append_batch."""
+        if len(body) > self.largest_body:
+            self._refuse_size(len(body), 0, 0)
+        items = _batch_items(memoryview(body), properties)
+        queue = self._queues.get(topic, queue_id)
+        topic_part, magic = queue.record_tail or self._record_tail(queue)
+        host = self.store_host if store_host is None else store_host
+        head, sys_flag = _head_for(born_host, host, sys_flag)
+        fixed = head.size + len(topic_part) + 2
+        total = 0
+        for _, item_body, item_properties in items:
+            size = fixed + len(item_body) + len(item_properties)
+            if len(item_properties) > _PROPERTIES_MAX or size > self.largest_record:
+                self._refuse_size(len(item_body), len(item_properties), size)
+            total += size
+        if total + BLANK_SIZE > self._log.segment_size:
+            self._refuse_size(len(body), 0, total)
+        log = self._log
+        try:
+            place = log.claim(total)
+        except OSError as failure:
+            raise _no_segment(failure) from failure
+        now = self._clock.time_ms()
+        buffer = log.buffer
+        position = log.next
+        offset = queue.next_offset
+        appended = []
+        for flag, item_body, item_properties in items:
+            length = len(item_body)
+            properties_length = len(item_properties)
+            head.pack_into(
+                buffer, place, fixed + length + properties_length, magic,
+                zlib.crc32(item_body) & 0x7FFFFFFF if length else 0, queue_id, flag, offset, position,
+                sys_flag, born_ms, born_host, now, host, reconsume_times, 0, length,
+            )  # fmt: skip
+            at = place + head.size
+            buffer[at : at + length] = item_body
+            at += length
+            buffer[at : at + len(topic_part)] = topic_part
+            at += len(topic_part)
+            _LENGTH.pack_into(buffer, at, properties_length)
+            buffer[at + 2 : at + 2 + properties_length] = item_properties
+            size = at + 2 + properties_length - place
+            tags = stored_tags_code(item_properties)
+            self._pending.append(
+                Pending(queue, topic, offset, position, size, tags, now, item_properties, None, True)
+            )
+            appended.append(Appended(position, offset, size, now))
+            place += size
+            position += size
+            offset += 1
+        log.claimed(total)
+        queue.next_offset = offset
+        return appended
+
+    def _record_tail(self, queue: ConsumeQueue) -> tuple[bytes, int]:
+        """Length and bytes of the topic as they stand in a record, and the magic that goes with the
+        length's width."""
+        data = queue.topic.encode()
+        if len(data) <= _TOPIC_V1:
+            queue.record_tail = (bytes((len(data),)) + data, MAGIC_V1)
+        elif len(data) <= _TOPIC_MAX:
+            queue.record_tail = (_LENGTH.pack(len(data)) + data, MAGIC_V2)
+        else:
+            raise StoreRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"topic of {len(data)} bytes is longer than {_TOPIC_MAX}"
+            )
+        return queue.record_tail
+
+    def _refuse_size(self, body: int, properties: int, record: int) -> None:
+        raise StoreRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "the message is illegal, maybe msg body or properties length not matched. "
+            f"msg body length limit {self.largest_body}B, msg properties length limit 32KB; "
+            f"this one has {body}B, {properties}B and {record}B as a record",
+        )
+
+
+def _head_for(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:
+    """Header layout and flag bits for the widths of both hosts."""
+    sys_flag &= ~(BORN_V6 | STORE_V6)
+    if len(born_host) == 20:
+        sys_flag |= BORN_V6
+    if len(store_host) == 20:
+        sys_flag |= STORE_V6
+    try:
+        return HEAD[len(born_host), len(store_host)], sys_flag
+    except KeyError:
+        raise ValueError(f"hosts of {len(born_host)} and {len(store_host)} bytes: 8 or 20 expected") from None
+
+
+def _no_segment(failure: OSError) -> StoreRefused:
+    return StoreRefused(
+        ResponseCode.SYSTEM_ERROR,
+        f"create mapped file failed, server is busy or broken. ({failure.strerror or failure})",
+    )
+
+
+def _batch_items(body: memoryview, extra: bytes) -> list[tuple[int, memoryview, bytes]]:
+    """(flag, body, properties) of each item of a batch send, the request's properties added to each.
+
+    Raises StoreRefused(MESSAGE_ILLEGAL) unless the items fill the body exactly.
+    """
+    items = []
+    at, end = 0, len(body)
+    while at < end:
+        if end - at < _ITEM.size + 2:
+            raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, f"batch item at byte {at} is cut off")
+        total, _, _, flag, length = _ITEM.unpack_from(body, at)
+        properties_at = at + _ITEM.size + length
+        if length < 0 or total <= 0 or properties_at + 2 > at + total or at + total > end:
+            raise StoreRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"batch item at byte {at} has impossible lengths"
+            )
+        (properties_length,) = _LENGTH.unpack_from(body, properties_at)
+        if properties_at + 2 + properties_length != at + total:
+            raise StoreRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"batch item at byte {at} has impossible lengths"
+            )
+        properties = bytes(body[properties_at + 2 : at + total])
+        if extra:
+            joint = b"\x02" if properties and properties[-1] != 2 else b""
+            properties += joint + extra
+        items.append((flag, body[at + _ITEM.size : properties_at], properties))
+        at += total
+    if not items:
+        raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+    return items

@@ -1,0 +1,322 @@
+"""One consume queue: 20-byte units (i8 record position, i4 record size, i8 tags code) in files of equal
+length.
+
+New units go to a window in memory and are written to the file in batches, so that ten thousand queues do not
+cost a system call a message; the newest few dozen stay in the window after the write, for the consumers that
+follow. Offsets are unit numbers, positions are bytes. Files are named by the position of their first byte.
+
+Invariant: window_start <= written <= max_offset; units from window_start on are in memory, units below
+`written` are in the files, units below `synced` are on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+
+from cometmq.errors import StoreError
+from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
+from cometmq.store.disk import Buffer, holds_data, write_all
+from cometmq.store.files import NotCached, StoreFiles
+
+UNIT_STRUCT = struct.Struct(">qiq")
+FILLER_SIZE = 0x7FFFFFFF
+FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
+_KEEP = 64  # units left in memory behind a write
+
+
+def file_name(position: int) -> str:
+    return f"{position:020d}"
+
+
+class ConsumeQueue:
+    """Index of one (topic, queue id). Loop thread only."""
+
+    __slots__ = (
+        "_dir_made",
+        "_files",
+        "deleted",
+        "dirty",
+        "file_size",
+        "max_offset",
+        "max_physical",
+        "min_offset",
+        "next_offset",
+        "path",
+        "positions",
+        "queue_id",
+        "record_tail",
+        "synced",
+        "topic",
+        "unsynced_files",
+        "window",
+        "window_start",
+        "written",
+    )
+
+    def __init__(self, files: StoreFiles, path: str, topic: str, queue_id: int, file_size: int) -> None:
+        self._files = files
+        self._dir_made = False
+        self.path = path
+        self.topic = topic
+        self.queue_id = queue_id
+        self.file_size = file_size
+        self.record_tail: tuple[bytes, int] | None = None  # topic bytes as the record codec wants them
+        self.positions: list[int] = []  # first bytes of the existing files, ascending
+        self.next_offset = 0  # next queue offset to hand out
+        self.max_offset = 0  # end of what readers see
+        self.min_offset = 0
+        self.max_physical = 0  # commit-log position behind the last unit's record
+        self.window = bytearray()
+        self.window_start = 0
+        self.written = 0
+        self.synced = 0
+        self.dirty = False
+        self.deleted = False
+        self.unsynced_files: set[int] = set()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def push(self, physical: int, size: int, tags_code: int, offset: int) -> None:
+        """Add the unit of queue offset `offset`, which must be at or behind the end.
+
+        Behind the end (records were lost to damage, or the queue starts anew at a later offset): the space
+        between is filled with Apache's filler units, which load and read as nothing.
+        """
+        if offset != self.max_offset:
+            self._skip_to(offset)
+        self.window += UNIT_STRUCT.pack(physical, size, tags_code)
+        self.max_offset = offset + 1
+        self.max_physical = physical + size
+
+    def _skip_to(self, offset: int) -> None:
+        if offset < self.max_offset:
+            raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
+        if not self.positions and self.max_offset == 0:
+            # A queue that continues at `offset` on a fresh disk; write() fills the start of its first file.
+            self.window_start = self.written = self.synced = self.min_offset = self.max_offset = offset
+        else:
+            self.window += FILLER * (offset - self.max_offset)
+            self.max_offset = offset
+
+    def write(self) -> None:
+        """Write what the files lack. Raises OSError; what was not written stays in the window for the next
+        try."""
+        if self.deleted:
+            return
+        while self.written < self.max_offset:
+            position = self.written * UNIT
+            base = position - position % self.file_size
+            count = min(self.max_offset - self.written, (base + self.file_size - position) // UNIT)
+            fd = self._open(base, position)
+            begin = (self.written - self.window_start) * UNIT
+            with memoryview(self.window) as view:
+                write_all(self._files.disk, fd, view[begin : begin + count * UNIT], position - base)
+            self.written += count
+            self.unsynced_files.add(base)
+        surplus = self.written - self.window_start - _KEEP
+        if surplus > _KEEP:
+            del self.window[: surplus * UNIT]
+            self.window_start += surplus
+
+    def _open(self, base: int, position: int) -> int:
+        """Descriptor of the file that starts at `base`, made at its full (sparse) length if it is not
+        there."""
+        path = os.path.join(self.path, file_name(base))
+        if base in self.positions:
+            return self._files.descriptors.get(path)
+        disk = self._files.disk
+        if not self._dir_made:
+            disk.makedirs(self.path)
+            self._dir_made = True
+        fd = disk.open(path, create=True)
+        try:
+            disk.truncate(fd, self.file_size)
+            if position > base and not self.positions:
+                write_all(disk, fd, FILLER * ((position - base) // UNIT), 0)
+        except OSError:
+            disk.close(fd)
+            self._files.delete(path)
+            raise
+        self._files.descriptors.put(path, fd)
+        self.positions.append(base)
+        self.positions.sort()
+        return fd
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def read(self, offset: int, count: int, *, wait: bool) -> Buffer | NotCached | None:
+        """Units [offset, offset + count), clipped at the end of the file and of the queue, at least one.
+
+        `offset` must lie in [min_offset, max_offset). None: the file is missing.
+        """
+        if offset >= self.window_start:
+            begin = (offset - self.window_start) * UNIT
+            return self.window[begin : begin + count * UNIT]
+        position = offset * UNIT
+        base = position - position % self.file_size
+        count = min(count, (base + self.file_size - position) // UNIT, self.written - offset)
+        path = os.path.join(self.path, file_name(base))
+        return self._files.read(path, count * UNIT, position - base, wait=wait)
+
+    def unit(self, offset: int) -> tuple[int, int, int] | None:
+        """(record position, record size, tags code) of one unit, waiting for the device if need be; None
+        if its file is missing."""
+        data = self.read(offset, 1, wait=True)
+        if data is None or isinstance(data, NotCached):
+            return None
+        return UNIT_STRUCT.unpack_from(data)
+
+    def units(self, offset: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """(offset, position, size, tags code) of all units in a range, in batches, waiting for the device."""
+        while offset < stop:
+            data = self.read(offset, min(stop - offset, 4096), wait=True)
+            if data is None or isinstance(data, NotCached) or not data:
+                offset = self.next_file_offset(offset)
+                continue
+            for unit in UNIT_STRUCT.iter_unpack(data):
+                yield offset, *unit
+                offset += 1
+
+    def next_file_offset(self, offset: int) -> int:
+        """First offset of the file behind the one that holds `offset`."""
+        per_file = self.file_size // UNIT
+        return (offset // per_file + 1) * per_file
+
+    def search(self, low: int, high: int, physical: int) -> int:
+        """First offset in [low, high) whose record lies at or behind `physical`; `high` if none does."""
+        while low < high:
+            middle = (low + high) // 2
+            probe = middle
+            found = self.unit(probe)
+            while found is not None and found[1] == FILLER_SIZE and probe + 1 < high:
+                probe += 1  # fillers say nothing about order
+                found = self.unit(probe)
+            if found is not None and found[1] != FILLER_SIZE and found[0] >= physical:
+                high = middle
+            else:
+                low = probe + 1
+        return low
+
+    # -- retention --------------------------------------------------------------------------------
+
+    def correct_min(self, log_min: int) -> None:
+        """Raise min_offset to the first unit whose record still exists (min = max when none does)."""
+        if self.max_offset > self.min_offset:
+            first = self.unit(self.min_offset)
+            if first is not None and first[0] >= log_min and first[1] != FILLER_SIZE:
+                return
+        self.min_offset = self.search(self.min_offset, self.max_offset, log_min)
+
+    def expired_files(self, log_min: int) -> list[str]:
+        """Paths of files, oldest first, all of whose records lie before `log_min`; never the last file."""
+        expired: list[str] = []
+        for base in self.positions[:-1]:
+            last_unit = (base + self.file_size) // UNIT - 1
+            found = self.unit(last_unit)
+            if found is not None and found[0] >= log_min:
+                break
+            expired.append(os.path.join(self.path, file_name(base)))
+        return expired
+
+    def delete_file(self, path: str) -> None:
+        self._files.delete(path)
+        base = int(os.path.basename(path))
+        self.positions.remove(base)
+        self.unsynced_files.discard(base)
+        self.min_offset = max(self.min_offset, (base + self.file_size) // UNIT)
+
+    def destroy(self) -> None:
+        """Remove the queue's files and directory; units that still arrive go nowhere."""
+        self.deleted = True
+        for base in self.positions:
+            self._files.delete(os.path.join(self.path, file_name(base)))
+        self.positions.clear()
+        self.unsynced_files.clear()
+        if self._files.disk.is_dir(self.path):
+            try:
+                self._files.disk.rmdir(self.path)
+            except OSError:
+                pass  # somebody else's file lies in it; ours are gone
+
+    # -- loading ----------------------------------------------------------------------------------
+
+    def load(self, log_end: int) -> list[str]:
+        """Take over the files on disk: units whose records start below `log_end`, up to the first that is
+        none.
+
+        Returns notes about damage (wrong lengths, holes). Positions behind the end are left for `cut`.
+        """
+        notes: list[str] = []
+        disk = self._files.disk
+        self._dir_made = True
+        for name in disk.listdir(self.path):
+            if len(name) != 20 or not name.isdigit():
+                notes.append(f"{os.path.join(self.path, name)}: not a queue file, left alone")
+                continue
+            path = os.path.join(self.path, name)
+            facts = disk.facts(path)
+            if facts is None:
+                continue
+            if int(name) % self.file_size or facts.size > self.file_size:
+                raise StoreError(
+                    f"{facts.size} bytes from {int(name)} on do not fit "
+                    f"mappedFileSizeConsumeQueue={self.file_size}",
+                    path,
+                )
+            if facts.size != self.file_size:
+                notes.append(f"{path}: {facts.size} bytes instead of {self.file_size}, set right")
+                disk.truncate(self._files.descriptors.get(path), self.file_size)
+            self.positions.append(int(name))
+        for before, after in zip(self.positions, self.positions[1:], strict=False):
+            if after != before + self.file_size:
+                notes.append(f"{self.path}: file {file_name(before + self.file_size)} is missing")
+        self._find_end(log_end)
+        return notes
+
+    def _find_end(self, log_end: int) -> None:
+        end = 0
+        for base in reversed(self.positions):
+            fd = self._files.descriptors.get(os.path.join(self.path, file_name(base)))
+            low, high = 0, self.file_size // UNIT
+            while low < high:
+                middle = (low + high) // 2
+                data = self._files.disk.pread(fd, UNIT, middle * UNIT)
+                physical, size, _ = UNIT_STRUCT.unpack(data)
+                if size > 0 and 0 <= physical < log_end:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low:
+                end = base // UNIT + low
+                break
+        self.next_offset = self.max_offset = self.written = self.synced = self.window_start = end
+        self.window = bytearray()
+        self.min_offset = min(end, self.positions[0] // UNIT) if self.positions else 0
+        last = self.unit(end - 1) if end > self.min_offset else None
+        self.max_physical = last[0] + last[1] if last is not None and last[1] != FILLER_SIZE else 0
+
+    def cut(self) -> bool:
+        """Zero everything behind the end, so that no stale unit can come back to life. True if there was
+        any."""
+        changed = False
+        end = self.max_offset * UNIT
+        for base in list(self.positions):
+            path = os.path.join(self.path, file_name(base))
+            if base >= end and base > self.positions[0]:
+                self._files.delete(path)
+                self.positions.remove(base)
+                changed = True
+                continue
+            begin = max(0, end - base)
+            if begin >= self.file_size:
+                continue
+            fd = self._files.descriptors.get(path)
+            if holds_data(self._files.disk, fd, begin, self.file_size):
+                # Shorten and lengthen again: reads as zeros, costs nothing, keeps Apache's exact length.
+                self._files.disk.truncate(fd, begin)
+                self._files.disk.truncate(fd, self.file_size)
+                self.unsynced_files.add(base)
+                changed = True
+        return changed

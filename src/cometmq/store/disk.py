@@ -1,0 +1,243 @@
+"""The one way the store touches files.
+
+Everything the store does to a disk passes through a `Disk`, so a test can fail the n-th write, record every
+operation for power-loss images, or watch that nothing else happens. Methods work on plain descriptors: one
+call more per message would show in the budget. Errors are `OSError` as the system gives them.
+
+`RWF_NOWAIT` (Linux): a read that would have to wait for the device answers EAGAIN at once; `pread_cached`
+turns that, and a short answer in front of the end of the file, into None. File systems that refuse the
+flag get a plain read.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from typing import NamedTuple, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+_RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+
+
+class FileFacts(NamedTuple):
+    """What the store asks about a file: length in bytes, modification time in epoch milliseconds, blocks
+    in bytes."""
+
+    size: int
+    modified_ms: int
+    allocated: int
+
+
+class DiskUsage(NamedTuple):
+    """Bytes of one partition: all, and free to an ordinary user (`usable` in RocketMQ's words)."""
+
+    total: int
+    used: int
+    usable: int
+
+
+class Disk(Protocol):
+    """File access of the store. Paths are strings, offsets and lengths bytes."""
+
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True
+    ) -> int: ...
+    def close(self, fd: int) -> None: ...
+    def pread(self, fd: int, length: int, offset: int) -> bytes: ...
+    def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None: ...
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> int: ...
+    def fdatasync(self, fd: int) -> None: ...
+    def fsync_dir(self, path: str) -> None: ...
+    def reserve(self, fd: int, length: int) -> None: ...
+    def truncate(self, fd: int, length: int) -> None: ...
+    def next_data(self, fd: int, offset: int) -> int | None: ...
+    def rename(self, source: str, target: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def rmdir(self, path: str) -> None: ...
+    def makedirs(self, path: str) -> None: ...
+    def listdir(self, path: str) -> list[str]: ...
+    def facts(self, path: str) -> FileFacts | None: ...
+    def is_dir(self, path: str) -> bool: ...
+    def usage(self, path: str) -> DiskUsage: ...
+    def try_lock(self, fd: int) -> bool: ...
+
+
+class OsDisk:
+    """The operating system's files."""
+
+    __slots__ = ("_nowait",)
+
+    def __init__(self) -> None:
+        self._nowait = bool(_RWF_NOWAIT) and hasattr(os, "preadv")
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT
+        if exclusive:
+            flags |= os.O_EXCL
+        return os.open(path, flags, 0o644)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        """`length` bytes, fewer only at the end of the file. May wait for the device."""
+        data = os.pread(fd, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < length:
+            data = os.pread(fd, length - got, offset + got)
+            if not data:
+                break
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
+        """`length` bytes if all of them are in the page cache, else None. At the end of the file the
+        answer is None too: the caller's waiting read then tells the difference."""
+        if not self._nowait:
+            return self.pread(fd, length, offset)
+        buffer = bytearray(length)
+        try:
+            got = os.preadv(fd, (buffer,), offset, _RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as failure:
+            if failure.errno not in _REFUSED:
+                raise
+            self._nowait = False
+            return self.pread(fd, length, offset)
+        return buffer if got == length else None
+
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def fsync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def reserve(self, fd: int, length: int) -> None:
+        """Give the file `length` bytes of real disk space, reading as zeros where nothing was written."""
+        os.posix_fallocate(fd, 0, length)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def next_data(self, fd: int, offset: int) -> int | None:
+        """First position from `offset` on that may hold anything but zeros; None when only holes follow."""
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as failure:
+            if failure.errno == errno.ENXIO:
+                return None
+            return offset
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def makedirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in the directory, sorted; an absent directory is empty."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def facts(self, path: str) -> FileFacts | None:
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return FileFacts(status.st_size, status.st_mtime_ns // 1_000_000, status.st_blocks * 512)
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def usage(self, path: str) -> DiskUsage:
+        status = os.statvfs(path)
+        return DiskUsage(
+            status.f_blocks * status.f_frsize,
+            (status.f_blocks - status.f_bfree) * status.f_frsize,
+            status.f_bavail * status.f_frsize,
+        )
+
+    def try_lock(self, fd: int) -> bool:
+        """Take the exclusive lock over byte 0 that Java's `FileChannel.tryLock(0, 1)` takes (a POSIX
+        record lock)."""
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+        except OSError as failure:
+            if failure.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+
+def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:
+    """Write every byte of `data` at `offset`, going on after short writes.
+
+    Raises OSError; the file may then hold a part of the data.
+    """
+    written = disk.pwrite(fd, data, offset)
+    length = len(data)
+    while written < length:
+        if written < 0:
+            raise OSError(errno.EIO, "write went backwards")
+        step = disk.pwrite(fd, memoryview(data)[written:], offset + written)
+        if step <= 0:
+            raise OSError(errno.EIO, "write made no progress")
+        written += step
+
+
+def holds_data(disk: Disk, fd: int, start: int, stop: int) -> bool:
+    """Whether any byte in [start, stop) of the file is not zero."""
+    at: int | None = start
+    while at is not None and at < stop:
+        data = disk.pread(fd, min(1 << 16, stop - at), at)
+        if not data:
+            return False
+        if data.count(0) != len(data):
+            return True
+        at = disk.next_data(fd, at + len(data))
+    return False
+
+
+def read_file(disk: Disk, path: str, limit: int = 64 << 20) -> bytes:
+    """Whole content of a small file. Raises FileNotFoundError and other OSErrors."""
+    fd = disk.open(path, write=False)
+    try:
+        return disk.pread(fd, limit, 0)
+    finally:
+        disk.close(fd)
+
+
+def write_new_file(disk: Disk, path: str, data: bytes) -> None:
+    """Make or overwrite a small file with exactly `data`, on the device when this returns."""
+    fd = disk.open(path, create=True)
+    try:
+        disk.truncate(fd, 0)
+        write_all(disk, fd, data, 0)
+        disk.fdatasync(fd)
+    finally:
+        disk.close(fd)

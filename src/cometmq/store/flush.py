@@ -1,0 +1,202 @@
+"""Bringing the commit log onto the device: group commit for SYNC_FLUSH, a timed flush for ASYNC_FLUSH.
+
+One `fdatasync` is in flight at a time, in a thread; whoever arrives meanwhile shares the next one. Waiters
+are answered in order. A failed sync is final: the kernel may have dropped the pages, so a later success
+would prove nothing. Nothing is acknowledged after it and the store turns read-only until it is started
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from cometmq.store.clock import Clock
+from cometmq.store.commit_log import CommitLog
+from cometmq.store.config import StoreConfig
+from cometmq.store.disk import Disk
+
+log = logging.getLogger(__name__)
+
+Waiter = Callable[[bool], None]
+_PAGE = 4096
+
+
+class LogFlusher:
+    """Flush state of one commit log. Methods belong to the loop's thread."""
+
+    __slots__ = (
+        "_clock",
+        "_config",
+        "_disk",
+        "_flying",
+        "_landed",
+        "_log",
+        "_loop",
+        "_pool",
+        "_thorough_at",
+        "_timer",
+        "_waiters",
+        "_wanted",
+        "failure",
+        "flushed",
+        "flushed_ms",
+        "on_failure",
+        "on_flushed",
+        "written_ms",
+    )  # fmt: skip
+
+    def __init__(self, commit_log: CommitLog, disk: Disk, clock: Clock, config: StoreConfig) -> None:
+        self._log = commit_log
+        self._disk = disk
+        self._clock = clock
+        self._config = config
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._waiters: deque[tuple[int, Waiter, float]] = deque()
+        self._flying = False
+        self._wanted = False
+        self._landed: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._thorough_at = clock.monotonic()
+        self.flushed = commit_log.end  # everything before this position is on the device
+        self.flushed_ms = 0  # store time of the last record before `flushed`
+        self.written_ms = 0  # store time of the last record written
+        self.failure: OSError | None = None
+        self.on_flushed: Callable[[int], None] = lambda _position: None
+        self.on_failure: Callable[[OSError], None] = lambda _failure: None
+
+    def attach(self, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
+        """From now on syncs run in `pool`; before, and after `detach`, they run in place."""
+        self._loop = loop
+        self._pool = pool
+
+    async def detach(self) -> None:
+        """Wait for the sync in flight; later ones run in place."""
+        if self._flying and self._loop is not None:
+            self._landed = self._loop.create_future()
+            await self._landed
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._loop = self._pool = None
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def wait_for(self, position: int, waiter: Waiter) -> None:
+        """Call `waiter(True)` once everything before `position` is on the device, `waiter(False)` when the
+        sync failed or syncFlushTimeout passed first."""
+        if self.failure is not None:
+            waiter(False)
+        elif position <= self.flushed:
+            waiter(True)
+        else:
+            deadline = self._clock.monotonic() + self._config.sync_flush_timeout / 1000
+            self._waiters.append((position, waiter, deadline))
+            self.request()
+            if self._timer is None and self._loop is not None:
+                self._timer = self._loop.call_later(self._config.sync_flush_timeout / 1000, self._expire)
+
+    def request(self) -> None:
+        """Start a sync of everything written, or let it follow the one in flight."""
+        if self.failure is not None:
+            return
+        if self._loop is None or self._pool is None:
+            self.flush_now()
+        elif self._flying:
+            self._wanted = True
+        elif self.flushed < self._log.end:
+            self._start(self._loop, self._pool)
+
+    def timed(self) -> None:
+        """The ASYNC_FLUSH timer: sync when enough pages are dirty or the thorough interval has passed."""
+        dirty = self._log.end - self.flushed
+        if not dirty:
+            return
+        now = self._clock.monotonic()
+        thorough = (now - self._thorough_at) * 1000 >= self._config.flush_commit_log_thorough_interval
+        if thorough or dirty >= self._config.flush_commit_log_least_pages * _PAGE:
+            self._thorough_at = now
+            self.request()
+
+    # -- doing ------------------------------------------------------------------------------------
+
+    def flush_now(self) -> None:
+        """Sync in place. A failure is handled like one in the thread: recorded, not raised."""
+        if self.failure is not None or self.flushed >= self._log.end:
+            return
+        end, end_ms = self._log.end, self.written_ms
+        segments = self._log.take_unsynced()
+        try:
+            for _, fd in segments:
+                self._disk.fdatasync(fd)
+        except OSError as failure:
+            self._fail(failure)
+            return
+        self._succeed(end, end_ms, [base for base, _ in segments])
+
+    def _start(self, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
+        self._flying = True
+        self._wanted = False
+        end, end_ms = self._log.end, self.written_ms
+        segments = self._log.take_unsynced()
+        sync = self._disk.fdatasync
+
+        def work() -> None:
+            failure: OSError | None = None
+            try:
+                for _, fd in segments:
+                    sync(fd)
+            except OSError as problem:
+                failure = problem
+            loop.call_soon_threadsafe(self._finished, end, end_ms, [base for base, _ in segments], failure)
+
+        pool.submit(work)
+
+    def _finished(self, end: int, end_ms: int, bases: list[int], failure: OSError | None) -> None:
+        self._flying = False
+        if self._landed is not None:
+            self._landed.set_result(None)
+            self._landed = self._loop = self._pool = None
+        if failure is not None:
+            self._fail(failure)
+            return
+        self._succeed(end, end_ms, bases)
+        if self._wanted or self._waiters:
+            self.request()
+
+    def _succeed(self, end: int, end_ms: int, bases: list[int]) -> None:
+        self.flushed = max(self.flushed, end)
+        self.flushed_ms = max(self.flushed_ms, end_ms)
+        self._log.synced(bases)
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= end:
+            _answer(waiters.popleft()[1], True)
+        self.on_flushed(end)
+
+    def _fail(self, failure: OSError) -> None:
+        self.failure = failure
+        log.critical("commit log could not be flushed, the store is read-only from now on: %s", failure)
+        self.on_failure(failure)
+        waiters, self._waiters = self._waiters, deque()
+        for _, waiter, _ in waiters:
+            _answer(waiter, False)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._clock.monotonic()
+        waiters = self._waiters
+        while waiters and waiters[0][2] <= now:
+            _answer(waiters.popleft()[1], False)
+        if waiters and self._loop is not None:
+            self._timer = self._loop.call_later(max(0.001, waiters[0][2] - now), self._expire)
+
+
+def _answer(waiter: Waiter, ok: bool) -> None:
+    try:
+        waiter(ok)
+    except Exception:
+        log.exception("a waiter for the flush failed")  # it must not keep the ones behind it waiting

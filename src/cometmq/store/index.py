@@ -1,0 +1,195 @@
+"""All index files of a store: keys of dispatched records go in, commit-log positions come out.
+
+Keys wait in a list and are hashed and chained together (numpy), at the latest when the index is written or
+searched. A record's keys are its unique key, then each of its KEYS split at blanks; what is hashed is
+`topic#key`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from cometmq.protocol.properties import index_hash, java_hash_many
+from cometmq.store.clock import Clock
+from cometmq.store.config import StoreConfig
+from cometmq.store.files import StoreFiles
+from cometmq.store.index_file import IndexFile
+
+log = logging.getLogger(__name__)
+
+_BATCH = 2048
+
+
+class IndexService:
+    """Files of the `index` directory, oldest first. Loop thread, except `search`."""
+
+    __slots__ = (
+        "_clock",
+        "_directory",
+        "_files",
+        "_keys",
+        "_positions",
+        "_times",
+        "capacity",
+        "enabled",
+        "files",
+        "full_until_ms",
+        "slots",
+    )  # fmt: skip
+
+    def __init__(self, files: StoreFiles, clock: Clock, config: StoreConfig) -> None:
+        self._files = files
+        self._clock = clock
+        self._directory = os.path.join(config.root, "index")
+        self.slots = config.max_hash_slot_num
+        self.capacity = config.max_index_num
+        self.enabled = config.message_index_enable
+        self.files: list[IndexFile] = []
+        self.full_until_ms = 0  # end time of the newest full file that `write` has written out
+        self._keys: list[str] = []
+        self._positions: list[int] = []
+        self._times: list[int] = []
+
+    @property
+    def end_position(self) -> int:
+        """Position of the last record whose keys are in the files or waiting; 0 for an empty index."""
+        if self._positions:
+            return self._positions[-1]
+        return self.files[-1].end_position if self.files else 0
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def add(self, topic: str, keys: Sequence[str], position: int, store_ms: int) -> None:
+        """Index one record. Positions must not fall."""
+        for key in keys:
+            self._keys.append(f"{topic}#{key}")
+            self._positions.append(position)
+            self._times.append(store_ms)
+
+    def forget_waiting(self) -> None:
+        self._keys.clear()
+        self._positions.clear()
+        self._times.clear()
+
+    def wants_settling(self) -> bool:
+        return len(self._keys) >= _BATCH
+
+    def settle(self) -> None:
+        """Hash and chain the waiting keys, rolling to new files as they fill up. Raises OSError when a
+        file cannot be made or written; the keys that are not in a file yet keep waiting."""
+        while self._keys:
+            if not self.files or self.files[-1].full:
+                self._roll()
+            hashes = np.abs(np.asarray(java_hash_many(self._keys), np.int64))
+            hashes[hashes > 0x7FFFFFFF] = 0
+            taken = self.files[-1].add(
+                hashes, np.asarray(self._positions, np.int64), np.asarray(self._times, np.int64)
+            )
+            del self._keys[:taken], self._positions[:taken], self._times[:taken]
+
+    def _roll(self) -> None:
+        seed_ms = seed_position = 0
+        if self.files:
+            last = self.files[-1]
+            last.write(slots=True)
+            last.release()
+            seed_ms, seed_position = last.end_ms, last.end_position
+            self.full_until_ms = last.end_ms
+        self._files.disk.makedirs(self._directory)
+        file = IndexFile(self._files, self._new_path(), self.slots, self.capacity)
+        file.create(seed_ms, seed_position)
+        self.files.append(file)
+
+    def _new_path(self) -> str:
+        """A name from the local time, `yyyyMMddHHmmssSSS`, behind every existing one."""
+        now = self._clock.time_ms()
+        while True:
+            name = time.strftime("%Y%m%d%H%M%S", time.localtime(now / 1000)) + f"{now % 1000:03d}"
+            if not self.files or name > os.path.basename(self.files[-1].path):
+                return os.path.join(self._directory, name)
+            now += 1
+
+    def write(self, *, slots: bool = False) -> list[str]:
+        """Settle and write; returns the paths that a sync should make durable. Raises OSError."""
+        if not self.enabled:
+            return []
+        self.settle()
+        if not self.files:
+            self._roll()  # a store without an index file is one that has lost it
+        self.files[-1].write(slots=slots)
+        return [file.path for file in self.files[-2:]]
+
+    # -- searching --------------------------------------------------------------------------------
+
+    def search(self, topic: str, key: str, limit: int, begin: int, end: int) -> list[int]:
+        """Positions of records that may have this key and were stored in [begin, end] (ms), ascending, the
+        newest `limit` of them. Different keys with equal hashes are not told apart. Waits for the device."""
+        key_hash = index_hash(f"{topic}#{key}")
+        found: list[int] = []
+        for file in reversed(self.files):
+            if file.overlaps(begin, end):
+                file.search(key_hash, limit, begin, end, found)
+            if file.begin_ms < begin or len(found) >= limit:
+                break
+        return sorted(found)
+
+    # -- opening, retention -----------------------------------------------------------------------
+
+    def load(self, *, clean: bool, checkpoint_ms: int) -> tuple[list[str], bool]:
+        """Read the headers of the files on disk. Returns notes about damage, and whether entries have been
+        lost: then the log behind `end_position` must be dispatched again. `resume` must follow.
+
+        After an unclean stop Apache deletes every file that ends behind the checkpoint; here such a file
+        is checked entry by entry, and deleted only if something is wrong with it.
+        """
+        notes: list[str] = []
+        for name in self._files.disk.listdir(self._directory):
+            path = os.path.join(self._directory, name)
+            if len(name) != 17 or not name.isdigit():
+                notes.append(f"{path}: not an index file, left alone")
+                continue
+            file = IndexFile(self._files, path, self.slots, self.capacity)
+            good = file.load()
+            if good and not clean and file.end_ms > checkpoint_ms:
+                good = file.check_entries() == file.count - 1
+            self.files.append(file)
+            if not good:
+                # Whatever is newer goes too: positions must not fall from file to file.
+                notes.append(f"{path}: damaged, deleted and built anew from the log")
+                break
+        else:
+            return notes, not self.files
+        names = self._files.disk.listdir(self._directory)
+        for name in names:
+            if name.isdigit() and name >= os.path.basename(self.files[-1].path):
+                self._files.delete(os.path.join(self._directory, name))
+        self.files.pop()
+        return notes, True
+
+    def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
+        """Make the newest file writable; entries of records at or behind `cut_at` are forgotten first."""
+        if cut_at is not None:
+            while self.files and self.files[-1].count > 1 and self.files[-1].begin_position >= cut_at:
+                self._files.delete(self.files.pop().path)
+            if self.files:
+                self.files[-1].cut(cut_at)
+        if self.files and not self.files[-1].full:
+            self.files[-1].resume(rebuild_slots=not clean)
+
+    def delete_expired(self, log_min: int) -> list[str]:
+        """Delete files all of whose records are gone; never the newest. Returns their paths."""
+        deleted = []
+        while len(self.files) > 1 and self.files[0].end_position < log_min:
+            path = self.files.pop(0).path
+            self._files.delete(path)
+            deleted.append(path)
+        return deleted
+
+    def close(self) -> None:
+        """Write everything, slots included. Raises OSError."""
+        self.write(slots=True)

@@ -1,0 +1,118 @@
+"""Single records and times: by log position, by key, by store time. These wait for the device."""
+
+from __future__ import annotations
+
+from cometmq.store.commit_log import CommitLog
+from cometmq.store.config import StoreConfig
+from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
+from cometmq.store.files import NotCached
+from cometmq.store.index import IndexService
+from cometmq.store.queue_table import QueueTable
+from cometmq.store.scan import BORN_V6, record_facts
+
+_QUERY_ROUNDS = 3
+
+
+class Lookup:
+    """Read-only questions to one store."""
+
+    __slots__ = ("_config", "_index", "_log", "_queues")
+
+    def __init__(
+        self, commit_log: CommitLog, queues: QueueTable, index: IndexService, config: StoreConfig
+    ) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._index = index
+        self._config = config
+
+    def record_at(self, position: int) -> bytes | None:
+        """The whole record at a position of the log; None if no valid record begins there."""
+        head = self._log.read(position, 4, wait=True)
+        if head is None or isinstance(head, NotCached):
+            return None
+        size = int.from_bytes(head, "big", signed=True)
+        if not 0 < size <= self._config.max_record_size:
+            return None
+        data = self._log.read(position, size, wait=True)
+        if data is None or isinstance(data, NotCached):
+            return None
+        return bytes(data) if record_facts(memoryview(data), 0, position) is not None else None
+
+    def by_key(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
+        """Records whose key has this key's hash, stored in [begin_ms, end_ms], ascending by position."""
+        self._index.settle()
+        limit = min(max_count, self._config.max_msgs_num_batch)
+        for _ in range(_QUERY_ROUNDS):
+            positions = self._index.search(topic, key, limit, begin_ms, end_ms)
+            if not positions:
+                return []
+            found = [record for record in map(self.record_at, positions) if record is not None]
+            if found:
+                return found
+            earliest = self._time_of_segment(positions[0])
+            if earliest < 0:
+                return []
+            end_ms = earliest
+        return []
+
+    def _time_of_segment(self, position: int) -> int:
+        """Store time of the first record that still exists at or behind `position`; -1 if there is none."""
+        return self._store_time(max(position, self._log.min_position))
+
+    def _store_time(self, position: int) -> int:
+        data = self._log.read(position, 76, wait=True)
+        if data is None or isinstance(data, NotCached):
+            return -1
+        at = 68 if int.from_bytes(data[36:40], "big") & BORN_V6 else 56
+        return int.from_bytes(data[at : at + 8], "big", signed=True)
+
+    def store_time_of(self, queue: ConsumeQueue | None, offset: int) -> int:
+        """Store time of the message at a queue offset; -1 when it does not exist."""
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return -1
+        unit = queue.unit(offset)
+        if unit is None or unit[1] == FILLER_SIZE:
+            return -1
+        return self._store_time(unit[0])
+
+    # -- offsets by time --------------------------------------------------------------------------
+
+    def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> int:
+        """mode None: the message stored nearest to the time, of equals in distance the earlier (4.9).
+        "LOWER": the first message stored at or after it; "UPPER": the last one stored at or before it;
+        both clipped to the queue's ends as 5.x does."""
+        if queue is None or queue.max_offset <= queue.min_offset:
+            return queue.min_offset if queue is not None and mode is not None else 0
+        low = self._first_at_or_after(queue, timestamp_ms)
+        if mode is None:
+            return self._nearest(queue, timestamp_ms, low)
+        if mode.upper() == "LOWER":
+            return low
+        after = self._first_at_or_after(queue, timestamp_ms + 1)
+        return max(queue.min_offset, after - 1)
+
+    def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            stored = self.store_time_of(queue, middle)
+            probe = middle
+            while stored < 0 and probe + 1 < high:
+                probe += 1  # fillers and lost records say nothing about time
+                stored = self.store_time_of(queue, probe)
+            if stored >= timestamp_ms:
+                high = middle
+            else:
+                low = probe + 1
+        return low
+
+    def _nearest(self, queue: ConsumeQueue, timestamp_ms: int, low: int) -> int:
+        if low >= queue.max_offset:
+            return queue.max_offset - 1
+        if low == queue.min_offset:
+            return low
+        right, left = self.store_time_of(queue, low), self.store_time_of(queue, low - 1)
+        if right == timestamp_ms or left < 0:
+            return low
+        return low if timestamp_ms - left > right - timestamp_ms else low - 1

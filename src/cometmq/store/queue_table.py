@@ -1,0 +1,150 @@
+"""All consume queues of a store, by topic and queue id, and the batched writing of their units."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+
+from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
+from cometmq.store.consume_queue import ConsumeQueue, file_name
+from cometmq.store.files import StoreFiles
+
+log = logging.getLogger(__name__)
+
+_EAGER_UNITS = 1024  # a queue with this many unwritten units is written at once
+
+
+class QueueTable:
+    """Loop thread only."""
+
+    __slots__ = ("_dirty", "_files", "_queues", "_topics", "directory", "file_size")
+
+    def __init__(self, files: StoreFiles, config: StoreConfig) -> None:
+        self._files = files
+        self.directory = os.path.join(config.root, "consumequeue")
+        self.file_size = config.consume_queue_file_size
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._topics: dict[str, dict[int, ConsumeQueue]] = {}
+        self._dirty: list[ConsumeQueue] = []
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(self._queues.values())
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.get((topic, queue_id))
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, made (in memory only) if it is not there."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            path = os.path.join(self.directory, topic, str(queue_id))
+            queue = ConsumeQueue(self._files, path, topic, queue_id, self.file_size)
+            self._queues[topic, queue_id] = queue
+            self._topics.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def topics(self) -> list[str]:
+        return sorted(self._topics)
+
+    def of_topic(self, topic: str) -> list[ConsumeQueue]:
+        return [queue for _, queue in sorted(self._topics.get(topic, {}).items())]
+
+    @property
+    def max_physical(self) -> int:
+        """Log position behind the last record that has a unit in any queue."""
+        return max((queue.max_physical for queue in self), default=0)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def mark(self, queue: ConsumeQueue) -> None:
+        """The queue has got units that are not written yet."""
+        queue.dirty = True
+        self._dirty.append(queue)
+
+    def write_eager(self) -> None:
+        """Write the dirty queues whose windows have grown large. Raises OSError."""
+        for queue in self._dirty:
+            if queue.max_offset - queue.written >= _EAGER_UNITS:
+                queue.write()
+
+    def write_dirty(self, limit: int | None = None) -> bool:
+        """Write up to `limit` queues that have unwritten units. True when none is left. Raises OSError;
+        queues that could not be written stay dirty."""
+        dirty = self._dirty
+        count = len(dirty) if limit is None else min(limit, len(dirty))
+        for _ in range(count):
+            queue = dirty[-1]
+            queue.write()
+            queue.dirty = False
+            dirty.pop()
+        return not dirty
+
+    def take_unsynced(self) -> list[str]:
+        """Paths of files written since the last call, for a sync in a thread; `unsync` gives them back if
+        it fails."""
+        paths = []
+        for queue in self:
+            if queue.unsynced_files:
+                paths += [os.path.join(queue.path, file_name(base)) for base in queue.unsynced_files]
+                queue.unsynced_files.clear()
+        return paths
+
+    def unsync(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            directory, name = os.path.split(path)
+            topic_dir, queue_id = os.path.split(directory)
+            queue = self.find(os.path.basename(topic_dir), int(queue_id))
+            if queue is not None:
+                queue.unsynced_files.add(int(name))
+
+    # -- loading, deleting ------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forget every queue; files stay."""
+        self._queues.clear()
+        self._topics.clear()
+        self._dirty.clear()
+
+    def load(self, log_end: int) -> list[str]:
+        """Take over every queue directory. Returns notes about damage."""
+        notes: list[str] = []
+        disk = self._files.disk
+        for topic in disk.listdir(self.directory):
+            topic_dir = os.path.join(self.directory, topic)
+            if not disk.is_dir(topic_dir):
+                notes.append(f"{topic_dir}: not a topic directory, left alone")
+                continue
+            for name in disk.listdir(topic_dir):
+                if not name.isdigit():
+                    notes.append(f"{os.path.join(topic_dir, name)}: not a queue directory, left alone")
+                    continue
+                notes += self.get(topic, int(name)).load(log_end)
+        return notes
+
+    def delete_topic(self, topic: str) -> int:
+        """Destroy the queues of a topic; returns how many there were."""
+        queues = self._topics.pop(topic, {})
+        for queue_id, queue in queues.items():
+            del self._queues[topic, queue_id]
+            if queue.dirty:
+                self._dirty.remove(queue)
+            queue.destroy()
+        topic_dir = os.path.join(self.directory, topic)
+        if self._files.disk.is_dir(topic_dir):
+            try:
+                self._files.disk.rmdir(topic_dir)
+            except OSError:
+                log.warning("%s is not empty and stays", topic_dir)
+        return len(queues)
+
+    def statistics(self) -> list[tuple[str, int, int, int]]:
+        """(topic, queue id, min offset, max offset) of every queue."""
+        return [(queue.topic, queue.queue_id, queue.min_offset, queue.max_offset) for queue in self]
+
+    @property
+    def units_per_file(self) -> int:
+        return self.file_size // CONSUME_QUEUE_UNIT

@@ -1,0 +1,319 @@
+"""Opening a store: what is on disk becomes a log, queues and an index that agree.
+
+After a clean stop everything that has a queue entry is trusted; the log is walked only from the last one on.
+After an unclean stop the walk begins at the newest segment whose first record is not younger than the
+checkpoint. From there on nothing but the log counts: queue and index entries of that part are computed anew
+and written over whatever is there. A queue that turns out to lack entries from before that point, or an index
+that is damaged or gone, moves the start of the walk back.
+
+A torn tail (nothing valid behind it) is cut and its space zeroed, so that no stale record can come back to
+life. Damage with valid records behind it is skipped and named; everything behind it is kept and served.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cometmq.errors import StoreError
+from cometmq.protocol.codes import SCHEDULE_TOPIC
+from cometmq.store.checkpoint import Checkpoint
+from cometmq.store.commit_log import CommitLog
+from cometmq.store.config import StoreConfig
+from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.disk import Disk
+from cometmq.store.index import IndexService
+from cometmq.store.keys import index_keys, property_value, stored_tags_code
+from cometmq.store.queue_table import QueueTable
+from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
+
+log = logging.getLogger(__name__)
+
+_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
+_WIDEST_GAP = 1_000_000  # units; a jump wider than this is a damaged header, not a loss
+_WRITE_UNITS = 4096
+
+
+@dataclass
+class Recovered:
+    """What recovery found. Positions are bytes in the log, times epoch ms."""
+
+    clean: bool
+    start: int = 0
+    end: int = 0
+    last_store_ms: int = 0
+    records: int = 0
+    notes: list[str] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+
+
+class _StartEarlier(Exception):
+    """A queue lacks units from before the start of the walk."""
+
+
+def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
+    """Tags code of a record's queue unit: hash of TAGS, or for a delayed message the time of its delivery."""
+    if facts.topic == SCHEDULE_TOPIC:
+        level = property_value(facts.properties, b"DELAY\x01")
+        if level.isdigit() and int(level) > 0:
+            number = min(int(level), max(delays_ms, default=0))
+            return facts.store_ms + delays_ms.get(number, 1000)
+    return stored_tags_code(facts.properties)
+
+
+def list_segments(disk: Disk, directory: str, segment_size: int) -> tuple[list[int], list[str]]:
+    """First positions of the segments, and notes; files of a wrong but possible length are set right.
+
+    Raises StoreError for files that belong to another segment size: going on would tear the log apart.
+    """
+    bases: list[int] = []
+    notes: list[str] = []
+    short: list[tuple[str, int]] = []
+    for name in disk.listdir(directory):
+        path = f"{directory}/{name}"
+        if len(name) != 20 or not name.isdigit():
+            if not disk.is_dir(path):
+                notes.append(f"{path}: not a segment, left alone")
+            continue
+        facts = disk.facts(path)
+        if facts is None:
+            continue
+        base = int(name)
+        if base % segment_size or facts.size > segment_size:
+            raise StoreError(
+                f"{facts.size} bytes from {base} on do not fit mappedFileSizeCommitLog={segment_size}", path
+            )
+        if facts.size < segment_size:
+            short.append((path, facts.size))
+        bases.append(base)
+    for path, size in short:
+        notes.append(f"{path}: {size} bytes instead of {segment_size}, filled up with zeros")
+        fd = disk.open(path)
+        try:
+            disk.truncate(fd, segment_size)
+        finally:
+            disk.close(fd)
+    return bases, notes
+
+
+class Recovery:
+    """One run of recovery over the parts of a store."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: StoreConfig,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        index: IndexService,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self._disk = disk
+        self._config = config
+        self._log = commit_log
+        self._queues = queues
+        self._index = index
+        self._checkpoint = checkpoint
+        self._segments: list[int] = []
+        self._delays = config.delay_levels_ms
+
+    def run(self, *, clean: bool) -> Recovered:
+        """Recover everything and leave log, queues and index ready for appends. Raises StoreError,
+        OSError."""
+        self._segments, notes = list_segments(self._disk, self._log.directory, self._log.segment_size)
+        result = Recovered(clean, notes=notes)
+        if clean:
+            result.notes += self._queues.load(1 << 62)
+            if not self._clean_end_holds():
+                result.notes.append("queues and log do not fit although the last stop was clean")
+                result.clean = clean = False
+        index_notes, index_lost = self._index.load(clean=clean, checkpoint_ms=self._checkpoint.index_ms)
+        result.notes += index_notes
+        start = max(self._queues.max_physical, self._first) if clean else self._checked_start()
+        if not clean:
+            self._reload(start, result)
+        index_from = self._index.end_position if index_lost and self._index.enabled else start
+        self._index.resume(clean=clean, cut_at=None if clean and not index_lost else min(start, index_from))
+        self._walk_all(start, min(start, index_from), result)
+        self._finish(result)
+        return result
+
+    @property
+    def _first(self) -> int:
+        return self._segments[0] if self._segments else 0
+
+    # -- where to begin ---------------------------------------------------------------------------
+
+    def _clean_end_holds(self) -> bool:
+        """Whether the record that the queues name as the last one is there."""
+        last = max(self._queues, key=lambda queue: queue.max_physical, default=None)
+        if last is None or last.max_physical == 0:
+            return True
+        found = last.unit(last.max_offset - 1)
+        if found is None:
+            return False
+        position, size, _ = found
+        base = position - position % self._log.segment_size
+        if base not in self._segments:
+            return False
+        fd = self._disk.open(self._log.path_of(base), write=False)
+        try:
+            data = memoryview(self._disk.pread(fd, size, position - base))
+        finally:
+            self._disk.close(fd)
+        facts = record_facts(data, 0, position)
+        return (
+            facts is not None
+            and facts.size == size
+            and (facts.topic, facts.queue_id, facts.queue_offset)
+            == (last.topic, last.queue_id, last.max_offset - 1)
+        )
+
+    def _checked_start(self) -> int:
+        """First position of the newest segment whose first record is not younger than the checkpoint."""
+        trusted = self._checkpoint.min_timestamp
+        if self._config.message_index_safe and self._config.message_index_enable:
+            trusted = min(trusted, self._checkpoint.index_ms)
+        for base in reversed(self._segments):
+            fd = self._disk.open(self._log.path_of(base), write=False)
+            try:
+                data = memoryview(self._disk.pread(fd, self._config.max_record_size, 0))
+            finally:
+                self._disk.close(fd)
+            facts = record_facts(data, 0, base)
+            if facts is not None and 0 < facts.store_ms <= trusted:
+                return base
+        return self._first
+
+    def _reload(self, start: int, result: Recovered) -> None:
+        self._queues.clear()
+        result.notes += [note for note in self._queues.load(start) if note not in result.notes]
+
+    # -- the walk ---------------------------------------------------------------------------------
+
+    def _walk_all(self, start: int, index_from: int, result: Recovered) -> None:
+        """Walk the log; when a queue turns out to be short, once more from the beginning."""
+        try:
+            self._walk(start, index_from, result)
+        except _StartEarlier as reason:
+            log.warning("%s: all queues are built anew from the log", reason)
+            result.notes.append(f"{reason}: all queues were built anew from the log")
+            result.clean = False
+            start = self._first
+            self._reload(start, result)
+            self._index.forget_waiting()
+            self._index.resume(clean=False, cut_at=start)
+            self._walk(start, start, result)
+
+    def _walk(self, start: int, index_from: int, result: Recovered) -> None:
+        result.start = start
+        result.records = 0
+        result.damage.clear()
+        end = start
+        touched: set[ConsumeQueue] = set()
+        for facts in self._records(min(start, index_from), result):
+            end = facts.position + facts.size
+            result.last_store_ms = facts.store_ms
+            result.records += 1
+            self._dispatch(facts, start, index_from, touched, result)
+        for queue in touched:
+            queue.write()
+        result.end = max(end, result.end)
+
+    def _records(self, start: int, result: Recovered) -> Iterator[Facts]:
+        size = self._log.segment_size
+        result.end = start
+        self._last_used = -1
+        self._dirt = False
+        previous = None
+        for base in self._segments:
+            if base + size <= start:
+                continue
+            if previous is not None and base != previous + size:
+                result.damage.append(Damage(self._log.directory, previous + size, base))
+            previous = base
+            scan = SegmentScan(
+                self._disk,
+                self._log.path_of(base),
+                base,
+                size,
+                self._config.max_record_size,
+                check_crc=self._config.check_crc_on_recover,
+                search=not result.clean,
+            )
+            yield from scan.records(max(start, base))
+            result.damage += scan.damage
+            if scan.end > max(start, base) or base <= start:
+                if self._dirt:
+                    result.damage.append(
+                        Damage(self._log.path_of(self._last_used), result.end, self._last_used + size)
+                    )
+                result.end = scan.end
+                self._last_used = base
+                self._dirt = scan.dirt
+
+    def _dispatch(
+        self, facts: Facts, start: int, index_from: int, touched: set[ConsumeQueue], result: Recovered
+    ) -> None:
+        kind = facts.sys_flag & _TRANSACTION_MASK
+        if self._index.enabled and kind != _ROLLBACK and facts.position >= index_from:
+            self._index.add(facts.topic, index_keys(facts.properties), facts.position, facts.store_ms)
+            if self._index.wants_settling():
+                self._index.settle()
+        if facts.position < start or kind in (_PREPARED, _ROLLBACK):
+            return
+        queue = self._queues.get(facts.topic, facts.queue_id)
+        offset, known = facts.queue_offset, queue.max_offset
+        if offset < known or (offset - known > _WIDEST_GAP and known):
+            result.notes.append(
+                f"record at {facts.position}: queue offset {offset} of {facts.topic}/{facts.queue_id} "
+                f"where {known} was expected, not served"
+            )
+            return
+        if offset > known and start > self._first:
+            raise _StartEarlier(
+                f"consume queue {facts.topic}/{facts.queue_id} ends at {known}, not at {offset}"
+            )
+        queue.push(facts.position, facts.size, tags_code_of(facts, self._delays), offset)
+        touched.add(queue)
+        if queue.max_offset - queue.written >= _WRITE_UNITS:
+            queue.write()
+
+    # -- afterwards -------------------------------------------------------------------------------
+
+    def _finish(self, result: Recovered) -> None:
+        size = self._log.segment_size
+        keep = [base for base in self._segments if base < result.end or base <= self._last_used]
+        for base in self._segments[len(keep) :]:
+            self._disk.unlink(self._log.path_of(base))
+        if not self._segments:
+            for topic in self._queues.topics():
+                self._queues.delete_topic(topic)
+        if self._dirt and self._last_used >= 0 and result.end < self._last_used + size:
+            self._zero_tail(self._last_used, result)
+        for queue in self._queues:
+            if not result.clean:
+                queue.cut()
+            queue.next_offset = queue.max_offset
+            queue.correct_min(keep[0] if keep else 0)
+        self._log.resume(keep, result.end)
+        for damage in result.damage:
+            log.error("damage in %s: no valid record in positions %d to %d, skipped", *damage)
+        for note in result.notes:
+            log.warning("%s", note)
+
+    def _zero_tail(self, base: int, result: Recovered) -> None:
+        """Cut the segment behind the last valid record and give it its full length back, as zeros."""
+        path = self._log.path_of(base)
+        result.notes.append(f"{path}: torn tail cut and zeroed from position {result.end} on")
+        fd = self._disk.open(path)
+        try:
+            self._disk.truncate(fd, result.end - base)
+            try:
+                self._disk.reserve(fd, self._log.segment_size)
+            except OSError as failure:
+                log.warning("%s could not be reserved again: %s", path, failure)
+                self._disk.truncate(fd, self._log.segment_size)
+        finally:
+            self._disk.close(fd)

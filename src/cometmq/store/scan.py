@@ -1,0 +1,222 @@
+"""Walking the commit log record by record: what recovery, `verify` and `rebuild` see.
+
+A record is valid when its magic is known, its own position stands in it, the length recomputed from its
+parts equals its total size, and its body has the CRC that it gives. Where a valid record should begin and
+none does, the walk looks for the next one: a magic number whose record is valid at exactly that position.
+So damage in the middle hides only the records that it hit.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cometmq.store.disk import Disk
+from cometmq.store.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2
+
+_BLOCK = 4 << 20
+_MAGICS = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]  # both record magics share their first three bytes
+_LAST_BYTES = (MAGIC_V1 & 0xFF, MAGIC_V2 & 0xFF)
+_BLANK = (BLANK_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
+_SMALLEST = 91
+BORN_V6, STORE_V6 = 0x10, 0x20
+
+
+class Facts(NamedTuple):
+    """What dispatch needs to know of one valid record."""
+
+    position: int
+    size: int
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    store_ms: int
+    topic: str
+    properties: bytes
+
+
+def record_facts(data: memoryview, at: int, position: int, *, check_crc: bool = True) -> Facts | None:
+    """The record at data[at:], which should be the one of log position `position`; None if it is not
+    valid."""
+    room = len(data) - at
+    if room < _SMALLEST:
+        return None
+    size = int.from_bytes(data[at : at + 4], "big", signed=True)
+    if not _SMALLEST <= size <= room:
+        return None
+    magic = data[at + 4 : at + 8]
+    if magic[:3] != _MAGICS or magic[3] not in _LAST_BYTES:
+        return None
+    if int.from_bytes(data[at + 28 : at + 36], "big", signed=True) != position:
+        return None
+    sys_flag = int.from_bytes(data[at + 36 : at + 40], "big")
+    born = 12 if sys_flag & BORN_V6 else 0
+    stored = 12 if sys_flag & STORE_V6 else 0
+    body_at = at + 88 + born + stored
+    if body_at > at + size:
+        return None
+    body_length = int.from_bytes(data[body_at - 4 : body_at], "big", signed=True)
+    tail = body_at + body_length
+    width = 1 if magic[3] == _LAST_BYTES[0] else 2
+    end = at + size
+    if body_length < 0 or tail + width + 2 > end:
+        return None
+    topic_length = int.from_bytes(data[tail : tail + width], "big")
+    properties_at = tail + width + topic_length + 2
+    if properties_at > end:
+        return None
+    properties_length = int.from_bytes(data[properties_at - 2 : properties_at], "big")
+    if properties_at + properties_length != end:
+        return None
+    if check_crc and body_length:
+        stored_crc = int.from_bytes(data[at + 8 : at + 12], "big")
+        if zlib.crc32(data[body_at:tail]) & 0x7FFFFFFF != stored_crc:
+            return None
+    try:
+        topic = str(data[tail + width : properties_at - 2], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    store_at = at + 56 + born
+    return Facts(
+        position,
+        size,
+        int.from_bytes(data[at + 12 : at + 16], "big", signed=True),
+        int.from_bytes(data[at + 20 : at + 28], "big", signed=True),
+        sys_flag,
+        int.from_bytes(data[store_at : store_at + 8], "big", signed=True),
+        topic,
+        bytes(data[properties_at:end]),
+    )
+
+
+class Damage(NamedTuple):
+    """A stretch of a segment in which no valid record could be found, although valid ones follow it."""
+
+    path: str
+    start: int
+    stop: int
+
+
+class SegmentScan:
+    """One walk through one segment file.
+
+    After the walk: `end` is the position behind the last valid record (or the end of the segment when a
+    blank record closed it), `closed` tells that case, `dirt` tells whether anything but zeros follows
+    `end`, `damage` lists what was skipped.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        base: int,
+        length: int,
+        largest: int,
+        *,
+        check_crc: bool = True,
+        search: bool = True,
+    ) -> None:
+        self._disk = disk
+        self._path = path
+        self._base = base
+        self._length = length
+        self._largest = largest
+        self._check_crc = check_crc
+        self._search = search
+        self._fd = -1
+        self._data = memoryview(b"")
+        self._data_at = 0
+        self.end = base
+        self.closed = False
+        self.dirt = False
+        self.damage: list[Damage] = []
+
+    def records(self, start: int) -> Iterator[Facts]:
+        """Valid records from position `start` (where a record begins, or the segment's start) on."""
+        self._fd = self._disk.open(self._path, write=False)
+        try:
+            yield from self._walk(start - self._base)
+        finally:
+            self._disk.close(self._fd)
+
+    def _walk(self, at: int) -> Iterator[Facts]:
+        self.end = self._base + at
+        while at < self._length:
+            data, offset = self._window(at)
+            facts = record_facts(data, offset, self._base + at, check_crc=self._check_crc)
+            if facts is not None:
+                yield facts
+                at += facts.size
+                self.end = self._base + at
+                continue
+            if self._blank(data, offset, at):
+                self.closed = True
+                self.end = self._base + self._length
+                return
+            found = self._resync(at) if self._search else None
+            if found is None:
+                return
+            self.damage.append(Damage(self._path, self._base + at, self._base + found))
+            at = found
+
+    def _blank(self, data: memoryview, offset: int, at: int) -> bool:
+        return (
+            data[offset + 4 : offset + 8] == _BLANK
+            and int.from_bytes(data[offset : offset + 4], "big") == self._length - at
+        )
+
+    def _window(self, at: int) -> tuple[memoryview, int]:
+        """Data that holds a whole record from `at` on, and the place of `at` in it."""
+        offset = at - self._data_at
+        if offset >= 0 and offset + 4 <= len(self._data):
+            size = int.from_bytes(self._data[offset : offset + 4], "big", signed=True)
+            if offset + max(8, min(size, self._largest)) <= len(self._data):
+                return self._data, offset
+        length = min(self._length - at, max(_BLOCK, self._largest))
+        self._data = memoryview(self._disk.pread(self._fd, length, at))
+        self._data_at = at
+        return self._data, 0
+
+    def _resync(self, at: int) -> int | None:
+        """Place of the next valid (or blank) record behind `at`; None if there is none."""
+        data = b""
+        data_at = at
+        place: int | None = at + 1
+        while place is not None and place < self._length:
+            data_at = place
+            data = self._disk.pread(self._fd, min(_BLOCK, self._length - data_at), data_at)
+            if data.count(0) != len(data):
+                self.dirt = True
+                found = self._search_block(data, data_at)
+                if found is not None:
+                    return found
+            # Blocks overlap so that no magic number lies across a border unseen.
+            step = data_at + len(data) - 8
+            place = None if data_at + len(data) >= self._length else step
+            if place is not None and not data.strip(b"\0"):
+                following = self._disk.next_data(self._fd, step)
+                place = None if following is None else max(step, following - 8)
+        if not self.dirt and self._disk.pread(self._fd, 1, at).strip(b"\0"):
+            self.dirt = True
+        return None
+
+    def _search_block(self, data: bytes, data_at: int) -> int | None:
+        at = 0
+        while True:
+            record = data.find(_MAGICS, at)
+            blank = data.find(_BLANK, at)
+            if record < 0 and blank < 0:
+                return None
+            if blank >= 0 and (record < 0 or blank < record):
+                start = data_at + blank - 4
+                if blank >= 4 and self._length - start == int.from_bytes(data[blank - 4 : blank], "big"):
+                    return start
+                at = blank + 1
+                continue
+            start = data_at + record - 4
+            if record >= 4:
+                window, offset = self._window(start)
+                if record_facts(window, offset, self._base + start, check_crc=self._check_crc) is not None:
+                    return start
+            at = record + 1

@@ -1,0 +1,234 @@
+"""What a store does beside answering: timed flushes, writing of queues and index, checkpoint, reservations,
+retention.
+
+Time on the loop is bounded: queues are written a few hundred at a time, everything that waits for the
+device runs in one of two threads (one for the log's syncs, one for the rest).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from cometmq.store.appender import Pending
+from cometmq.store.disk import Disk
+from cometmq.store.flags import Flag
+
+if TYPE_CHECKING:
+    from cometmq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+_SLICE = 256  # queues written per turn of the loop
+
+
+def sync_paths(disk: Disk, paths: Sequence[str]) -> None:
+    """Bring files onto the device; files that are gone are fine. Raises OSError. For a thread."""
+    for path in paths:
+        try:
+            fd = disk.open(path)
+        except FileNotFoundError:
+            continue
+        try:
+            disk.fdatasync(fd)
+        finally:
+            disk.close(fd)
+
+
+class Upkeep:
+    """Background work of one store. Methods belong to the loop's thread."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sync_pool: ThreadPoolExecutor | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._job: asyncio.Task[None] | None = None
+        self._thorough_at = store.clock.monotonic()
+        self._unwritten = 0
+
+    # -- starting, stopping -----------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        store = self._store
+        self._loop = loop
+        self._sync_pool = ThreadPoolExecutor(1, "cometmq-flush")
+        self._pool = ThreadPoolExecutor(1, "cometmq-store")
+        store.flusher.attach(loop, self._sync_pool)
+        self._every(store.config.flush_interval_commit_log, store.flusher.timed)
+        self._every(store.config.flush_interval_consume_queue, self._derived_round)
+        self._every(store.config.clean_resource_interval, store.retention.round)
+
+    def _every(self, interval_ms: int, work: object) -> None:
+        """Run `work()` every `interval_ms`, the first time after one interval. A failure is logged, not
+        final."""
+        loop = self._loop
+        assert loop is not None
+        assert callable(work)
+        slot = len(self._timers)
+
+        def turn() -> None:
+            try:
+                work()
+            except Exception:
+                log.exception("upkeep of the store failed, trying again in %d ms", interval_ms)
+            if self._loop is not None:
+                self._timers[slot] = loop.call_later(interval_ms / 1000, turn)
+
+        self._timers.append(loop.call_later(interval_ms / 1000, turn))
+
+    async def stop(self) -> None:
+        """End the background work, leaving everything to `settle_all`."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._loop = None
+        if self._job is not None:
+            await asyncio.gather(self._job, return_exceptions=True)
+        await self._store.flusher.detach()
+        self._shut_pools()
+
+    def abandon(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._loop = None
+        if self._job is not None:
+            self._job.cancel()
+        self._shut_pools()
+
+    def _shut_pools(self) -> None:
+        for pool in (self._sync_pool, self._pool):
+            if pool is not None:
+                pool.shutdown(wait=True)
+        self._sync_pool = self._pool = None
+
+    # -- after a commit ---------------------------------------------------------------------------
+
+    def reserve_ahead(self) -> None:
+        """Have the next segment reserved when the present one is half full."""
+        commit_log = self._store.log
+        failure = commit_log.reservation_done()
+        if failure is not None:
+            log.warning("next segment could not be reserved yet: %s", failure)
+        if self._pool is None:
+            return
+        base = commit_log.wants_reservation()
+        if base is not None:
+            future: Future[int] = self._pool.submit(commit_log.reserve_file, base)
+            commit_log.reservation_started(base, future)
+
+    def after_dispatch(self, pending: list[Pending]) -> None:
+        """Keep windows and waiting keys small however long the write interval is."""
+        store = self._store
+        self._unwritten += len(pending)
+        if self._unwritten < 4096 and not store.index.wants_settling():
+            return
+        try:
+            if store.index.wants_settling():
+                store.index.settle()
+            if self._unwritten >= 4096:
+                self._unwritten = 0
+                store.queues.write_eager()
+        except OSError as failure:
+            self._derived_failed(failure)
+
+    # -- queues, index, checkpoint ----------------------------------------------------------------
+
+    def _derived_round(self) -> None:
+        """Every flushIntervalConsumeQueue: write what is in memory, and every thorough interval make it
+        durable."""
+        if self._job is None and self._loop is not None:
+            self._job = self._loop.create_task(self._write_derived())
+            self._job.add_done_callback(self._job_done)
+
+    def _job_done(self, job: asyncio.Task[None]) -> None:
+        self._job = None
+        if not job.cancelled() and job.exception() is not None:
+            log.error("writing queues and index failed", exc_info=job.exception())
+
+    async def _write_derived(self) -> None:
+        store = self._store
+        try:
+            for _ in range(len(store.queues) // _SLICE + 1):
+                if store.queues.write_dirty(_SLICE):
+                    break
+                await asyncio.sleep(0)  # other work of the loop between two slices
+            store.index.write()
+        except OSError as failure:
+            self._derived_failed(failure)
+            return
+        self._derived_healed()
+        now = store.clock.monotonic()
+        if (now - self._thorough_at) * 1000 >= store.config.flush_consume_queue_thorough_interval:
+            self._thorough_at = now
+            await self._make_durable()
+
+    def _derived_failed(self, failure: OSError) -> None:
+        log.error("queues or index could not be written, trying again: %s", failure)
+        self._store.flags.raise_flag(
+            Flag.WRITE_LOGICS_ERROR,
+            f"consume queues or index could not be written: {failure.strerror or failure}",
+        )
+
+    def _derived_healed(self) -> None:
+        if self._store.flags.bits & Flag.WRITE_LOGICS_ERROR:
+            log.warning("queues and index can be written again")
+            self._store.flags.clear(Flag.WRITE_LOGICS_ERROR)
+
+    async def _make_durable(self) -> None:
+        """Sync log, queues and index in the thread, then move the checkpoint behind them."""
+        store, loop, pool = self._store, self._loop, self._pool
+        if loop is None or pool is None or store.flusher.failure is not None:
+            return
+        done: asyncio.Future[bool] = loop.create_future()
+        dispatched_ms = store.dispatched_ms
+        paths = store.queues.take_unsynced()
+        index_paths = store.index.write()
+        full_ms = store.index.full_until_ms
+        store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
+        if not await done:
+            store.queues.unsync(paths)
+            return
+        try:
+            await loop.run_in_executor(pool, sync_paths, store.disk, [*paths, *index_paths])
+        except OSError:
+            store.queues.unsync(paths)
+            raise
+        self._raise_checkpoint(dispatched_ms, full_ms)
+        await loop.run_in_executor(pool, store.checkpoint.flush)
+
+    def _raise_checkpoint(self, dispatched_ms: int, full_ms: int) -> None:
+        checkpoint = self._store.checkpoint
+        checkpoint.physic_ms = max(checkpoint.physic_ms, self._store.flusher.flushed_ms)
+        checkpoint.logics_ms = max(checkpoint.logics_ms, dispatched_ms)
+        checkpoint.index_ms = max(checkpoint.index_ms, full_ms)
+
+    def settle_all(self, *, slots: bool = True) -> bool:
+        """Write and sync everything in place, checkpoint last. False if something could not be written."""
+        store = self._store
+        store.flusher.flush_now()
+        if store.flusher.failure is not None:
+            return False
+        try:
+            store.queues.write_dirty()
+            index_paths = store.index.write(slots=slots)
+            paths = store.queues.take_unsynced()
+            sync_paths(store.disk, [*paths, *index_paths])
+            self._raise_checkpoint(store.dispatched_ms, store.index.full_until_ms)
+            store.checkpoint.flush()
+        except OSError as failure:
+            self._derived_failed(failure)
+            return False
+        self._derived_healed()
+        return True
+
+    def settle_recovery(self) -> None:
+        """After an unclean stop: make what recovery found durable before anything is built on it. Raises
+        OSError."""
+        if not self._store.recovered.clean and not self.settle_all(slots=False):
+            raise OSError("the recovered store could not be written")
