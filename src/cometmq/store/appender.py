@@ -11,24 +11,22 @@ from collections.abc import Sequence
 
 import msgspec
 
+from cometmq.errors import BodyError
+from cometmq.protocol.batch import iter_batch
 from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.record import BLANK_SIZE, BORN_V6, HEAD_V4, STORE_V6, head_of, topic_part
 from cometmq.store.clock import Clock
-from cometmq.store.commit_log import BLANK_SIZE, CommitLog
+from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.keys import stored_tags_code
-from cometmq.store.layout import HEAD, MAGIC_V1, MAGIC_V2
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.refusal import StoreRefused
 
 TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
-BORN_V6, STORE_V6 = 0x10, 0x20
-_TOPIC_V1 = 127
 _TOPIC_MAX = 255
 _PROPERTIES_MAX = 32_767
 _LENGTH = struct.Struct(">H")
-_ITEM = struct.Struct(">iiiii")
-_HEAD_V4 = HEAD[8, 8]
 
 
 class Appended(msgspec.Struct, gc=False):
@@ -119,10 +117,10 @@ class Appender:
         if store_host is None:
             store_host = self.store_host
         if len(born_host) != 8 or len(store_host) != 8:
-            head, sys_flag = _head_for(born_host, store_host, sys_flag)
+            head, sys_flag = head_of(born_host, store_host, sys_flag)
         else:
-            head = _HEAD_V4
-            sys_flag &= ~0x30
+            head = HEAD_V4
+            sys_flag &= ~(BORN_V6 | STORE_V6)
         topic_part, magic = record_tail
         body_length = len(body)
         properties_length = len(properties)
@@ -147,11 +145,14 @@ class Appender:
         now = self._clock.time_ms()
         position = log.next
         buffer = log.buffer
-        head.pack_into(
-            buffer, place, size, magic, zlib.crc32(body) & 0x7FFFFFFF if body_length else 0, queue_id, flag,
-            queue_offset, position, sys_flag, born_ms, born_host, now, store_host, reconsume_times,
-            prepared_position, body_length,
-        )  # fmt: skip
+        try:
+            head.pack_into(
+                buffer, place, size, magic, zlib.crc32(body) & 0x7FFFFFFF if body_length else 0, queue_id,
+                flag, queue_offset, position, sys_flag, born_ms, born_host, now, store_host, reconsume_times,
+                prepared_position, body_length,
+            )  # fmt: skip
+        except struct.error as problem:
+            raise _illegal_number(problem) from None
         topic_at += place
         properties_at += place
         buffer[place + head_size : topic_at] = body
@@ -199,7 +200,7 @@ class Appender:
         queue = self._queues.get(topic, queue_id)
         topic_part, magic = queue.record_tail or self._record_tail(queue)
         host = self.store_host if store_host is None else store_host
-        head, sys_flag = _head_for(born_host, host, sys_flag)
+        head, sys_flag = head_of(born_host, host, sys_flag)
         fixed = head.size + len(topic_part) + 2
         total = 0
         for _, item_body, item_properties in items:
@@ -218,15 +219,18 @@ class Appender:
         buffer = log.buffer
         position = log.next
         offset = queue.next_offset
-        appended = []
+        appended, pending = [], []
         for flag, item_body, item_properties in items:
             length = len(item_body)
             properties_length = len(item_properties)
-            head.pack_into(
-                buffer, place, fixed + length + properties_length, magic,
-                zlib.crc32(item_body) & 0x7FFFFFFF if length else 0, queue_id, flag, offset, position,
-                sys_flag, born_ms, born_host, now, host, reconsume_times, 0, length,
-            )  # fmt: skip
+            try:
+                head.pack_into(
+                    buffer, place, fixed + length + properties_length, magic,
+                    zlib.crc32(item_body) & 0x7FFFFFFF if length else 0, queue_id, flag, offset, position,
+                    sys_flag, born_ms, born_host, now, host, reconsume_times, 0, length,
+                )  # fmt: skip
+            except struct.error as problem:
+                raise _illegal_number(problem) from None
             at = place + head.size
             buffer[at : at + length] = item_body
             at += length
@@ -236,7 +240,7 @@ class Appender:
             buffer[at + 2 : at + 2 + properties_length] = item_properties
             size = at + 2 + properties_length - place
             tags = stored_tags_code(item_properties)
-            self._pending.append(
+            pending.append(
                 Pending(queue, topic, offset, position, size, tags, now, item_properties, None, True)
             )
             appended.append(Appended(position, offset, size, now))
@@ -244,22 +248,19 @@ class Appender:
             position += size
             offset += 1
         log.claimed(total)
+        self._pending += pending
         queue.next_offset = offset
         return appended
 
     def _record_tail(self, queue: ConsumeQueue) -> tuple[bytes, int]:
-        """Length and bytes of the topic as they stand in a record, and the magic that goes with the
-        length's width."""
-        data = queue.topic.encode()
-        if len(data) <= _TOPIC_V1:
-            queue.record_tail = (bytes((len(data),)) + data, MAGIC_V1)
-        elif len(data) <= _TOPIC_MAX:
-            queue.record_tail = (_LENGTH.pack(len(data)) + data, MAGIC_V2)
-        else:
+        """Length and bytes of the topic as they stand in a record, and the magic that goes with them."""
+        found = topic_part(queue.topic)
+        if len(found[0]) > _TOPIC_MAX + 2:
             raise StoreRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"topic of {len(data)} bytes is longer than {_TOPIC_MAX}"
+                ResponseCode.MESSAGE_ILLEGAL, f"topic of {len(found[0])} bytes is longer than {_TOPIC_MAX}"
             )
-        return queue.record_tail
+        queue.record_tail = found
+        return found
 
     def _refuse_size(self, body: int, properties: int, record: int) -> None:
         raise StoreRefused(
@@ -270,17 +271,8 @@ class Appender:
         )
 
 
-def _head_for(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:
-    """Header layout and flag bits for the widths of both hosts."""
-    sys_flag &= ~(BORN_V6 | STORE_V6)
-    if len(born_host) == 20:
-        sys_flag |= BORN_V6
-    if len(store_host) == 20:
-        sys_flag |= STORE_V6
-    try:
-        return HEAD[len(born_host), len(store_host)], sys_flag
-    except KeyError:
-        raise ValueError(f"hosts of {len(born_host)} and {len(store_host)} bytes: 8 or 20 expected") from None
+def _illegal_number(problem: struct.error) -> StoreRefused:
+    return StoreRefused(ResponseCode.MESSAGE_ILLEGAL, f"a number does not fit the record: {problem}")
 
 
 def _no_segment(failure: OSError) -> StoreRefused:
@@ -296,27 +288,15 @@ def _batch_items(body: memoryview, extra: bytes) -> list[tuple[int, memoryview, 
     Raises StoreRefused(MESSAGE_ILLEGAL) unless the items fill the body exactly.
     """
     items = []
-    at, end = 0, len(body)
-    while at < end:
-        if end - at < _ITEM.size + 2:
-            raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, f"batch item at byte {at} is cut off")
-        total, _, _, flag, length = _ITEM.unpack_from(body, at)
-        properties_at = at + _ITEM.size + length
-        if length < 0 or total <= 0 or properties_at + 2 > at + total or at + total > end:
-            raise StoreRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"batch item at byte {at} has impossible lengths"
-            )
-        (properties_length,) = _LENGTH.unpack_from(body, properties_at)
-        if properties_at + 2 + properties_length != at + total:
-            raise StoreRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"batch item at byte {at} has impossible lengths"
-            )
-        properties = bytes(body[properties_at + 2 : at + total])
-        if extra:
-            joint = b"\x02" if properties and properties[-1] != 2 else b""
-            properties += joint + extra
-        items.append((flag, body[at + _ITEM.size : properties_at], properties))
-        at += total
+    try:
+        for flag, item_body, item_properties in iter_batch(body):
+            properties = bytes(item_properties)
+            if extra:
+                joint = b"\x02" if properties and properties[-1] != 2 else b""
+                properties += joint + extra
+            items.append((flag, memoryview(item_body), properties))
+    except BodyError as problem:
+        raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, str(problem)) from None
     if not items:
         raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
     return items

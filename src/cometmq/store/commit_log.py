@@ -16,13 +16,12 @@ import logging
 import os
 from concurrent.futures import Future
 
+from cometmq.protocol.record import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
 from cometmq.store.disk import Buffer, write_all
 from cometmq.store.files import NotCached, StoreFiles
-from cometmq.store.layout import BLANK_MAGIC, BLANK_STRUCT
 
 log = logging.getLogger(__name__)
 
-BLANK_SIZE = 8
 _ROLL_WAIT_S = 5.0  # Apache's wait for the allocator thread
 
 

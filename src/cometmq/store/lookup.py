@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from cometmq.protocol.record import store_timestamp_at
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.files import NotCached
 from cometmq.store.index import IndexService
 from cometmq.store.queue_table import QueueTable
-from cometmq.store.scan import BORN_V6, record_facts
+from cometmq.store.scan import record_facts
 
 _QUERY_ROUNDS = 3
 
@@ -64,7 +65,7 @@ class Lookup:
         data = self._log.read(position, 76, wait=True)
         if data is None or isinstance(data, NotCached):
             return -1
-        at = 68 if int.from_bytes(data[36:40], "big") & BORN_V6 else 56
+        at = store_timestamp_at(int.from_bytes(data[36:40], "big"))
         return int.from_bytes(data[at : at + 8], "big", signed=True)
 
     def store_time_of(self, queue: ConsumeQueue | None, offset: int) -> int:

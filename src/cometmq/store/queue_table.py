@@ -48,7 +48,10 @@ class QueueTable:
         return queue
 
     def topics(self) -> list[str]:
-        return sorted(self._topics)
+        """Topics that have, or had, a message here."""
+        return sorted(
+            topic for topic, queues in self._topics.items() if any(q.max_offset for q in queues.values())
+        )
 
     def of_topic(self, topic: str) -> list[ConsumeQueue]:
         return [queue for _, queue in sorted(self._topics.get(topic, {}).items())]

@@ -12,15 +12,13 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from cometmq.protocol.record import BLANK_MAGIC, BORN_V6, MAGIC_V1, MAGIC_V2, MIN_SIZE, STORE_V6
 from cometmq.store.disk import Disk
-from cometmq.store.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 
 _BLOCK = 4 << 20
 _MAGICS = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]  # both record magics share their first three bytes
 _LAST_BYTES = (MAGIC_V1 & 0xFF, MAGIC_V2 & 0xFF)
 _BLANK = (BLANK_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
-_SMALLEST = 91
-BORN_V6, STORE_V6 = 0x10, 0x20
 
 
 class Facts(NamedTuple):
@@ -40,10 +38,10 @@ def record_facts(data: memoryview, at: int, position: int, *, check_crc: bool = 
     """The record at data[at:], which should be the one of log position `position`; None if it is not
     valid."""
     room = len(data) - at
-    if room < _SMALLEST:
+    if room < MIN_SIZE:
         return None
     size = int.from_bytes(data[at : at + 4], "big", signed=True)
-    if not _SMALLEST <= size <= room:
+    if not MIN_SIZE <= size <= room:
         return None
     magic = data[at + 4 : at + 8]
     if magic[:3] != _MAGICS or magic[3] not in _LAST_BYTES:
