@@ -1,0 +1,91 @@
+"""Positions in queues: the values that Spark keeps in its checkpoint, that users write in options, that
+manifests hold.
+
+As JSON an offset map is `{"topic": {"broker-name": {"queue": next_offset}}}`. Spark compares positions as
+TEXT, so the text of one map must always be the same: keys are written in order (queues by number).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cometmq.errors import ConfigError
+from cometmq.message import MessageQueue
+
+LATEST = -1
+EARLIEST = -2
+
+Offsets = dict[MessageQueue, int]
+Tree = dict[str, Any]
+
+START_KEY = "@start"
+"""In the end position of a query's FIRST batch: where that batch begins. `@` cannot occur in a topic's name.
+
+Spark's log holds the end of each batch but not the start of the first one: after a crash in batch 0 it asks
+the source again where to begin, and "latest" is then another place (records in between would be lost). With
+the start inside the logged end, the batch is the same batch whenever it is planned again."""
+
+
+def to_tree(offsets: Mapping[MessageQueue, int]) -> Tree:
+    """The nested form with sorted keys."""
+    tree: Tree = {}
+    for queue in sorted(offsets):
+        brokers = tree.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
+    return tree
+
+
+def from_tree(tree: Mapping[str, Any], option: str = "offsets") -> Offsets:
+    """The flat form. Raises ConfigError for anything that is not topic → broker name → queue → integer."""
+    return dict(_walk(tree, option))
+
+
+def _walk(tree: Mapping[str, Any], option: str) -> Iterator[tuple[MessageQueue, int]]:
+    for topic, brokers in tree.items():
+        if topic == START_KEY:
+            continue
+        for broker_name, queues in _mapping(brokers, option, tree).items():
+            for queue, offset in _mapping(queues, option, tree).items():
+                if not str(queue).isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
+                    raise _bad_shape(option, tree)
+                yield MessageQueue(topic, broker_name, int(queue)), offset
+
+
+def _mapping(value: Any, option: str, tree: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _bad_shape(option, tree)
+    return value
+
+
+def _bad_shape(option: str, tree: Any) -> ConfigError:
+    return ConfigError(option, json.dumps(tree), '{"topic": {"broker-name": {"queue number": offset}}}')
+
+
+def parse_offsets(text: str, option: str) -> Offsets:
+    """An option's JSON text; offsets may be -1 (latest) and -2 (earliest)."""
+    try:
+        tree = json.loads(text)
+    except ValueError:
+        tree = None
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            option, text, 'earliest, latest, or {"topic": {"broker-name": {"queue number": offset}}}'
+        )
+    offsets = from_tree(tree, option)
+    for offset in offsets.values():
+        if offset < EARLIEST:
+            raise ConfigError(option, text, "offsets of 0 or more, -1 (latest) or -2 (earliest)")
+    return offsets
+
+
+def with_start(end: Mapping[MessageQueue, int], start: Mapping[MessageQueue, int]) -> Tree:
+    """The end position of a query's first batch."""
+    return {START_KEY: to_tree(start), **to_tree(end)}
+
+
+def batch_range(start: Tree, end: Tree) -> tuple[Offsets, Offsets]:
+    """(first, end) of the batch that Spark asks for with these two positions."""
+    logged = end.get(START_KEY)
+    return from_tree(start if logged is None else logged), from_tree(end)

@@ -1,0 +1,312 @@
+"""Options of the `cometmq` format: read from Spark's case-insensitive text map into checked values.
+
+The names are those Kafka's source made familiar, with the ones of RocketMQ's old connector as other
+spellings. An option nobody knows is an error that names the nearest known one: a typing error must not
+silently read everything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cometmq.errors import ConfigError
+from cometmq.message import MessageQueue
+from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets, parse_offsets
+
+SYSTEM_GROUP = "TOOLS_CONSUMER"
+"""The consumer group named in pulls when the user gives none. Every broker has it from the start, so nothing
+is left behind on the broker by a reading job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin or end: a word for all queues, a time, or offsets for some queues and a word for the
+    rest.
+    """
+
+    word: int = EARLIEST  # EARLIEST or LATEST
+    offsets: tuple[tuple[MessageQueue, int], ...] = ()
+    timestamp_ms: int | None = None
+
+    def by_queue(self) -> Offsets:
+        return dict(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """What to read: names, a pattern over the names that the name server lists, or single queues."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+    queues: tuple[MessageQueue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """How a task talks to the brokers."""
+
+    consumer_group: str = SYSTEM_GROUP
+    tags: str = "*"
+    pull_batch_size: int = (
+        32  # records asked for in one pull; brokers give at most 32 in their default configuration
+    )
+    pulls_in_flight: int = 8
+    timeout_ms: int = 30_000  # without an answer; also how long a busy or restarting broker is waited for
+    batch_records: int = 10_000  # of one Arrow batch
+    batch_bytes: int = 16 * 1024 * 1024
+    check_crc: bool = True
+    decompress: bool = True
+    fail_on_data_loss: bool = True
+    fail_on_bad_record: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    namesrv: tuple[str, ...]
+    topics: Topics
+    starting: Position
+    ending: Position
+    pull: PullOptions
+    max_offsets_per_trigger: int | None
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    commit_group: str | None  # where `commit` publishes progress; None: nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    namesrv: tuple[str, ...]
+    topic: str | None
+    producer_group: str
+    batch_bytes: int
+    batch_records: int
+    timeout_ms: int
+    retries: int
+    write_id: str | None
+
+
+_ALIASES = {
+    "nameserver": "namesrv",
+    "namesrvaddr": "namesrv",
+    "topic": "subscribe",
+    "topicpattern": "subscribepattern",
+    "subexpression": "tags",
+    "group": "consumergroup",
+    "pulltimeoutms": "timeoutms",
+}
+
+_COMMON = ("namesrv", "subscribe", "timeoutMs")
+_READ = (
+    *_COMMON,
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "consumerGroup",
+    "tags",
+    "pullBatchSize",
+    "pullsInFlight",
+    "batchRecords",
+    "batchBytes",
+    "checkCrc",
+    "decompress",
+    "onBadRecord",
+)
+_WRITE = (
+    *_COMMON,
+    "producerGroup",
+    "batchBytes",
+    "batchRecords",
+    "retries",
+    "writeId",
+    "checkpointLocation",
+    "path",
+)
+
+_ADDRESS = re.compile(r"^\[?[^;,\s]+\]?:\d{1,5}$")
+
+
+def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:
+    """`host:port` items separated by `;` (RocketMQ's way) or `,`."""
+    items = tuple(item.strip() for item in re.split(r"[;,]", text) if item.strip())
+    if not items or not all(_ADDRESS.match(item) and int(item.rpartition(":")[2]) < 65536 for item in items):
+        raise ConfigError(option, text, "host:port, several separated by ';'")
+    return items
+
+
+class _Reader:
+    """Typed access to Spark's options, with all spellings of a name."""
+
+    def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
+        names = {name.lower(): name for name in known}
+        self._values: dict[str, str] = {}
+        for key, value in options.items():
+            name = key.lower()
+            name = _ALIASES.get(name, name)
+            if name not in names:
+                near = difflib.get_close_matches(name, [*names, *_ALIASES], 1)
+                hint = f"; did you mean {names.get(near[0], near[0])}?" if near else ""
+                raise ConfigError(key, value, f"one of {', '.join(sorted(known))}{hint}")
+            if name in self._values and self._values[name] != value:
+                raise ConfigError(
+                    key, value, f"one value, but {names[name]} is {self._values[name]!r} already"
+                )
+            self._values[name] = value
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        return self._values.get(name.lower(), default)
+
+    def integer(self, name: str, default: int | None, least: int = 1) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            value = int(text.strip())
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ConfigError(name, text, f"a whole number of {least} or more")
+        return value
+
+    def count(self, name: str, default: int, least: int = 1) -> int:
+        value = self.integer(name, default, least)
+        return default if value is None else value
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.strip().lower() not in ("true", "false"):
+            raise ConfigError(name, text, "true or false")
+        return text.strip().lower() == "true"
+
+    def addresses(self) -> tuple[str, ...]:
+        text = self.text("namesrv") or os.environ.get("NAMESRV_ADDR")
+        if text is None:
+            raise ConfigError(
+                "namesrv", "", "host:port of the name server (or NAMESRV_ADDR in the environment)"
+            )
+        return parse_addresses(text)
+
+
+def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """Options of a reader. Raises ConfigError(key, value, expected)."""
+    given = _Reader(options, _READ)
+    bad_record = given.text("onBadRecord", "fail")
+    if bad_record not in ("fail", "skip"):
+        raise ConfigError("onBadRecord", str(bad_record), "fail or skip")
+    if streaming:
+        for name in ("endingOffsets", "endingTimestamp"):
+            if given.text(name) is not None:
+                raise ConfigError(name, str(given.text(name)), "a batch query (a stream has no end)")
+    group = given.text("consumerGroup")
+    pull = PullOptions(
+        consumer_group=group or SYSTEM_GROUP,
+        tags=given.text("tags", "*") or "*",
+        pull_batch_size=given.count("pullBatchSize", 32),
+        pulls_in_flight=given.count("pullsInFlight", 8),
+        timeout_ms=given.count("timeoutMs", 30_000),
+        batch_records=given.count("batchRecords", 10_000),
+        batch_bytes=given.count("batchBytes", 16 * 1024 * 1024),
+        check_crc=given.flag("checkCrc", True),
+        decompress=given.flag("decompress", True),
+        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        fail_on_bad_record=bad_record == "fail",
+    )
+    return ReadOptions(
+        namesrv=given.addresses(),
+        topics=_topics(given),
+        starting=_position(given, "startingOffsets", "startingTimestamp", LATEST if streaming else EARLIEST),
+        ending=_position(given, "endingOffsets", "endingTimestamp", LATEST),
+        pull=pull,
+        max_offsets_per_trigger=given.integer("maxOffsetsPerTrigger", 1_000_000) if streaming else None,
+        min_partitions=given.integer("minPartitions", None),
+        max_records_per_partition=given.integer("maxRecordsPerPartition", None),
+        commit_group=group,
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Options of a sink. Raises ConfigError(key, value, expected)."""
+    given = _Reader(options, _WRITE)
+    topic = given.text("subscribe")
+    return WriteOptions(
+        namesrv=given.addresses(),
+        topic=topic.strip() if topic else None,
+        producer_group=given.text("producerGroup") or "CLIENT_INNER_PRODUCER",
+        batch_bytes=given.count("batchBytes", 256 * 1024),
+        batch_records=given.count("batchRecords", 512),
+        timeout_ms=given.count("timeoutMs", 30_000),
+        retries=given.count("retries", 5, least=0),
+        write_id=given.text("writeId"),
+    )
+
+
+def _topics(given: _Reader) -> Topics:
+    ways = [name for name in ("subscribe", "subscribePattern", "assign") if given.text(name)]
+    if len(ways) != 1:
+        raise ConfigError(
+            "subscribe", ", ".join(ways), "exactly one of subscribe, subscribePattern and assign"
+        )
+    text = str(given.text(ways[0]))
+    if ways[0] == "subscribe":
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        if not names:
+            raise ConfigError("subscribe", text, "names of topics separated by ','")
+        return Topics(names=names)
+    if ways[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ConfigError("subscribePattern", text, f"a regular expression ({error})") from None
+        return Topics(pattern=text)
+    return Topics(queues=_assigned(text))
+
+
+def _assigned(text: str) -> tuple[MessageQueue, ...]:
+    expected = '{"topic": {"broker-name": [queue numbers]}}'
+    try:
+        tree = json.loads(text)
+        queues = [
+            MessageQueue(topic, broker_name, int(queue_id))
+            for topic, brokers in tree.items()
+            for broker_name, ids in brokers.items()
+            for queue_id in ids
+        ]
+    except (ValueError, AttributeError, TypeError):
+        raise ConfigError("assign", text, expected) from None
+    if not queues or any(queue.queue_id < 0 for queue in queues):
+        raise ConfigError("assign", text, expected)
+    return tuple(sorted(set(queues)))
+
+
+def _position(given: _Reader, offsets_option: str, time_option: str, default: int) -> Position:
+    timestamp_ms = given.integer(time_option, None, least=0)
+    text = given.text(offsets_option)
+    if timestamp_ms is not None:
+        if text is not None:
+            raise ConfigError(offsets_option, text, f"not together with {time_option}")
+        return Position(word=LATEST, timestamp_ms=timestamp_ms)
+    if text is None:
+        return Position(word=default)
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if text.strip().lower() in words:
+        word = words[text.strip().lower()]
+        if word == EARLIEST and offsets_option == "endingOffsets":
+            raise ConfigError(offsets_option, text, "latest or offsets in JSON")
+        return Position(word=word)
+    offsets = parse_offsets(text, offsets_option)
+    if offsets_option == "endingOffsets" and EARLIEST in offsets.values():
+        raise ConfigError(offsets_option, text, "offsets of 0 or more, or -1 (latest)")
+    return Position(word=default, offsets=tuple(sorted(offsets.items())))

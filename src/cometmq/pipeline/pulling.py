@@ -1,0 +1,205 @@
+"""Pulling ranges with several requests in flight: what to ask next and what an answer means. No I/O.
+
+The ranges of one broker are cut into segments of one pull's size each. Up to `depth` segments are worked on
+at once; their records come out in order. A segment whose answer came short (brokers cap a pull by bytes, and
+at 8 records on disk) asks again for its rest, so nothing is read twice and nothing is thrown away.
+
+End by offset, never by count: gaps are normal under a tag filter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from struct import Struct
+from typing import NamedTuple
+
+from cometmq.pipeline.plan import QueueRange
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.columnar import record_starts
+
+FILTERED_SEGMENT = 2048  # offsets of a segment when the broker filters: it scans 800 entries for one answer
+
+_QUEUE_OFFSET = Struct(">q").unpack_from
+
+
+class Request(NamedTuple):
+    segment: Segment
+    offset: int
+    wanted: int
+
+
+class Reply(NamedTuple):
+    """A pull's answer, as far as it matters here."""
+
+    code: int
+    next_begin: int
+    minimum: int
+    maximum: int
+    body: bytes
+    remark: str = ""
+
+
+class Verdict(Enum):
+    PROGRESS = "progress"  # the segment moved on or is complete
+    NOT_YET = "not yet"  # the broker does not have these offsets (any more, or yet): ask again in a moment
+    REFUSED = "refused"  # an error of the broker
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Whole records of one answer, and where each begins in it."""
+
+    body: bytes
+    starts: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    source: QueueRange
+    start: int
+    end: int
+    at: int
+    chunks: list[Chunk] = field(default_factory=list)
+    lost: int = 0  # offsets of the segment that the broker does not have any more
+    minimum: int = 0  # what the broker said it holds, when something was lost
+    maximum: int = 0
+    broken: list[tuple[int, bytes]] = field(default_factory=list)  # (offset, bytes) that are no record
+
+    @property
+    def done(self) -> bool:
+        return self.at >= self.end
+
+
+class PullWindow:
+    """The segments of some ranges, at most `depth` of them open at a time."""
+
+    def __init__(
+        self, ranges: Iterable[QueueRange], *, step: int, depth: int, filtered: bool = False
+    ) -> None:
+        self._step = step
+        self._depth = depth
+        self._filtered = filtered
+        self._fresh = _segments(ranges, FILTERED_SEGMENT if filtered else step)
+        self._open: deque[Segment] = deque()
+        self._again: deque[Segment] = deque()
+        self._flying = 0
+
+    def requests(self) -> Iterator[Request]:
+        """The pulls to send now."""
+        while self._again:
+            yield self._request(self._again.popleft())
+        while len(self._open) < self._depth:
+            segment = next(self._fresh, None)
+            if segment is None:
+                return
+            self._open.append(segment)
+            yield self._request(segment)
+
+    def _request(self, segment: Segment) -> Request:
+        self._flying += 1
+        count = self._step if self._filtered else min(self._step, segment.end - segment.at)
+        return Request(segment, segment.at, count)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests sent whose answers have not come."""
+        return self._flying
+
+    def answered(self, segment: Segment, reply: Reply) -> Verdict:
+        """Take the answer to the segment's request. Unless it is PROGRESS, nothing changed: call `retry` or
+        `give_up`.
+        """
+        self._flying -= 1
+        verdict = self._judge(segment, reply)
+        if verdict is Verdict.PROGRESS and not segment.done:
+            self._again.append(segment)
+        return verdict
+
+    def retry(self, segment: Segment) -> None:
+        """Ask again for the rest of this segment."""
+        self._again.append(segment)
+
+    def lost_connection(self) -> None:
+        """No answer will come to what was asked: ask for every unfinished segment again."""
+        self._flying = 0
+        self._again = deque(segment for segment in self._open if not segment.done)
+
+    def give_up(self, segment: Segment, reply: Reply) -> None:
+        """Count the rest of the segment as lost."""
+        self._lose(segment, segment.end, reply)
+
+    def ready(self) -> Iterator[Segment]:
+        """Segments that are complete, in order."""
+        while self._open and self._open[0].done:
+            yield self._open.popleft()
+
+    def _judge(self, segment: Segment, reply: Reply) -> Verdict:
+        if reply.code == ResponseCode.SUCCESS and reply.body:
+            return self._take(segment, reply)
+        if (
+            reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+            and self._filtered
+            and reply.next_begin > segment.at
+        ):
+            segment.at = min(reply.next_begin, segment.end)
+            return Verdict.PROGRESS
+        if reply.code not in (
+            ResponseCode.SUCCESS,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+            ResponseCode.PULL_OFFSET_MOVED,
+            ResponseCode.PULL_NOT_FOUND,
+        ):
+            return Verdict.REFUSED
+        if reply.next_begin > segment.at:
+            self._lose(segment, reply.next_begin, reply)
+            return Verdict.PROGRESS
+        return Verdict.NOT_YET
+
+    def _take(self, segment: Segment, reply: Reply) -> Verdict:
+        body = reply.body
+        if reply.next_begin <= segment.at:
+            return Verdict.NOT_YET
+        starts, stop = record_starts(body)
+        broken = stop < len(body)
+        # The answer may reach into the next segment, which asks for those records itself.
+        while starts and _QUEUE_OFFSET(body, starts[-1] + 20)[0] >= segment.end:
+            starts.pop()
+            broken = False
+        if broken and not starts:
+            segment.broken.append((segment.at, body))
+            segment.at += 1
+            return Verdict.PROGRESS
+        if broken and len(starts) > 1:
+            # The last record may be the one whose length is wrong: it is asked for again, to stand at the beginning.
+            starts.pop()
+        if starts:
+            segment.chunks.append(Chunk(body, starts))
+            last = _QUEUE_OFFSET(body, starts[-1] + 20)[0]
+            behind = segment.at + len(starts)
+            if behind <= last + 1 <= reply.next_begin:
+                behind = last + 1
+            if not self._filtered:
+                segment.lost += behind - segment.at - len(starts)
+            segment.at = behind
+        if not broken and self._filtered:
+            segment.at = max(segment.at, reply.next_begin)
+        elif not broken:
+            self._lose(segment, reply.next_begin, reply)
+        return Verdict.PROGRESS
+
+    @staticmethod
+    def _lose(segment: Segment, upto: int, reply: Reply) -> None:
+        upto = min(upto, segment.end)
+        if upto > segment.at:
+            segment.lost += upto - segment.at
+            segment.at = upto
+            segment.minimum, segment.maximum = reply.minimum, reply.maximum
+
+
+def _segments(ranges: Iterable[QueueRange], size: int) -> Iterator[Segment]:
+    for item in ranges:
+        for start in range(item.start, item.end, size):
+            yield Segment(item, start, min(start + size, item.end), start)

@@ -1,0 +1,151 @@
+"""One blocking connection to a name server or broker, with any number of requests in flight.
+
+Spark's Python workers are single-threaded and synchronous: an event loop would only stand between the socket
+and the decoder. The bytes are protocol/'s. After any error the connection is closed and of no further use.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from cometmq.errors import ConnectError, FrameError, RequestTimeout, SendFailed
+from cometmq.protocol.codes import MAX_FRAME_LENGTH
+from cometmq.protocol.frame import Frame, decode_frame, encode_frame
+
+CONNECT_TIMEOUT_S = 3.0
+_READ_SIZE = 256 * 1024
+
+
+class Wire:
+    """A connection to "host:port". Raises ConnectError, SendFailed, RequestTimeout, FrameError."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._opaque = itertools.count(1)
+        self._buffer = bytearray(_READ_SIZE)
+        self._begin = self._end = 0
+        self._codes: dict[int, int] = {}  # opaque -> code of what is in flight
+        host, _, port = address.rpartition(":")
+        try:
+            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S)
+        except (OSError, ValueError) as error:
+            raise ConnectError(address, str(error)) from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, frames: Sequence[Frame]) -> list[int]:
+        """Send requests in one write; their opaque numbers, by which `receive` names the answers."""
+        numbers = []
+        parts = []
+        for frame in frames:
+            frame.opaque = next(self._opaque)
+            self._codes[frame.opaque] = frame.code
+            numbers.append(frame.opaque)
+            parts.append(encode_frame(frame))
+        self._socket.settimeout(self.timeout_s)
+        try:
+            self._socket.sendall(b"".join(parts))
+        except OSError as error:
+            self.close()
+            raise SendFailed(self.address, str(error)) from error
+        return numbers
+
+    def receive(self) -> Frame:
+        """The next answer to anything sent. Its body is valid until the next `receive`."""
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            payload = self._payload(deadline)
+            try:
+                frame = decode_frame(payload)
+            except FrameError:
+                self.close()
+                raise
+            # A server's own requests (consumer change notices) are not for us.
+            if frame.is_response and self._codes.pop(frame.opaque, None) is not None:
+                return frame
+
+    def call(self, code: int, header: Any = None, body: bytes = b"") -> Frame:
+        """One request and its answer. Only while nothing else is in flight."""
+        return self.call_many([Frame.request(code, header, body)])[0]
+
+    def call_many(self, frames: Sequence[Frame]) -> list[Frame]:
+        """Requests all at once and their answers in the same order. Only while nothing else is in flight."""
+        answers: dict[int, Frame] = {}
+        numbers = self.send(frames)
+        while len(answers) < len(numbers):
+            frame = self.receive()
+            frame.body = bytes(frame.body)
+            answers[frame.opaque] = frame
+        return [answers[number] for number in numbers]
+
+    def _payload(self, deadline: float) -> memoryview:
+        """The next frame without its length word."""
+        self._fill(4, deadline)
+        size = int.from_bytes(self._buffer[self._begin : self._begin + 4], "big")
+        if not 4 <= size <= MAX_FRAME_LENGTH:
+            self.close()
+            raise FrameError(f"{self.address} sent a frame of {size} bytes")
+        self._fill(4 + size, deadline)
+        start = self._begin + 4
+        self._begin = start + size
+        return memoryview(self._buffer)[start : self._begin]
+
+    def _fill(self, count: int, deadline: float) -> None:
+        """Have at least `count` bytes in the buffer."""
+        if self._end - self._begin >= count:
+            return
+        if self._begin + count > len(self._buffer):
+            # A new buffer, not a moved one: the last frame's body may still be looked at through a view of
+            # this one.
+            kept = self._buffer[self._begin : self._end]
+            self._buffer = bytearray(max(_READ_SIZE, 2 * count))
+            self._buffer[: len(kept)] = kept
+            self._begin, self._end = 0, len(kept)
+        view = memoryview(self._buffer)
+        while self._end - self._begin < count:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise self._timed_out()
+            self._socket.settimeout(remaining)
+            try:
+                received = self._socket.recv_into(view[self._end :])
+            except TimeoutError as error:
+                raise self._timed_out() from error
+            except OSError as error:
+                self.close()
+                raise SendFailed(self.address, str(error)) from error
+            if not received:
+                self.close()
+                raise SendFailed(self.address, "the connection was closed by the other side")
+            self._end += received
+
+    def usable(self) -> bool:
+        """Whether an idle connection still stands: nothing to read on it, not even its end."""
+        try:
+            self._socket.settimeout(0)
+            self._socket.recv(1, socket.MSG_PEEK)
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def _timed_out(self) -> RequestTimeout:
+        self.close()
+        return RequestTimeout(self.address, next(iter(self._codes.values()), 0), self.timeout_s)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

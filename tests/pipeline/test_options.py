@@ -1,0 +1,124 @@
+"""Options: names users know from Kafka's source and from RocketMQ's old connector, and errors that help."""
+
+from __future__ import annotations
+
+import pytest
+
+from cometmq.errors import ConfigError
+from cometmq.message import MessageQueue
+from cometmq.pipeline.offsets import EARLIEST, LATEST
+from cometmq.pipeline.options import SYSTEM_GROUP, Position, Topics, read_options, write_options
+
+BASE = {"namesrv": "127.0.0.1:9876", "subscribe": "orders"}
+
+
+def test_defaults_of_a_batch_and_of_a_stream() -> None:
+    batch = read_options(BASE, streaming=False)
+    stream = read_options(BASE, streaming=True)
+    assert (batch.starting, batch.ending) == (Position(EARLIEST), Position(LATEST))
+    assert (stream.starting, stream.max_offsets_per_trigger) == (Position(LATEST), 1_000_000)
+    assert batch.pull.consumer_group == SYSTEM_GROUP
+    assert batch.commit_group is None
+    assert batch.pull.check_crc
+    assert batch.pull.fail_on_data_loss
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("nameServer", "h1:1;h2:2"), ("NAMESRV", "h1:1,h2:2"), ("namesrvAddr", " h1:1 ; h2:2; ")],
+)
+def test_name_servers_in_every_spelling(option: str, text: str) -> None:
+    assert read_options({option: text, "topic": "t"}, streaming=False).namesrv == ("h1:1", "h2:2")
+
+
+def test_the_name_server_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876")
+    assert read_options({"topic": "t"}, streaming=False).namesrv == ("10.0.0.1:9876",)
+    monkeypatch.delenv("NAMESRV_ADDR")
+    with pytest.raises(ConfigError, match="NAMESRV_ADDR"):
+        read_options({"topic": "t"}, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "topics"),
+    [
+        ({"subscribe": "a, b,a"}, Topics(names=("a", "b"))),
+        ({"topic": "a"}, Topics(names=("a",))),
+        ({"subscribePattern": "order.*"}, Topics(pattern="order.*")),
+        (
+            {"assign": '{"a": {"broker-a": [1, 0]}}'},
+            Topics(queues=tuple(MessageQueue("a", "broker-a", n) for n in (0, 1))),
+        ),
+    ],
+)
+def test_three_ways_to_say_what_to_read(options: dict[str, str], topics: Topics) -> None:
+    assert read_options({"namesrv": "h:1", **options}, streaming=False).topics == topics
+
+
+def test_positions() -> None:
+    offsets = '{"orders": {"broker-a": {"0": 5, "1": -1}}}'
+    read = read_options(
+        {**BASE, "startingOffsets": offsets, "endingTimestamp": "1700000000000"}, streaming=False
+    )
+    assert read.starting.by_queue() == {
+        MessageQueue("orders", "broker-a", 0): 5,
+        MessageQueue("orders", "broker-a", 1): -1,
+    }
+    assert read.ending.timestamp_ms == 1_700_000_000_000
+    assert read_options({**BASE, "startingOffsets": "EARLIEST"}, streaming=True).starting == Position(
+        EARLIEST
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"subscribe": "t"}, "namesrv"),
+        ({"namesrv": "nowhere", "subscribe": "t"}, "namesrv"),
+        ({"namesrv": "h:99999", "subscribe": "t"}, "namesrv"),
+        ({"namesrv": "h:1", "nameServer": "h:2", "subscribe": "t"}, "nameServer"),
+        ({"namesrv": "h:1"}, "subscribe"),
+        ({**BASE, "assign": '{"a": {"b": [0]}}'}, "subscribe"),
+        ({**BASE, "subscribe": " , "}, "subscribe"),
+        ({"namesrv": "h:1", "subscribePattern": "("}, "subscribePattern"),
+        ({"namesrv": "h:1", "assign": "[1]"}, "assign"),
+        ({"namesrv": "h:1", "assign": '{"a": {"b": [-1]}}'}, "assign"),
+        ({"namesrv": "h:1", "assign": "{}"}, "assign"),
+        ({**BASE, "startingOffsets": "begin"}, "startingOffsets"),
+        ({**BASE, "endingOffsets": "earliest"}, "endingOffsets"),
+        ({**BASE, "endingOffsets": '{"orders": {"b": {"0": -2}}}'}, "endingOffsets"),
+        ({**BASE, "startingOffsets": "latest", "startingTimestamp": "5"}, "startingOffsets"),
+        ({**BASE, "startingTimestamp": "yesterday"}, "startingTimestamp"),
+        ({**BASE, "minPartitions": "0"}, "minPartitions"),
+        ({**BASE, "maxRecordsPerPartition": "many"}, "maxRecordsPerPartition"),
+        ({**BASE, "failOnDataLoss": "perhaps"}, "failOnDataLoss"),
+        ({**BASE, "onBadRecord": "drop"}, "onBadRecord"),
+        ({**BASE, "pullsInFlight": "0"}, "pullsInFlight"),
+        ({**BASE, "startingOfsets": "latest"}, "startingOfsets"),
+    ],
+)
+def test_a_bad_option_is_named_with_its_value(options: dict[str, str], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_options(options, streaming=False)
+    assert caught.value.key == key
+
+
+def test_a_typing_error_gets_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="did you mean startingOffsets"):
+        read_options({**BASE, "startingOfsets": "latest"}, streaming=False)
+
+
+@pytest.mark.parametrize("option", ["endingOffsets", "endingTimestamp"])
+def test_a_stream_has_no_end(option: str) -> None:
+    with pytest.raises(ConfigError, match="batch"):
+        read_options({**BASE, option: "latest"}, streaming=True)
+
+
+def test_sink_options() -> None:
+    options = write_options(
+        {"nameServer": "h:1", "topic": "t", "batchRecords": "10", "checkpointLocation": "/x"}
+    )
+    assert (options.topic, options.batch_records, options.retries) == ("t", 10, 5)
+    assert write_options({"namesrv": "h:1"}).topic is None
+    with pytest.raises(ConfigError, match="did you mean retries"):
+        write_options({"namesrv": "h:1", "retry": "3"})
