@@ -138,13 +138,17 @@ class Process:
         return self.log.read_bytes()[-size:].decode(errors="replace")
 
     def wait_ready(self, what: str, check: Callable[[], object], timeout_s: float = 60.0) -> None:
-        """Poll ``check`` until it is true; ProcessError if the process ends or time is up first."""
+        """Poll ``check`` until it is true. If the process ends or time is up first, kill it and say why."""
         deadline = time.monotonic() + timeout_s
         while not check():
+            problem = ""
             if not self.running:
-                raise ProcessError(f"{self.name} ended with {self.popen.returncode}:\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                raise ProcessError(f"{self.name}: {what} not within {timeout_s:g} s:\n{self.log_tail()}")
+                problem = f"ended with {self.popen.returncode}"
+            elif time.monotonic() > deadline:
+                problem = f"{what} not within {timeout_s:g} s"
+            if problem:
+                self.kill()
+                raise ProcessError(f"{self.name}: {problem}\n{self.log_tail()}")
             time.sleep(0.05)
 
     def stop(self, timeout_s: float = 30.0) -> int:

@@ -107,8 +107,8 @@ class Feeder:
         return fields
 
 
-def feed(port: int) -> None:
-    """The whole input: several topics, keys, tags, batches, delayed messages, a retry; about 900 records."""
+def feed(port: int, *, numbered: int = 500, batches: int = 12, big: bool = True) -> None:
+    """The whole input: several topics, keys, tags, batches, delayed messages, a retry; 814 records."""
     noise = random.Random(7)
     with wire.Connection(port) as connection:
         feeder = Feeder(connection)
@@ -126,11 +126,12 @@ def feed(port: int) -> None:
                     "topicSysFlag": "0",
                 },
             )
-        for number in range(500):
+        for number in range(numbered):
             _numbered(feeder, number, noise)
-        for size in (0, 1, 4096, 100_000, 400_000, 400_000, 400_000, 300_000):  # fills three log files
+        # The large ones fill three log files.
+        for size in (0, 1, 4096, *((100_000, 400_000, 400_000, 400_000, 300_000) if big else ())):
             feeder.send("Beta", 1, noise.randbytes(size) or b"-", [("KEYS", f"big{size}")])
-        for number in range(12):
+        for number in range(batches):
             parts = [
                 (b"part %d.%d" % (number, each), [("TAGS", "part"), ("KEYS", f"p{number}.{each}")])
                 for each in range(25)
