@@ -48,7 +48,9 @@ def test_a_good_name_server_list_is_trimmed(text: str, checked: str) -> None:
     assert check_namesrv_list(text) == checked
 
 
-@pytest.mark.parametrize("text", ["", ";", "host", "host:", ":9876", "host:0", "host:65536", "a:1;b", "host:\uff19"])
+@pytest.mark.parametrize(
+    "text", ["", ";", "host", "host:", ":9876", "host:0", "host:65536", "a:1;b", "a:\uff19"]
+)
 def test_a_bad_name_server_list_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check_namesrv_list(text)

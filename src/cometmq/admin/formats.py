@@ -126,12 +126,12 @@ def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
 
 
 def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator[str]:
+    middle: tuple[str, ...] = ()
     if show_client_ip:
         form = "%-64s  %-32s  %-4s  %-20s  %-20s  %-20s %-20s  %s"
         middle = ("#Client IP",)
     else:
         form = "%-64s  %-32s  %-4s  %-20s  %-20s  %-20s  %s"
-        middle = ()
     titles = (
         "#Topic",
         "#Broker Name",

@@ -199,6 +199,6 @@ async def consume_directly(client: ClientInstance, group: str, client_id: str, o
         consumer_group=group, client_id=client_id, msg_id=offset_msg_id
     )
     answer = await client.brokers.call(
-        place.store_host, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=STATS_TIMEOUT_S
+        place.host, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=STATS_TIMEOUT_S
     )
     return bytes(answer.body).decode("utf-8", "replace")

@@ -162,20 +162,16 @@ def send_message(
     with_admin(namesrv, work)
 
 
-class TimeType(click.ParamType):
+def past_time(text: str) -> int:
     """Milliseconds, `yyyy-MM-dd#HH:mm:ss:SSS` in local time, or `now`; a time to come is refused."""
-
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        now = int(time.time() * 1000)
-        try:
-            moment = now if value == "now" else formats.parse_time(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is neither milliseconds nor yyyy-MM-dd#HH:mm:ss:SSS", param, ctx)
-        if moment > now:
-            self.fail(f"{value!r} is not before now", param, ctx)
-        return moment
+    now = int(time.time() * 1000)
+    try:
+        moment = now if text == "now" else formats.parse_time(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither milliseconds nor yyyy-MM-dd#HH:mm:ss:SSS") from None
+    if moment > now:
+        raise click.BadParameter(f"{text!r} is not before now")
+    return moment
 
 
 @click.command("consumeMessage", context_settings=SETTINGS)
@@ -192,9 +188,9 @@ class TimeType(click.ParamType):
     "-g", "--consumerGroup", "group", metavar="NAME", help="Group to pull as; nothing is committed."
 )
 @click.option(
-    "-s", "--beginTimestamp", "begin", type=TimeType(), metavar="TIME", help="Stored from this time on."
+    "-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Stored from this time on."
 )
-@click.option("-e", "--endTimestamp", "end", type=TimeType(), metavar="TIME", help="Stored before this time.")
+@click.option("-e", "--endTimestamp", "end", type=past_time, metavar="TIME", help="Stored before this time.")
 @click.option(
     "-c",
     "--MessageNumber",
@@ -269,7 +265,7 @@ async def show_details(admin: Admin, message: MessageExt, *, offset_id: bool) ->
 
 
 def write_body(message: MessageExt) -> str:
-    """Write the body to a file named like the message, in `rocketmq/msgbodys` under the temporary directory."""
+    """Write the body to `rocketmq/msgbodys/<id>` under the temporary directory, as Apache's tools do."""
     directory = os.path.join(tempfile.gettempdir(), "rocketmq", "msgbodys")
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, os.path.basename(message.msg_id))

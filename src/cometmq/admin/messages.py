@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from cometmq.client.instance import ClientInstance
-from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.ids import decode_offset_id
@@ -42,12 +41,9 @@ def broker_addrs(route: TopicRouteData) -> dict[str, str]:
 
 
 async def by_offset_id(client: ClientInstance, msg_id: str) -> MessageExt:
-    """The message an offset id names. Raises ConfigError for text that is no offset id."""
-    try:
-        place = decode_offset_id(msg_id)
-    except ValueError as error:
-        raise ConfigError("msgId", msg_id, f"an offset id, 32 or 56 hexadecimal digits ({error})") from None
-    return await client.brokers.view_message(place.store_host, place.physical_offset)
+    """The message an offset id names. Raises IdError for text that is no offset id."""
+    place = decode_offset_id(msg_id)
+    return await client.brokers.view_message(place.host, place.physical_offset)
 
 
 async def by_key(

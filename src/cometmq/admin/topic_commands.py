@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
+
+from cometmq.protocol.bodies import TopicRouteData
 
 from . import formats
 from .admin import Admin, TopicSettings
@@ -140,7 +144,7 @@ def topic_route(namesrv: str, topic: str, as_list: bool, as_json: bool) -> None:
     async def work(admin: Admin) -> None:
         route = await admin.route(topic.strip())
         if as_list and not as_json:
-            show(formats.topic_route_table(admin.route_rows(route)))
+            show(formats.topic_route_table(route_rows(route)))
         else:
             show_json(route)
 
@@ -159,3 +163,16 @@ def topic_status(namesrv: str, topic: str, as_json: bool) -> None:
         show_json(queues) if as_json else show(formats.topic_status(queues))
 
     with_admin(namesrv, work)
+
+
+def route_rows(route: TopicRouteData) -> list[tuple[str, str, Mapping[int, str], int, int, int]]:
+    """(cluster, broker name, addresses by id, read queues, write queues, permission) of each broker."""
+    queues = {data.broker_name: data for data in route.queue_datas}
+    return [
+        (
+            *(broker.cluster, broker.broker_name, broker.broker_addrs),
+            *(data.read_queue_nums, data.write_queue_nums, data.perm),
+        )
+        for broker in sorted(route.broker_datas, key=lambda broker: broker.broker_name)
+        if (data := queues.get(broker.broker_name))
+    ]

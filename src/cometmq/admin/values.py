@@ -18,7 +18,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of the answers: immutable, JSON in camel case."""
 
 
-class QueueStatus(Value):
+class QueueStatus(Value, frozen=True, kw_only=True):
     """One queue of a topic on one broker."""
 
     broker_name: str
@@ -28,7 +28,7 @@ class QueueStatus(Value):
     last_update_timestamp: int
 
 
-class TopicUse(Value):
+class TopicUse(Value, frozen=True, kw_only=True):
     """A topic, the cluster it lies in and the groups that have offsets on it."""
 
     cluster_name: str
@@ -36,7 +36,7 @@ class TopicUse(Value):
     consumer_groups: list[str]
 
 
-class BrokerStatus(Value):
+class BrokerStatus(Value, frozen=True, kw_only=True):
     """One broker process and what it says about itself: the table of GET_BROKER_RUNTIME_INFO."""
 
     cluster_name: str
@@ -59,7 +59,7 @@ class BrokerStatus(Value):
         return int(text) if text.lstrip("-").isdigit() else 0
 
 
-class QueueProgress(Value):
+class QueueProgress(Value, frozen=True, kw_only=True):
     """How far a group is in one queue."""
 
     topic: str
@@ -76,7 +76,7 @@ class QueueProgress(Value):
         return self.broker_offset - self.consumer_offset
 
 
-class GroupProgress(Value):
+class GroupProgress(Value, frozen=True, kw_only=True):
     """How far a group is in all its queues."""
 
     group: str
@@ -88,7 +88,7 @@ class GroupProgress(Value):
         return sum(queue.diff for queue in self.queues)
 
 
-class GroupSummary(Value):
+class GroupSummary(Value, frozen=True, kw_only=True):
     """One line about a group. Version, type and model are empty for a group without members."""
 
     group: str
@@ -111,7 +111,7 @@ class TrackType(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-class MessageTrack(Value):
+class MessageTrack(Value, frozen=True, kw_only=True):
     """What became of a message in one group; `exception_desc` says why that is not known."""
 
     consumer_group: str
@@ -119,7 +119,7 @@ class MessageTrack(Value):
     exception_desc: str = ""
 
 
-class MessageView(Value):
+class MessageView(Value, frozen=True, kw_only=True):
     """A stored message for people and scripts; a body that is no UTF-8 text is shown as Base64."""
 
     topic: str
@@ -173,7 +173,7 @@ class MessageView(Value):
         )
 
 
-class SendView(Value):
+class SendView(Value, frozen=True, kw_only=True):
     """What a broker said about a sent message."""
 
     send_status: str
@@ -185,6 +185,7 @@ class SendView(Value):
 
     @classmethod
     def of(cls, result: SendResult) -> SendView:
+        """View a producer's result."""
         return cls(
             send_status=result.status.name,
             msg_id=result.msg_id,

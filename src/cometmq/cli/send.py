@@ -21,18 +21,12 @@ if TYPE_CHECKING:
 LINES_AT_ONCE = 1024  # read from a pipe before they are sent; bounds what is held in memory
 
 
-class PropertyType(click.ParamType):
-    """A user property, NAME=VALUE."""
-
-    name = "NAME=VALUE"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        name, equals, text = str(value).partition("=")
-        if not (name and equals):
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return name, text
+def name_and_value(text: str) -> tuple[str, str]:
+    """A user property given as NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 @click.command(context_settings=HELP)
@@ -48,7 +42,7 @@ class PropertyType(click.ParamType):
     "--property",
     "properties",
     multiple=True,
-    type=PropertyType(),
+    type=name_and_value,
     metavar="NAME=VALUE",
     help="User property; may be repeated.",
 )

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import click
 
@@ -29,6 +29,9 @@ class Server(Protocol):
     async def stop(self) -> None: ...
 
 
+S = TypeVar("S", bound=Server)
+
+
 def set_up_logging() -> None:
     """Warnings and errors to standard error; COMETMQ_LOG_LEVEL=INFO or DEBUG shows more."""
     wanted = os.environ.get("COMETMQ_LOG_LEVEL", "WARNING").upper()
@@ -40,7 +43,7 @@ def set_up_logging() -> None:
         )
 
 
-def serve(kind: str, make: Callable[[], Server], announce: Callable[[Server], str]) -> None:
+def serve(kind: str, make: Callable[[], S], announce: Callable[[S], str]) -> None:
     """Run a server until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once.
 
     `make` builds the server inside the loop; `announce` is the ready line, printed once the ports listen.
@@ -49,7 +52,7 @@ def serve(kind: str, make: Callable[[], Server], announce: Callable[[Server], st
     remoting.run(_serve(kind, make, announce))
 
 
-async def _serve(kind: str, make: Callable[[], Server], announce: Callable[[Server], str]) -> None:
+async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str]) -> None:
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
 

@@ -1,0 +1,80 @@
+"""A real cluster for the commands of this directory, and a way to call them as a user does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.admin.commands import mqadmin
+from cometmq.cli.outcome import ADMIN_EXITS, run_command
+from cometmq.testing import LocalBroker, local_broker
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left: exit code and both streams."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Shell:
+    """Runs `mqadmin` in this process, through the entry point's own error handling."""
+
+    def __init__(
+        self, broker: LocalBroker, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch
+    ) -> None:
+        self.broker = broker
+        self._capsys = capsys
+        self._patch = patch
+
+    def run(self, *arguments: str) -> Outcome:
+        """Run a command against the cluster."""
+        return self.plain(arguments[0], "-n", self.broker.namesrv, *arguments[1:])
+
+    def ok(self, *arguments: str) -> Outcome:
+        """Run a command that must succeed."""
+        outcome = self.run(*arguments)
+        assert outcome.code == 0, outcome
+        return outcome
+
+    def plain(self, *arguments: str) -> Outcome:
+        """Run with exactly these arguments."""
+        self._patch.setattr(sys, "argv", ["mqadmin", *arguments])
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run_command(mqadmin, "mqadmin", ADMIN_EXITS)
+        out, err = self._capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), out, err)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    data: Path = tmp_path_factory.mktemp("cluster")
+    with local_broker(data) as broker:
+        yield broker
+
+
+@pytest.fixture
+def mq(
+    broker: LocalBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Shell:
+    # Bodies of shown messages are written to the temporary directory.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return Shell(broker, capsys, monkeypatch)

@@ -1,0 +1,129 @@
+"""clusterList, brokerStatus and consumerProgress on a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.admin.conftest import Shell
+
+from cometmq.client import ConsumeFromWhere, PushConsumer, PushOptions
+from cometmq.message import MessageExt
+
+
+def test_the_cluster_is_listed_with_its_broker(mq: Shell) -> None:
+    lines = mq.ok("clusterList").lines
+    brokers = mq.ok("clusterList", "--json").json
+
+    assert lines[0].split()[:4] == ["#Cluster", "Name", "#Broker", "Name"]
+    assert lines[1].split()[:5] == [
+        *("DefaultCluster", mq.broker.broker_name, "0", mq.broker.broker_addr, "V4_9_7")
+    ]
+    assert [(broker["brokerName"], broker["brokerId"]) for broker in brokers] == [(mq.broker.broker_name, 0)]
+    assert brokers[0]["runtime"]["brokerVersionDesc"] == "V4_9_7"
+
+
+def test_more_stats_count_the_messages_of_the_day(mq: Shell) -> None:
+    def today() -> int:
+        return int(mq.ok("clusterList", "-m").lines[1].split()[4])
+
+    before = today()
+    for _ in range(3):
+        mq.ok("sendMessage", "-t", "counted-today", "-p", "x")
+
+    assert today() == before + 3
+
+
+def test_the_status_of_a_broker_is_sorted_keys_and_values(mq: Shell) -> None:
+    lines = mq.ok("brokerStatus", "-b", mq.broker.broker_addr).lines
+    keys = [line.split(":")[0].strip() for line in lines]
+
+    assert keys == sorted(keys)
+    assert {"brokerVersionDesc", "putTps", "commitLogMaxOffset", "bootTimestamp"} <= set(keys)
+    assert mq.ok("brokerStatus", "-b", mq.broker.broker_addr, "--json").json.keys() == set(keys)
+
+
+def test_the_status_of_a_cluster_names_the_broker_on_each_line(mq: Shell) -> None:
+    lines = mq.ok("brokerStatus", "-c", "DefaultCluster").lines
+
+    assert {line.split()[0] for line in lines} == {mq.broker.broker_addr}
+
+
+async def consume(namesrv: str, group: str, topic: str, count: int) -> None:
+    """Consume `count` messages as a group, with the offsets stored at the end."""
+    seen = 0
+    enough = asyncio.Event()
+
+    async def take(messages: list[MessageExt]) -> None:
+        nonlocal seen
+        seen += len(messages)
+        if seen >= count:
+            enough.set()
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with PushConsumer(group, take, topic, namesrv=namesrv, options=options):
+        await asyncio.wait_for(enough.wait(), 30)
+
+
+def test_a_groups_progress_shows_what_it_has_left(mq: Shell) -> None:
+    queue = ("-b", mq.broker.broker_name, "-i", "0")
+    for body in ("a", "b"):
+        mq.ok("sendMessage", "-t", "followed", "-p", body, *queue)
+    asyncio.run(consume(mq.broker.namesrv, "follower", "followed", 2))
+    mq.ok("sendMessage", "-t", "followed", "-p", "c", *queue)
+
+    lines = mq.ok("consumerProgress", "-g", "follower").lines
+    progress = mq.ok("consumerProgress", "-g", "follower", "--json").json
+    groups = mq.ok("consumerProgress", "--json").json
+
+    assert lines[0].split()[:3] == ["#Topic", "#Broker", "Name"]
+    row = next(line.split() for line in lines if line.startswith("followed") and line.split()[2] == "0")
+    assert row[:6] == ["followed", mq.broker.broker_name, "0", "3", "2", "1"]
+    assert lines[-1] == "Diff Total: 1"
+    assert {(q["topic"], q["queueId"]): q["consumerOffset"] for q in progress["queues"]}[("followed", 0)] == 2
+    summary = next(group for group in groups if group["group"] == "follower")
+    assert (summary["count"], summary["version"], summary["diffTotal"]) == (0, "", 1)
+
+
+def test_groups_without_members_are_listed_as_offline(mq: Shell) -> None:
+    mq.ok("sendMessage", "-t", "listed", "-p", "x")
+    asyncio.run(consume(mq.broker.namesrv, "listed-group", "listed", 1))
+
+    lines = mq.ok("consumerProgress").lines
+
+    assert lines[0].split()[:2] == ["#Group", "#Count"]
+    row = next(line.split() for line in lines if line.startswith("listed-group"))
+    assert row[1:3] == ["0", "OFFLINE"]
+
+
+async def progress_while_online(namesrv: str, shell: Shell) -> tuple[list[str], dict[str, str]]:
+    ready = asyncio.Event()
+
+    async def take(messages: list[MessageExt]) -> None:
+        ready.set()
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with PushConsumer("online", take, "watched", namesrv=namesrv, options=options) as consumer:
+        await asyncio.wait_for(ready.wait(), 30)
+        await consumer.persist_offsets()
+        lines = await asyncio.to_thread(
+            lambda: shell.ok("consumerProgress", "-g", "online", "-s", "true").lines
+        )
+        groups = await asyncio.to_thread(lambda: shell.ok("consumerProgress", "--json").json)
+    return lines, next(group for group in groups if group["group"] == "online")
+
+
+def test_a_member_is_counted_and_shown_beside_its_queues(mq: Shell) -> None:
+    mq.ok("sendMessage", "-t", "watched", "-p", "x", "-b", mq.broker.broker_name, "-i", "0")
+
+    lines, group = asyncio.run(progress_while_online(mq.broker.namesrv, mq))
+
+    row = next(line.split() for line in lines if line.startswith("watched") and line.split()[2] == "0")
+    assert row[5] == "127.0.0.1"
+    assert (group["count"], group["consumeType"], group["messageModel"]) == (1, "PUSH", "CLUSTERING")
+
+
+def test_a_group_nobody_knows_is_an_error(mq: Shell) -> None:
+    failed = mq.run("consumerProgress", "-g", "strangers")
+
+    assert failed.code == 1
+    assert "%RETRY%strangers" in failed.err

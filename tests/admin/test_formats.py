@@ -1,0 +1,102 @@
+"""Text and times that need no cluster to be checked."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cometmq.admin import formats
+from cometmq.admin.values import BrokerStatus, MessageTrack, MessageView, TrackType
+from cometmq.message import MessageExt
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def test_times_are_shown_with_and_without_milliseconds() -> None:
+    assert formats.time_with_ms(1_700_000_000_042) == "2023-11-14 22:13:20,042"
+    assert formats.time_of_table(1_700_000_000_042) == "2023-11-14 22:13:20"
+    assert formats.time_with_ms(0) == formats.time_of_table(0) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1700000000042", 1_700_000_000_042),
+        (" 1700000000042 ", 1_700_000_000_042),
+        ("2023-11-14#22:13:20:042", 1_700_000_000_042),
+        ("2023-11-14#22:13:20:5", 1_700_000_000_005),
+    ],
+)
+def test_times_are_read_as_javas_tools_read_them(text: str, expected: int) -> None:
+    assert formats.parse_time(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "now", "-1", "2023-11-14", "2023-11-14 22:13:20", "٣"])
+def test_other_texts_are_no_times(text: str) -> None:
+    with pytest.raises(ValueError):
+        formats.parse_time(text)
+
+
+def broker(runtime: dict[str, str]) -> BrokerStatus:
+    return BrokerStatus(cluster_name="C", broker_name="b", broker_id=0, broker_addr="h:1", runtime=runtime)
+
+
+def test_the_cluster_list_counts_hours_rates_and_space() -> None:
+    runtime = {
+        "putTps": "12.5 3 1",
+        "getTransferedTps": "7.25 1 1",
+        "sendThreadPoolQueueSize": "2",
+        "sendThreadPoolQueueHeadWaitTimeMills": "9",
+        "earliestMessageTimeStamp": "1000",
+        "commitLogDiskRatio": "0.25",
+        "brokerVersionDesc": "V4_9_7",
+    }
+
+    _, line = formats.cluster_list([broker(runtime)], now_ms=1000 + 90 * 60 * 1000)
+
+    assert line.split() == ["C", "b", "0", "h:1", "V4_9_7", "12.50(2,9ms)", "7.25(,ms)", "1.50", "0.2500"]
+
+
+def test_a_broker_that_does_not_answer_still_has_its_line() -> None:
+    _, line = formats.cluster_list([broker({})], now_ms=0)
+
+    assert line.split()[:4] == ["C", "b", "0", "h:1"]
+
+
+def test_totals_are_differences_of_the_counters_at_midnight() -> None:
+    runtime = {
+        "msgPutTotalYesterdayMorning": "10",
+        "msgPutTotalTodayMorning": "15",
+        "msgPutTotalTodayNow": "22",
+        "msgGetTotalYesterdayMorning": "1",
+        "msgGetTotalTodayMorning": "3",
+        "msgGetTotalTodayNow": "9",
+    }
+
+    _, line = formats.cluster_totals([broker(runtime)])
+
+    assert line.split() == ["C", "b", "5", "2", "7", "6"]
+
+
+def test_a_track_is_shown_as_java_shows_it() -> None:
+    track = MessageTrack(consumer_group="g", track_type=TrackType.CONSUMED)
+
+    assert list(formats.message_tracks([track])) == [
+        "",
+        "MessageTrack [consumerGroup=g, trackType=CONSUMED, exceptionDesc=null]",
+    ]
+    assert list(formats.message_tracks([])) == ["", "WARN: No Consumer"]
+
+
+@pytest.mark.parametrize(
+    ("body", "shown", "encoding"), [("é".encode(), "é", "utf-8"), (b"\xff\x00", "/wA=", "base64")]
+)
+def test_a_body_is_shown_as_text_or_base64(body: bytes, shown: str, encoding: str) -> None:
+    view = MessageView.of(MessageExt(topic="t", body=body))
+
+    assert (view.body, view.body_encoding) == (shown, encoding)

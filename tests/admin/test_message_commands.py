@@ -1,0 +1,191 @@
+"""sendMessage, consumeMessage and the three queries on a real cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.admin.conftest import Shell
+
+
+def send(mq: Shell, topic: str, body: str, *more: str) -> dict[str, Any]:
+    sent: dict[str, Any] = mq.ok("sendMessage", "-t", topic, "-p", body, *more, "--json").json
+    return sent
+
+
+def consumed(mq: Shell, *arguments: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in mq.ok("consumeMessage", *arguments, "--json").lines]
+
+
+def test_a_sent_message_is_reported_in_columns(mq: Shell) -> None:
+    sent = mq.ok("sendMessage", "-t", "sent", "-p", "hello", "-k", "k1 k2", "-c", "TagA")
+
+    assert sent.lines[0].split("  ")[0] == "#Broker Name"
+    broker, queue, status, msg_id = sent.lines[1].split()
+    assert (broker, status, len(msg_id)) == (mq.broker.broker_name, "SEND_OK", 32)
+    assert queue.isdigit()
+
+
+def test_a_message_goes_to_the_queue_that_was_named(mq: Shell) -> None:
+    sent = send(mq, "aimed", "x", "-b", mq.broker.broker_name, "-i", "3")
+
+    assert (sent["sendStatus"], sent["queueId"], sent["queueOffset"]) == ("SEND_OK", 3, 0)
+
+
+@pytest.mark.parametrize("alone", [("-b", "broker-a"), ("-i", "0")])
+def test_broker_and_queue_are_named_together(mq: Shell, alone: tuple[str, str]) -> None:
+    failed = mq.run("sendMessage", "-t", "aimed", "-p", "x", *alone)
+
+    assert failed.code == 1
+    assert "-b/--broker and -i/--qid together" in failed.err
+
+
+def test_a_message_is_found_by_its_offset_id_with_all_details(mq: Shell, tmp_path: Path) -> None:
+    sent = send(mq, "by-id", "what it says", "-k", "order-7", "-c", "TagA")
+
+    details = dict(
+        line.split(":", 1) for line in mq.ok("queryMsgById", "-i", sent["offsetMsgId"]).lines if ":" in line
+    )
+    shown = {name: value.strip() for name, value in details.items()}
+
+    assert shown["OffsetID"] == sent["offsetMsgId"]
+    assert shown["Topic"] == "by-id"
+    assert shown["Tags"] == "[TagA]"
+    assert shown["Keys"] == "[order-7]"
+    assert shown["Queue ID"] == str(sent["queueId"])
+    assert shown["Store Host"] == mq.broker.broker_addr
+    assert f"UNIQ_KEY={sent['msgId']}" in shown["Properties"]
+    assert shown["Message Body Path"] == str(tmp_path / "rocketmq" / "msgbodys" / sent["msgId"])
+    assert Path(shown["Message Body Path"]).read_text() == "what it says"
+    assert shown["WARN"] == "No Consumer"
+
+
+def test_several_offset_ids_give_several_messages(mq: Shell) -> None:
+    ids = [send(mq, "by-ids", body)["offsetMsgId"] for body in ("one", "two")]
+
+    messages = mq.ok("queryMsgById", "-i", ", ".join(ids), "--json").json
+
+    assert [message["body"] for message in messages] == ["one", "two"]
+
+
+@pytest.mark.parametrize(("msg_id", "words"), [("abc", "32 or 56"), ("7F00000100002A9F0000000000FFFFFF", "")])
+def test_an_id_without_a_message_is_an_error(mq: Shell, msg_id: str, words: str) -> None:
+    failed = mq.run("queryMsgById", "-i", msg_id)
+
+    assert failed.code == 1
+    assert words in failed.err
+    assert failed.err.count("\n") == 1
+
+
+def test_a_message_is_sent_again_as_a_new_one(mq: Shell) -> None:
+    sent = send(mq, "again", "body", "-k", "k", "-c", "T", "-b", mq.broker.broker_name, "-i", "0")
+
+    mq.ok("queryMsgById", "-i", sent["offsetMsgId"], "-s", "true")
+    copies = mq.ok("queryMsgByKey", "-t", "again", "-k", "k", "--json").json
+
+    assert [(copy["body"], copy["tags"], copy["keys"]) for copy in copies] == [("body", "T", ["k"])] * 2
+    assert len({copy["msgId"] for copy in copies}) == 2
+
+
+def test_messages_are_found_by_key_the_oldest_first(mq: Shell) -> None:
+    first = send(mq, "keyed", "1", "-k", "same other")
+    second = send(mq, "keyed", "2", "-k", "same")
+    send(mq, "keyed", "3", "-k", "different")
+
+    lines = mq.ok("queryMsgByKey", "-t", "keyed", "-k", "same").lines
+
+    assert lines[0].split() == ["#Message", "ID", "#QID", "#Offset"]
+    assert [line.split()[0] for line in lines[1:]] == [first["msgId"], second["msgId"]]
+
+
+def test_a_key_without_messages_gives_an_empty_listing(mq: Shell) -> None:
+    send(mq, "keyed", "x")
+
+    assert mq.ok("queryMsgByKey", "-t", "keyed", "-k", "nobody").lines[1:] == []
+
+
+def test_a_message_is_found_by_its_unique_key(mq: Shell) -> None:
+    sent = send(mq, "unique", "body")
+
+    details = mq.ok("queryMsgByUniqueKey", "-t", "unique", "-i", sent["msgId"])
+    found = mq.ok("queryMsgByUniqueKey", "-t", "unique", "-i", sent["msgId"], "-a", "--json").json
+
+    assert details.lines[0].split() == ["Topic:", "unique"]  # no line with the offset id
+    assert [message["offsetMsgId"] for message in found] == [sent["offsetMsgId"]]
+    assert mq.run("queryMsgByUniqueKey", "-t", "unique", "-i", "0" * 32).code == 1
+
+
+class TestConsumeMessage:
+    def test_all_queues_are_read_and_nothing_is_committed(self, mq: Shell) -> None:
+        for body in ("a", "b", "c"):
+            send(mq, "read", body)
+
+        assert sorted(message["body"] for message in consumed(mq, "-t", "read")) == ["a", "b", "c"]
+        assert len(consumed(mq, "-t", "read")) == 3
+
+    def test_one_queue_is_read_from_an_offset(self, mq: Shell) -> None:
+        queue = ("-b", mq.broker.broker_name, "-i", "1")
+        for body in "abcde":
+            send(mq, "read-queue", body, *queue)
+        send(mq, "read-queue", "other", "-b", mq.broker.broker_name, "-i", "0")
+
+        rest = consumed(mq, "-t", "read-queue", *queue, "-o", "3")
+
+        assert [(message["queueOffset"], message["body"]) for message in rest] == [(3, "d"), (4, "e")]
+
+    def test_the_number_of_messages_is_a_limit_over_all_queues(self, mq: Shell) -> None:
+        for number in range(6):
+            send(mq, "limited", str(number))
+
+        assert len(consumed(mq, "-t", "limited", "-c", "4")) == 4
+
+    def test_times_choose_messages(self, mq: Shell) -> None:
+        queue = ("-b", mq.broker.broker_name, "-i", "0")
+        send(mq, "timed", "before", *queue)
+        between = next_ms()
+        send(mq, "timed", "after", *queue)
+        next_ms()
+
+        assert [m["body"] for m in consumed(mq, "-t", "timed", "-s", str(between))] == ["after"]
+        assert [m["body"] for m in consumed(mq, "-t", "timed", "-e", str(between))] == ["before"]
+
+    def test_text_shows_place_properties_and_body(self, mq: Shell) -> None:
+        sent = send(mq, "shown", "the body", "-c", "T")
+
+        lines = mq.ok("consumeMessage", "-t", "shown").lines
+
+        assert lines[0].startswith(f"MSGID: {sent['msgId']} {mq.broker.broker_name} queue {sent['queueId']}")
+        assert "'TAGS': 'T'" in lines[0]
+        assert lines[1] == "BODY: the body"
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("-i", "0"), "Please set the brokerName before queueId!"),
+            (("-b", "broker-a", "-o", "0"), "Please set queueId before offset!"),
+            (("-s", "2", "-e", "1"), "beginTimestamp is less than or equal to the endTimestamp"),
+            (("-s", "99999999999999"), "is not before now"),
+            (("-s", "yesterday"), "yyyy-MM-dd#HH:mm:ss:SSS"),
+            (("-b", "nobody"), "no broker named nobody"),
+            (("-b", "broker-a", "-i", "77"), "no queue named 77"),
+            (("-c", "0"), "0 is not in the range"),
+        ],
+    )
+    def test_wrong_options_are_refused(self, mq: Shell, arguments: tuple[str, ...], words: str) -> None:
+        send(mq, "refused", "x")
+
+        failed = mq.run("consumeMessage", "-t", "refused", *arguments)
+
+        assert failed.code == 1
+        assert words in failed.err
+
+
+def next_ms() -> int:
+    """A time in ms after everything stored so far, once that time is over."""
+    moment = time.time_ns() // 1_000_000 + 1
+    while time.time_ns() // 1_000_000 <= moment:
+        time.sleep(0.001)
+    return moment

@@ -1,0 +1,117 @@
+"""updateTopic, deleteTopic, topicList, topicRoute, topicStatus on a real cluster."""
+
+from __future__ import annotations
+
+from tests.admin.conftest import Shell
+
+
+def test_a_topic_is_made_at_one_broker_and_listed(mq: Shell) -> None:
+    made = mq.ok("updateTopic", "-b", mq.broker.broker_addr, "-t", "made-b", "-r", "3", "-w", "2")
+
+    assert made.lines == [
+        f"create topic to {mq.broker.broker_addr} success.",
+        "TopicConfig [topicName=made-b, readQueueNums=3, writeQueueNums=2, perm=RW-, "
+        "topicFilterType=SINGLE_TAG, topicSysFlag=0, order=false]",
+    ]
+    assert "made-b" in mq.ok("topicList").lines
+    assert "made-b" in mq.ok("topicList", "--json").json
+
+
+def test_a_topic_is_made_at_all_masters_of_a_cluster(mq: Shell) -> None:
+    made = mq.ok("updateTopic", "--clusterName", "DefaultCluster", "--topic", "made-c", "--perm", "4")
+
+    assert made.lines[0] == f"create topic to {mq.broker.broker_addr} success."
+    route = mq.ok("topicRoute", "-t", "made-c").json
+    assert route["queueDatas"][0]["readQueueNums"] == 8
+    assert route["queueDatas"][0]["perm"] == 4
+
+
+def test_an_ordered_topic_notes_its_queues_with_the_name_server(mq: Shell) -> None:
+    made = mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "ordered", "-w", "5", "-r", "5", "-o", "true")
+
+    assert f"set cluster orderConf. isOrder=true, orderConf=[{mq.broker.broker_name}:5]" in made.lines
+    assert mq.ok("topicRoute", "-t", "ordered").json["orderTopicConf"] is None  # orderMessageEnable is false
+
+
+def test_the_route_is_json_or_a_table_with_a_total(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "routed", "-r", "4", "-w", "2")
+
+    route = mq.ok("topicRoute", "-t", "routed").json
+    table = mq.ok("topicRoute", "-t", "routed", "-l").lines
+
+    assert route["brokerDatas"][0]["brokerAddrs"] == {"0": mq.broker.broker_addr}
+    assert table[0].split() == [
+        *("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm")
+    ]
+    assert table[1].split() == [
+        *("DefaultCluster", mq.broker.broker_name, f"{{0={mq.broker.broker_addr}}}", "4", "2", "6")
+    ]
+    assert table[2] == "-" * 158
+    assert table[3].split() == ["Total:", "1", "4", "2"]
+
+
+def test_the_status_shows_each_queue_with_its_offsets(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "counted", "-r", "2", "-w", "2")
+    for body in ("a", "b", "c"):
+        mq.ok("sendMessage", "-t", "counted", "-p", body, "-b", mq.broker.broker_name, "-i", "1")
+
+    lines = mq.ok("topicStatus", "-t", "counted").lines
+    queues = mq.ok("topicStatus", "-t", "counted", "--json").json
+
+    assert lines[0].split("  ")[0] == "#Broker Name"
+    assert [line.split()[:4] for line in lines[1:]] == [
+        [mq.broker.broker_name, "0", "0", "0"],
+        [mq.broker.broker_name, "1", "0", "3"],
+    ]
+    assert [(queue["queueId"], queue["maxOffset"]) for queue in queues] == [(0, 0), (1, 3)]
+    assert queues[1]["lastUpdateTimestamp"] > 0
+
+
+def test_a_deleted_topic_is_gone_from_broker_and_name_server(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "doomed")
+
+    gone = mq.ok("deleteTopic", "-t", "doomed", "-c", "DefaultCluster")
+
+    assert gone.lines == [
+        "delete topic [doomed] from cluster [DefaultCluster] success.",
+        "delete topic [doomed] from NameServer success.",
+    ]
+    assert "doomed" not in mq.ok("topicList").lines
+    assert mq.run("topicRoute", "-t", "doomed").code == 1
+
+
+def test_a_route_nobody_has_names_who_was_asked_and_what_helps(mq: Shell) -> None:
+    failed = mq.run("topicRoute", "-t", "nowhere")
+
+    assert failed.code == 1
+    assert failed.out == ""
+    assert failed.err.count("\n") == 1
+    for word in ("nowhere", mq.broker.namesrv, "updateTopic"):
+        assert word in failed.err
+
+
+def test_an_unknown_cluster_is_named_with_those_there_are(mq: Shell) -> None:
+    failed = mq.run("updateTopic", "-c", "DefaultClustr", "-t", "x")
+
+    assert failed.code == 1
+    assert failed.err == "mqadmin: no cluster named DefaultClustr; did you mean DefaultCluster?\n"
+
+
+def test_a_bad_topic_name_is_refused_with_the_brokers_words(mq: Shell) -> None:
+    failed = mq.run("updateTopic", "-c", "DefaultCluster", "-t", "not allowed!")
+
+    assert failed.code == 1
+    assert "not allowed!" in failed.err
+    assert failed.err.count("\n") == 1
+
+
+def test_the_cluster_listing_shows_groups_and_hides_retry_topics(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "plain")
+
+    lines = mq.ok("topicList", "-c").lines
+    uses = mq.ok("topicList", "-c", "--json").json
+
+    assert lines[0].split("  ")[0] == "#Cluster Name"
+    assert ["DefaultCluster", "plain"] in [line.split() for line in lines]
+    assert {"clusterName": "DefaultCluster", "topic": "plain", "consumerGroups": []} in uses
+    assert not [use for use in uses if use["topic"].startswith("%")]
