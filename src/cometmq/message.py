@@ -55,7 +55,7 @@ class Message(msgspec.Struct, kw_only=False):
         return found
 
 
-class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
+class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True, rename="camel"):
     """One queue of a topic on one broker (by name, not by address). Ordered as the consumers' allocation orders them."""
 
     topic: str

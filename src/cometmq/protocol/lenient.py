@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from typing import Any, TypeAlias
 
-from cometmq.errors import ProtocolError
+import msgspec
+
+from cometmq.errors import BodyError, ProtocolError
 
 MAX_DEPTH = 64
 """Objects and arrays within each other. RocketMQ's own bodies need 6."""
@@ -200,3 +202,15 @@ def _hashable(value: Json) -> Json:
     if isinstance(value, list):
         return tuple(_hashable(inner) for inner in value)
     return value
+
+
+def loads(data: bytes | bytearray | memoryview | str, what: str = "JSON") -> Json:
+    """Any JSON text, strict or fastjson's, as plain values. Raises BodyError."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        pass  # the lenient reader says what is wrong
+    try:
+        return read_lenient(data)
+    except LenientError as error:
+        raise BodyError(what, str(error)) from None

@@ -1,0 +1,250 @@
+"""Bodies of the administration: statistics, connections, offset tables (remoting.md sections 6 and 7)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from cometmq.message import MessageQueue
+from cometmq.protocol.bodies_client import SubscriptionData
+from cometmq.protocol.bodies_route import DataVersion
+from cometmq.protocol.codes import language_name
+from cometmq.protocol.json_body import (
+    Body,
+    always,
+    empty,
+    write_int_map,
+    write_map,
+    write_object,
+    write_queue_map,
+    write_value,
+)
+from cometmq.protocol.lenient import Json
+
+
+class TopicOffset(Body):
+    """Bounds of one queue: min_offset <= offset < max_offset. last_update_timestamp in ms."""
+
+    min_offset: int = always(0)
+    max_offset: int = always(0)
+    last_update_timestamp: int = always(0)
+
+
+class TopicStatsTable(Body):
+    """Bounds of the queues of a topic (code 202)."""
+
+    STRICT: ClassVar[bool] = False
+
+    offset_table: dict[MessageQueue, TopicOffset] = empty(dict)
+    topic_put_tps: float | None = None
+
+    def encode(self) -> bytes:
+        return write_object(
+            [
+                ("offsetTable", write_queue_map(self.offset_table)),
+                ("topicPutTps", None if self.topic_put_tps is None else write_value(self.topic_put_tps)),
+            ]
+        )
+
+
+class OffsetWrapper(Body):
+    """How far a group is in one queue. last_timestamp: store time of the last message consumed, ms."""
+
+    broker_offset: int = always(0)
+    consumer_offset: int = always(0)
+    last_timestamp: int = always(0)
+    pull_offset: int | None = None
+
+
+class ConsumeStats(Body):
+    """How far a group is in each queue (code 208). consume_tps: messages a second."""
+
+    STRICT: ClassVar[bool] = False
+
+    offset_table: dict[MessageQueue, OffsetWrapper] = empty(dict)
+    consume_tps: float = always(0.0)
+
+    def encode(self) -> bytes:
+        return write_object(
+            [("consumeTps", write_value(self.consume_tps)), ("offsetTable", write_queue_map(self.offset_table))]
+        )
+
+
+class BrokerConsumeStats(Body):
+    """How far every group of a broker is (code 317): one entry a group, with its topics' tables."""
+
+    STRICT: ClassVar[bool] = False
+
+    broker_addr: str = always("")
+    consume_stats_list: list[dict[str, list[ConsumeStats]]] = empty(list)
+    total_diff: int = always(0)
+
+    def encode(self) -> bytes:
+        groups = [
+            write_map({group: b"[" + b",".join([stats.encode() for stats in tables]) + b"]" for group, tables in of.items()})
+            for of in self.consume_stats_list
+        ]
+        return write_object(
+            [
+                ("brokerAddr", write_value(self.broker_addr)),
+                ("consumeStatsList", b"[" + b",".join(groups) + b"]"),
+                ("totalDiff", write_value(self.total_diff)),
+            ]
+        )
+
+
+# -- who is connected
+
+
+class ClientConnection(Body):
+    """One client. client_addr is "ip:port"."""
+
+    client_id: str = always("")
+    client_addr: str = always("")
+    language: str = always("OTHER")
+    version: int = always(0)
+
+    @classmethod
+    def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
+        language = value.get("language")
+        return {**value, "language": language_name(language)} if isinstance(language, int) else value
+
+
+class ConsumerConnection(Body):
+    """The clients and subscriptions of a consumer group (code 203)."""
+
+    connection_set: list[ClientConnection] = empty(list)
+    subscription_table: dict[str, SubscriptionData] = empty(dict)
+    consume_type: str | None = None
+    message_model: str | None = None
+    consume_from_where: str | None = None
+
+
+class ProducerConnection(Body):
+    """The clients of a producer group (code 204)."""
+
+    connection_set: list[ClientConnection] = empty(list)
+
+
+class ProducerInfo(Body):
+    """One client of code 328."""
+
+    client_id: str = always("")
+    remote_ip: str = always("", name="remoteIP")
+    language: str = always("OTHER")
+    version: int = always(0)
+    last_update_timestamp: int = always(0)
+
+
+class ProducerTableInfo(Body):
+    """All producer groups of a broker (code 328)."""
+
+    data: dict[str, list[ProducerInfo]] = empty(dict)
+
+
+class GroupList(Body):
+    """Groups that consume a topic (code 300)."""
+
+    group_list: list[str] = empty(list)
+
+
+# -- what is stored
+
+
+class ConsumeQueueData(Body):
+    """One entry of a consume queue."""
+
+    physic_offset: int = always(0)
+    physic_size: int = always(0)
+    tags_code: int = always(0)
+    eval: bool = always(False)
+    msg: str | None = None
+    extend_data_json: str | None = None
+    bit_map: str | None = None
+
+
+class QueryConsumeQueueBody(Body):
+    """Entries of a consume queue (code 321)."""
+
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None
+    queue_data: list[ConsumeQueueData] = empty(list)
+    max_queue_index: int = always(0)
+    min_queue_index: int = always(0)
+
+
+class ConsumeTimeSpan(Body):
+    """Store times of the messages of one queue (part of code 303)."""
+
+    message_queue: MessageQueue
+    min_time_stamp: int = always(0)
+    max_time_stamp: int = always(0)
+    consume_time_stamp: int = always(0)
+    delay_time: int = always(0)
+    min_time_stamp_str: str | None = None
+    max_time_stamp_str: str | None = None
+    consume_time_stamp_str: str | None = None
+
+
+class QueryConsumeTimeSpanBody(Body):
+    """Store times of the messages of a topic's queues (code 303)."""
+
+    consume_time_span_set: list[ConsumeTimeSpan] = empty(list)
+
+
+class BrokerStatsItem(Body):
+    """A statistic over a period: sum, per second, and average per message."""
+
+    sum: int = always(0)
+    tps: float = always(0.0)
+    avgpt: float = always(0.0)
+
+
+class BrokerStatsData(Body):
+    """A statistic over the last minute, hour and day (code 315)."""
+
+    stats_minute: BrokerStatsItem | None = None
+    stats_hour: BrokerStatsItem | None = None
+    stats_day: BrokerStatsItem | None = None
+
+
+# -- tables that slaves copy, and the files in the store's config directory
+
+
+class ConsumerOffsetTable(Body):
+    """Offsets by "topic@group" and queue id (code 43, consumerOffset.json)."""
+
+    offset_table: dict[str, dict[int, int]] = empty(dict)
+    data_version: DataVersion | None = None
+
+    def encode(self) -> bytes:
+        tables = {name: write_int_map(offsets) for name, offsets in self.offset_table.items()}
+        return write_object(
+            [
+                ("dataVersion", None if self.data_version is None else write_value(self.data_version)),
+                ("offsetTable", write_map(tables)),
+            ]
+        )
+
+
+class DelayOffsetTable(Body):
+    """Next offset by delay level (code 45, delayOffset.json)."""
+
+    offset_table: dict[int, int] = empty(dict)
+    data_version: DataVersion | None = None
+
+    def encode(self) -> bytes:
+        return write_object(
+            [
+                ("dataVersion", None if self.data_version is None else write_value(self.data_version)),
+                ("offsetTable", write_int_map(self.offset_table)),
+            ]
+        )
+
+
+class QueryCorrectionOffsetBody(Body):
+    """Offsets by queue id (code 308)."""
+
+    correction_offsets: dict[int, int] = empty(dict)
+
+    def encode(self) -> bytes:
+        return write_object([("correctionOffsets", write_int_map(self.correction_offsets))])

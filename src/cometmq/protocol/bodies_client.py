@@ -1,0 +1,301 @@
+"""Bodies that clients and brokers exchange: heartbeats, members, locks, offsets, running info (remoting.md 3, 4)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from cometmq.errors import BodyError
+from cometmq.message import MessageQueue
+from cometmq.protocol.json_body import (
+    Body,
+    always,
+    empty,
+    queue_key,
+    tables_in,
+    write_map,
+    write_object,
+    write_queue_map,
+    write_value,
+)
+from cometmq.protocol.lenient import Json
+
+CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
+CONSUME_FROM_WHERE = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+# C++ sends ordinals where Java sends names (remoting.md 3.6). Java also knows the consume types by these words.
+_ENUMS = {"consumeType": CONSUME_TYPES, "messageModel": MESSAGE_MODELS, "consumeFromWhere": CONSUME_FROM_WHERE}
+
+B = TypeVar("B", bound=Body)
+
+
+def _with_names(value: Json) -> Json:
+    """An object with its enum ordinals replaced by names."""
+    if not isinstance(value, dict):
+        return value
+    named = dict(value)
+    for field, names in _ENUMS.items():
+        found = named.get(field)
+        if isinstance(found, int) and not isinstance(found, bool):
+            if not 0 <= found < len(names):
+                raise BodyError("consumer data", f"ordinal {found} is not within 0 to {len(names) - 1}", field)
+            named[field] = names[found]
+    return named
+
+
+def _each(value: Json) -> list[Json]:
+    """The elements of a set; some clients write it as an object or leave it null."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+# -- heartbeats
+
+
+class SubscriptionData(Body):
+    """What a consumer group wants of a topic.
+
+    sub_string: the expression; tags_set and code_set: its tags and their Java hashes, empty for `*` and for SQL92;
+    sub_version: ms, a higher one replaces a lower one.
+    """
+
+    topic: str = always("")
+    sub_string: str = always("")
+    tags_set: list[str] = empty(list)
+    code_set: list[int] = empty(list)
+    sub_version: int = always(0)
+    expression_type: str = always("TAG")
+    class_filter_mode: bool = always(False)
+    filter_class_source: str | None = None
+
+
+class ProducerData(Body):
+    """A producer group of a client."""
+
+    group_name: str
+
+
+class ConsumerData(Body):
+    """A consumer group of a client."""
+
+    group_name: str
+    consume_type: str = always("CONSUME_PASSIVELY")
+    message_model: str = always("CLUSTERING")
+    consume_from_where: str = always("CONSUME_FROM_LAST_OFFSET")
+    subscription_data_set: list[SubscriptionData] = empty(list)
+    unit_mode: bool = always(False)
+
+    @classmethod
+    def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
+        named = _with_names(value)
+        return {**named, "subscriptionDataSet": _each(value.get("subscriptionDataSet"))}
+
+
+class HeartbeatData(Body):
+    """Everything that a client announces (code 34). The last two are 5.x's."""
+
+    client_id: str = always("", name="clientID")
+    producer_data_set: list[ProducerData] = empty(list)
+    consumer_data_set: list[ConsumerData] = empty(list)
+    heartbeat_fingerprint: int | None = None
+    without_sub: bool | None = None
+
+    @classmethod
+    def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
+        consumers = [ConsumerData.prepare(c) if isinstance(c, dict) else c for c in _each(value.get("consumerDataSet"))]
+        producers = _each(value.get("producerDataSet"))
+        return {**value, "consumerDataSet": consumers, "producerDataSet": producers}
+
+
+class CheckClientRequestBody(Body):
+    """A subscription to be checked (code 46)."""
+
+    client_id: str = always("")
+    group: str = always("")
+    subscription_data: SubscriptionData | None = None
+    namespace: str | None = None
+
+
+# -- members and locks
+
+
+class ConsumerList(Body):
+    """The client ids of a consumer group (code 38)."""
+
+    consumer_id_list: list[str] = empty(list)
+
+
+class LockBatchBody(Body):
+    """Queues to lock or to unlock (codes 41 and 42)."""
+
+    consumer_group: str = always("")
+    client_id: str = always("")
+    mq_set: list[MessageQueue] = empty(list)
+    only_this_broker: bool | None = None
+
+
+class LockBatchResult(Body):
+    """The queues that the client holds now."""
+
+    lock_ok_mq_set: list[MessageQueue] = empty(list, name="lockOKMQSet")
+
+
+# -- offsets
+
+
+class ResetOffsetBody(Body):
+    """New offsets by queue (codes 220 and 222)."""
+
+    STRICT: ClassVar[bool] = False
+
+    offset_table: dict[MessageQueue, int] = empty(dict)
+
+    def encode(self) -> bytes:
+        """As Java clients read it: queues as keys."""
+        return write_object([("offsetTable", write_queue_map(self.offset_table))])
+
+    def encode_for_cpp(self) -> bytes:
+        """As C++ clients read it: a list."""
+        rows = [
+            {"brokerName": queue.broker_name, "offset": offset, "queueId": queue.queue_id, "topic": queue.topic}
+            for queue, offset in sorted(self.offset_table.items())
+        ]
+        return write_object([("offsetTable", write_value(rows))])
+
+    @classmethod
+    def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
+        table = value.get("offsetTable")
+        if not isinstance(table, list):
+            return tables_in(value, "offsetTable")
+        rows = [row for row in table if isinstance(row, dict)]
+        try:
+            return {
+                "offsetTable": {
+                    MessageQueue(str(row["topic"]), str(row["brokerName"]), int(row["queueId"])): row["offset"]
+                    for row in rows
+                }
+            }
+        except (KeyError, TypeError) as error:
+            raise BodyError(cls.__name__, f"a row of the list lacks or has a wrong {error}", "offsetTable") from None
+
+
+class GetConsumerStatusBody(Body):
+    """Offsets of one consumer (code 221), or of each client id (code 223)."""
+
+    STRICT: ClassVar[bool] = False
+
+    message_queue_table: dict[MessageQueue, int] = empty(dict)
+    consumer_table: dict[str, dict[MessageQueue, int]] = empty(dict)
+
+    def encode(self) -> bytes:
+        consumers = {client: write_queue_map(table) for client, table in self.consumer_table.items()}
+        return write_object(
+            [
+                ("consumerTable", write_map(consumers)),
+                ("messageQueueTable", write_queue_map(self.message_queue_table)),
+            ]
+        )
+
+
+# -- what a consumer says of itself
+
+
+class ProcessQueueInfo(Body):
+    """One queue in a consumer. Times in ms; `droped` is RocketMQ's spelling (Go writes `dropped`)."""
+
+    commit_offset: int = always(0)
+    cached_msg_min_offset: int = always(0)
+    cached_msg_max_offset: int = always(0)
+    cached_msg_count: int = always(0)
+    cached_msg_size_in_mib: int = always(0, name="cachedMsgSizeInMiB")
+    transaction_msg_min_offset: int = always(0)
+    transaction_msg_max_offset: int = always(0)
+    transaction_msg_count: int = always(0)
+    locked: bool = always(False)
+    try_unlock_times: int = always(0)
+    last_lock_timestamp: int = always(0)
+    droped: bool = always(False)
+    last_pull_timestamp: int = always(0)
+    last_consume_timestamp: int = always(0)
+
+    @classmethod
+    def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
+        return {**value, "droped": value["dropped"]} if "dropped" in value else value
+
+
+class ConsumeStatus(Body):
+    """How consumption of a topic goes. Response times in ms, rates in messages a second."""
+
+    pull_rt: float = always(0.0, name="pullRT")
+    pull_tps: float = always(0.0, name="pullTPS")
+    consume_rt: float = always(0.0, name="consumeRT")
+    consume_ok_tps: float = always(0.0, name="consumeOKTPS")
+    consume_failed_tps: float = always(0.0, name="consumeFailedTPS")
+    consume_failed_msgs: int = always(0)
+
+
+class ConsumerRunningInfo(Body):
+    """Everything about a consumer (code 307). properties: settings as text, some read by tools (PROP_...)."""
+
+    STRICT: ClassVar[bool] = False
+
+    properties: dict[str, str] = empty(dict)
+    subscription_set: list[SubscriptionData] = empty(list)
+    mq_table: dict[MessageQueue, ProcessQueueInfo] = empty(dict)
+    status_table: dict[str, ConsumeStatus] = empty(dict)
+    jstack: str | None = None
+    mq_pop_table: dict[MessageQueue, dict[str, Any]] | None = None
+
+    def encode(self) -> bytes:
+        return write_object(
+            [
+                ("jstack", None if self.jstack is None else write_value(self.jstack)),
+                ("mqPopTable", None if self.mq_pop_table is None else write_queue_map(self.mq_pop_table)),
+                ("mqTable", write_queue_map(self.mq_table)),
+                ("properties", write_value(self.properties)),
+                ("statusTable", write_value(self.status_table)),
+                ("subscriptionSet", write_value(self.subscription_set)),
+            ]
+        )
+
+    @classmethod
+    def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
+        prepared = {**value, "subscriptionSet": _each(value.get("subscriptionSet"))}
+        properties = value.get("properties")
+        if isinstance(properties, dict):
+            prepared["properties"] = {key: _as_text(item) for key, item in properties.items() if item is not None}
+        queues = value.get("mqTable")
+        if isinstance(queues, dict):
+            prepared["mqTable"] = {
+                key: ProcessQueueInfo.prepare(item) if isinstance(item, dict) else item for key, item in queues.items()
+            }
+        return prepared
+
+
+def _as_text(value: Json) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+class ConsumeMessageDirectlyResult(Body):
+    """What a listener said to one message (code 309). consume_result: CR_SUCCESS, CR_LATER ...; time in ms."""
+
+    order: bool = always(False)
+    auto_commit: bool = always(True)
+    consume_result: str | None = None
+    remark: str | None = None
+    spent_time_mills: int = always(0)
+
+
+__all__ = [
+    "CONSUME_FROM_WHERE", "CONSUME_TYPES", "MESSAGE_MODELS", "CheckClientRequestBody", "ConsumeMessageDirectlyResult",
+    "ConsumeStatus", "ConsumerData", "ConsumerList", "ConsumerRunningInfo", "GetConsumerStatusBody", "HeartbeatData",
+    "LockBatchBody", "LockBatchResult", "ProcessQueueInfo", "ProducerData", "ResetOffsetBody", "SubscriptionData",
+    "queue_key",
+]  # fmt: skip

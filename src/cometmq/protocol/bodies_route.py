@@ -1,0 +1,337 @@
+"""Bodies about brokers and topics: routes, cluster, registration, topic and group tables (remoting.md sections 5, 6)."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from cometmq.errors import BodyError
+from cometmq.protocol.codes import VERSION_5_0_0
+from cometmq.protocol.compression import decompress
+from cometmq.protocol.json_body import (
+    Body,
+    Buffer,
+    always,
+    ascii_json,
+    empty,
+    write_int_map,
+    write_map,
+    write_object,
+    write_value,
+)
+from cometmq.protocol.lenient import Json, loads
+
+VERSION_FULL_REGISTRATION = 37
+"""Brokers older than this register with the topic table alone as the body."""
+MAX_REGISTRATION = 64 << 20
+"""Bytes of a registration when decompressed: some 800,000 topics."""
+MAX_TOPICS = 1_000_000
+
+_COUNT = struct.Struct(">i")
+
+
+class DataVersion(Body):
+    """Version of a table: a broker counts it up with each change. timestamp in ms. state_version is 5.x's."""
+
+    timestamp: int
+    counter: int
+    state_version: int | None = None
+
+
+class TopicConfig(Body):
+    """A topic as its broker knows it. perm: codes.Perm bits; topic_sys_flag: codes.TopicSysFlag bits."""
+
+    topic_name: str = always("")
+    read_queue_nums: int = always(16)
+    write_queue_nums: int = always(16)
+    perm: int = always(6)
+    topic_filter_type: str = always("SINGLE_TAG")
+    topic_sys_flag: int = always(0)
+    order: bool = always(False)
+    attributes: dict[str, str] | None = None
+
+    @classmethod
+    def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
+        kind = value.get("topicFilterType")
+        return {**value, "topicFilterType": "MULTI_TAG" if kind else "SINGLE_TAG"} if isinstance(kind, int) else value
+
+
+class TopicConfigTable(Body):
+    """All topics of a broker (code 21, topics.json, and the core of a registration)."""
+
+    topic_config_table: dict[str, TopicConfig] = empty(dict)
+    data_version: DataVersion | None = None
+
+
+class SubscriptionGroupConfig(Body):
+    """A consumer group as a broker knows it."""
+
+    group_name: str
+    consume_enable: bool = always(True)
+    consume_from_min_enable: bool = always(True)
+    consume_broadcast_enable: bool = always(True)
+    retry_queue_nums: int = always(1)
+    retry_max_times: int = always(16)
+    broker_id: int = always(0)
+    which_broker_when_consume_slowly: int = always(1)
+    notify_consumer_ids_changed_enable: bool = always(True)
+    consume_message_orderly: bool | None = None
+    consume_timeout_minute: int | None = None
+    group_sys_flag: int | None = None
+    group_retry_policy: dict[str, Any] | None = None
+    attributes: dict[str, str] | None = None
+
+
+class SubscriptionGroupTable(Body):
+    """All consumer groups of a broker (code 201, subscriptionGroup.json)."""
+
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = empty(dict)
+    data_version: DataVersion | None = None
+
+
+# -- routes
+
+
+class QueueData(Body):
+    """The queues of a topic on one broker."""
+
+    broker_name: str
+    read_queue_nums: int = always(0)
+    write_queue_nums: int = always(0)
+    perm: int = always(6)
+    topic_sys_flag: int = always(0)
+
+    @classmethod
+    def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
+        # Name servers of 3.x and some clients misspell it.
+        return {**value, "topicSysFlag": value["topicSynFlag"]} if "topicSynFlag" in value else value
+
+
+class BrokerData(Body):
+    """The processes of one broker name: id -> "ip:port"; 0 is the master."""
+
+    cluster: str = always("")
+    broker_name: str = always("")
+    broker_addrs: dict[int, str] = empty(dict)
+    enable_acting_master: bool | None = None
+    zone_name: str | None = None
+
+    def write(self, bare_keys: bool) -> bytes:
+        """Its JSON, ids as bare integers (fastjson's default) or quoted."""
+        return write_object(
+            [
+                ("brokerAddrs", write_int_map(self.broker_addrs) if bare_keys else write_value(self.broker_addrs_text)),
+                ("brokerName", write_value(self.broker_name)),
+                ("cluster", write_value(self.cluster)),
+                ("enableActingMaster", _optional(self.enable_acting_master)),
+                ("zoneName", _optional(self.zone_name)),
+            ]
+        )
+
+    @property
+    def broker_addrs_text(self) -> dict[str, str]:
+        return {str(number): self.broker_addrs[number] for number in sorted(self.broker_addrs)}
+
+    def encode(self) -> bytes:
+        return self.write(bare_keys=False)
+
+
+def _optional(value: Any) -> bytes | None:
+    return None if value is None else write_value(value)
+
+
+class TopicRouteData(Body):
+    """Where a topic lives (code 105). order_topic_conf: "broker-a:8;broker-b:8" for ordered topics."""
+
+    queue_datas: list[QueueData] = empty(list)
+    broker_datas: list[BrokerData] = empty(list)
+    filter_server_table: dict[str, list[str]] = empty(dict)
+    order_topic_conf: str | None = None
+    topic_queue_mapping_by_broker: dict[str, Any] | None = None
+
+    def encode(self, standard: bool = True) -> bytes:
+        """standard: quoted keys and ASCII only; else broker ids as bare integers, as old clients get them."""
+        brokers = b",".join([broker.write(bare_keys=not standard) for broker in self.broker_datas])
+        text = write_object(
+            [
+                ("brokerDatas", b"[" + brokers + b"]"),
+                ("filterServerTable", write_value(self.filter_server_table)),
+                ("orderTopicConf", _optional(self.order_topic_conf)),
+                ("queueDatas", write_value(self.queue_datas)),
+                ("topicQueueMappingByBroker", _optional(self.topic_queue_mapping_by_broker)),
+            ]
+        )
+        return ascii_json(text) if standard else text
+
+    @classmethod
+    def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
+        queues = value.get("queueDatas")
+        if not isinstance(queues, list):
+            return value
+        return {**value, "queueDatas": [QueueData.prepare(q) if isinstance(q, dict) else q for q in queues]}
+
+
+class ClusterInfo(Body):
+    """All brokers by name, and broker names by cluster (code 106)."""
+
+    broker_addr_table: dict[str, BrokerData] = empty(dict)
+    cluster_addr_table: dict[str, list[str]] = empty(dict)
+
+    def encode(self) -> bytes:
+        """With bare integer keys, which is what every version of RocketMQ sends here."""
+        return write_object(
+            [
+                (
+                    "brokerAddrTable",
+                    write_map({name: data.write(bare_keys=True) for name, data in self.broker_addr_table.items()}),
+                ),
+                (
+                    "clusterAddrTable",
+                    write_value({name: list(brokers) for name, brokers in self.cluster_addr_table.items()}),
+                ),
+            ]
+        )
+
+
+class BrokerMemberGroup(Body):
+    """The processes of one broker name (code 901, 5.x)."""
+
+    broker_member_group: BrokerData | None = None
+
+    def encode(self) -> bytes:
+        group = self.broker_member_group
+        return write_object([("brokerMemberGroup", None if group is None else group.write(bare_keys=True))])
+
+
+class TopicList(Body):
+    """Names of topics (206, 224, 304, 305, 311 to 313). broker_addr: some broker, for 304."""
+
+    topic_list: list[str] = empty(list)
+    broker_addr: str | None = None
+
+
+class KVTable(Body):
+    """Text values by key (28, 219, and the order topics that answer a registration)."""
+
+    table: dict[str, str] = empty(dict)
+
+
+# -- registration
+
+
+class RegisterBrokerBody(Body):
+    """What a broker registers with (code 103)."""
+
+    topic_config_serialize_wrapper: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
+    filter_server_list: list[str] | None = None
+
+    @classmethod
+    def of(
+        cls, topics: Mapping[str, TopicConfig], data_version: DataVersion, filter_servers: list[str] | None = None
+    ) -> Self:
+        """A registration of these topics."""
+        return cls(TopicConfigTable(dict(topics), data_version), filter_servers or [])
+
+    @property
+    def topics(self) -> dict[str, TopicConfig]:
+        return self.topic_config_serialize_wrapper.topic_config_table
+
+    @property
+    def data_version(self) -> DataVersion:
+        """The version, a zero one if the broker sent none."""
+        return self.topic_config_serialize_wrapper.data_version or DataVersion(timestamp=0, counter=0)
+
+    @property
+    def filter_servers(self) -> list[str] | None:
+        """None if the broker said nothing about them."""
+        return self.filter_server_list
+
+    def encode(self, compressed: bool = False) -> bytes:
+        """The body; compressed as 4.9 does it (attributes of topics, which only 5.x knows, are then left out)."""
+        if not compressed:
+            return super().encode()
+        parts = [_counted(write_value(self.data_version)), _COUNT.pack(len(self.topics))]
+        for topic in self.topics.values():
+            words = (topic.topic_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_filter_type)
+            parts.append(_counted(" ".join(map(str, words)).encode()))
+        parts.append(_counted(write_value(self.filter_server_list or [])))
+        return zlib.compress(b"".join(parts), 9)
+
+    @classmethod
+    def decode(cls, data: Buffer, compressed: bool = False, version: int = VERSION_5_0_0) -> Self:
+        """Read a registration of a broker of this version. Raises BodyError."""
+        if compressed:
+            return cls._decode_compressed(decompress(1, bytes(data), MAX_REGISTRATION))
+        if version < VERSION_FULL_REGISTRATION:
+            return cls(TopicConfigTable.decode(data))
+        return super().decode(data)
+
+    @classmethod
+    def _decode_compressed(cls, data: bytes) -> Self:
+        reader = _Counted(data)
+        version = DataVersion.decode(reader.take("data version"))
+        count = reader.count("number of topics")
+        if not 0 <= count <= MAX_TOPICS:
+            raise BodyError("compressed registration", f"{count} topics", "number of topics")
+        topics: dict[str, TopicConfig] = {}
+        for _ in range(count):
+            topic = _topic_of(reader.take("topic").decode("utf-8", "replace"))
+            topics[topic.topic_name] = topic
+        filters: list[str] | None = None
+        if reader.left:
+            try:
+                filters = msgspec.convert(loads(reader.take("filter servers")) or [], list[str], strict=False)
+            except (msgspec.ValidationError, BodyError):
+                filters = None  # Java logs it and goes on
+        return cls(TopicConfigTable(topics, version), filters)
+
+
+def _topic_of(text: str) -> TopicConfig:
+    """A topic of `name read write perm filterType`, and 5.x's attributes after that."""
+    words = text.split(" ", 5)
+    if len(words) < 5:
+        raise BodyError("compressed registration", f"topic {text[:100]!r} has {len(words)} words, not 5", "topic")
+    try:
+        read, write, perm = (int(word) for word in words[1:4])
+    except ValueError:
+        raise BodyError("compressed registration", f"topic {text[:100]!r} has a word that is no number", "topic") from None
+    attributes = loads(words[5], "topic attributes") if len(words) == 6 and words[5].strip() else None
+    return TopicConfig(
+        topic_name=words[0], read_queue_nums=read, write_queue_nums=write, perm=perm, topic_filter_type=words[4],
+        attributes={str(key): str(value) for key, value in attributes.items()} if isinstance(attributes, dict) else None,
+    )  # fmt: skip
+
+
+def _counted(text: bytes) -> bytes:
+    return _COUNT.pack(len(text)) + text
+
+
+class _Counted:
+    """Reads lengths and what they announce."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._pos = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._pos
+
+    def count(self, what: str) -> int:
+        if self.left < 4:
+            raise BodyError("compressed registration", "it ends there", what)
+        number: int = _COUNT.unpack_from(self._data, self._pos)[0]
+        self._pos += 4
+        return number
+
+    def take(self, what: str) -> bytes:
+        length = self.count(what)
+        if not 0 <= length <= self.left:
+            raise BodyError("compressed registration", f"length {length}, {self.left} bytes left", what)
+        start = self._pos
+        self._pos += length
+        return self._data[start : self._pos]
