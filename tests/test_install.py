@@ -1,0 +1,104 @@
+"""`pip install .` into an empty environment gives five commands that work, without Spark and without test tools."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = ("cometmq", "mqnamesrv", "mqbroker", "mqadmin", "mqshutdown")
+READY_S = 30
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with nothing but this project in it, installed as a user would."""
+    path = tmp_path_factory.mktemp("install") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(path)], check=True, timeout=120)
+    pip = [str(path / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    done = subprocess.run(
+        [*pip, "install", "-c", str(ROOT / "constraints.txt"), str(ROOT)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """Nothing of this checkout and nothing of the user's servers is seen."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "NAMESRV"))}
+    return {**clean, "HOME": str(tmp_path), "COMETMQ_RUN_DIR": str(tmp_path / "run")}
+
+
+def run(venv: Path, env: dict[str, str], command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run one of the installed commands outside the checkout."""
+    return subprocess.run(
+        [str(venv / "bin" / command), *arguments],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=env["HOME"],
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_shows_its_help(venv: Path, env: dict[str, str], command: str) -> None:
+    done = run(venv, env, command, "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_base_install_brings_no_spark_and_no_test_tools(venv: Path, env: dict[str, str]) -> None:
+    listed = run(venv, env, "python", "-m", "pip", "list", "--format=freeze").stdout.lower()
+    installed = {line.partition("==")[0] for line in listed.splitlines()}
+
+    assert "cometmq" in installed
+    assert installed & {"pyspark", "pyarrow", "pytest", "hypothesis", "mypy", "tpchgen-cli"} == set()
+
+
+def test_what_needs_an_extra_says_which(venv: Path, env: dict[str, str]) -> None:
+    done = run(venv, env, "cometmq", "archive", "orders", "--output", "nowhere")
+
+    assert done.returncode == 1
+    assert done.stderr == "cometmq: the archive needs Spark: pip install 'cometmq[spark]'\n"
+
+
+@pytest.fixture
+def cluster(venv: Path, env: dict[str, str]) -> Iterator[str]:
+    """The address of the name server of an installed `cometmq standalone`."""
+    command = [str(venv / "bin" / "cometmq"), "standalone", "--data", "data", "--namesrv-port", "0"]
+    process = subprocess.Popen(
+        [*command, "--broker-port", "0"], stdout=subprocess.PIPE, text=True, env=env, cwd=env["HOME"]
+    )
+    assert process.stdout is not None
+    try:
+        first = process.stdout.readline()
+        found = re.search(r"name server\s+(\S+)", process.stdout.readline())
+        assert "ready" in first, first
+        assert found is not None
+        yield found.group(1)
+    finally:
+        process.terminate()
+        process.stdout.close()
+        assert process.wait(READY_S) == 0
+
+
+def test_the_installed_commands_carry_a_message(venv: Path, env: dict[str, str], cluster: str) -> None:
+    sent = run(venv, env, "cometmq", "send", "greetings", "hello", "-n", cluster)
+    taken = run(venv, env, "cometmq", "consume", "greetings", "-n", cluster, "--count", "1", "--timeout", "30")
+    listed = run(venv, env, "mqadmin", "topicList", "-n", cluster)
+
+    assert sent.stdout.startswith("SEND_OK "), sent.stderr
+    assert taken.stdout.endswith("  hello\n"), taken.stderr
+    assert "greetings" in listed.stdout.splitlines()
