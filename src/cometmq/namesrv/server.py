@@ -1,0 +1,107 @@
+"""The name server as a process part: sockets, clock and files around the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from cometmq.namesrv.config import NamesrvConfig
+from cometmq.namesrv.kv import KvTables, read_file, write_file
+from cometmq.namesrv.requests import RequestProcessor
+from cometmq.namesrv.tables import RouteTables
+from cometmq.protocol.java_properties import format_properties
+from cometmq.remoting import Connection, Limits, RemotingServer
+
+log = logging.getLogger(__name__)
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class NameServer:
+    """A name server: `await start()`, `await stop()`; `port` is where it listens."""
+
+    def __init__(self, config: NamesrvConfig | None = None, *, now_ms: Callable[[], int] = wall_ms) -> None:
+        self.config = config if config is not None else NamesrvConfig()
+        self.port = 0
+        self._now_ms = now_ms
+        self._tables = RouteTables(
+            delete_topics_missing_in_registration=self.config.delete_topic_with_broker_registration
+        )
+        self._kv = KvTables()
+        self._kv_written = 0
+        self._file_lock = asyncio.Lock()
+        self._server: RemotingServer | None = None
+        self._scan_timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> int:
+        """Load the key-value configuration and listen. Returns the port. Raises OSError, BodyError."""
+        content = await asyncio.to_thread(read_file, self.config.kv_config_path)
+        if content is not None:
+            self._kv = KvTables.from_json(content)
+        processor = RequestProcessor(self._tables, self._kv, self, self._now_ms)
+        self._server = RemotingServer(
+            processor.handlers(),
+            on_close=self._connection_closed,
+            limits=Limits(idle_s=self.config.server_channel_max_idle_time_seconds),
+        )
+        self.port = await self._server.start(self.config.bind_address, self.config.listen_port)
+        self._schedule_scan()
+        log.info("name server listens on %s:%d", self.config.bind_address, self.port)
+        return self.port
+
+    async def stop(self, drain_s: float = 3.0) -> None:
+        """Finish what is being answered, close all connections, write what is not written yet."""
+        if self._scan_timer is not None:
+            self._scan_timer.cancel()
+            self._scan_timer = None
+        if self._server is not None:
+            await self._server.stop(drain_s)
+            self._server = None
+        try:
+            await self.save_kv()
+        except OSError as error:  # whoever put the value was told already
+            log.error("cannot write the key-value configuration: %s", error)
+
+    # -- what requests need from the shell
+
+    def set_config(self, config: NamesrvConfig) -> None:
+        """Go on with another configuration; ports and paths stay as they are until the next start."""
+        self.config = config
+        self._tables.delete_missing = config.delete_topic_with_broker_registration
+
+    async def save_config(self) -> None:
+        """Write the configuration to configStorePath. Raises OSError."""
+        async with self._file_lock:
+            content = format_properties(self.config.to_properties()).encode()
+            await asyncio.to_thread(write_file, self.config.config_store_path, content)
+
+    async def save_kv(self) -> None:
+        """Write the key-value configuration if it changed since it was written. Raises OSError."""
+        # One writer at a time, and each writes what holds when its turn comes: an older state never wins.
+        async with self._file_lock:
+            generation = self._kv.generation
+            if generation != self._kv_written:
+                await asyncio.to_thread(write_file, self.config.kv_config_path, self._kv.to_json())
+                self._kv_written = generation
+
+    # -- time and connections
+
+    def _schedule_scan(self) -> None:
+        period_s = self.config.scan_not_active_broker_interval / 1000
+        self._scan_timer = asyncio.get_running_loop().call_later(period_s, self._scan)
+
+    def _scan(self) -> None:
+        self._schedule_scan()
+        for gone in self._tables.scan(self._now_ms()):
+            log.warning("broker %s was silent for too long and is removed", gone.broker_addr)
+            if isinstance(gone.connection, Connection):
+                gone.connection.close()
+
+    def _connection_closed(self, connection: Connection) -> None:
+        for addr in self._tables.connection_lost(connection):
+            log.warning("broker %s lost its connection and is removed", addr)
