@@ -1,4 +1,4 @@
-"""`pip install .` into an empty environment gives five commands that work, without Spark and without test tools."""
+"""`pip install .` into an empty environment gives five commands that work, without Spark and test tools."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def cluster(venv: Path, env: dict[str, str]) -> Iterator[str]:
 
 def test_the_installed_commands_carry_a_message(venv: Path, env: dict[str, str], cluster: str) -> None:
     sent = run(venv, env, "cometmq", "send", "greetings", "hello", "-n", cluster)
-    taken = run(venv, env, "cometmq", "consume", "greetings", "-n", cluster, "--count", "1", "--timeout", "30")
+    limits = ("--count", "1", "--timeout", "30")
+    taken = run(venv, env, "cometmq", "consume", "greetings", "-n", cluster, *limits)
     listed = run(venv, env, "mqadmin", "topicList", "-n", cluster)
 
     assert sent.stdout.startswith("SEND_OK "), sent.stderr
