@@ -38,19 +38,10 @@ class Appended(msgspec.Struct, gc=False):
     store_timestamp_ms: int
 
 
-class Pending(msgspec.Struct, gc=False):
-    """A record of this tick, waiting for its dispatch."""
-
-    queue: ConsumeQueue | None  # None: no queue unit (prepared and rollback records)
-    topic: str
-    queue_offset: int
-    position: int
-    size: int
-    tags_code: int
-    store_ms: int
-    properties: bytes
-    keys: Sequence[str] | None
-    indexed: bool
+Pending = tuple[ConsumeQueue | None, str, int, int, int, int, int, bytes, Sequence[str] | None, bool]
+"""A record of this tick, waiting for its dispatch: queue (None for prepared and rollback records, which
+get no unit), topic, queue offset, log position, size, tags code, store time in ms, properties, keys to
+index (None: those in the properties), whether it is indexed at all. A plain tuple, for its cost."""
 
 
 class Appender:
@@ -91,14 +82,14 @@ class Appender:
     def roll_back(self, pending: list[Pending]) -> None:
         """Give the queue offsets of a tick that could not be written back."""
         for item in reversed(pending):
-            if item.queue is not None:
-                item.queue.next_offset = item.queue_offset
+            if item[0] is not None:
+                item[0].next_offset = item[2]
 
     def append(
         self,
         topic: str,
         queue_id: int,
-        body: bytes | memoryview,
+        body: bytes | bytearray | memoryview,
         properties: bytes,
         flag: int,
         sys_flag: int,
@@ -159,14 +150,14 @@ class Appender:
         buffer[topic_at : properties_at - 2] = topic_part
         _LENGTH.pack_into(buffer, properties_at - 2, properties_length)
         buffer[properties_at : place + size] = properties
-        log.used += size  # CommitLog.claimed, without the call
+        log.used += size
         log.next = position + size
         if delay_ms is not None:
             tags_code = now + delay_ms
         if with_unit:
             queue.next_offset = queue_offset + 1
         self._pending.append(
-            Pending(
+            (
                 queue if with_unit else None,
                 topic,
                 queue_offset,
@@ -185,7 +176,7 @@ class Appender:
         self,
         topic: str,
         queue_id: int,
-        body: bytes | memoryview,
+        body: bytes | bytearray | memoryview,
         properties: bytes,
         sys_flag: int,
         born_ms: int,
@@ -219,7 +210,8 @@ class Appender:
         buffer = log.buffer
         position = log.next
         offset = queue.next_offset
-        appended, pending = [], []
+        appended: list[Appended] = []
+        pending: list[Pending] = []
         for flag, item_body, item_properties in items:
             length = len(item_body)
             properties_length = len(item_properties)
@@ -240,14 +232,13 @@ class Appender:
             buffer[at + 2 : at + 2 + properties_length] = item_properties
             size = at + 2 + properties_length - place
             tags = stored_tags_code(item_properties)
-            pending.append(
-                Pending(queue, topic, offset, position, size, tags, now, item_properties, None, True)
-            )
+            pending.append((queue, topic, offset, position, size, tags, now, item_properties, None, True))
             appended.append(Appended(position, offset, size, now))
             place += size
             position += size
             offset += 1
-        log.claimed(total)
+        log.used += total
+        log.next += total
         self._pending += pending
         queue.next_offset = offset
         return appended

@@ -26,13 +26,13 @@ from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
+from cometmq.store.consume_queue import UNIT_STRUCT
 from cometmq.store.disk import Disk, OsDisk
 from cometmq.store.files import NotCached, StoreFiles
 from cometmq.store.flags import Flag, RunningFlags
 from cometmq.store.flush import LogFlusher
 from cometmq.store.guards import AbortMark, StoreLock
 from cometmq.store.index import IndexService
-from cometmq.store.keys import index_keys
 from cometmq.store.lookup import Lookup
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.reading import Got, QueueReader, RecordFilter, TagFilter
@@ -171,7 +171,7 @@ class MessageStore:
         self,
         topic: str,
         queue_id: int,
-        body: bytes | memoryview,
+        body: bytes | bytearray | memoryview,
         properties: bytes,
         *,
         flag: int = 0,
@@ -202,7 +202,7 @@ class MessageStore:
         self,
         topic: str,
         queue_id: int,
-        body: bytes | memoryview,
+        body: bytes | bytearray | memoryview,
         properties: bytes,
         *,
         sys_flag: int = 0,
@@ -254,7 +254,7 @@ class MessageStore:
                 self.log.end,
                 [],
             )
-        self.flusher.written_ms = pending[-1].store_ms
+        self.flusher.written_ms = pending[-1][6]
         self.upkeep.reserve_ahead()
         if self._sync:
             self._unflushed.append((self.log.end, pending))
@@ -275,33 +275,20 @@ class MessageStore:
     def _dispatch(self, pending: list[Pending]) -> list[tuple[str, int, int, int, int, bytes]]:
         """Make written records visible: queue units, index keys."""
         arrivals = []
-        index = self.index if self.index.enabled else None
-        mark = self.queues.mark
-        for item in pending:
-            queue = item.queue
+        mark, pack = self.queues.mark, UNIT_STRUCT.pack
+        for queue, topic, offset, position, size, tags, store_ms, properties, _, _ in pending:
             if queue is not None:
-                queue.push(item.position, item.size, item.tags_code, item.queue_offset)
+                if offset == queue.max_offset:  # ConsumeQueue.push, without the call
+                    queue.window += pack(position, size, tags)
+                    queue.max_offset = offset + 1
+                else:
+                    queue.push(position, size, tags, offset)
                 if not queue.dirty:
                     mark(queue)
-                arrivals.append(
-                    (
-                        queue.topic,
-                        queue.queue_id,
-                        item.queue_offset + 1,
-                        item.tags_code,
-                        item.store_ms,
-                        item.properties,
-                    )
-                )
-            if index is not None and item.indexed:
-                keys = item.keys
-                index.add(
-                    item.topic,
-                    index_keys(item.properties) if keys is None else keys,
-                    item.position,
-                    item.store_ms,
-                )
-        self.dispatched_ms = pending[-1].store_ms
+                arrivals.append((topic, queue.queue_id, offset + 1, tags, store_ms, properties))
+        if self.index.enabled:
+            self.index.take(pending)
+        self.dispatched_ms = pending[-1][6]
         self.upkeep.after_dispatch(pending)
         return arrivals
 

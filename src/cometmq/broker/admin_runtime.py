@@ -1,0 +1,142 @@
+"""Settings and condition of a running broker: 25, 26, 28, and the clean-up requests 306, 316, 329."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+from cometmq.broker.config import LIVE_BLACK_LIST
+from cometmq.broker.context import BrokerContext
+from cometmq.broker.schedule import ScheduleService
+from cometmq.broker.store_views import runtime_facts
+from cometmq.errors import ConfigError
+from cometmq.protocol.bodies import KVTable
+from cometmq.protocol.codes import VERSION_4_9_7, RequestCode, ResponseCode, version_name
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
+from cometmq.remoting import CommandError, Connection, Handler
+
+log = logging.getLogger(__name__)
+
+SUCCESS = ResponseCode.SUCCESS
+# Pools that Apache's broker has and an event loop does not: the tools show them, so they are empty, not
+# missing.
+POOLS = ("send", "pull", "query", "litePull", "ack")
+
+
+class RuntimeAdmin:
+    """Shows and changes settings; shows the runtime table."""
+
+    def __init__(
+        self, context: BrokerContext, schedule: ScheduleService, settings_changed: Callable[[list[str]], None]
+    ) -> None:
+        self._context = context
+        self._schedule = schedule
+        self._settings_changed = settings_changed
+        self._version = {"counter": 0, "timestamp": context.clock.time_ms()}
+
+    def handlers(self) -> dict[int, Handler]:
+        """Request code -> handler."""
+        return {
+            RequestCode.UPDATE_BROKER_CONFIG: self.update_config,
+            RequestCode.GET_BROKER_CONFIG: self.get_config,
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.nothing_to_do,
+            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_unused_topics,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.nothing_to_do,
+        }
+
+    def update_config(self, connection: Connection, frame: Frame) -> Frame:
+        """25: set known keys of the properties text; unknown ones are ignored."""
+        try:
+            properties = parse_properties(bytes(frame.body).decode())
+        except (UnicodeDecodeError, PropertiesError) as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from error
+        refused = LIVE_BLACK_LIST & properties.keys()
+        if refused:
+            raise CommandError(
+                ResponseCode.NO_PERMISSION, f"Can not update config in black list: {sorted(refused)}"
+            )
+        try:
+            known = self._context.config.update(properties)
+        except ConfigError as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        self._version = {"counter": self._version["counter"] + 1, "timestamp": self._context.clock.time_ms()}
+        log.info("settings changed by %s: %s", connection.peer, ", ".join(known) or "none that is known")
+        self._settings_changed(known)
+        return frame.response(SUCCESS)
+
+    def get_config(self, _connection: Connection, frame: Frame) -> Frame:
+        """26: every setting."""
+        text = format_properties(self._context.config.properties())
+        return frame.response(
+            SUCCESS, ext={"version": json.dumps(self._version, separators=(",", ":"))}, body=text.encode()
+        )
+
+    def nothing_to_do(self, _connection: Connection, frame: Frame) -> Frame:
+        """306 and 329: the store deletes what has expired by itself."""
+        return frame.response(SUCCESS)
+
+    def clean_unused_topics(self, _connection: Connection, frame: Frame) -> Frame:
+        """316: delete the queues of topics that nobody configured."""
+        context = self._context
+        for topic in set(context.store.topics()) - context.topics.table.keys():
+            context.store.delete_topic(topic)
+        return frame.response(SUCCESS)
+
+    def runtime_info(self, _connection: Connection, frame: Frame) -> Frame:
+        """28: the table that brokerStatus and clusterList show, all values text."""
+        return frame.response(SUCCESS, body=KVTable(table=self.table()).encode())
+
+    def table(self) -> dict[str, str]:
+        """Every key of remoting.md 6.4, in both lines' spelling."""
+        context = self._context
+        stats, config = context.stats, context.config
+        now_ms = context.clock.time_ms()
+        table = runtime_facts(context.store)
+        table |= {
+            "brokerVersionDesc": version_name(VERSION_4_9_7),
+            "brokerVersion": str(VERSION_4_9_7),
+            "brokerActive": "true",
+            "bootTimestamp": str(stats.boot_ms),
+            "runtime": runtime_text(now_ms - stats.boot_ms),
+            "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),
+            "putTps": stats.rates("put"),
+            "getTotalTps": stats.rates("get"),
+            "getFoundTps": stats.rates("found"),
+            "getMissTps": stats.rates("miss"),
+            "getTransferedTps": stats.rates("transferred"),
+            "getTransferredTps": stats.rates("transferred"),
+            "msgPutTotalTodayNow": str(stats.put),
+            "msgPutTotalTodayMorning": str(stats.put_this_morning),
+            "msgPutTotalYesterdayMorning": str(stats.put_yesterday_morning),
+            "msgGetTotalTodayNow": str(stats.transferred),
+            "msgGetTotalTodayMorning": str(stats.get_this_morning),
+            "msgGetTotalYesterdayMorning": str(stats.get_yesterday_morning),
+            "putMessageTimesTotal": str(stats.put),
+            "putMessageFailedTimes": str(stats.put_failed),
+            "EndTransactionQueueSize": "0",
+            "EndTransactionThreadPoolQueueCapacity": config.extra.get(
+                "endTransactionPoolQueueCapacity", "100000"
+            ),
+            "dispatchMaxBuffer": "0",
+            "pageCacheLockTimeMills": "0",
+            "remainTransientStoreBufferNumbs": "0",
+        }
+        for pool in POOLS:
+            table[f"{pool}ThreadPoolQueueSize"] = "0"
+            table[f"{pool}ThreadPoolQueueCapacity"] = "10000"
+            table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+        for level, (delivered, stored) in self._schedule.positions().items():
+            table[f"scheduleMessageOffset_{level}"] = f"{delivered},{stored}"
+        return table
+
+
+def runtime_text(elapsed_ms: int) -> str:
+    """How long the broker runs, in Apache's words."""
+    seconds = elapsed_ms // 1000
+    days, seconds = divmod(seconds, 86_400)
+    hours, seconds = divmod(seconds, 3_600)
+    minutes, seconds = divmod(seconds, 60)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

@@ -1,0 +1,172 @@
+"""Administration of topics and groups: 17, 215, 21, 351, 305 and 200, 201, 207, 352."""
+
+from __future__ import annotations
+
+import logging
+
+from cometmq.broker import compat
+from cometmq.broker.context import BrokerContext
+from cometmq.broker.names import check_topic
+from cometmq.broker.pull import PullProcessor
+from cometmq.errors import BodyError
+from cometmq.protocol.bodies import (
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+    TopicConfig,
+    TopicConfigTable,
+    TopicList,
+)
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    CreateTopicRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    DeleteTopicRequestHeader,
+    Header,
+    TopicRequestHeader,
+)
+from cometmq.remoting import CommandError, Connection, Handler
+
+log = logging.getLogger(__name__)
+
+FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+SUCCESS = ResponseCode.SUCCESS
+
+
+class GroupRequestHeader(Header, gc=False):
+    """Code 352: any request whose only field is a group."""
+
+    group: str
+
+
+class TopicAdmin:
+    """Creates, changes, shows and deletes topics and groups."""
+
+    def __init__(self, context: BrokerContext, pulls: PullProcessor) -> None:
+        self._context = context
+        self._pulls = pulls
+
+    def handlers(self) -> dict[int, Handler]:
+        """Request code -> handler."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.update_topic,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            RequestCode.GET_TOPIC_CONFIG: self.topic_config,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_group,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
+        }
+
+    def _changeable(self, topic: str | None, version: int) -> str:
+        """A topic that administration may touch."""
+        name = check_topic(topic, version)
+        if self._context.topics.is_system(name):
+            raise CommandError(
+                compat.invalid_parameter(version), f"The topic[{name}] is conflict with system topic."
+            )
+        return name
+
+    async def update_topic(self, connection: Connection, frame: Frame) -> Frame:
+        """17: create or replace a topic. Answered when the name servers know it, so that a route query may
+        follow.
+        """
+        header = frame.header(CreateTopicRequestHeader)
+        name = self._changeable(header.topic, frame.version)
+        filter_type = header.topic_filter_type or FILTER_TYPES[0]
+        if filter_type not in FILTER_TYPES:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{filter_type}] value invalid")
+        if header.read_queue_nums < 0 or header.write_queue_nums < 0:
+            raise CommandError(compat.invalid_parameter(frame.version), "queue numbers must not be negative")
+        if not 0 <= header.perm <= 15:
+            raise CommandError(
+                compat.invalid_parameter(frame.version), f"perm {header.perm} is not within 0 to 15"
+            )
+        topics = self._context.topics
+        known = topics.get(name)
+        order = bool(header.order) if compat.is_5x(frame.version) else known is not None and known.order
+        topics.put(
+            TopicConfig(
+                topic_name=name,
+                read_queue_nums=header.read_queue_nums,
+                write_queue_nums=header.write_queue_nums,
+                perm=header.perm,
+                topic_filter_type=filter_type,
+                topic_sys_flag=header.topic_sys_flag or 0,
+                order=order,
+            )
+        )
+        log.info("topic %s set by %s: %s", name, connection.peer, topics.get(name))
+        await self._context.registered()
+        return frame.response(SUCCESS)
+
+    async def delete_topic(self, connection: Connection, frame: Frame) -> Frame:
+        """215: forget a topic, its queues and its consumer offsets; success for an unknown one."""
+        context = self._context
+        name = self._changeable(frame.header(DeleteTopicRequestHeader).topic, frame.version)
+        if context.topics.delete(name):
+            log.info("topic %s deleted by %s", name, connection.peer)
+            context.offsets.remove_topic(name)
+        self._pulls.topic_gone(name)
+        context.store.delete_topic(name)
+        await context.registered()
+        return frame.response(SUCCESS)
+
+    def all_topics(self, _connection: Connection, frame: Frame) -> Frame:
+        """21: the whole topic table."""
+        topics = self._context.topics
+        body = TopicConfigTable(data_version=topics.version, topic_config_table=topics.table)
+        return frame.response(SUCCESS, body=body.encode())
+
+    def topic_config(self, _connection: Connection, frame: Frame) -> Frame:
+        """351: one topic (5.x tools ask it before everything else)."""
+        topic = frame.header(TopicRequestHeader).topic
+        config = self._context.topics.get(topic)
+        if config is None:
+            raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
+        return frame.response(SUCCESS, body=config.encode())
+
+    def system_topics(self, _connection: Connection, frame: Frame) -> Frame:
+        """305: the topics that are the broker's own."""
+        body = TopicList(topic_list=sorted(self._context.topics.system))
+        return frame.response(SUCCESS, body=body.encode())
+
+    def update_group(self, connection: Connection, frame: Frame) -> Frame:
+        """200: create or replace a group."""
+        try:
+            config = SubscriptionGroupConfig.decode(frame.body)
+        except BodyError as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if not config.group_name or not config.group_name.strip():
+            raise CommandError(compat.invalid_parameter(frame.version), "The specified group is blank.")
+        self._context.groups.put(config)
+        log.info("group %s set by %s", config.group_name, connection.peer)
+        return frame.response(SUCCESS)
+
+    def all_groups(self, _connection: Connection, frame: Frame) -> Frame:
+        """201: the whole group table."""
+        groups = self._context.groups
+        body = SubscriptionGroupTable(data_version=groups.version, subscription_group_table=groups.table)
+        return frame.response(SUCCESS, body=body.encode())
+
+    def group_config(self, _connection: Connection, frame: Frame) -> Frame:
+        """352: one group."""
+        group = frame.header(GroupRequestHeader).group
+        config = self._context.groups.table.get(group)
+        if config is None:
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {group}"
+            )
+        return frame.response(SUCCESS, body=config.encode())
+
+    def delete_group(self, connection: Connection, frame: Frame) -> Frame:
+        """207: forget a group, and its offsets if asked; success for an unknown one."""
+        header = frame.header(DeleteSubscriptionGroupRequestHeader)
+        context = self._context
+        context.groups.delete(header.group_name)
+        if header.remove_offset or header.clean_offset:
+            context.offsets.remove_group(header.group_name)
+        log.info("group %s deleted by %s", header.group_name, connection.peer)
+        return frame.response(SUCCESS)

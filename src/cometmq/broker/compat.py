@@ -1,0 +1,45 @@
+"""Where RocketMQ's versions differ: what we do for which request. docs/server.md shows the same table.
+
+The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; then 5.5.0's.
+
+| point | 4.9 requests | 5.x requests |
+|---|---|---|
+| bad topic name, bad queue id | 1 SYSTEM_ERROR | 29 INVALID_PARAMETER |
+| search offset by time (29) | nearest message | first at or after it; boundaryType UPPER: last at or before |
+| offset query (14), topic unknown | 0, offset 0 | 22 QUERY_NOT_FOUND |
+| offset query (14), nothing stored | 0 while the queue is young | same; 22 if setZeroIfNotFound=false |
+| batch (320) | the batch's own properties go to every element | elements keep their own, plus CLUSTER |
+| offset update (15) | anything is stored | unknown topic 17, unknown group 26, bad queue or offset 29 |
+| group deletion (207) | removeOffset | cleanOffset; both are read |
+| runtime table (28) | getTransferedTps | getTransferredTps; both are written |
+| 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask them of every broker |
+
+One deviation from 4.9, for everybody: deleting a topic (215) removes its consumer offsets. 4.9 leaves them;
+they point beyond the end of a topic that is created again under the name.
+"""
+
+from __future__ import annotations
+
+from cometmq.protocol.codes import VERSION_5_0_0, ResponseCode
+
+
+def is_5x(version: int) -> bool:
+    """Whether a request comes from a 5.x client or tool."""
+    return version >= VERSION_5_0_0
+
+
+def invalid_parameter(version: int) -> int:
+    """The code for a bad topic name or queue id."""
+    return int(ResponseCode.INVALID_PARAMETER if is_5x(version) else ResponseCode.SYSTEM_ERROR)
+
+
+def spreads_batch_properties(version: int) -> bool:
+    """Whether the properties of a batch itself are added to each of its messages."""
+    return not is_5x(version)
+
+
+def search_mode(version: int, boundary_type: str | None) -> str | None:
+    """How code 29 searches: the nearest message (None), or a "LOWER" or "UPPER" boundary."""
+    if not is_5x(version):
+        return None
+    return "UPPER" if boundary_type is not None and boundary_type.upper() == "UPPER" else "LOWER"

@@ -1,0 +1,58 @@
+"""What the request processors of a broker share. Built whole by `server.Broker`, before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from cometmq.broker.clients import ConsumerTable, ProducerTable
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.delay import DelayLevels
+from cometmq.broker.groups import SubscriptionGroups
+from cometmq.broker.locks import QueueLocks
+from cometmq.broker.notices import notify_consumer_ids_changed
+from cometmq.broker.offsets import ConsumerOffsets
+from cometmq.broker.replies import SendReplies
+from cometmq.broker.stats import Stats
+from cometmq.broker.topics import TopicTable
+from cometmq.broker.writer import Writer
+from cometmq.message import MessageQueue
+from cometmq.remoting import Tick
+from cometmq.store.clock import Clock
+from cometmq.store.message_store import MessageStore
+
+
+class BrokerContext(msgspec.Struct, kw_only=True, eq=False, dict=True):
+    """The tables and services of one broker."""
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    tick: Tick
+    topics: TopicTable
+    groups: SubscriptionGroups
+    offsets: ConsumerOffsets
+    producers: ProducerTable
+    consumers: ConsumerTable
+    locks: QueueLocks
+    delays: DelayLevels
+    stats: Stats
+    replies: SendReplies
+    writer: Writer
+    # Done when every name server has answered a registration that began after the call.
+    registered: Callable[[], Awaitable[None]]
+
+    def queue(self, topic: str, queue_id: int) -> MessageQueue:
+        """A queue of this broker."""
+        return MessageQueue(topic, self.config.broker_name, queue_id)
+
+    def notify_group(self, group: str) -> None:
+        """Tell every member of a consumer group that its membership changed (code 40)."""
+        if not self.config.notify_consumer_ids_changed_enable:
+            return
+        settings = self.groups.table.get(group)
+        if settings is not None and not settings.notify_consumer_ids_changed_enable:
+            return
+        for channel in self.consumers.channels(group):
+            notify_consumer_ids_changed(channel, group)

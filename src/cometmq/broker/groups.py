@@ -1,0 +1,79 @@
+"""Subscription groups: their settings, automatic creation, and the file subscriptionGroup.json. No I/O in
+here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from cometmq.broker.config import BrokerConfig
+from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
+
+log = logging.getLogger(__name__)
+
+# Created at start (storage.md 12.4). The CID_ONS ones may consume by broadcast.
+BUILT_IN = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
+BROADCAST = frozenset({"CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER"})
+CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
+
+
+def is_system_group(group: str) -> bool:
+    """Whether a group belongs to RocketMQ itself."""
+    return group.startswith(CID_RMQ_SYS_PREFIX) or group in BUILT_IN
+
+
+class SubscriptionGroups:
+    """group -> settings. `changed` is called after each change; the broker then writes the file."""
+
+    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+        self._config = config
+        self._now_ms = now_ms
+        self.table: dict[str, SubscriptionGroupConfig] = {
+            name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True) for name in BUILT_IN
+        }
+        self.version = DataVersion(timestamp=now_ms(), counter=0)
+        self.changed: Callable[[], None] = lambda: None
+
+    def find(self, group: str | None) -> SubscriptionGroupConfig | None:
+        """A group's settings, created if that is allowed; None if the group is unknown."""
+        known = self.table.get(group) if group else None
+        if (
+            known is None
+            and group
+            and (self._config.auto_create_subscription_group or is_system_group(group))
+        ):
+            known = SubscriptionGroupConfig(group_name=group)
+            log.info("subscription group %s created", group)
+            self.put(known)
+        return known
+
+    def put(self, config: SubscriptionGroupConfig) -> None:
+        """Create or replace a group."""
+        self.table[config.group_name] = config
+        self._bump()
+
+    def delete(self, group: str) -> bool:
+        """Forget a group; False if it was not known."""
+        if self.table.pop(group, None) is None:
+            return False
+        self._bump()
+        return True
+
+    def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
+        """Merge the file's entries over the built-in ones: the file wins."""
+        self.table.update(groups)
+        if version is not None:
+            self.version = version
+
+    def _bump(self) -> None:
+        self.version = DataVersion(timestamp=self._now_ms(), counter=self.version.counter + 1)
+        self.changed()

@@ -1,0 +1,86 @@
+"""Consumer offsets: the next offset each group wants of each queue, and its file consumerOffset.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+SEPARATOR = "@"
+NOT_FOUND = -1
+
+
+class ConsumerOffsets:
+    """`topic@group` -> queue id -> next offset. Anything is stored: lower offsets and unknown topics too."""
+
+    def __init__(self) -> None:
+        self._table: dict[str, dict[int, int]] = {}
+        self.dirty = False
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Store an offset."""
+        key = topic + SEPARATOR + group
+        queues = self._table.get(key)
+        if queues is None:
+            queues = self._table[key] = {}
+        queues[queue_id] = offset
+        self.dirty = True
+
+    def query(self, group: str, topic: str, queue_id: int) -> int:
+        """The stored offset, or -1."""
+        queues = self._table.get(topic + SEPARATOR + group)
+        return NOT_FOUND if queues is None else queues.get(queue_id, NOT_FOUND)
+
+    def queues(self, group: str, topic: str) -> dict[int, int]:
+        """queue id -> offset of one topic and group (a copy)."""
+        return dict(self._table.get(topic + SEPARATOR + group, {}))
+
+    def topics_of(self, group: str) -> set[str]:
+        """Topics in which the group has stored offsets."""
+        return {topic for topic, name in map(split_key, self._table) if name == group}
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Groups that have stored offsets in the topic."""
+        return {group for name, group in map(split_key, self._table) if name == topic}
+
+    def groups(self) -> set[str]:
+        """Every group with an offset."""
+        return {group for _, group in map(split_key, self._table)}
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """Give `target` the offsets of `source` in one topic."""
+        queues = self._table.get(topic + SEPARATOR + source)
+        if queues is not None:
+            self._table[topic + SEPARATOR + target] = dict(queues)
+            self.dirty = True
+
+    def remove_group(self, group: str) -> None:
+        """Forget every offset of a group."""
+        self._remove(key for key in self._table if split_key(key)[1] == group)
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget every offset in a topic."""
+        self._remove(key for key in self._table if split_key(key)[0] == topic)
+
+    def _remove(self, keys: Iterable[str]) -> None:
+        for key in list(keys):
+            del self._table[key]
+            self.dirty = True
+
+    def to_table(self) -> dict[str, Any]:
+        """The file's and code 43's content."""
+        return {"offsetTable": {key: dict(queues) for key, queues in self._table.items()}}
+
+    def load(self, table: Mapping[str, Any]) -> None:
+        """Replace everything by a file's content; integer keys may come as text."""
+        loaded: dict[str, dict[int, int]] = {}
+        for key, queues in (table.get("offsetTable") or {}).items():
+            if isinstance(queues, Mapping):
+                loaded[str(key)] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+        self._table = loaded
+        self.dirty = False
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """(topic, group) of a table key. Neither may hold the separator, so the first one is it."""
+    topic, _, group = key.partition(SEPARATOR)
+    return topic, group

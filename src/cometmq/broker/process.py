@@ -1,0 +1,95 @@
+"""A broker as a process of its own: started with a settings file, says when it is ready, stops when told.
+
+`python -m cometmq.broker.process -c broker.conf` prints one JSON line {"name", "addr", "port", "pid"} when it
+serves. It stops on SIGTERM or SIGINT, and, with --with-parent, when its standard input closes: a parent that
+dies leaves no brokers behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.server import Broker
+from cometmq.errors import CometError
+from cometmq.protocol.java_properties import parse_properties
+from cometmq.remoting import run
+
+log = logging.getLogger(__name__)
+
+
+def read_config(path: str, settings: Sequence[str] = ()) -> BrokerConfig:
+    """Settings of a file, then those of `key=value` texts. Raises OSError, ConfigError, PropertiesError."""
+    with open(path, encoding="utf-8") as file:
+        properties = parse_properties(file.read())
+    for text in settings:
+        key, _, value = text.partition("=")
+        properties[key.strip()] = value.strip()
+    return BrokerConfig.from_properties(properties)
+
+
+async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_parent: bool = False) -> None:
+    """Run a broker until a signal comes, or until standard input ends."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    broker = Broker(config)
+    await broker.start()
+    try:
+        ready(broker)
+        if with_parent:
+            await loop.connect_read_pipe(lambda: EndOfInput(stopping), sys.stdin)
+        await stopping.wait()
+    finally:
+        await broker.stop()
+
+
+class EndOfInput(asyncio.Protocol):
+    """Sets an event when a pipe ends."""
+
+    def __init__(self, event: asyncio.Event) -> None:
+        self._event = event
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
+        """The other end is closed."""
+        self._event.set()
+
+
+def say_ready(broker: Broker) -> None:
+    """The line that a parent waits for."""
+    line = {"name": broker.config.broker_name, "addr": broker.addr, "port": broker.port, "pid": os.getpid()}
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 after an orderly stop, 1 if the broker could not start."""
+    parser = argparse.ArgumentParser(prog="cometmq.broker.process", description="Run one broker.")
+    parser.add_argument("-c", "--config", required=True, help="settings file (properties)")
+    parser.add_argument(
+        "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="one more setting"
+    )
+    parser.add_argument("--with-parent", action="store_true", help="stop when standard input closes")
+    parser.add_argument("--log-level", default="WARNING")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        run(serve(read_config(options.config, options.set), say_ready, options.with_parent))
+    except (CometError, OSError, ValueError) as error:
+        log.critical("the broker cannot run: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

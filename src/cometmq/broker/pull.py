@@ -1,0 +1,339 @@
+"""Pulls: codes 11 and 361 (lite pull of 5.x clients, served exactly the same), with long polling.
+
+A pull is checked once, when it comes; then it is served from the page cache inline, or by a thread when the
+records are not in memory, or parked until something arrives. A parked pull is served once more when it is
+woken, and then answered whatever there is; its offset was stored at its first arrival only.
+
+Budget: 2 µs per pulled message in batches of 32. The records go from the store's buffers to the transport as
+they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from cometmq.broker import compat
+from cometmq.broker.context import BrokerContext
+from cometmq.broker.long_poll import RECHECK_MS, HeldPull, LongPoll
+from cometmq.broker.replies import pull_reply
+from cometmq.broker.subscriptions import ExpressionError, is_tag_type, tag_codes
+from cometmq.broker.writer import ArrivalTuple
+from cometmq.protocol.bodies import SubscriptionData
+from cometmq.protocol.codes import Perm, RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame, encode_frame
+from cometmq.protocol.headers import PullMessageRequestHeader
+from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.store.files import NotCached
+from cometmq.store.reading import GetStatus, Got
+
+log = logging.getLogger(__name__)
+
+COMMIT_OFFSET = 1
+SUSPEND = 2
+SUBSCRIPTION = 4
+
+FOUND = int(ResponseCode.SUCCESS)
+NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)
+RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
+MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
+# Status of a read -> code of the answer (storage.md 6.4); an empty queue depends on the offset that was asked
+# for.
+CODE_OF_STATUS = {
+    GetStatus.FOUND: FOUND,
+    GetStatus.NO_MATCHED_MESSAGE: RETRY,
+    GetStatus.MESSAGE_WAS_REMOVING: RETRY,
+    GetStatus.OFFSET_FOUND_NULL: NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: MOVED,
+    GetStatus.OFFSET_TOO_SMALL: MOVED,
+}
+# How many parked pulls one tick serves: one busy topic must not keep the others waiting.
+WOKEN_PER_TICK = 128
+
+
+class PullRequest:
+    """A checked pull: everything needed to serve it, now or later."""
+
+    __slots__ = (
+        "codes", "connection", "group", "hold_ms", "max_count", "may_hold", "offset", "opaque", "queue_id",
+        "suggested_slave", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        connection: Connection,
+        opaque: int,
+        header: PullMessageRequestHeader,
+        codes: frozenset[int] | None,
+    ) -> None:
+        self.connection = connection
+        self.opaque = opaque
+        self.group = header.consumer_group
+        self.topic = header.topic
+        self.queue_id = header.queue_id
+        self.offset = header.queue_offset
+        self.max_count = header.max_msg_nums
+        self.codes = codes
+        self.may_hold = bool(header.sys_flag & SUSPEND)
+        self.hold_ms = header.suspend_timeout_millis or 0
+        self.suggested_slave = 0
+
+
+class PullProcessor:
+    """Handles pulls of a broker. `end_tick` runs after the writer's, so acknowledgements leave first."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._loop = asyncio.get_running_loop()
+        self.long_poll = LongPoll()
+        self._ready: deque[PullRequest] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._recheck: asyncio.TimerHandle | None = None
+        self._cold: set[asyncio.Task[None]] = set()
+
+    def handlers(self) -> dict[int, Handler]:
+        """Request code -> handler."""
+        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
+
+    def pull(self, connection: Connection, frame: Frame) -> None:
+        """Serve, park or refuse a pull."""
+        header = frame.header(PullMessageRequestHeader)
+        codes = self._check(connection, frame.version, header)
+        request = PullRequest(connection, frame.opaque, header, codes)
+        context = self._context
+        if header.sys_flag & COMMIT_OFFSET and request.may_hold and header.commit_offset is not None:
+            context.offsets.commit(request.group, request.topic, request.queue_id, header.commit_offset)
+        self._serve(request)
+
+    def _check(
+        self, connection: Connection, version: int, header: PullMessageRequestHeader
+    ) -> frozenset[int] | None:
+        """The checks of storage.md 6.4 in their order; returns the tag codes that pass."""
+        context = self._context
+        config = context.config
+        if not config.broker_permission & Perm.READ:
+            raise CommandError(
+                ResponseCode.NO_PERMISSION, f"the broker[{config.broker_ip1}] pulling message is forbidden"
+            )
+        group = context.groups.find(header.consumer_group)
+        if group is None:
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group}] does not exist",
+            )
+        if not group.consume_enable:
+            raise CommandError(
+                ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}"
+            )
+        topic = context.topics.table.get(header.topic)
+        if topic is None:
+            raise CommandError(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
+            )
+        if not topic.perm & Perm.READ:
+            raise CommandError(
+                ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden"
+            )
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise CommandError(
+                compat.invalid_parameter(version),
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{connection.peer}]",
+            )
+        if header.sys_flag & SUBSCRIPTION:
+            expression, expression_type = header.subscription, header.expression_type
+            try:
+                codes = tag_codes(expression) if is_tag_type(expression_type) else None
+            except ExpressionError:
+                raise CommandError(
+                    ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+                ) from None
+        else:
+            subscription = self._subscription(header, group.consume_broadcast_enable)
+            expression_type = subscription.expression_type
+            codes = tag_codes(subscription.sub_string) if is_tag_type(expression_type) else None
+        if not is_tag_type(expression_type):
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {expression_type}",
+            )
+        return codes
+
+    def _subscription(self, header: PullMessageRequestHeader, broadcast_allowed: bool) -> SubscriptionData:
+        """What the group's heartbeats say about the topic of a pull that does not carry it."""
+        known = self._context.consumers.groups.get(header.consumer_group)
+        if known is None:
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist", ext={}
+            )
+        if not broadcast_allowed and known.message_model == "BROADCASTING":
+            raise CommandError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
+            )
+        subscription = known.subscriptions.get(header.topic)
+        if subscription is None:
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist", ext={}
+            )
+        if subscription.sub_version < (header.sub_version or 0):
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest", ext={}
+            )
+        return subscription
+
+    # -- serving
+
+    def _serve(self, request: PullRequest) -> None:
+        got = self._store.get_messages(
+            request.topic, request.queue_id, request.offset, request.max_count, filter=request.codes
+        )
+        if isinstance(got, NotCached):
+            task = self._loop.create_task(self._serve_cold(request, got))
+            self._cold.add(task)
+            task.add_done_callback(self._cold.discard)
+        else:
+            self._answer(request, got)
+
+    async def _serve_cold(self, request: PullRequest, missing: NotCached) -> None:
+        try:
+            got = await self._store.get_messages_cold(
+                missing,
+                request.topic,
+                request.queue_id,
+                request.offset,
+                request.max_count,
+                filter=request.codes,
+            )
+        except Exception as error:
+            log.exception("pull of %s queue %d at %d failed", request.topic, request.queue_id, request.offset)
+            remark = f"{type(error).__name__}: {error}"
+            refusal = Frame(code=1, opaque=request.opaque, flag=1, language="JAVA", remark=remark)
+            request.connection.write(encode_frame(refusal))
+            return
+        self._answer(request, got)
+
+    def _answer(self, request: PullRequest, got: Got) -> None:
+        status = got.status
+        stats = self._context.stats
+        stats.get += 1
+        if status is GetStatus.FOUND:
+            code = FOUND
+            stats.found += 1
+            stats.transferred += got.count
+            key = (request.group, request.topic)
+            stats.group_get[key] = stats.group_get.get(key, 0) + got.count
+        else:
+            stats.miss += 1
+            code = CODE_OF_STATUS.get(status, NOT_FOUND if request.offset == 0 else MOVED)
+            if code == NOT_FOUND and request.may_hold:
+                self._park(request)
+                return
+        connection = request.connection
+        buffers = got.buffers if code == FOUND else ()
+        size = sum(map(len, buffers))
+        header = pull_reply(
+            code,
+            request.opaque,
+            status.name.encode(),
+            (got.next_begin_offset, got.min_offset, got.max_offset),
+            self._suggested_broker(request.group, got.suggest_slave),
+            size,
+        )
+        connection.write(header)
+        for buffer in buffers:
+            connection.write(buffer)
+
+    def _suggested_broker(self, group: str, suggest_slave: bool) -> int:
+        if not self._context.config.slave_read_enable:
+            return 0
+        settings = self._context.groups.table.get(group)
+        if settings is None:
+            return 0
+        return settings.which_broker_when_consume_slowly if suggest_slave else settings.broker_id
+
+    # -- waiting
+
+    def _park(self, request: PullRequest) -> None:
+        config = self._context.config
+        hold_ms = request.hold_ms if config.long_polling_enable else config.short_polling_time_mills
+        request.may_hold = False
+        held = HeldPull(request.connection, request, request.offset, request.codes)
+        now_ms = self._now_ms()
+        self._arm(self.long_poll.park(request.topic, request.queue_id, held, now_ms, hold_ms), now_ms)
+
+    def _now_ms(self) -> int:
+        # Hold times follow the loop's clock: a step of the wall clock must not release or keep every pull.
+        return int(self._loop.time() * 1000)
+
+    def _arm(self, at_ms: int, now_ms: int) -> None:
+        if self._timer is not None:
+            if self._timer_at <= at_ms:
+                return
+            self._timer.cancel()
+        self._timer_at = at_ms
+        self._timer = self._loop.call_later(max(at_ms - now_ms, 0) / 1000, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now_ms = self._now_ms()
+        self._wake(self.long_poll.expire(now_ms))
+        following = self.long_poll.next_deadline()
+        if following is not None:
+            self._arm(following, now_ms)
+
+    def start(self) -> None:
+        """Begin the periodic recheck."""
+        self._recheck = self._loop.call_later(RECHECK_MS / 1000, self._run_recheck)
+
+    def _run_recheck(self) -> None:
+        self._wake(self.long_poll.recheck(self._store.max_offset))
+        self.start()
+
+    async def stop(self) -> None:
+        """Answer everything that is parked, and finish what is being read: the broker stops."""
+        for timer in (self._timer, self._recheck):
+            if timer is not None:
+                timer.cancel()
+        self._wake(self.long_poll.take_all())
+        while self._ready:
+            self.end_tick()
+        if self._cold:
+            await asyncio.gather(*self._cold, return_exceptions=True)
+
+    def arrived(self, arrivals: list[ArrivalTuple]) -> None:
+        """Messages became readable: wake those who wait for them."""
+        if not len(self.long_poll):
+            return
+        arrived = self.long_poll.arrived
+        for topic, queue_id, next_offset, tags_code, _, properties in arrivals:
+            woken = arrived(topic, queue_id, next_offset, tags_code, properties)
+            if woken:
+                self._wake(woken)
+
+    def topic_gone(self, topic: str) -> None:
+        """A topic was deleted: pulls parked on it are answered."""
+        self._wake(self.long_poll.take_queue(topic))
+
+    def _wake(self, pulls: Sequence[HeldPull]) -> None:
+        if pulls:
+            self._ready.extend(pull.request for pull in pulls)
+            self._context.tick.schedule()
+
+    def end_tick(self) -> None:
+        """Serve woken pulls, a share per tick."""
+        ready = self._ready
+        if not ready:
+            return
+        for _ in range(min(len(ready), WOKEN_PER_TICK)):
+            request = ready.popleft()
+            if not request.connection.closed:
+                self._serve(request)
+        if ready:
+            # The running tick cannot schedule itself: ask for the next one from the loop.
+            self._loop.call_soon(self._context.tick.schedule)

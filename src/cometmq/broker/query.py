@@ -1,0 +1,50 @@
+"""Single messages: by key or unique key (12), by offset id (33)."""
+
+from __future__ import annotations
+
+from cometmq.broker.context import BrokerContext
+from cometmq.broker.store_views import index_position
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
+from cometmq.remoting import CommandError, Connection, Handler
+
+
+class QueryProcessor:
+    """Handles look-ups: rare requests, which may wait for the disk."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    def handlers(self) -> dict[int, Handler]:
+        """Request code -> handler."""
+        return {RequestCode.QUERY_MESSAGE: self.by_key, RequestCode.VIEW_MESSAGE_BY_ID: self.by_id}
+
+    def by_key(self, _connection: Connection, frame: Frame) -> Frame:
+        """12: records whose index entry has the key's hash, stored between two times; the client compares the
+        key.
+        """
+        header = frame.header(QueryMessageRequestHeader)
+        store = self._context.store
+        maximum = store.config.default_query_max_num if header.unique_key_query else header.max_num
+        records = store.query_by_key(
+            header.topic, header.key, maximum, header.begin_timestamp, header.end_timestamp
+        )
+        newest_ms, newest_position = index_position(store)
+        answer = {
+            "indexLastUpdateTimestamp": str(newest_ms),
+            "indexLastUpdatePhyoffset": str(newest_position),
+        }
+        if not records:
+            raise CommandError(
+                ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", ext=answer
+            )
+        return frame.response(ResponseCode.SUCCESS, ext=answer, body=b"".join(records))
+
+    def by_id(self, _connection: Connection, frame: Frame) -> Frame:
+        """33: the record at a commit-log offset."""
+        offset = frame.header(ViewMessageRequestHeader).offset
+        record = self._context.store.lookup(offset)
+        if record is None:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+        return frame.response(ResponseCode.SUCCESS, body=bytes(record))

@@ -1,0 +1,181 @@
+"""Registration with the name servers: all of them at start, every 30 s, and whenever the topic table changes.
+
+Each name server has a link of its own, so that a dead one does not hold up the others. Changes that come
+while a registration is under way wait for it and then leave as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+
+import msgspec
+
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.topics import READ_WRITE, TopicTable
+from cometmq.errors import CometError
+from cometmq.protocol.bodies import KVTable, RegisterBrokerBody
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import RegisterBrokerRequestHeader, UnregisterBrokerRequestHeader
+from cometmq.remoting import RemotingClient
+
+log = logging.getLogger(__name__)
+
+UNREGISTER_TIMEOUT_S = 3.0
+
+
+class NamesrvLink:
+    """What one name server knows of us."""
+
+    def __init__(self, namesrv: str, registrar: Registrar) -> None:
+        self.namesrv = namesrv
+        self._registrar = registrar
+        self._task: asyncio.Task[None] | None = None
+        self._again = False
+        self._known = False
+
+    def register(self) -> asyncio.Task[None]:
+        """Send the table, after a registration that is under way; done when the answer to it is in."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        else:
+            self._again = True
+        return self._task
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)  # changes of the same tick leave together
+        while True:
+            self._again = False
+            try:
+                await self._register()
+            except CometError as error:
+                self._known = False
+                log.warning("name server %s: not registered: %s", self.namesrv, error)
+            if not self._again:
+                return
+
+    async def _register(self) -> None:
+        registrar = self._registrar
+        header, body = registrar.registration()
+        frame = Frame.request(RequestCode.REGISTER_BROKER, header, body)
+        answer = await registrar.client.call(self.namesrv, frame, registrar.timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            self._known = False
+            log.warning(
+                "name server %s refused the registration: %d %s", self.namesrv, answer.code, answer.remark
+            )
+            return
+        if not self._known:
+            self._known = True
+            log.info("registered with name server %s as %s", self.namesrv, header.broker_addr)
+        if answer.body:
+            registrar.topics.set_ordered(KVTable.decode(answer.body).table)
+
+    async def unregister(self) -> None:
+        """Leave; a registration under way is given up first."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        registrar = self._registrar
+        frame = Frame.request(RequestCode.UNREGISTER_BROKER, registrar.leaving())
+        try:
+            await registrar.client.call(self.namesrv, frame, UNREGISTER_TIMEOUT_S)
+        except CometError as error:
+            log.info("name server %s: not unregistered: %s", self.namesrv, error)
+
+
+class Registrar:
+    """Keeps the name servers informed of one broker."""
+
+    def __init__(self, config: BrokerConfig, topics: TopicTable, client: RemotingClient) -> None:
+        self.topics = topics
+        self.client = client
+        self._config = config
+        self._addr = ""
+        self._ha_addr = ""
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[str, NamesrvLink] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def use_addresses(self, addr: str, ha_addr: str) -> None:
+        """Where clients, and slaves, reach this broker."""
+        self._addr = addr
+        self._ha_addr = ha_addr
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a name server may take."""
+        return self._config.register_broker_timeout_mills / 1000
+
+    async def start(self) -> None:
+        """Register once, then periodically. A name server that does not answer is logged and asked again
+        later.
+        """
+        await self.registered()
+        self._timer = self._loop.call_later(self._config.register_period_ms / 1000, self._periodic)
+
+    def _periodic(self) -> None:
+        self.register()
+        self._timer = self._loop.call_later(self._config.register_period_ms / 1000, self._periodic)
+
+    def register(self) -> list[asyncio.Task[None]]:
+        """Send the topic table to every name server of the configuration, which may have changed."""
+        if self._stopped:
+            return []
+        addresses = self._config.namesrv_addresses
+        for addr in addresses:
+            if addr not in self._links:
+                self._links[addr] = NamesrvLink(addr, self)
+        for addr in [known for known in self._links if known not in addresses]:
+            del self._links[addr]
+        return [link.register() for link in self._links.values()]
+
+    async def registered(self) -> None:
+        """Register and wait until every name server has answered, or its time is over."""
+        tasks = self.register()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self.timeout_s)
+
+    def registration(self) -> tuple[RegisterBrokerRequestHeader, bytes]:
+        """Header and body of code 103 as of now."""
+        config = self._config
+        topics = self.topics.table
+        if config.broker_permission & READ_WRITE != READ_WRITE:
+            # A broker with restricted permission announces its topics so.
+            topics = {
+                name: msgspec.structs.replace(topic, perm=topic.perm & config.broker_permission)
+                for name, topic in topics.items()
+            }
+        body = RegisterBrokerBody.of(topics, self.topics.version).encode(
+            compressed=config.compressed_register
+        )
+        header = RegisterBrokerRequestHeader(
+            broker_name=config.broker_name,
+            broker_addr=self._addr,
+            cluster_name=config.broker_cluster_name,
+            ha_server_addr=self._ha_addr,
+            broker_id=config.broker_id,
+            compressed=config.compressed_register,
+            body_crc32=zlib.crc32(body) & 0x7FFF_FFFF,
+        )
+        return header, body
+
+    def leaving(self) -> UnregisterBrokerRequestHeader:
+        """Header of code 104."""
+        config = self._config
+        return UnregisterBrokerRequestHeader(
+            broker_name=config.broker_name,
+            broker_addr=self._addr,
+            cluster_name=config.broker_cluster_name,
+            broker_id=config.broker_id,
+        )
+
+    async def stop(self) -> None:
+        """Unregister everywhere."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.gather(*(link.unregister() for link in self._links.values()))

@@ -1,0 +1,99 @@
+"""CONSUMER_SEND_MSG_BACK (36): a consumer failed on a message and hands it back (storage.md 8.1)."""
+
+from __future__ import annotations
+
+import random
+
+from cometmq.broker.context import BrokerContext
+from cometmq.broker.retry import DLQ_QUEUES, maximum_times, plan_send_back
+from cometmq.broker.send import delayed
+from cometmq.broker.topics import UNIT_SUB_FLAG
+from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from cometmq.protocol.ids import pack_host
+from cometmq.protocol.properties import encode_properties, tags_code
+from cometmq.protocol.record import decode_record
+from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.store.refusal import StoreRefused
+
+
+class SendBackProcessor:
+    """Stores the message again: in the group's retry topic after a delay, or in its dead-letter topic."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    def handlers(self) -> dict[int, Handler]:
+        """Request code -> handler."""
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, connection: Connection, frame: Frame) -> Frame | None:
+        """Answer 0 once the copy is stored."""
+        header = frame.header(ConsumerSendMsgBackRequestHeader)
+        context = self._context
+        group = header.group
+        settings = context.groups.find(group)
+        if settings is None:
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
+            )
+        if not context.config.broker_permission & Perm.WRITE:
+            raise CommandError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{context.config.broker_ip1}] sending message is forbidden",
+            )
+        if settings.retry_queue_nums <= 0:
+            return frame.response(ResponseCode.SUCCESS)
+        retry_topic = RETRY_PREFIX + group
+        flag = UNIT_SUB_FLAG if header.unit_mode else 0
+        known = context.topics.ensure(retry_topic, settings.retry_queue_nums, sys_flag=flag)
+        if not known.perm & Perm.WRITE:
+            raise CommandError(
+                ResponseCode.NO_PERMISSION, f"the topic[{retry_topic}] sending message is forbidden"
+            )
+        record = context.store.lookup(header.offset)
+        if record is None:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        message = decode_record(record, 0)
+        properties = dict(message.properties)
+        properties.setdefault("RETRY_TOPIC", message.topic)
+        if not properties.get("ORIGIN_MESSAGE_ID", "").strip():
+            properties["ORIGIN_MESSAGE_ID"] = message.offset_msg_id
+        properties["WAIT"] = "false"
+        maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
+        plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
+        queue_id = 0
+        if plan.dead:
+            context.topics.ensure(plan.topic, DLQ_QUEUES)
+        else:
+            queue_id = random.randrange(settings.retry_queue_nums)
+        properties["DELAY"] = str(plan.delay_level)
+        tag = properties.get("TAGS")
+        text = encode_properties(properties)
+        topic, queue_id, text, delay_ms = delayed(context, plan.topic, queue_id, text)
+        try:
+            context.store.append(
+                topic,
+                queue_id,
+                message.body,
+                text.encode(),
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                born_timestamp_ms=message.born_timestamp_ms,
+                born_host=pack_host(message.born_host),
+                reconsume_times=message.reconsume_times + 1,
+                tags_code=tags_code(tag),
+                delay_ms=delay_ms,
+            )
+        except StoreRefused as refusal:
+            context.stats.put_failed += 1
+            raise CommandError(ResponseCode.SYSTEM_ERROR, refusal.remark) from None
+
+        def answer(code: int, remark: str | None) -> None:
+            if code == ResponseCode.FLUSH_DISK_TIMEOUT:
+                code, remark = int(ResponseCode.SYSTEM_ERROR), "FLUSH_DISK_TIMEOUT"
+            connection.respond(frame, code, remark=remark)
+
+        context.writer.appended(answer)
+        return None

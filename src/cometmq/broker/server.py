@@ -1,0 +1,283 @@
+"""A broker: store, tables and processors put together, listening, registered, and stopped in order.
+
+The order of a start: store (recovered), tables from their files, processors, ports, delayed messages, name
+servers. A stop goes the other way: unregister, answer what is held, drain, write the tables, close the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+from cometmq.broker.admin_offsets import ConsumerAdmin
+from cometmq.broker.admin_runtime import RuntimeAdmin
+from cometmq.broker.admin_stats import StatsAdmin
+from cometmq.broker.admin_topics import TopicAdmin
+from cometmq.broker.client_requests import ClientProcessor
+from cometmq.broker.clients import ConsumerTable, ProducerTable
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.context import BrokerContext
+from cometmq.broker.delay import DelayLevels
+from cometmq.broker.groups import SubscriptionGroups
+from cometmq.broker.locks import QueueLocks
+from cometmq.broker.offset_requests import OffsetProcessor
+from cometmq.broker.offsets import ConsumerOffsets
+from cometmq.broker.persist import Tables
+from cometmq.broker.pull import PullProcessor
+from cometmq.broker.query import QueryProcessor
+from cometmq.broker.register import Registrar
+from cometmq.broker.replies import SendReplies
+from cometmq.broker.schedule import ScheduleService
+from cometmq.broker.send import SendProcessor
+from cometmq.broker.send_back import SendBackProcessor
+from cometmq.broker.stats import Stats
+from cometmq.broker.store_views import apply_settings
+from cometmq.broker.topics import TopicTable
+from cometmq.broker.writer import ArrivalTuple, Writer
+from cometmq.errors import ClientStateError
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.ids import pack_host
+from cometmq.protocol.java_properties import format_properties
+from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
+from cometmq.store.clock import Clock, SystemClock
+from cometmq.store.disk import Disk, OsDisk
+from cometmq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+CLIENT_SCAN_S = 10.0
+# The fast port of old clients serves everything but these.
+NOT_ON_VIP = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+VIP_OFFSET = -2
+HA_OFFSET = 1
+STATS_PERIOD_S = 1.0
+
+
+class Broker:
+    """A broker: `await start()`, `await stop()`; `port` is where it listens. Raises OSError, StoreError,
+    ConfigError.
+    """
+
+    def __init__(self, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        self.config = config
+        self.port = 0
+        self._disk = disk if disk is not None else OsDisk()
+        self._clock = clock if clock is not None else SystemClock()
+        self._parts: BrokerParts | None = None
+
+    @property
+    def addr(self) -> str:
+        """ "ip:port" as the name servers know it."""
+        return host_port(self.config.broker_ip1, self.port)
+
+    @property
+    def parts(self) -> BrokerParts:
+        """The tables and processors, while it runs."""
+        if self._parts is None:
+            raise ClientStateError("the broker is not running")
+        return self._parts
+
+    async def start(self) -> int:
+        """Recover the store, listen, register with the name servers. Returns the port."""
+        self.config.check()
+        loop = asyncio.get_running_loop()
+        store = await asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
+        try:
+            parts = self._parts = BrokerParts(self.config, store, self._disk, self._clock)
+            await asyncio.to_thread(parts.tables.load)
+            if self.config.listen_port:
+                parts.use_address(self.config.listen_port)
+            self.port = await parts.server.start(bind_address(self.config), self.config.listen_port)
+            parts.use_address(self.port)
+        except BaseException:
+            self._parts = None
+            await store.stop()
+            raise
+        store.start(loop)
+        await parts.start()
+        log.info("broker %s listens on %s", self.config.broker_name, self.addr)
+        return self.port
+
+    async def stop(self, drain_s: float = 3.0) -> None:
+        """Unregister, answer what is held, drain, write the tables, close the store."""
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            await parts.stop(drain_s)
+            log.info("broker %s stopped", self.config.broker_name)
+
+
+class BrokerParts:
+    """What a running broker consists of."""
+
+    def __init__(self, config: BrokerConfig, store: MessageStore, disk: Disk, clock: Clock) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.store = store
+        tick = Tick(self._loop)
+        replies = SendReplies(config.region_id, config.trace_on)
+        stats = Stats(clock.time_ms())
+        self.writer = Writer(store, replies, stats, tick)
+        store.on_arrivals = self.writer.arrived
+        self.client = RemotingClient(tick=tick)
+        self.context = context = BrokerContext(
+            config=config,
+            clock=clock,
+            store=store,
+            tick=tick,
+            topics=TopicTable(config, clock.time_ms),
+            groups=SubscriptionGroups(config, clock.time_ms),
+            offsets=ConsumerOffsets(),
+            producers=ProducerTable(),
+            consumers=ConsumerTable(),
+            locks=QueueLocks(),
+            delays=DelayLevels.of(config.store),
+            stats=stats,
+            replies=replies,
+            writer=self.writer,
+            registered=self._registered,
+        )
+        self.registrar = Registrar(config, context.topics, self.client)
+        self.pulls = PullProcessor(context)
+        self.schedule = ScheduleService(context)
+        self.sends = SendProcessor(context)
+        self.clients = ClientProcessor(context)
+        self.runtime = RuntimeAdmin(context, self.schedule, self._settings_changed)
+        self.tables = Tables(context, self.schedule, disk, os.path.join(config.store.root, "config"))
+        self.server = self._server(tick, without=())
+        self.vip_server: RemotingServer | None = None
+        self.writer.on_arrivals = self._arrived
+        tick.at_end(self.writer.end_tick)
+        tick.at_end(self.pulls.end_tick)
+        context.topics.changed = self._topics_changed
+        context.groups.changed = self.tables.groups.save
+
+    def _server(self, tick: Tick, without: Sequence[int]) -> RemotingServer:
+        context = self.context
+        handlers: dict[int, Handler] = {}
+        for part in (
+            self.sends,
+            self.pulls,
+            self.clients,
+            SendBackProcessor(context),
+            OffsetProcessor(context),
+            QueryProcessor(context),
+            self.schedule,
+            TopicAdmin(context, self.pulls),
+            StatsAdmin(context),
+            ConsumerAdmin(context),
+            self.runtime,
+        ):
+            handlers |= part.handlers()
+        kept = {code: handler for code, handler in handlers.items() if code not in without}
+        return RemotingServer(kept, on_close=self._closed, tick=tick)
+
+    def use_address(self, port: int) -> None:
+        """The port is known: from now on records and answers carry it."""
+        config = self._config
+        store_host = pack_host(host_port(config.broker_ip1, port))
+        self.store.set_store_host(store_host)
+        self.context.replies.use_host(store_host)
+        self.registrar.use_addresses(
+            host_port(config.broker_ip1, port),
+            host_port(config.broker_ip2 or config.broker_ip1, port + HA_OFFSET),
+        )
+
+    # -- start and stop
+
+    async def start(self) -> None:
+        """Open the fast port, begin the periodic work, register."""
+        await self._open_vip()
+        self.tables.start()
+        self.pulls.start()
+        self.schedule.start()
+        self._every("clients", CLIENT_SCAN_S, self.clients.expire)
+        self._every("stats", STATS_PERIOD_S, lambda: self.context.stats.sample(self.context.clock.time_ms()))
+        await self.registrar.start()
+
+    async def _open_vip(self) -> None:
+        port = self._config.listen_port + VIP_OFFSET
+        # Beside a port that the system picked, others may own its neighbours.
+        if not self._config.vip_channel_enable or port <= 0:
+            return
+        self.vip_server = self._server(self.context.tick, NOT_ON_VIP)
+        try:
+            await self.vip_server.start(bind_address(self._config), port)
+        except OSError as error:
+            log.warning("port %d, which old clients use, is not available: %s", port, error)
+            self.vip_server = None
+
+    def _every(self, name: str, period_s: float, job: Callable[[], None]) -> None:
+        def run() -> None:
+            self._timers[name] = self._loop.call_later(period_s, run)
+            job()
+
+        self._timers[name] = self._loop.call_later(period_s, run)
+
+    async def stop(self, drain_s: float) -> None:
+        """The reverse of the start."""
+        servers = [server for server in (self.vip_server, self.server) if server is not None]
+        for server in servers:
+            server.stop_listening()
+        await self.registrar.stop()
+        for timer in self._timers.values():
+            timer.cancel()
+        await self.schedule.stop()
+        await self.pulls.stop()
+        for server in servers:
+            await server.stop(drain_s)
+        await self.client.close()
+        await self.tables.stop()
+        await self.store.stop()
+
+    # -- events
+
+    def _arrived(self, arrivals: list[ArrivalTuple]) -> None:
+        self.pulls.arrived(arrivals)
+        self.schedule.arrived(arrivals)
+
+    def _closed(self, connection: Connection) -> None:
+        self.pulls.long_poll.drop(connection)
+        self.clients.closed(connection)
+
+    def _topics_changed(self, _topic: str | None) -> None:
+        self.sends.forget_routes()
+        self.tables.topics.save()
+        self.registrar.register()
+
+    async def _registered(self) -> None:
+        await self.registrar.registered()
+
+    def _settings_changed(self, keys: list[str]) -> None:
+        self.sends.forget_routes()
+        apply_settings(self.store, self._config.store)
+        if "brokerPermission" in keys:
+            self.context.topics.touch()
+        elif "namesrvAddr" in keys:
+            self.registrar.register()
+        path = self._config.broker_config_path
+        if path and keys:
+            text = format_properties(self._config.properties())
+            self._loop.run_in_executor(None, write_text, path, text)
+
+
+def write_text(path: str, text: str) -> None:
+    """Replace a settings file, or say why not: the settings are in force already."""
+    try:
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(f"{path}.tmp", path)
+    except OSError as error:
+        log.error("settings not written to %s: %s", path, error)
+
+
+def host_port(host: str, port: int) -> str:
+    """ "host:port", IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind_address(config: BrokerConfig) -> str:
+    """The interface to listen on: all of them unless one is set."""
+    return config.bind_address or ("::" if ":" in config.broker_ip1 else "0.0.0.0")

@@ -1,0 +1,40 @@
+"""Subscription expressions: what a tag expression lets through, on tag hashes alone (storage.md 6.5)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from cometmq.protocol.properties import java_hash
+
+ALL = "*"
+SEPARATOR = "||"
+TAG = "TAG"
+
+
+class ExpressionError(ValueError):
+    """The expression cannot be parsed; answered with code 23."""
+
+
+def is_tag_type(expression_type: str | None) -> bool:
+    """Whether an expressionType means tags: it says TAG, or nothing (C++ clients)."""
+    return not expression_type or expression_type == TAG
+
+
+def split_tags(expression: str | None) -> list[str]:
+    """The tags of an expression; empty for one that lets everything through. Raises ExpressionError for `||`
+    alone.
+    """
+    if not expression or expression == ALL:
+        return []
+    # Java's split drops empty pieces at the end: an expression of separators only has none left.
+    if not expression.replace(SEPARATOR, ""):
+        raise ExpressionError("subString split error")
+    return [tag for tag in (piece.strip() for piece in expression.split(SEPARATOR)) if tag]
+
+
+@lru_cache(maxsize=4096)
+def tag_codes(expression: str | None) -> frozenset[int] | None:
+    """Tag hashes (signed 32 bit) that pass; None lets everything through. Blank tags only: nothing passes."""
+    if not expression or expression == ALL:
+        return None
+    return frozenset(java_hash(tag) for tag in split_tags(expression))

@@ -1,0 +1,181 @@
+"""The topic table: what exists, what is created by a send, and the file topics.json. No I/O in here.
+
+Every change counts the data version up and calls `changed` (the broker then writes the file and tells the
+name servers).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from cometmq.broker.config import BrokerConfig
+from cometmq.protocol.bodies import DataVersion, TopicConfig
+from cometmq.protocol.codes import (
+    OFFSET_MOVED_EVENT,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SYSTEM_TOPICS,
+    TBW102,
+    UNSENDABLE_TOPICS,
+    Perm,
+)
+
+log = logging.getLogger(__name__)
+
+SYSTEM_PREFIX = "rmq_sys_"
+BENCHMARK_TOPIC = "BenchmarkTest"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+REPLY_SUFFIX = "_REPLY_TOPIC"
+READ_WRITE = Perm.READ | Perm.WRITE
+# topicSysFlag: the topic belongs to a unit; a group of a unit subscribes it.
+UNIT_FLAG = 1
+UNIT_SUB_FLAG = 2
+
+
+class TopicTable:
+    """topic -> configuration, with the data version that name servers compare."""
+
+    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+        self._config = config
+        self._now_ms = now_ms
+        self.table: dict[str, TopicConfig] = {}
+        self.version = DataVersion(timestamp=now_ms(), counter=0)
+        self.system: set[str] = set(SYSTEM_TOPICS)
+        self.changed: Callable[[str | None], None] = lambda _topic: None
+        self._create_built_in()
+
+    def _create_built_in(self) -> None:
+        """The topics of storage.md 12.4."""
+        config = self._config
+        inherit = Perm.INHERIT
+        built_in = [
+            (SELF_TEST_TOPIC, 1, READ_WRITE),
+            (BENCHMARK_TOPIC, 1024, READ_WRITE),
+            (
+                config.broker_cluster_name,
+                16,
+                inherit | READ_WRITE if config.cluster_topic_enable else inherit,
+            ),
+            (config.broker_name, 1, inherit | READ_WRITE if config.broker_topic_enable else inherit),
+            (OFFSET_MOVED_EVENT, 1, READ_WRITE),
+            (SCHEDULE_TOPIC, 18, READ_WRITE),
+            (config.broker_cluster_name + REPLY_SUFFIX, 1, READ_WRITE),
+        ]
+        if config.auto_create_topic_enable:
+            built_in.append((TBW102, config.default_topic_queue_nums, inherit | READ_WRITE))
+        if config.trace_topic_enable:
+            built_in.append((TRACE_TOPIC, 1, READ_WRITE))
+        for name, queues, perm in built_in:
+            self.system.add(name)
+            self.table[name] = TopicConfig(
+                topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=int(perm)
+            )
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """A topic's configuration."""
+        return self.table.get(topic)
+
+    def is_system(self, topic: str) -> bool:
+        """Whether administration may not create or delete it."""
+        return topic in self.system or topic.startswith(SYSTEM_PREFIX)
+
+    @staticmethod
+    def is_sendable(topic: str) -> bool:
+        """Whether clients may send to it."""
+        return topic not in UNSENDABLE_TOPICS
+
+    def is_order(self, topic: str) -> bool:
+        """Whether the name server's configuration lists the topic as ordered."""
+        known = self.table.get(topic)
+        return known is not None and known.order
+
+    def create_by_send(
+        self, topic: str, default_topic: str | None, queue_nums: int, sys_flag: int = 0
+    ) -> TopicConfig | None:
+        """Create a topic that a send names, after the template `default_topic`; None if it may not be."""
+        known = self.table.get(topic)
+        if known is not None:
+            return known
+        template = self.table.get(default_topic) if default_topic else None
+        if template is None:
+            log.warning("topic %s not created: the template %s does not exist", topic, default_topic)
+            return None
+        if default_topic == TBW102 and not self._config.auto_create_topic_enable:
+            template.perm = int(READ_WRITE)
+        if not template.perm & Perm.INHERIT:
+            log.warning("topic %s not created: the template %s may not be inherited", topic, default_topic)
+            return None
+        queues = max(0, min(queue_nums, template.write_queue_nums))
+        created = TopicConfig(
+            topic_name=topic,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=template.perm & ~int(Perm.INHERIT),
+            topic_filter_type=template.topic_filter_type,
+            topic_sys_flag=sys_flag,
+        )
+        log.info("topic %s created by a send: %d queues, perm %d", topic, queues, created.perm)
+        self.put(created)
+        return created
+
+    def ensure(
+        self, topic: str, queue_nums: int, perm: int = int(READ_WRITE), sys_flag: int = 0
+    ) -> TopicConfig:
+        """The topic, created with these values if it is missing (retry and dead-letter topics)."""
+        known = self.table.get(topic)
+        if known is None:
+            known = TopicConfig(
+                topic_name=topic,
+                read_queue_nums=queue_nums,
+                write_queue_nums=queue_nums,
+                perm=perm,
+                topic_sys_flag=sys_flag,
+            )
+            log.info("topic %s created: %d queues, perm %d", topic, queue_nums, perm)
+            self.put(known)
+        return known
+
+    def put(self, config: TopicConfig) -> None:
+        """Create or replace a topic."""
+        self.table[config.topic_name] = config
+        self._bump(config.topic_name)
+
+    def delete(self, topic: str) -> bool:
+        """Forget a topic; False if it was not known."""
+        if self.table.pop(topic, None) is None:
+            return False
+        self._bump(None)
+        return True
+
+    def set_ordered(self, ordered: Mapping[str, str]) -> None:
+        """Take the name servers' ORDER_TOPIC_CONFIG: these topics are ordered, all others are not."""
+        changed = False
+        for name, config in self.table.items():
+            if config.order != (name in ordered):
+                config.order = not config.order
+                changed = True
+        if changed:
+            self._bump(None)
+
+    def touch(self) -> None:
+        """Count the version up without a change of the table (brokerPermission changed)."""
+        self._bump(None)
+
+    def _bump(self, topic: str | None) -> None:
+        self.version = DataVersion(timestamp=self._now_ms(), counter=self.version.counter + 1)
+        self.changed(topic)
+
+    def load(self, version: DataVersion | None, topics: Mapping[str, TopicConfig]) -> None:
+        """Merge the file's entries over the built-in ones: the file wins."""
+        self.table.update(topics)
+        if version is not None:
+            self.version = version
+
+
+def sys_flag_of_send(topic: str, unit_mode: bool | None) -> int:
+    """topicSysFlag of a topic that a send creates."""
+    if not unit_mode:
+        return 0
+    return UNIT_SUB_FLAG if topic.startswith(RETRY_PREFIX) else UNIT_FLAG

@@ -1,0 +1,135 @@
+"""The end of a tick: one write for all that was appended, then the answers, then the readers who waited.
+
+A processor appends to the store and leaves here what is to be said about it. Nothing is said before the store
+has committed the tick; with SYNC_FLUSH a sender that waits hears from us when its bytes are on the disk, and
+readers see the message from then on.
+
+Budget: 1.5 µs of the 12 µs of a 1 KiB send are spent here (one tuple kept, one answer formatted).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from cometmq.broker.replies import SendReplies
+from cometmq.broker.stats import Stats
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame, encode_frame
+from cometmq.remoting import Connection, Tick
+from cometmq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+SUCCESS = int(ResponseCode.SUCCESS)
+FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
+SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
+
+# What is owed to one plain send: (connection, opaque, physical offset, queue id, queue offset).
+PlainSend = tuple[Connection, int, int, int, int]
+# Called with a response code and a remark once an append is certain, late (stored all the same), or has
+# failed.
+Outcome = Callable[[int, "str | None"], None]
+# (topic, queue id, next queue offset, tags code, store time in ms, properties) of a message that became
+# visible.
+ArrivalTuple = tuple[str, int, int, int, int, bytes]
+ArrivalSink = Callable[[list[ArrivalTuple]], None]
+
+
+class Writer:
+    """Gathers the appends of a tick. `end_tick` is registered with the remoting server's tick."""
+
+    def __init__(self, store: MessageStore, replies: SendReplies, stats: Stats, tick: Tick) -> None:
+        self.store = store
+        self.replies = replies
+        self.on_arrivals: ArrivalSink = lambda _arrivals: None
+        self._stats = stats
+        self._tick = tick
+        self._sync = store.config.sync_flush
+        self._dirty = False
+        # Of this tick: those who hear after the write, and those who wait for the flush, if there is one.
+        self._sends: list[PlainSend] = []
+        self._outcomes: list[Outcome] = []
+        self._waiting_sends: list[PlainSend] = []
+        self._waiting_outcomes: list[Outcome] = []
+
+    def sent(self, send: PlainSend, wait: bool) -> None:
+        """A plain send was appended. wait: its sender wants to know that it is as safe as the broker
+        promises.
+        """
+        self._dirty = True
+        if wait and self._sync:
+            self._waiting_sends.append(send)
+        else:
+            self._sends.append(send)
+
+    def appended(self, outcome: Outcome | None = None, wait: bool = False) -> None:
+        """Something else was appended, maybe outside a read; `outcome` hears how it went."""
+        self._dirty = True
+        self._tick.schedule()
+        if outcome is not None:
+            (self._waiting_outcomes if wait and self._sync else self._outcomes).append(outcome)
+
+    def end_tick(self) -> None:
+        """Commit what this tick appended and answer it."""
+        if not self._dirty:
+            return
+        self._dirty = False
+        sends, self._sends = self._sends, []
+        outcomes, self._outcomes = self._outcomes, []
+        waiting_sends, self._waiting_sends = self._waiting_sends, []
+        waiting_outcomes, self._waiting_outcomes = self._waiting_outcomes, []
+        commit = self.store.commit()
+        error = commit.error
+        if error is not None:
+            self._refuse(
+                sends + waiting_sends, outcomes + waiting_outcomes, error.response_code, error.remark
+            )
+            return
+        self._answer(sends, outcomes)
+        if waiting_sends or waiting_outcomes:
+            self._await_flush(waiting_sends, waiting_outcomes, commit.end_offset)
+        if commit.arrivals:
+            self.arrived(commit.arrivals)
+
+    def arrived(self, arrivals: list[ArrivalTuple]) -> None:
+        """Messages became visible, by a commit or by a flush."""
+        self._stats.put += len(arrivals)
+        self.on_arrivals(arrivals)
+
+    def _answer(self, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
+        ok = self.replies.ok
+        for connection, opaque, physical_offset, queue_id, queue_offset in sends:
+            connection.write(ok(opaque, physical_offset, queue_id, queue_offset))
+        for outcome in outcomes:
+            outcome(SUCCESS, None)
+
+    def _refuse(self, sends: list[PlainSend], outcomes: list[Outcome], code: int, remark: str) -> None:
+        self._stats.put_failed += len(sends) + len(outcomes)
+        for connection, opaque, *_ in sends:
+            connection.write(
+                encode_frame(Frame(code=code, opaque=opaque, flag=1, language="JAVA", remark=remark))
+            )
+        for outcome in outcomes:
+            outcome(code, remark)
+
+    def _await_flush(self, sends: list[PlainSend], outcomes: list[Outcome], end_offset: int) -> None:
+        def flushed(ok: bool) -> None:
+            if ok:
+                self._answer(sends, outcomes)
+            elif self.store.flush_failure is not None:
+                remark = f"the flush to disk failed: {self.store.flush_failure.strerror}"
+                self._refuse(sends, outcomes, SYSTEM_ERROR, remark)
+            else:
+                self._late(sends, outcomes)
+
+        self.store.when_flushed(end_offset, flushed)
+
+    def _late(self, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
+        """The flush takes longer than syncFlushTimeout: say so, with the ids, for the messages are stored."""
+        replies = self.replies
+        for connection, opaque, physical_offset, queue_id, queue_offset in sends:
+            ids = replies.message_id(physical_offset)
+            connection.write(replies.reply(FLUSH_DISK_TIMEOUT, opaque, ids, queue_id, queue_offset))
+        for outcome in outcomes:
+            outcome(FLUSH_DISK_TIMEOUT, None)

@@ -1,0 +1,235 @@
+"""A whole cluster on this machine: a name server and one or more brokers, on 127.0.0.1.
+
+The name server and a single broker share one process and one loop. Of several brokers each is a child process
+with a store of its own under DIR/<broker>, ports 10 apart: one Python loop uses one core, and queues spread
+over brokers. The segment sizes are small (design.md); they stand in a broker.conf beside each store, because
+Apache's broker needs the exact lengths to open it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.server import Broker
+from cometmq.errors import CometError
+from cometmq.namesrv.config import NamesrvConfig
+from cometmq.namesrv.server import NameServer
+from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
+from cometmq.protocol.java_properties import format_properties, parse_properties
+from cometmq.remoting import new_event_loop
+from cometmq.store.config import SMALL_FILES, StoreConfig
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+CLUSTER = "DefaultCluster"
+PORT_STEP = 10
+CHILD_READY_S = 30.0
+CHILD_STOP_S = 15.0
+CONF = "broker.conf"
+
+
+class StandaloneError(CometError):
+    """A part of the cluster did not start."""
+
+
+class Standalone:
+    """`await start()`, `await stop()`, or `async with`; `run_in_thread` for programs without a loop.
+
+    data_dir: where everything is kept. Ports of 0 mean any free port. settings: more broker settings, by
+    RocketMQ's keys; they win over the broker.conf of an existing store.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str],
+        namesrv_port: int = DEFAULT_NAMESRV_PORT,
+        broker_port: int = DEFAULT_BROKER_PORT,
+        brokers: int = 1,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.data_dir = os.fspath(data_dir)
+        self.namesrv_addr = ""
+        self.broker_addrs: dict[str, str] = {}
+        self._namesrv_port = namesrv_port
+        self._broker_port = broker_port
+        self._count = brokers
+        self._settings = dict(settings or {})
+        self._namesrv: NameServer | None = None
+        self.broker: Broker | None = None
+        self._children: list[BrokerChild] = []
+
+    async def start(self) -> None:
+        """Start the name server, then all brokers. Raises OSError, StoreError, ConfigError, StandaloneError;
+        what had
+        started is stopped again."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        directory = os.path.join(self.data_dir, "namesrv")
+        os.makedirs(directory, exist_ok=True)
+        self._namesrv = NameServer(
+            NamesrvConfig(
+                listen_port=self._namesrv_port,
+                bind_address=HOST,
+                kv_config_path=os.path.join(directory, "kvConfig.json"),
+                config_store_path=os.path.join(directory, "namesrv.properties"),
+            )
+        )
+        self.namesrv_addr = f"{HOST}:{await self._namesrv.start()}"
+        confs = [self.prepare(number) for number in range(self._count)]
+        if len(confs) == 1:
+            name, _, properties = confs[0]
+            self.broker = Broker(BrokerConfig.from_properties(properties))
+            await self.broker.start()
+            self.broker_addrs[name] = self.broker.addr
+            return
+        self._children = [BrokerChild(name, path) for name, path, _ in confs]
+        await asyncio.gather(*(child.start() for child in self._children))
+        self.broker_addrs = {child.name: child.addr for child in self._children}
+
+    def prepare(self, number: int) -> tuple[str, str, dict[str, str]]:
+        """Write the broker.conf of the n-th broker: (its name, path of the file, all its settings)."""
+        name = broker_name(number)
+        root = os.path.join(self.data_dir, name)
+        os.makedirs(root, exist_ok=True)
+        path = os.path.join(root, CONF)
+        try:
+            with open(path, encoding="utf-8") as file:
+                properties = parse_properties(file.read())
+        except FileNotFoundError:
+            properties = small_files()
+        properties |= {
+            "brokerName": name,
+            "brokerClusterName": CLUSTER,
+            "brokerId": "0",
+            "brokerIP1": HOST,
+            "listenPort": str(self._broker_port + number * PORT_STEP if self._broker_port else 0),
+            "bindAddress": HOST,
+            "namesrvAddr": self.namesrv_addr,
+            "storePathRootDir": root,
+            "brokerConfigPath": path,
+            **self._settings,
+        }
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            file.write(format_properties(properties))
+        os.replace(f"{path}.tmp", path)
+        return name, path, properties
+
+    async def stop(self) -> None:
+        """Brokers first, so that they can unregister, then the name server."""
+        children, self._children = self._children, []
+        await asyncio.gather(*(child.stop() for child in children))
+        broker, self.broker = self.broker, None
+        if broker is not None:
+            await broker.stop()
+        namesrv, self._namesrv = self._namesrv, None
+        if namesrv is not None:
+            await namesrv.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @contextmanager
+    def run_in_thread(self, timeout_s: float = 30.0) -> Iterator[Standalone]:
+        """Run the cluster on a loop in a thread of its own while the block runs."""
+        loop = new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="cometmq-standalone", daemon=True)
+        thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self.start(), loop).result(timeout_s)
+            try:
+                yield self
+            finally:
+                asyncio.run_coroutine_threadsafe(self.stop(), loop).result(timeout_s)
+        finally:
+            asyncio.run_coroutine_threadsafe(finish_loop(), loop).result(timeout_s)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(timeout_s)
+            loop.close()
+
+
+async def finish_loop() -> None:
+    """What asyncio.run does before it closes a loop."""
+    loop = asyncio.get_running_loop()
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
+
+
+class BrokerChild:
+    """A broker in a child process; it dies with us, whatever happens to us."""
+
+    def __init__(self, name: str, conf: str) -> None:
+        self.name = name
+        self.addr = ""
+        self._conf = conf
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it and wait until it serves."""
+        command = (sys.executable, "-m", "cometmq.broker.process", "-c", self._conf, "--with-parent")
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), CHILD_READY_S)
+        except TimeoutError:
+            raise StandaloneError(f"{self.name} was not ready within {CHILD_READY_S:g} s") from None
+        if not line:
+            code = await self._process.wait()
+            raise StandaloneError(
+                f"{self.name} ended with exit code {code} before it served; see its log above"
+            )
+        self.addr = json.loads(line)["addr"]
+
+    async def stop(self) -> None:
+        """Ask it to stop; after a while, kill it."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), CHILD_STOP_S)
+        except TimeoutError:
+            log.error("%s did not stop within %g s and is killed", self.name, CHILD_STOP_S)
+            process.kill()
+            await process.wait()
+
+
+def broker_name(number: int) -> str:
+    """broker-a, broker-b … broker-z, broker-aa …"""
+    letters = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        letters = chr(ord("a") + rest) + letters
+    return f"broker-{letters}"
+
+
+def small_files() -> dict[str, str]:
+    """The small segment sizes, as settings."""
+    sized = StoreConfig().replace(**SMALL_FILES).to_properties()
+    plain = StoreConfig().to_properties()
+    return {key: value for key, value in sized.items() if value != plain[key]}

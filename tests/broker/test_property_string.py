@@ -1,0 +1,71 @@
+"""Property strings: edits by slicing give what a dictionary would."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.broker.property_string import append, drop, put, stored_form, value_of
+from cometmq.protocol.properties import decode_properties, encode_properties
+
+CLUSTER = "CLUSTER\x01DefaultCluster"
+
+
+@pytest.mark.parametrize(
+    ("sent", "stored", "wait"),
+    [
+        (None, CLUSTER, True),
+        ("", CLUSTER, True),
+        ("WAIT\x01true", CLUSTER, True),
+        ("WAIT\x01false", CLUSTER, False),
+        ("WAIT\x01false\x02", CLUSTER, False),
+        ("KEYS\x01k\x02WAIT\x01true", f"KEYS\x01k\x02{CLUSTER}", True),
+        ("WAIT\x01true\x02KEYS\x01k", f"KEYS\x01k\x02{CLUSTER}", True),
+        ("KEYS\x01k\x02WAIT\x01FALSE\x02TAGS\x01a\x02", f"KEYS\x01k\x02TAGS\x01a\x02{CLUSTER}", False),
+        ("KEYS\x01k\x02", f"KEYS\x01k\x02{CLUSTER}", True),
+        ("MYWAIT\x01false", f"MYWAIT\x01false\x02{CLUSTER}", True),
+        ("a\x01WAIT\x01", f"a\x01WAIT\x01\x02{CLUSTER}", True),
+        ("CLUSTER\x01Elsewhere\x02KEYS\x01k", f"KEYS\x01k\x02{CLUSTER}", True),
+        ("KEYS\x01k\x02CLUSTER\x01Elsewhere\x02WAIT\x01true", f"KEYS\x01k\x02{CLUSTER}", True),
+        ("CLUSTER\x01Elsewhere", CLUSTER, True),
+    ],
+)
+def test_what_is_stored_of_a_clients_properties(sent, stored, wait):
+    assert stored_form(sent, CLUSTER) == (stored, wait)
+
+
+NAMES = st.sampled_from(
+    ["KEYS", "TAGS", "WAIT", "WAIT2", "XWAIT", "DELAY", "UNIQ_KEY", "CLUSTER", "a", "WAI"]
+)
+VALUES = st.text(
+    st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=5
+)
+MAPS = st.dictionaries(NAMES, VALUES, max_size=6)
+
+
+@given(MAPS, st.booleans())
+def test_storing_is_dropping_wait_and_adding_the_cluster(properties, last_separator):
+    text, wait = stored_form(encode_properties(properties, last_separator), CLUSTER)
+    expected = {name: value for name, value in properties.items() if name not in ("WAIT", "CLUSTER")}
+    assert decode_properties(text) == {**expected, "CLUSTER": "DefaultCluster"}
+    assert wait is (properties.get("WAIT", "true").lower() != "false")
+    assert not text.endswith("\x02")
+
+
+@given(MAPS, NAMES, VALUES, st.booleans())
+def test_put_drop_and_value_of_agree_with_a_dictionary(properties, name, value, last_separator):
+    text = encode_properties(properties, last_separator)
+    assert value_of(text, name) == properties.get(name)
+    without = {key: kept for key, kept in properties.items() if key != name}
+    assert decode_properties(drop(text, name)) == without
+    changed = put(text, name, value)
+    assert value_of(changed, name) == value
+    assert decode_properties(changed) == {**without, name: value}
+
+
+def test_of_duplicates_the_last_counts():
+    assert value_of("TAGS\x01a\x02TAGS\x01b", "TAGS") == "b"
+    assert value_of("TAGS\x01a\x02KEYS\x01TAGS", "TAGS") == "a"
+    assert drop("TAGS\x01a\x02KEYS\x01k\x02TAGS\x01b", "TAGS") == "KEYS\x01k"
+    assert append("", "a\x01b") == "a\x01b"

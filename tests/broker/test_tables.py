@@ -1,0 +1,149 @@
+"""The broker's small tables: locks, offsets, delay levels, retry plans, subscriptions, rates."""
+
+from __future__ import annotations
+
+import pytest
+
+from cometmq.broker.delay import DelayLevels, corrected_due_time
+from cometmq.broker.locks import LOCK_LIVE_MS, QueueLocks
+from cometmq.broker.offsets import ConsumerOffsets
+from cometmq.broker.retry import is_dead_by_send, maximum_times, plan_send_back
+from cometmq.broker.stats import Stats
+from cometmq.broker.subscriptions import ExpressionError, tag_codes
+from cometmq.errors import ConfigError
+from cometmq.message import MessageQueue
+from cometmq.protocol.properties import java_hash
+from cometmq.store.config import StoreConfig
+
+T0 = 1_700_000_000_000
+Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
+
+
+class TestLocks:
+    def test_a_queue_belongs_to_one_client_until_it_gives_it_up(self):
+        locks = QueueLocks()
+        assert locks.lock("G", "c1", [Q0, Q1], T0) == [Q0, Q1]
+        assert locks.lock("G", "c2", [Q0, Q1], T0) == []
+        locks.unlock("G", "c2", [Q0])
+        assert locks.lock("G", "c2", [Q0], T0) == []
+        locks.unlock("G", "c1", [Q0])
+        assert locks.lock("G", "c2", [Q0, Q1], T0) == [Q0]
+        assert locks.lock("Other", "c3", [Q0, Q1], T0) == [Q0, Q1]
+
+    def test_a_lock_lives_60_s_from_its_last_renewal(self):
+        locks = QueueLocks()
+        locks.lock("G", "c1", [Q0], T0)
+        locks.lock("G", "c1", [Q0], T0 + 50_000)
+        assert locks.lock("G", "c2", [Q0], T0 + 50_000 + LOCK_LIVE_MS) == []
+        assert locks.holder("G", Q0, T0 + 50_000 + LOCK_LIVE_MS) == "c1"
+        assert locks.holder("G", Q0, T0 + 50_001 + LOCK_LIVE_MS) is None
+        assert locks.lock("G", "c2", [Q0], T0 + 50_001 + LOCK_LIVE_MS) == [Q0]
+        locks.unlock("Nobody", "c", [Q0])
+
+
+class TestOffsets:
+    def test_what_is_committed_is_found_and_lower_offsets_count_too(self):
+        offsets = ConsumerOffsets()
+        assert offsets.query("G", "T", 0) == -1
+        offsets.commit("G", "T", 0, 8)
+        offsets.commit("G", "T", 0, 3)
+        assert (offsets.query("G", "T", 0), offsets.query("G", "T", 1), offsets.query("X", "T", 0)) == (3, -1, -1)
+        assert offsets.dirty
+
+    def test_groups_and_topics_are_told_apart_and_removed(self):
+        offsets = ConsumerOffsets()
+        for group, topic in (("G", "T"), ("G", "%RETRY%G"), ("H", "T")):
+            offsets.commit(group, topic, 2, 5)
+        assert offsets.topics_of("G") == {"T", "%RETRY%G"}
+        assert offsets.groups_of("T") == {"G", "H"}
+        offsets.clone("G", "New", "T")
+        assert offsets.query("New", "T", 2) == 5
+        offsets.remove_group("G")
+        offsets.remove_topic("Nothing")
+        assert offsets.groups() == {"H", "New"}
+        offsets.remove_topic("T")
+        assert offsets.to_table() == {"offsetTable": {}}
+
+    def test_the_file_is_read_with_keys_of_either_kind(self):
+        offsets = ConsumerOffsets()
+        offsets.load({"offsetTable": {"T@G": {0: 4, "1": "9"}}})
+        assert offsets.to_table() == {"offsetTable": {"T@G": {0: 4, 1: 9}}}
+        assert not offsets.dirty
+
+
+class TestDelays:
+    def test_the_levels_of_the_setting(self):
+        levels = DelayLevels.of(StoreConfig())
+        assert levels.max_level == 18
+        assert [levels.delay_ms(level) for level in (1, 2, 5, 18, 19)] == [1_000, 5_000, 60_000, 7_200_000, 1_000]
+        assert [levels.effective(wanted) for wanted in (-1, 0, 3, 18, 99)] == [0, 0, 3, 18, 18]
+        own = DelayLevels.of(StoreConfig(message_delay_level="2s 1d"))
+        assert own.deliver_at(2, T0) == T0 + 86_400_000
+
+    def test_a_bad_setting_says_what_is_expected(self):
+        with pytest.raises(ConfigError, match="messageDelayLevel"):
+            DelayLevels.of(StoreConfig(message_delay_level="1s 5x"))
+
+    @pytest.mark.parametrize(("due", "corrected"), [(T0 + 900, T0 + 900), (T0 - 5, T0 - 5), (T0 + 1_001, T0)])
+    def test_a_time_beyond_the_levels_delay_is_a_clock_that_was_set_back(self, due, corrected):
+        assert corrected_due_time(due, T0, 1_000) == corrected
+
+
+class TestRetries:
+    @pytest.mark.parametrize(
+        ("times", "maximum", "asked", "topic", "level"),
+        [
+            (0, 16, 0, "%RETRY%G", 3),
+            (1, 16, 0, "%RETRY%G", 4),
+            (15, 16, 0, "%RETRY%G", 18),
+            (16, 16, 0, "%DLQ%G", 0),
+            (0, 16, 5, "%RETRY%G", 5),
+            (0, 16, -1, "%DLQ%G", 0),
+            (0, 0, 0, "%DLQ%G", 0),
+        ],
+    )
+    def test_where_a_failed_message_goes(self, times, maximum, asked, topic, level):
+        plan = plan_send_back("G", times, maximum, asked)
+        assert (plan.topic, plan.delay_level) == (topic, level)
+        assert plan.dead is topic.startswith("%DLQ%")
+
+    def test_whose_maximum_counts(self):
+        assert maximum_times(16, 3, 409) == 3
+        assert maximum_times(16, None, 409) == 16
+        assert maximum_times(16, 3, 120) == 16
+        assert is_dead_by_send(3, 3)
+        assert not is_dead_by_send(2, 3)
+
+
+class TestSubscriptions:
+    @pytest.mark.parametrize("expression", [None, "", "*"])
+    def test_what_lets_everything_through(self, expression):
+        assert tag_codes(expression) is None
+
+    def test_tags_are_split_and_trimmed(self):
+        assert tag_codes("TagA || TagB||  ||TagC") == {java_hash("TagA"), java_hash("TagB"), java_hash("TagC")}
+        assert tag_codes("  ") == frozenset()
+        assert tag_codes(" || ") == frozenset()
+        with pytest.raises(ExpressionError):
+            tag_codes("||")
+
+
+class TestRates:
+    def test_three_numbers_over_10_s_1_min_and_10_min(self):
+        stats = Stats(T0)
+        assert stats.rates("put") == "0.0 0.0 0.0"
+        for second in range(1, 101):
+            stats.put += 30 if second > 90 else 5
+            stats.sample(T0 + second * 1000)
+        ten, minute, long = (float(word) for word in stats.rates("put").split(" "))
+        assert ten == pytest.approx(30)
+        assert minute == pytest.approx((50 * 5 + 10 * 30) / 60)
+        assert long == pytest.approx((90 * 5 + 10 * 30) / 100)
+
+    def test_the_rate_of_a_group(self):
+        stats = Stats(T0)
+        for second in range(1, 31):
+            stats.group_get["G", "T"] = second * 7
+            stats.sample(T0 + second * 1000)
+        assert stats.group_rate("G", "T", T0 + 30_000) == pytest.approx(7, rel=0.2)
+        assert stats.group_rate("G", "Other", T0 + 30_000) == 0
