@@ -16,13 +16,29 @@ import logging
 import os
 from concurrent.futures import Future
 
+import msgspec
+
 from cometmq.protocol.record import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
 from cometmq.store.disk import Buffer, write_all
 from cometmq.store.files import NotCached, StoreFiles
+from cometmq.store.recent import RecentBytes
 
 log = logging.getLogger(__name__)
 
+_READ_FDS = 64
 _ROLL_WAIT_S = 5.0  # Apache's wait for the allocator thread
+
+
+class Extent(msgspec.Struct, gc=False):
+    """Bytes [start, stop) of `buffer`, which belong at log position `position` into the segment that
+    starts at `base`; `stop` is -1 as long as the extent grows."""
+
+    fd: int
+    base: int
+    buffer: bytearray
+    start: int
+    position: int
+    stop: int = -1
 
 
 class CommitLog:
@@ -34,6 +50,8 @@ class CommitLog:
         "_fd",
         "_files",
         "_paths",
+        "_read_fds",
+        "_recent",
         "_reserving",
         "_scars",
         "_spares",
@@ -61,11 +79,11 @@ class CommitLog:
         self.segment_base = -1  # segment that `next` lies in; -1 before the first
         self.limit = 0  # end of that segment
         self._fd = -1
-        self.buffer = bytearray(1 << 20)
+        self._recent = RecentBytes()
+        self.buffer = self._recent.new_chunk(0, ())
         self.used = 0
-        self._extents: list[
-            tuple[int, int, int, int]
-        ] = []  # parts of the tick: fd, base, start in buffer, position
+        self._extents: list[Extent] = []  # parts of the tick, each in one segment and one chunk
+        self._read_fds: dict[int, int] = {}
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
         self._scars: list[tuple[int, int, int, int]] = []
@@ -142,7 +160,8 @@ class CommitLog:
             return
         fd = self._take_segment(self.limit)
         if self.next < self.limit:
-            self.make_room(BLANK_SIZE)
+            if self.used + BLANK_SIZE > len(self.buffer):
+                self._new_chunk(BLANK_SIZE)
             BLANK_STRUCT.pack_into(self.buffer, self.used, self.limit - self.next, BLANK_MAGIC)
             self.used += BLANK_SIZE
         self.next = self.limit
@@ -152,13 +171,30 @@ class CommitLog:
         self.segment_base = base
         self.limit = base + self.segment_size
         self._fd = fd
-        self._extents.append((fd, base, self.used, self.next))
+        self._begin_extent()
+
+    def _begin_extent(self) -> None:
+        self._end_extent()
+        self._extents.append(Extent(self._fd, self.segment_base, self.buffer, self.used, self.next))
+
+    def _end_extent(self) -> None:
+        if self._extents and self._extents[-1].stop < 0:
+            self._extents[-1].stop = self.used
+
+    def _new_chunk(self, size: int) -> None:
+        """Go on in another chunk; what this tick has in the present one is an extent of its own."""
+        self._end_extent()
+        self.buffer = self._recent.new_chunk(size, [extent.buffer for extent in self._extents])
+        self.used = 0
+        if self.segment_base >= 0:
+            self._extents.append(Extent(self._fd, self.segment_base, self.buffer, 0, self.next))
 
     # -- appending --------------------------------------------------------------------------------
 
     def claim(self, size: int) -> int:
-        """Room for `size` bytes in one segment: returns the place in `buffer`; the position is `next` before
-        the call of `claimed`. The caller writes buffer[place:place + size], then calls `claimed(size)`.
+        """Room for `size` bytes in one segment and one chunk: returns the place in `buffer`, which belongs to
+        log position `next`. The caller writes buffer[place:place + size], then adds `size` to `used` and to
+        `next`.
 
         Raises OSError when a segment is needed and cannot be made; nothing has changed then.
         """
@@ -166,61 +202,56 @@ class CommitLog:
             self._heal()
         if self.next + size + BLANK_SIZE > self.limit:
             self._roll()
-        place = self.used
-        if place + size > len(self.buffer):
-            self.make_room(size)
-        return place
-
-    def claimed(self, size: int) -> None:
-        self.used += size
-        self.next += size
-
-    def make_room(self, size: int) -> None:
-        shortage = self.used + size - len(self.buffer)
-        if shortage > 0:
-            self.buffer += bytes(max(shortage, len(self.buffer)))
+        if self.used + size > len(self.buffer):
+            self._new_chunk(size)
+        return self.used
 
     def write_tick(self) -> None:
         """Write what was claimed since the last call. Raises OSError; then everything claimed is taken
         back and the space is zeroed before anything else is written there, so that no refused record can
         come to life."""
+        self._end_extent()
         extents = self._extents
-        if not self.used:
-            return
         try:
-            with memoryview(self.buffer) as view:
-                for number, (fd, base, start, position) in enumerate(extents):
-                    stop = extents[number + 1][2] if number + 1 < len(extents) else self.used
-                    if stop > start:
-                        write_all(self._disk, fd, view[start:stop], position - base)
+            for extent in extents:
+                if extent.stop > extent.start:
+                    with memoryview(extent.buffer) as view:
+                        write_all(
+                            self._disk,
+                            extent.fd,
+                            view[extent.start : extent.stop],
+                            extent.position - extent.base,
+                        )
         except OSError:
             self._take_back()
             raise
-        for fd, base, _, _ in extents:
-            self.unsynced[base] = fd
-            if not self.segments or base > self.segments[-1]:
-                self.segments.append(base)
+        for extent in extents:
+            self.unsynced[extent.base] = extent.fd
+            if not self.segments or extent.base > self.segments[-1]:
+                self.segments.append(extent.base)
+            if extent.stop > extent.start:
+                self._recent.add(extent.buffer, extent.start, extent.position, extent.stop - extent.start)
         self.end = self.next
         self._new_tick()
 
     def _new_tick(self) -> None:
-        self.used = 0
-        if len(self.buffer) > 8 << 20:
-            self.buffer = bytearray(1 << 20)
-        self._extents = [(self._fd, self.segment_base, 0, self.next)] if self.segment_base >= 0 else []
+        self._extents = []
+        if self.segment_base >= 0:
+            self._begin_extent()
 
     def _take_back(self) -> None:
         extents = self._extents
-        for number, (fd, base, start, position) in enumerate(extents):
-            stop = extents[number + 1][2] if number + 1 < len(extents) else self.used
-            self._scars.append((fd, base, position, position + stop - start))
-            if base not in self.segments:
-                self._spares[base] = fd
+        for extent in extents:
+            if extent.stop > extent.start:
+                length = extent.stop - extent.start
+                self._scars.append((extent.fd, extent.base, extent.position, extent.position + length))
+            if extent.base not in self.segments:
+                self._spares[extent.base] = extent.fd
         self.next = self.end
         base = self.segments[-1] if self.segments else -1
         if base >= 0 and self.end < base + self.segment_size:
             self.segment_base, self.limit = base, base + self.segment_size
-            self._fd = next(fd for fd, at, _, _ in extents if at == base)
+            self._fd = next(extent.fd for extent in extents if extent.base == base)
         else:
             self.segment_base, self.limit, self._fd = -1, 0, -1
         self._new_tick()
@@ -237,15 +268,41 @@ class CommitLog:
 
     def read(self, position: int, length: int, *, wait: bool) -> Buffer | NotCached | None:
         """Bytes of one segment; None if they are not (or no longer, or not yet) there."""
+        if position >= self._recent.start and position + length <= self.end:
+            found = self._recent.get(position, length)
+            if found is not None:
+                return found
         base = position - position % self.segment_size
         if position < 0 or position + length > self.end or position + length > base + self.segment_size:
             return None
-        path = self._paths.get(base)
-        if path is None:
-            if base not in self.segments:
+        fd = self._read_fds.get(base)
+        if fd is None:
+            fd = self._open_for_reading(base)
+            if fd < 0:
                 return None
-            path = self.path_of(base)
-        return self._files.read(path, length, position - base, wait=wait)
+        if wait:
+            data = self._disk.pread(fd, length, position - base)
+            return data if len(data) == length else None
+        cached = self._disk.pread_cached(fd, length, position - base)
+        return NotCached(self.path_of(base), position - base, length) if cached is None else cached
+
+    def _open_for_reading(self, base: int) -> int:
+        """Descriptor of an existing segment, one of at most a few dozen that stay open; -1 if it is gone."""
+        if base not in self.segments:
+            return -1
+        if len(self._read_fds) >= _READ_FDS:
+            self._close_read_fds()
+        try:
+            fd = self._disk.open(self.path_of(base), write=False)
+        except FileNotFoundError:
+            return -1
+        self._read_fds[base] = fd
+        return fd
+
+    def _close_read_fds(self) -> None:
+        for fd in self._read_fds.values():
+            self._disk.close(fd)
+        self._read_fds.clear()
 
     # -- flushing, closing ------------------------------------------------------------------------
 
@@ -266,7 +323,7 @@ class CommitLog:
         """Unlink the oldest segment, which must not be the last. Returns its path."""
         base = self.segments[0]
         path = self.path_of(base)
-        fd = self.unsynced.pop(base, -1)
+        fd = self._read_fds.pop(base, -1)
         if fd >= 0:
             self._disk.close(fd)
         self._files.delete(path)
@@ -288,6 +345,7 @@ class CommitLog:
         for fd in {*self.unsynced.values(), self._fd} - {-1}:
             self._disk.close(fd)
         self.unsynced.clear()
+        self._close_read_fds()
         self._fd = -1
         self.segment_base = -1
         self._extents = []

@@ -10,19 +10,38 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cometmq.protocol.properties import index_hash, java_hash_many
+from cometmq.protocol.properties import index_hash, java_hash, java_hash_ascii, java_hash_many
+from cometmq.store.appender import Pending
 from cometmq.store.clock import Clock
 from cometmq.store.config import StoreConfig
 from cometmq.store.files import StoreFiles
-from cometmq.store.index_file import IndexFile
+from cometmq.store.index_file import IndexFile, IntArray
+from cometmq.store.keys import index_keys
 
 log = logging.getLogger(__name__)
 
-_BATCH = 2048
+_BATCH = 512
+_MOST_PREFIXES = 20_000
+
+
+def _hash_behind(prefixes: NDArray[np.uint32], keys: list[bytes]) -> NDArray[np.int32]:
+    """Java hash of prefix + key, given the hashes of the prefixes: h(prefix) * 31 ** len(key) + h(key)."""
+    if all(map(bytes.isascii, keys)):
+        lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+        hashes = java_hash_ascii(keys).view(np.uint32)
+    else:
+        texts = [key.decode("utf-8", "replace") for key in keys]
+        lengths = np.array([len(text.encode("utf-16-be", "surrogatepass")) // 2 for text in texts], np.int64)
+        hashes = java_hash_many(texts).view(np.uint32)
+    if len(keys):
+        powers = np.full(int(lengths.max()) + 1, 31, np.uint32)
+        powers[0] = 1
+        hashes = hashes + prefixes * np.multiply.accumulate(powers, dtype=np.uint32)[lengths]
+    return hashes.view(np.int32)
 
 
 class IndexService:
@@ -32,9 +51,9 @@ class IndexService:
         "_clock",
         "_directory",
         "_files",
-        "_keys",
-        "_positions",
-        "_times",
+        "_hashed",
+        "_prefixes",
+        "_waiting",
         "capacity",
         "enabled",
         "files",
@@ -51,46 +70,77 @@ class IndexService:
         self.enabled = config.message_index_enable
         self.files: list[IndexFile] = []
         self.full_until_ms = 0  # end time of the newest full file that `write` has written out
-        self._keys: list[str] = []
-        self._positions: list[int] = []
-        self._times: list[int] = []
+        self._waiting: list[Pending] = []
+        self._hashed: tuple[IntArray, IntArray, IntArray] | None = (
+            None  # of the first batch, not yet in a file
+        )
+        self._prefixes: dict[str, int] = {}
 
     @property
     def end_position(self) -> int:
-        """Position of the last record whose keys are in the files or waiting; 0 for an empty index."""
-        if self._positions:
-            return self._positions[-1]
+        """Position of the last record whose keys are in the files; 0 for an empty index."""
         return self.files[-1].end_position if self.files else 0
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def add(self, topic: str, keys: Sequence[str], position: int, store_ms: int) -> None:
-        """Index one record. Positions must not fall."""
-        for key in keys:
-            self._keys.append(f"{topic}#{key}")
-            self._positions.append(position)
-            self._times.append(store_ms)
+    def take(self, records: list[Pending]) -> None:
+        """Index dispatched records, in the order of their positions; their keys wait until `settle`."""
+        self._waiting += records
 
     def forget_waiting(self) -> None:
-        self._keys.clear()
-        self._positions.clear()
-        self._times.clear()
+        self._waiting.clear()
 
     def wants_settling(self) -> bool:
-        return len(self._keys) >= _BATCH
+        return len(self._waiting) >= _BATCH
 
     def settle(self) -> None:
         """Hash and chain the waiting keys, rolling to new files as they fill up. Raises OSError when a
-        file cannot be made or written; the keys that are not in a file yet keep waiting."""
-        while self._keys:
-            if not self.files or self.files[-1].full:
-                self._roll()
-            hashes = np.abs(np.asarray(java_hash_many(self._keys), np.int64))
-            hashes[hashes > 0x7FFFFFFF] = 0
-            taken = self.files[-1].add(
-                hashes, np.asarray(self._positions, np.int64), np.asarray(self._times, np.int64)
-            )
-            del self._keys[:taken], self._positions[:taken], self._times[:taken]
+        file cannot be made or written; the records whose keys are not all in files then keep waiting."""
+        waiting = self._waiting
+        while waiting:
+            batch = waiting[:_BATCH]
+            if self._hashed is None:
+                self._hashed = self._hash(batch)
+            hashes, positions, times = self._hashed
+            if not self.files:
+                self._roll()  # even without a key: a store without an index file is one that has lost it
+            while len(hashes):
+                if self.files[-1].full:
+                    self._roll()
+                taken = self.files[-1].add(hashes, positions, times)
+                hashes, positions, times = hashes[taken:], positions[taken:], times[taken:]
+                self._hashed = hashes, positions, times
+            self._hashed = None
+            del waiting[: len(batch)]
+
+    def _hash(self, records: list[Pending]) -> tuple[IntArray, IntArray, IntArray]:
+        """Absolute key hashes, positions and store times, one for each key of the records."""
+        keys: list[bytes] = []
+        counts, prefixes, positions, times = [], [], [], []
+        known = self._prefixes
+        for _, topic, _, position, _, _, store_ms, properties, given, indexed in records:
+            if not indexed:
+                continue
+            found = index_keys(properties) if given is None else [key.encode() for key in given if key]
+            if not found:
+                continue
+            keys += found
+            counts.append(len(found))
+            prefix = known.get(topic)
+            if prefix is None:
+                if len(known) > _MOST_PREFIXES:
+                    known.clear()
+                prefix = known[topic] = java_hash(topic + "#") & 0xFFFFFFFF
+            prefixes.append(prefix)
+            positions.append(position)
+            times.append(store_ms)
+        hashes = np.abs(_hash_behind(np.repeat(np.array(prefixes, np.uint32), counts), keys).astype(np.int64))
+        hashes[hashes > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
+        return (
+            hashes,
+            np.repeat(np.array(positions, np.int64), counts),
+            np.repeat(np.array(times, np.int64), counts),
+        )
 
     def _roll(self) -> None:
         seed_ms = seed_position = 0
@@ -120,7 +170,7 @@ class IndexService:
             return []
         self.settle()
         if not self.files:
-            self._roll()  # a store without an index file is one that has lost it
+            return []
         self.files[-1].write(slots=slots)
         return [file.path for file in self.files[-2:]]
 

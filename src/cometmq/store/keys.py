@@ -29,15 +29,28 @@ def property_value(properties: bytes, name: bytes) -> bytes:
         start = at + 1
 
 
-def index_keys(properties: bytes) -> list[str]:
-    """Keys to index, from a record's properties."""
+def index_keys(properties: bytes) -> list[bytes]:
+    """Keys to index, from a record's properties: the unique key, then each of KEYS, as UTF-8."""
     keys = []
-    unique = property_value(properties, _UNIQ_KEY)
+    at = properties.find(_UNIQ_KEY)
+    if at >= 0 and (at == 0 or properties[at - 1] == 2):
+        end = properties.find(b"\x02", at)
+        unique = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
+    else:
+        unique = property_value(properties, _UNIQ_KEY)
     if unique:
-        keys.append(unique.decode("utf-8", "replace"))
-    several = property_value(properties, _KEYS)
-    if several:
-        keys += [key for key in several.decode("utf-8", "replace").split(" ") if key]
+        keys.append(unique)
+    at = properties.find(_KEYS)
+    if at >= 0:
+        if at == 0 or properties[at - 1] == 2:
+            end = properties.find(b"\x02", at)
+            several = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
+        else:
+            several = property_value(properties, _KEYS)
+        if b" " in several:
+            keys += [key for key in several.split(b" ") if key]
+        elif several:
+            keys.append(several)
     return keys
 
 

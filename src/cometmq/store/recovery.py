@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 
 from cometmq.errors import StoreError
 from cometmq.protocol.codes import SCHEDULE_TOPIC
+from cometmq.store.appender import Pending
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.disk import Disk
 from cometmq.store.index import IndexService
-from cometmq.store.keys import index_keys, property_value, stored_tags_code
+from cometmq.store.keys import property_value, stored_tags_code
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
 
@@ -257,8 +258,12 @@ class Recovery:
         self, facts: Facts, start: int, index_from: int, touched: set[ConsumeQueue], result: Recovered
     ) -> None:
         kind = facts.sys_flag & _TRANSACTION_MASK
-        if self._index.enabled and kind != _ROLLBACK and facts.position >= index_from:
-            self._index.add(facts.topic, index_keys(facts.properties), facts.position, facts.store_ms)
+        if self._index.enabled and facts.position >= index_from:
+            record: Pending = (
+                None, facts.topic, 0, facts.position, facts.size, 0, facts.store_ms, facts.properties, None,
+                kind != _ROLLBACK,
+            )  # fmt: skip
+            self._index.take([record])
             if self._index.wants_settling():
                 self._index.settle()
         if facts.position < start or kind in (_PREPARED, _ROLLBACK):

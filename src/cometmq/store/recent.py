@@ -1,0 +1,69 @@
+"""The newest bytes of the log, kept in memory where they were encoded.
+
+Records are encoded into chunks; after a tick has been written its part of the chunk stays readable until
+newer chunks push it out. Consumers that keep up are served from here without a system call. Nothing is
+copied to be kept; readers get copies, because chunks are used again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+CHUNK = 1 << 20
+_NOWHERE = 1 << 62
+_CHUNKS = 6  # kept at most, so memory stays under 7 MiB
+
+
+class RecentBytes:
+    """Parts of chunks by log position, oldest first. A part is (first position, end, chunk, place of the
+    first)."""
+
+    __slots__ = ("_chunks", "_free", "_parts", "start")
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[int, int, bytearray, int]] = deque()
+        self._chunks: deque[bytearray] = deque()
+        self._free: list[bytearray] = []
+        self.start = _NOWHERE  # positions from here on may be found here
+
+    def new_chunk(self, size: int, busy: Sequence[bytearray]) -> bytearray:
+        """An empty chunk with room for `size` bytes; the oldest one may be given up for it. Chunks in
+        `busy` hold what has not been written yet and are not used again."""
+        chunks, parts = self._chunks, self._parts
+        while len(chunks) >= _CHUNKS:
+            oldest = chunks.popleft()
+            if len(oldest) == CHUNK and not any(oldest is chunk for chunk in busy):
+                self._free.append(oldest)
+        kept = set(map(id, chunks))
+        while parts and id(parts[0][2]) not in kept:
+            parts.popleft()
+        self.start = parts[0][0] if parts else _NOWHERE
+        if size > CHUNK:
+            chunk = bytearray(size)
+        else:
+            chunk = self._free.pop() if self._free else bytearray(CHUNK)
+        chunks.append(chunk)
+        return chunk
+
+    def add(self, chunk: bytearray, place: int, position: int, length: int) -> None:
+        """Bytes [place, place + length) of the newest chunk are those of the log from `position` on."""
+        parts = self._parts
+        if parts:
+            first, end, last_chunk, start = parts[-1]
+            if last_chunk is chunk and end == position and start + (end - first) == place:
+                parts[-1] = (first, position + length, chunk, start)
+                return
+        else:
+            self.start = position
+        parts.append((position, position + length, chunk, place))
+
+    def get(self, position: int, length: int) -> bytearray | None:
+        """A copy of `length` bytes of the log, if they are all here and in one part."""
+        for first, end, chunk, place in reversed(self._parts):
+            if position >= first:
+                if position + length > end:
+                    return None
+                at = place + position - first
+                return chunk[at : at + length]
+        return None
