@@ -1,0 +1,154 @@
+"""How the queues of a topic are shared among the members of a consumer group.
+
+Every member computes the whole assignment alone, from the same sorted queues and the same sorted client ids,
+so all members must run the same strategy with the same parameters. The rules are RocketMQ's: a group may mix
+our members with Java's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cometmq.message import MessageQueue
+
+__all__ = [
+    "AllocateAveragely",
+    "AllocateAveragelyByCircle",
+    "AllocateByConfig",
+    "AllocateByConsistentHash",
+    "AllocateByMachineRoom",
+    "AllocateStrategy",
+]
+
+
+class AllocateStrategy(Protocol):
+    """`queues` and `client_ids` come sorted; the answer holds the queues of `client_id`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]: ...
+
+
+def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
+    """Own index, or None when the broker has not (yet, any more) this client in its list: then we own
+    nothing."""
+    try:
+        return client_ids.index(client_id)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateAveragely:
+    """Contiguous runs whose lengths differ by at most one; the first members take the longer ones."""
+
+    name: str = "AVG"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
+        index = _position(client_id, client_ids)
+        if index is None:
+            return []
+        size, longer = divmod(len(queues), len(client_ids))
+        start = index * size + min(index, longer)
+        return list(queues[start : start + size + (index < longer)])
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateAveragelyByCircle:
+    """Queues dealt out one by one in turn."""
+
+    name: str = "AVG_BY_CIRCLE"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
+        index = _position(client_id, client_ids)
+        return [] if index is None else list(queues[index :: len(client_ids)])
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateByConfig:
+    """The queues that the user wrote down, whoever else is in the group."""
+
+    queues: tuple[MessageQueue, ...]
+    name: str = "CONFIG"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
+        del client_id, queues, client_ids
+        return list(self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateByMachineRoom:
+    """Only queues on brokers named `<room>@<name>` whose room is one of `rooms`, shared evenly."""
+
+    rooms: Collection[str]
+    name: str = "MACHINE_ROOM"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
+        index = _position(client_id, client_ids)
+        if index is None:
+            return []
+        mine = [queue for queue in queues if self._in_rooms(queue.broker_name)]
+        size, rest = divmod(len(mine), len(client_ids))
+        share = mine[index * size : (index + 1) * size]
+        if rest > index:
+            share.append(mine[index + size * len(client_ids)])
+        return share
+
+    def _in_rooms(self, broker_name: str) -> bool:
+        room, at, name = broker_name.partition("@")
+        return bool(at) and "@" not in name and room in self.rooms
+
+
+def _ring_hash(text: str) -> int:
+    """First four bytes of MD5, big-endian: the point of `text` on the ring."""
+    return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
+
+
+def _java_text(queue: MessageQueue) -> str:
+    """The queue as Java prints it, which is what gets hashed."""
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateByConsistentHash:
+    """A hash ring: when a member comes or goes, only the queues next to its points move."""
+
+    virtual_node_count: int = 10
+    name: str = field(default="CONSISTENT_HASH")
+
+    def __post_init__(self) -> None:
+        if self.virtual_node_count < 0:
+            raise ValueError(f"virtual_node_count is {self.virtual_node_count}; it must be 0 or more")
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
+        if _position(client_id, client_ids) is None or not self.virtual_node_count:
+            return []
+        points = {
+            _ring_hash(f"{member}-{replica}"): member
+            for member in client_ids
+            for replica in range(self.virtual_node_count)
+        }
+        ring = sorted(points)
+        mine: list[MessageQueue] = []
+        for queue in queues:
+            at = bisect_left(ring, _ring_hash(_java_text(queue)))
+            if points[ring[at % len(ring)]] == client_id:
+                mine.append(queue)
+        return mine

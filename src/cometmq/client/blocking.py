@@ -1,0 +1,261 @@
+"""Blocking faces of the asyncio clients, for programs without an event loop.
+
+    with SyncProducer("group", namesrv="127.0.0.1:9876") as producer:
+        producer.send(Message("TopicTest", b"hello"))
+
+They run the asyncio classes on one loop in a background thread, shared by all of a process, and may be used
+from many threads at once. Arguments, results and errors are those of the asyncio classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from cometmq.errors import ClientStateError
+from cometmq.message import Message, MessageExt, MessageQueue, PullResult, SendResult
+
+from .background import LoopThread
+from .health import ConsumerHealth
+from .listener import Listener
+from .options import ClientOptions, ProducerOptions, PullOptions, PushOptions
+from .producer import Producer
+from .pull import PullConsumer
+from .push import PushConsumer
+from .selectors import QueueSelector
+from .subscription import Subscriptions, sql92
+
+__all__ = ["SyncProducer", "SyncPullConsumer", "SyncPushConsumer"]
+
+T = TypeVar("T")
+
+
+class _Face:
+    """Start and stop on the background loop; `with` as `async with`."""
+
+    def __init__(self, twin: Producer | PushConsumer | PullConsumer) -> None:
+        self._twin = twin
+        self._thread: LoopThread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        if self._thread is not None:
+            raise ClientStateError(f"{type(self).__name__} of group {self._twin.group} is started already")
+        thread = LoopThread.acquire()
+        try:
+            thread.run(self._twin.start())
+        except BaseException:
+            thread.release()
+            raise
+        self._thread = thread
+
+    def stop(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            thread.run(self._twin.stop())
+        finally:
+            thread.release()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            work.close()
+            raise ClientStateError(f"{type(self).__name__} of group {self._twin.group} is not started")
+        return self._thread.run(work)
+
+    def _call(self, work: Callable[[], T]) -> T:
+        """Run a plain function where the twin lives."""
+
+        async def on_loop() -> T:
+            return work()
+
+        return self._run(on_loop())
+
+
+class SyncProducer(_Face):
+    """Blocking face of Producer."""
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: ProducerOptions | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        self._producer = Producer(group, namesrv=namesrv, options=options, client_options=client_options)
+        super().__init__(self._producer)
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        return self._run(self._producer.queues(topic))
+
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        argument: object = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        return self._run(
+            self._producer.send(
+                message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s
+            )
+        )
+
+    def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        argument: object = None,
+    ) -> None:
+        self._run(self._producer.send_oneway(message, queue=queue, selector=selector, argument=argument))
+
+    def send_batch(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        return self._run(self._producer.send_batch(messages, queue=queue, timeout_s=timeout_s))
+
+    def send_many(self, messages: Iterable[Message], *, concurrency: int = 256) -> list[SendResult]:
+        return self._run(self._producer.send_many(messages, concurrency=concurrency))
+
+
+class SyncPushConsumer(_Face):
+    """Blocking face of PushConsumer: plain listeners run in threads, async ones on the background loop."""
+
+    def __init__(
+        self,
+        group: str,
+        listener: Listener,
+        subscriptions: Subscriptions = (),
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: PushOptions | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        self._consumer = PushConsumer(
+            group, listener, subscriptions, namesrv=namesrv, options=options, client_options=client_options
+        )
+        super().__init__(self._consumer)
+
+    def subscribe(self, topic: str, expression: str | sql92 | None = "*") -> None:
+        self._run(self._consumer.subscribe(topic, expression))
+
+    def unsubscribe(self, topic: str) -> None:
+        self._run(self._consumer.unsubscribe(topic))
+
+    def suspend(self) -> None:
+        self._call(self._consumer.suspend)
+
+    def resume(self) -> None:
+        self._call(self._consumer.resume)
+
+    def rebalance(self) -> None:
+        self._run(self._consumer.rebalance())
+
+    def persist_offsets(self) -> None:
+        self._run(self._consumer.persist_offsets())
+
+    @property
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        return self._call(lambda: self._consumer.assignment)
+
+    def health(self) -> ConsumerHealth:
+        return self._call(self._consumer.health)
+
+
+class SyncPullConsumer(_Face):
+    """Blocking face of PullConsumer; iterating it gives messages of the assigned queues for ever."""
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: PullOptions | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        self._consumer = PullConsumer(group, namesrv=namesrv, options=options, client_options=client_options)
+        super().__init__(self._consumer)
+
+    def fetch_queues(self, topic: str) -> list[MessageQueue]:
+        return self._run(self._consumer.fetch_queues(topic))
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        max_count: int | None = None,
+        expression: str | sql92 = "*",
+        timeout_s: float | None = None,
+    ) -> PullResult:
+        return self._run(
+            self._consumer.pull(
+                queue, offset, max_count=max_count, expression=expression, timeout_s=timeout_s
+            )
+        )
+
+    def pull_blocking(
+        self, queue: MessageQueue, offset: int, *, max_count: int | None = None, expression: str | sql92 = "*"
+    ) -> PullResult:
+        return self._run(
+            self._consumer.pull_blocking(queue, offset, max_count=max_count, expression=expression)
+        )
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        return self._run(self._consumer.min_offset(queue))
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        return self._run(self._consumer.max_offset(queue))
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        return self._run(self._consumer.offset_by_time(queue, timestamp_ms))
+
+    def assign(self, queues: Iterable[MessageQueue], *, expression: str | sql92 = "*") -> None:
+        self._run(self._consumer.assign(queues, expression=expression))
+
+    def assign_topic(self, topic: str, *, expression: str | sql92 = "*") -> None:
+        self._run(self._consumer.assign_topic(topic, expression=expression))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        self._run(self._consumer.seek(queue, offset))
+
+    def seek_to_begin(self, queue: MessageQueue) -> None:
+        self._run(self._consumer.seek_to_begin(queue))
+
+    def seek_to_end(self, queue: MessageQueue) -> None:
+        self._run(self._consumer.seek_to_end(queue))
+
+    def poll(self, timeout_s: float = 5.0) -> list[MessageExt]:
+        return self._run(self._consumer.poll(timeout_s))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        return self._run(self._consumer.committed(queue))
+
+    def commit(self) -> None:
+        self._run(self._consumer.commit())
+
+    def update_offset(self, queue: MessageQueue, offset: int) -> None:
+        self._call(lambda: self._consumer.update_offset(queue, offset))
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        while True:
+            yield from self.poll()

@@ -1,0 +1,144 @@
+"""Reading assigned queues ahead of the caller, for PullConsumer.poll and its iteration.
+
+One task per queue pulls with long polling; what it got waits in one line for all queues, so that a caller
+takes batches in order of arrival and no queue starves another. A queue pulls on only after its batches were
+taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from cometmq.errors import CometError
+from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
+
+__all__ = ["Fetched", "Fetcher"]
+
+log = logging.getLogger("cometmq.client.consumer")
+
+_BATCHES_AHEAD = 2
+_ERROR_DELAY_S = 1.0
+
+PullAt = Callable[[MessageQueue, int], Awaitable[PullResult]]
+
+
+@dataclass(slots=True)
+class Fetched:
+    queue: MessageQueue
+    messages: list[MessageExt]
+    next_offset: int
+    """Where reading goes on after these messages."""
+
+
+class _Reader:
+    """One queue being read. A reader that was replaced (seek, new assignment) adds nothing any more."""
+
+    __slots__ = ("ahead", "offset", "paused", "queue", "room", "task")
+
+    def __init__(self, queue: MessageQueue, offset: int) -> None:
+        self.queue = queue
+        self.offset = offset
+        self.ahead = 0
+        self.room = asyncio.Event()
+        self.paused = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class Fetcher:
+    def __init__(self, pull: PullAt) -> None:
+        self._pull = pull
+        self._readers: dict[MessageQueue, _Reader] = {}
+        self._line: deque[tuple[_Reader, Fetched]] = deque()
+        self._arrived = asyncio.Event()
+        self.problems: dict[MessageQueue, str] = {}
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        return tuple(sorted(self._readers))
+
+    def read(self, queue: MessageQueue, offset: int) -> None:
+        """Read `queue` from `offset`, forgetting what was read ahead of it before."""
+        paused = self.drop(queue)
+        reader = _Reader(queue, offset)
+        reader.paused = paused
+        self._readers[queue] = reader
+        reader.task = asyncio.get_running_loop().create_task(
+            self._run(reader), name=f"cometmq-fetch-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
+        )
+
+    def drop(self, queue: MessageQueue) -> bool:
+        """Stop reading a queue; whether it was paused."""
+        reader = self._readers.pop(queue, None)
+        self.problems.pop(queue, None)
+        if reader is None:
+            return False
+        assert reader.task is not None
+        reader.task.cancel()
+        self._line = deque(entry for entry in self._line if entry[0] is not reader)
+        return reader.paused
+
+    def pause(self, queue: MessageQueue) -> None:
+        """Read no further; what was read ahead is still given out."""
+        self._readers[queue].paused = True
+
+    def resume(self, queue: MessageQueue) -> None:
+        reader = self._readers[queue]
+        reader.paused = False
+        reader.room.set()
+
+    async def take(self, timeout_s: float | None) -> Fetched | None:
+        """The next batch in order of arrival, None when none came in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._line:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            return None
+        reader, fetched = self._line.popleft()
+        reader.ahead -= 1
+        reader.room.set()
+        return fetched
+
+    async def close(self) -> None:
+        tasks = [reader.task for reader in self._readers.values() if reader.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._readers.clear()
+        self._line.clear()
+
+    async def _run(self, reader: _Reader) -> None:
+        queue = reader.queue
+        while True:
+            if reader.paused or reader.ahead >= _BATCHES_AHEAD:
+                reader.room.clear()
+                await reader.room.wait()
+                continue
+            try:
+                result = await self._pull(queue, reader.offset)
+            except CometError as error:
+                if self.problems.get(queue) != str(error):
+                    log.warning("%s: pull failed: %s", queue, error)
+                self.problems[queue] = str(error)
+                await asyncio.sleep(_ERROR_DELAY_S)
+                continue
+            self.problems.pop(queue, None)
+            if result.status is PullStatus.OFFSET_ILLEGAL:
+                log.warning(
+                    "%s: offset %d is outside the broker's %d to %d; going on at %d",
+                    queue,
+                    reader.offset,
+                    result.min_offset,
+                    result.max_offset,
+                    result.next_begin_offset,
+                )
+            reader.offset = result.next_begin_offset
+            if result.messages:
+                reader.ahead += 1
+                self._line.append((reader, Fetched(queue, result.messages, result.next_begin_offset)))
+                self._arrived.set()

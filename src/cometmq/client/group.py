@@ -1,0 +1,33 @@
+"""What the parts of one consumer share: its name, its place in the client instance, subscriptions and
+offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cometmq.protocol.codes import RETRY_PREFIX
+
+from .instance import ClientInstance
+from .offsets import OffsetStore
+from .options import MessageModel, PushOptions
+from .subscription import Subscription
+
+__all__ = ["ConsumerGroup"]
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    name: str
+    instance: ClientInstance
+    options: PushOptions
+    offsets: OffsetStore
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    start_timestamp_ms: int = 0
+
+    @property
+    def retry_topic(self) -> str:
+        return RETRY_PREFIX + self.name
+
+    @property
+    def clustering(self) -> bool:
+        return self.options.message_model is MessageModel.CLUSTERING

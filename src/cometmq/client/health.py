@@ -1,0 +1,49 @@
+"""What a consumer says about itself, so that nobody has to guess why messages do not come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cometmq.message import MessageQueue
+
+__all__ = ["ConsumerHealth", "QueueHealth"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHealth:
+    queue: MessageQueue
+    next_offset: int
+    """Of the next pull."""
+    committed_offset: int | None
+    """As this client will store it; None: nothing consumed yet."""
+    held_count: int
+    """Messages pulled and not yet done."""
+    held_bytes: int
+    since_pull_s: float
+    since_consume_s: float
+    waiting: str | None
+    """Why no more is asked for just now: the listener is behind its limits, or the consumer is suspended."""
+    problem: str | None
+    """What went wrong at the last pull."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHealth:
+    state: str
+    group: str
+    client_id: str = ""
+    queues: tuple[QueueHealth, ...] = ()
+    running_listeners: int = 0
+    waiting_batches: int = 0
+    consumed: int = 0
+    """Messages handled since the start."""
+    failed: int = 0
+    """Messages whose listener failed or asked for later."""
+    last_error: str | None = None
+    """Of a listener."""
+    problems: tuple[str, ...] = ()
+    """What keeps this consumer from its work, each a sentence that names topic, queue or address."""
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "running" and not self.problems

@@ -1,0 +1,69 @@
+"""Who this client is: its address, its client id, and the unique keys of its messages."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from datetime import datetime
+
+from cometmq.protocol.ids import UniqueKeys
+from cometmq.remoting import parse_addr
+
+from .options import ClientOptions
+
+__all__ = ["KeyMaker", "client_id_of", "local_address"]
+
+
+def local_address(towards: str) -> str:
+    """The address this machine would use towards `host:port`; 127.0.0.1 when that cannot be told. Sends
+    nothing."""
+    host, port = parse_addr(towards)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # A connected datagram socket has an address and sends nothing; a host name would need a look-up
+            # first.
+            socket.inet_pton(family, host)
+            probe.connect((host, port))
+            name: str = probe.getsockname()[0]
+            return name
+    except OSError:
+        return "127.0.0.1"
+
+
+def client_id_of(address: str, options: ClientOptions) -> str:
+    """`<ip>@<instance>[@<unit>]`; without a name the instance is `<pid>#<clock>`, unique on this machine."""
+    instance = options.instance_name or f"{os.getpid()}#{time.monotonic_ns()}"
+    return f"{address}@{instance}" + (f"@{options.unit_name}" if options.unit_name else "")
+
+
+class KeyMaker:
+    """Unique keys for messages, made with the clock and the calendar of this process."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, address: str) -> None:
+        try:
+            packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+        except OSError:
+            packed = b"\x7f\0\0\1"
+        this_month, next_month = _month_bounds_ms(time.time())
+        # The constant tells apart what has the same address and process id: clients of one process, and
+        # containers.
+        self._keys = UniqueKeys(packed, os.getpid(), secrets.randbits(32), this_month, next_month)
+
+    def make(self) -> str:
+        now_ms = int(time.time() * 1000)
+        if now_ms >= self._keys.next_month_ms:
+            self._keys.roll(*_month_bounds_ms(now_ms / 1000))
+        return self._keys.make(now_ms)
+
+
+def _month_bounds_ms(now_s: float) -> tuple[int, int]:
+    """Starts of this and the next month in the local time zone, as Java takes them."""
+    now = datetime.fromtimestamp(now_s)
+    start = datetime(now.year, now.month, 1)
+    after = datetime(now.year + now.month // 12, now.month % 12 + 1, 1)
+    return int(start.timestamp() * 1000), int(after.timestamp() * 1000)

@@ -1,0 +1,229 @@
+"""The push consumer: a group's member that calls a listener with the messages of the queues it holds.
+
+    async def on_messages(messages):
+        for message in messages:
+            print(message.body)
+
+    async with PushConsumer("group", on_messages, {"TopicTest": "TagA || TagB"}):
+        ...
+
+Delivery is at least once: an offset is stored only when every message below it was handled or sent back for
+retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from cometmq.errors import ClientStateError
+from cometmq.message import MessageQueue
+from cometmq.protocol.codes import check_group_name
+
+from .health import ConsumerHealth
+from .instance import ClientInstance
+from .listener import Listener
+from .options import ClientOptions, MessageModel, PushOptions
+from .push_peer import PushPeer
+from .push_session import PushSession
+from .subscription import Subscription, Subscriptions, as_subscription, as_subscriptions, sql92
+
+__all__ = ["PushConsumer"]
+
+
+class PushConsumer:
+    """A member of `group`. `client`: an instance to share; else the consumer has its own towards `namesrv`.
+
+    `subscriptions`: a topic, several, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`) or
+    sql92(...).
+    """
+
+    def __init__(
+        self,
+        group: str,
+        listener: Listener,
+        subscriptions: Subscriptions = (),
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: PushOptions | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        check_group_name(group)
+        self.group = group
+        self._listener = listener
+        self._subscriptions = as_subscriptions(subscriptions)
+        self._options = options if options is not None else PushOptions()
+        self._namesrv = namesrv
+        self._shared_client = client
+        self._client_options = client_options
+        self._state = "new"
+        self._client: ClientInstance | None = client
+        self._session: PushSession | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Join the group. Returns when the subscriptions are announced and the first rebalance was tried.
+
+        A topic without a route is no error here: it is taken up when it appears, and health() names it until
+        then. Raises NoRouteError only when no name server answers at all, BrokerError when an SQL92
+        expression is refused.
+        """
+        if self._state != "new":
+            raise ClientStateError(f"push consumer of group {self.group} is {self._state}; it starts once")
+        if not self._subscriptions:
+            raise ClientStateError(f"push consumer of group {self.group} subscribes to nothing")
+        self._state = "starting"
+        try:
+            if self._client is None:
+                self._client = ClientInstance(self._namesrv, self._client_options)
+            client = self._client
+            await client.start()
+            session = PushSession(self.group, self._listener, self._subscriptions, self._options, client)
+            self._session = session
+            client.register_consumer(self.group, PushPeer(session))
+            await client.refresh_routes(session.group.subscriptions)
+            await self._check_expressions(session)
+            await client.send_heartbeats()
+            await session.start()
+        except BaseException:
+            await self._close()
+            raise
+        self._state = "running"
+
+    async def stop(self) -> None:
+        """Stop pulling, let running listeners end, store the offsets, leave the group. May be called again.
+
+        Messages that were pulled and not begun are left to the other members.
+        """
+        if self._state != "running":
+            return
+        self._state = "stopping"
+        try:
+            if self._session is not None:
+                await self._session.drain(self._options.drain_timeout_s)
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        session, self._session = self._session, None
+        client = self._client
+        try:
+            if session is not None:
+                await session.close()
+            if client is not None:
+                await client.unregister_consumer(self.group)
+        finally:
+            if client is not None and client is not self._shared_client:
+                await client.close()
+            self._state = "stopped"
+
+    async def _check_expressions(self, session: PushSession) -> None:
+        """Brokers compile SQL92 when asked to: a bad expression fails the start, with the broker's words."""
+        client = session.group.instance
+        for subscription in self._subscriptions.values():
+            if subscription.expression_type == "TAG":
+                continue
+            for addr in client.routes.addresses_of(subscription.topic):
+                await client.brokers.check_client_config(
+                    addr, client.client_id, self.group, subscription.data()
+                )
+
+    async def subscribe(self, topic: str, expression: str | sql92 | None = "*") -> None:
+        """Add or change a subscription, also while running."""
+        subscription = as_subscription(topic, expression)
+        self._subscriptions[topic] = subscription
+        await self._subscriptions_changed(topic, subscription)
+
+    async def unsubscribe(self, topic: str) -> None:
+        self._subscriptions.pop(topic, None)
+        await self._subscriptions_changed(topic, None)
+
+    async def _subscriptions_changed(self, topic: str, subscription: Subscription | None) -> None:
+        session = self._session
+        if session is None:
+            return
+        if subscription is None:
+            session.group.subscriptions.pop(topic, None)
+        else:
+            session.group.subscriptions[topic] = subscription
+        await session.group.instance.send_heartbeats()
+        session.members.wake()
+
+    def suspend(self) -> None:
+        """Pull no more until resume(); what is held already is still handed to the listener."""
+        self._running_session().members.suspend()
+
+    def resume(self) -> None:
+        self._running_session().members.resume()
+
+    @property
+    def client(self) -> ClientInstance:
+        if self._client is None:
+            raise ClientStateError(f"push consumer of group {self.group} is {self._state}")
+        return self._client
+
+    @property
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues held now."""
+        return tuple(sorted(self._session.members.held)) if self._session is not None else ()
+
+    async def rebalance(self) -> None:
+        """Share out the queues now instead of at the next round or notice."""
+        await self._running_session().members.rebalance()
+
+    async def persist_offsets(self) -> None:
+        """Store the offsets now. Raises what the broker or the network said about the first that was not
+        stored."""
+        await self._running_session().group.offsets.persist()
+
+    def health(self) -> ConsumerHealth:
+        session = self._session
+        if session is None:
+            return ConsumerHealth(state=self._state, group=self.group)
+        client = session.group.instance
+        queues = session.queue_health(asyncio.get_running_loop().time())
+        problems = [
+            *(f"{topic}: {problem}" for topic, problem in sorted(session.members.problems.items())),
+            *(
+                f"{q.queue.topic}/{q.queue.broker_name}/{q.queue.queue_id}: {q.problem}"
+                for q in queues
+                if q.problem
+            ),
+            *(
+                f"heartbeat to {addr}: {problem}"
+                for addr, problem in sorted(client.heartbeat_problems.items())
+            ),
+        ]
+        error = session.consuming.last_error
+        return ConsumerHealth(
+            state=self._state,
+            group=self.group,
+            client_id=client.client_id,
+            queues=queues,
+            running_listeners=session.consuming.running,
+            waiting_batches=session.consuming.waiting,
+            consumed=session.consuming.consumed,
+            failed=session.consuming.failed,
+            last_error=None if error is None else repr(error),
+            problems=tuple(problems),
+        )
+
+    @property
+    def message_model(self) -> MessageModel:
+        return self._options.message_model
+
+    def _running_session(self) -> PushSession:
+        if self._session is None:
+            raise ClientStateError(f"push consumer of group {self.group} is {self._state}")
+        return self._session

@@ -1,0 +1,66 @@
+"""When a failed send is tried again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cometmq.errors import BrokerError, CometError, RemotingError
+from cometmq.protocol.codes import ResponseCode
+
+__all__ = ["RETRY_RESPONSE_CODES", "SendAttempts"]
+
+RETRY_RESPONSE_CODES = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""Java 5.3's list. 4.9 lacks SYSTEM_BUSY and GO_AWAY, which is why a busy broker fails its users' sends."""
+
+
+@dataclass(slots=True)
+class SendAttempts:
+    """One send call: its budget of time over all tries, and what became of the tries."""
+
+    deadline: float
+    """Monotonic seconds, the clock of every `now` below."""
+    tries: int
+    retry_codes: frozenset[int]
+    per_try_s: float | None = None
+    outcomes: list[tuple[str, str]] = field(default_factory=list)
+    """(broker name, what happened) of each try so far."""
+
+    def timeout_s(self, now: float) -> float:
+        """What the next try may take: never more than what is left, and a share of it while more tries
+        remain."""
+        left = max(0.0, self.deadline - now)
+        if self.per_try_s is not None and len(self.outcomes) + 1 < self.tries:
+            return min(left, self.per_try_s)
+        return left
+
+    def failed(self, broker_name: str, error: CometError, now: float) -> bool:
+        """Note a failure; whether another try is allowed."""
+        self.outcomes.append((broker_name, str(error)))
+        if isinstance(error, BrokerError) and error.code not in self.retry_codes:
+            return False
+        return isinstance(error, BrokerError | RemotingError) and self._may_go_on(now)
+
+    def stored_badly(self, broker_name: str, now: float) -> bool:
+        """Note a try that stored the message without SEND_OK; whether another try is allowed."""
+        self.outcomes.append((broker_name, "stored, but not flushed or replicated in time"))
+        return self._may_go_on(now)
+
+    def story(self, topic: str, took_s: float) -> str:
+        """For the error of the last try: what all tries met."""
+        tries = "; ".join(f"{broker}: {outcome}" for broker, outcome in self.outcomes)
+        count = len(self.outcomes)
+        return f"sent {count} times to topic {topic} in {took_s * 1000:.0f} ms, always failed: {tries}"
+
+    def _may_go_on(self, now: float) -> bool:
+        return len(self.outcomes) < self.tries and now < self.deadline

@@ -1,0 +1,59 @@
+"""A message that could not be handled goes round once more, by way of the broker or of the group's retry
+topic."""
+
+from __future__ import annotations
+
+import logging
+
+from cometmq.errors import CometError
+from cometmq.message import Message, MessageExt
+from cometmq.protocol import properties as names
+from cometmq.protocol.codes import RETRY_PREFIX
+
+from .group import ConsumerGroup
+from .outgoing import prepare_system
+from .producer import Producer
+
+__all__ = ["SendBack", "retry_message"]
+
+log = logging.getLogger("cometmq.client.consumer")
+
+_FIRST_RETRY_LEVEL = 3
+"""The broker's rule: retry n waits delay level 3 + n."""
+
+
+class SendBack:
+    """Callable: (message, delay level). Raises CometError when neither way worked."""
+
+    def __init__(self, group: ConsumerGroup, producer: Producer) -> None:
+        self._group = group
+        self._producer = producer
+
+    async def __call__(self, message: MessageExt, delay_level: int) -> None:
+        group = self._group
+        try:
+            addr = group.instance.master_addr(message.broker_name)
+            await group.instance.brokers.send_message_back(
+                addr,
+                message,
+                group.name,
+                delay_level=delay_level,
+                max_reconsume_times=group.options.max_reconsume_times,
+            )
+        except CometError as error:
+            log.info(
+                "send-back of %s failed (%s); sending it to %s", message.msg_id, error, group.retry_topic
+            )
+            again = retry_message(message, group.name, group.options.max_reconsume_times)
+            await self._producer.send_raw(prepare_system(again, group.instance.keys))
+
+
+def retry_message(message: MessageExt, group: str, max_reconsume_times: int) -> Message:
+    """The message as the client itself writes it to the retry topic: same body, flag and unique id."""
+    properties = {key: value for key, value in message.properties.items() if key != names.TRAN_MSG}
+    properties.setdefault(names.RETRY_TOPIC, message.topic)
+    properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+    properties[names.RECONSUME_TIME] = str(message.reconsume_times + 1)
+    properties[names.MAX_RECONSUME_TIMES] = str(max_reconsume_times)
+    properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
+    return Message(topic=RETRY_PREFIX + group, body=message.body, flag=message.flag, properties=properties)

@@ -1,0 +1,138 @@
+"""Queue sharing: RocketMQ's rules, and what must hold whatever the numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.client.allocate import (
+    AllocateAveragely,
+    AllocateAveragelyByCircle,
+    AllocateByConfig,
+    AllocateByConsistentHash,
+    AllocateByMachineRoom,
+    AllocateStrategy,
+)
+from cometmq.client.rebalance import changes, share_of
+from cometmq.message import MessageQueue
+
+
+def queues(count: int, topic: str = "TopicTest", broker: str = "broker-a") -> list[MessageQueue]:
+    return [MessageQueue(topic, broker, index) for index in range(count)]
+
+
+def shares(strategy: AllocateStrategy, count: int, members: list[str]) -> list[list[int]]:
+    return [[q.queue_id for q in strategy.allocate(member, queues(count), members)] for member in members]
+
+
+@pytest.mark.parametrize(
+    ("count", "members", "expected"),
+    [
+        (8, 3, [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        (4, 2, [[0, 1], [2, 3]]),
+        (2, 4, [[0], [1], [], []]),
+        (5, 1, [[0, 1, 2, 3, 4]]),
+        (0, 2, [[], []]),
+        (7, 4, [[0, 1], [2, 3], [4, 5], [6]]),
+    ],
+)
+def test_avg_gives_contiguous_runs(count: int, members: int, expected: list[list[int]]) -> None:
+    assert shares(AllocateAveragely(), count, [f"c{i}" for i in range(members)]) == expected
+
+
+def test_avg_by_circle_deals_in_turn() -> None:
+    assert shares(AllocateAveragelyByCircle(), 8, ["a", "b", "c"]) == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+
+def test_config_gives_what_was_written_down() -> None:
+    mine = tuple(queues(2, broker="broker-z"))
+    assert AllocateByConfig(mine).allocate("nobody", queues(8), ["a"]) == list(mine)
+
+
+def test_machine_room_shares_only_its_rooms() -> None:
+    here = queues(5, broker="hz@broker-a")
+    there = queues(3, broker="sh@broker-b")
+    unnamed = queues(2, broker="broker-c")
+    strategy = AllocateByMachineRoom({"hz"})
+    everything = sorted(here + there + unnamed)
+    assert strategy.allocate("c0", everything, ["c0", "c1"]) == [here[0], here[1], here[4]]
+    assert strategy.allocate("c1", everything, ["c0", "c1"]) == [here[2], here[3]]
+
+
+def test_consistent_hash_is_the_ring_of_java() -> None:
+    members = ["10.0.0.1@100#1", "10.0.0.2@200#2", "10.0.0.3@300#3"]
+    owners = [0] * 8
+    for number, member in enumerate(members, 1):
+        for queue in AllocateByConsistentHash().allocate(member, queues(8), members):
+            owners[queue.queue_id] = number
+    assert owners == [1, 1, 1, 3, 3, 2, 1, 1]
+
+
+ids = st.lists(st.text("abc0123456789.@#", min_size=1, max_size=12), min_size=1, max_size=8, unique=True).map(
+    sorted
+)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [AllocateAveragely(), AllocateAveragelyByCircle(), AllocateByConsistentHash()],
+    ids=lambda s: s.name,
+)
+@given(count=st.integers(0, 40), members=ids)
+def test_every_queue_has_exactly_one_owner(
+    strategy: AllocateStrategy, count: int, members: list[str]
+) -> None:
+    given_out = [q for member in members for q in strategy.allocate(member, queues(count), members)]
+    assert sorted(given_out) == queues(count)
+
+
+@given(count=st.integers(0, 40), members=ids)
+def test_avg_shares_differ_by_at_most_one(count: int, members: list[str]) -> None:
+    sizes = [len(share) for share in shares(AllocateAveragely(), count, members)]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@given(members=ids, gone=st.integers(0, 7))
+def test_consistent_hash_moves_only_the_queues_of_who_left(members: list[str], gone: int) -> None:
+    leaver = members[gone % len(members)]
+    rest = [member for member in members if member != leaver]
+    strategy = AllocateByConsistentHash()
+    for member in rest:
+        before = set(strategy.allocate(member, queues(32), members))
+        assert before <= set(strategy.allocate(member, queues(32), rest))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        AllocateAveragely(),
+        AllocateAveragelyByCircle(),
+        AllocateByConsistentHash(),
+        AllocateByMachineRoom({"r"}),
+    ],
+)
+def test_who_is_not_in_the_list_gets_nothing(strategy: AllocateStrategy) -> None:
+    assert strategy.allocate("me", queues(4), ["you"]) == []
+
+
+def test_share_of_sorts_before_it_shares() -> None:
+    shuffled = [
+        MessageQueue("T", "b", 1),
+        MessageQueue("T", "a", 10),
+        MessageQueue("T", "a", 9),
+        MessageQueue("T", "b", 0),
+    ]
+    assert share_of(AllocateAveragely(), "x", shuffled, ["y", "x"]) == [
+        MessageQueue("T", "a", 9),
+        MessageQueue("T", "a", 10),
+    ]
+
+
+def test_changes_name_what_to_drop_and_what_to_add() -> None:
+    held, wanted = queues(4)[:3], queues(4)[2:]
+    change = changes(held, wanted)
+    assert change.drop == tuple(queues(4)[:2])
+    assert change.add == (queues(4)[3],)
+    assert not changes(held, held)

@@ -1,0 +1,158 @@
+"""Worker tasks that call the listener: how many at once, what a failure does, how a stop drains."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cometmq.client.consuming import ConcurrentConsuming
+from cometmq.client.listener import BoundListener, ConsumeContext, ConsumeStatus
+from cometmq.client.process_queue import Batch, ProcessQueue
+from cometmq.message import MessageExt, MessageQueue
+
+QUEUE = MessageQueue("T", "a", 0)
+OK = ConsumeStatus.SUCCESS
+
+
+def batches(count: int) -> list[Batch]:
+    queue = ProcessQueue(QUEUE, 0, now=0.0)
+    return queue.put([MessageExt("T", b"x", queue_offset=offset) for offset in range(count)], 1)
+
+
+class Desk:
+    """Takes what was consumed."""
+
+    def __init__(self, expected: int) -> None:
+        self.settled: list[tuple[int, ConsumeStatus]] = []
+        self.complete = asyncio.Event()
+        self._expected = expected
+
+    async def settle(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
+        self.settled.append((batch.first_offset, status))
+        if len(self.settled) == self._expected:
+            self.complete.set()
+
+
+async def consumed(listener: BoundListener, count: int, concurrency: int) -> list[tuple[int, ConsumeStatus]]:
+    desk = Desk(count)
+    consuming = ConcurrentConsuming(listener, concurrency, desk.settle)
+    consuming.start()
+    consuming.submit(batches(count))
+    async with asyncio.timeout(10):
+        await desk.complete.wait()
+    assert await consuming.stop(5) == 0
+    return desk.settled
+
+
+async def test_every_batch_is_consumed_once() -> None:
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        return OK
+
+    assert sorted(await consumed(listener, 500, 7)) == [(offset, OK) for offset in range(500)]
+
+
+async def test_calls_run_side_by_side_up_to_the_limit() -> None:
+    running, most, full = 0, 0, asyncio.Event()
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 4:
+            full.set()
+        await full.wait()
+        running -= 1
+        return OK
+
+    await consumed(listener, 20, 4)
+    assert most == 4
+
+
+async def test_an_exception_means_later_and_the_worker_goes_on() -> None:
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        if messages[0].queue_offset == 1:
+            raise RuntimeError("boom")
+        return OK
+
+    assert await consumed(listener, 3, 1) == [(0, OK), (1, ConsumeStatus.RECONSUME_LATER), (2, OK)]
+
+
+async def test_batches_of_a_dropped_queue_are_not_given_out() -> None:
+    seen: list[int] = []
+    gate = asyncio.Event()
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        seen.append(messages[0].queue_offset)
+        await gate.wait()
+        return OK
+
+    desk = Desk(1)
+    consuming = ConcurrentConsuming(listener, 1, desk.settle)
+    consuming.start()
+    held = batches(3)
+    consuming.submit(held)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    held[0].queue.dropped = True
+    gate.set()
+    async with asyncio.timeout(5):
+        await desk.complete.wait()
+    await consuming.stop(5)
+    assert seen == [0]
+
+
+async def test_a_stop_waits_for_running_calls_and_starts_no_new_ones() -> None:
+    gate, begun = asyncio.Event(), asyncio.Event()
+    seen: list[int] = []
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        seen.append(messages[0].queue_offset)
+        begun.set()
+        await gate.wait()
+        return OK
+
+    desk = Desk(2)
+    consuming = ConcurrentConsuming(listener, 1, desk.settle)
+    consuming.start()
+    consuming.submit(batches(2))
+    await begun.wait()
+    stopping = asyncio.create_task(consuming.stop(5))
+    await asyncio.sleep(0)
+    gate.set()
+    assert await stopping == 0
+    assert seen == [0]
+    assert desk.settled == [(0, OK)]
+
+
+async def test_a_stop_gives_up_on_a_listener_that_hangs() -> None:
+    begun = asyncio.Event()
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    desk = Desk(1)
+    consuming = ConcurrentConsuming(listener, 2, desk.settle)
+    consuming.start()
+    consuming.submit(batches(1))
+    await begun.wait()
+    assert await consuming.stop(0.01) == 1
+    assert desk.settled == []
+
+
+async def test_a_listener_that_never_waits_leaves_the_loop_its_turn() -> None:
+    turns = 0
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        return OK
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    await consumed(listener, 1000, 1)
+    task.cancel()
+    assert turns >= 1000 // 32

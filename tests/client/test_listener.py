@@ -1,0 +1,78 @@
+"""The four kinds of listener, and what their results mean."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cometmq.client.listener import ConsumeContext, ConsumeStatus, bind_listener, is_async
+from cometmq.message import MessageExt, MessageQueue
+
+CONTEXT = ConsumeContext(MessageQueue("T", "a", 0))
+Messages = list[MessageExt]
+
+
+async def run(listener: object) -> ConsumeStatus:
+    with ThreadPoolExecutor(1) as executor:
+        return await bind_listener(listener, executor)([], CONTEXT)  # type: ignore[arg-type]
+
+
+async def test_an_async_listener_runs_on_the_loop() -> None:
+    seen = []
+
+    async def listener(messages: Messages) -> None:
+        seen.append(threading.current_thread())
+
+    assert await run(listener) is ConsumeStatus.SUCCESS
+    assert seen == [threading.current_thread()]
+
+
+async def test_a_plain_listener_runs_in_a_thread() -> None:
+    seen = []
+
+    def listener(messages: Messages, context: ConsumeContext) -> ConsumeStatus:
+        seen.append((threading.current_thread(), context))
+        return ConsumeStatus.RECONSUME_LATER
+
+    assert await run(listener) is ConsumeStatus.RECONSUME_LATER
+    assert seen[0][0] is not threading.current_thread()
+    assert seen[0][1] is CONTEXT
+
+
+class Asynchronous:
+    async def __call__(self, messages: Messages) -> None: ...
+
+
+class Method:
+    async def on_messages(self, messages: Messages, context: ConsumeContext) -> None:
+        assert context is CONTEXT
+
+
+@pytest.mark.parametrize(
+    "listener",
+    [Asynchronous(), Method().on_messages, functools.partial(Method.on_messages, Method())],
+    ids=["object", "method", "partial"],
+)
+async def test_what_counts_as_async(listener: object) -> None:
+    assert is_async(listener)  # type: ignore[arg-type]
+    assert await run(listener) is ConsumeStatus.SUCCESS
+
+
+@pytest.mark.parametrize("listener", [[].extend, print, lambda messages: None, lambda *args: None])
+async def test_plain_callables_of_every_kind(listener: object) -> None:
+    assert not is_async(listener)  # type: ignore[arg-type]
+    assert await run(listener) is ConsumeStatus.SUCCESS
+
+
+async def test_a_result_that_means_nothing_is_an_error() -> None:
+    with pytest.raises(TypeError, match="ConsumeStatus"):
+        await run(lambda messages: True)
+
+
+@pytest.mark.parametrize("listener", [lambda: None, lambda a, b, c: None])
+def test_a_listener_of_the_wrong_shape_is_refused_at_once(listener: object) -> None:
+    with pytest.raises(TypeError, match="a listener takes"):
+        bind_listener(listener, None)  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""Broadcasting offsets: Apache's file, read and written, and what happens to a broken one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.client.offset_files import LocalOffsets, OffsetFileError, parse_offsets, render_offsets
+from cometmq.message import MessageQueue
+
+A1 = MessageQueue("TopicTest", "broker-a", 1)
+A0 = MessageQueue("TopicTest", "broker-a", 0)
+
+APACHES = """{
+	"offsetTable":{{
+			"brokerName":"broker-a",
+			"queueId":1,
+			"topic":"TopicTest"
+		}:7,{
+			"brokerName":"broker-a",
+			"queueId":0,
+			"topic":"TopicTest"
+		}:12
+	}
+}"""
+
+
+def test_the_form_is_apaches() -> None:
+    assert render_offsets({A1: 7, A0: 12}) == APACHES
+    assert parse_offsets(APACHES) == {A1: 7, A0: 12}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"offsetTable":{"{\"brokerName\":\"broker-a\",\"queueId\":1,\"topic\":\"TopicTest\"}":7}}',
+        '{"offsetTable":{{"topic":"TopicTest","queueId":1,"brokerName":"broker-a"}:{"value":7}}}',
+    ],
+)
+def test_other_forms_are_read(text: str) -> None:
+    assert parse_offsets(text) == {A1: 7}
+
+
+names = st.text("abc%|-_09", min_size=1, max_size=8)
+
+
+@given(
+    st.dictionaries(
+        st.builds(MessageQueue, names, names, st.integers(0, 9)), st.integers(0, 2**62), max_size=5
+    )
+)
+def test_what_is_written_is_read(table: dict[MessageQueue, int]) -> None:
+    assert parse_offsets(render_offsets(table)) == table
+
+
+async def test_offsets_survive_a_restart_and_other_queues_stay(tmp_path: Path) -> None:
+    assert await LocalOffsets(str(tmp_path), "c@1", "g").read(A0) is None
+    assert await LocalOffsets(str(tmp_path), "c@1", "g").write({A0: 5}) == {}
+    assert await LocalOffsets(str(tmp_path), "c@1", "g").write({A1: 6}) == {}
+    again = LocalOffsets(str(tmp_path), "c@1", "g")
+    assert [await again.read(A0), await again.read(A1)] == [5, 6]
+    assert (tmp_path / "c@1" / "g" / "offsets.json.bak").exists()
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]"])
+async def test_a_broken_file_is_replaced_by_its_backup(tmp_path: Path, broken: str) -> None:
+    path = tmp_path / "c" / "g" / "offsets.json"
+    path.parent.mkdir(parents=True)
+    path.with_name("offsets.json.bak").write_text(APACHES)
+    path.write_text(broken)
+    assert await LocalOffsets(str(tmp_path), "c", "g").read(A0) == 12
+
+
+async def test_two_broken_files_are_an_error_that_names_them(tmp_path: Path) -> None:
+    path = tmp_path / "c" / "g" / "offsets.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    path.with_name("offsets.json.bak").write_text("nonsense")
+    with pytest.raises(OffsetFileError, match=r"offsets\.json\.bak"):
+        await LocalOffsets(str(tmp_path), "c", "g").read(A0)
+
+
+async def test_offsets_that_cannot_be_written_fail_for_each_queue(tmp_path: Path) -> None:
+    offsets = LocalOffsets(str(tmp_path), "c", "g")
+    assert await offsets.read(A0) is None
+    (tmp_path / "c").write_text("a file where a directory should be")
+    failures = await offsets.write({A0: 1, A1: 2})
+    assert set(failures) == {A0, A1}

@@ -1,0 +1,106 @@
+"""The offset table: what moves it, what is stored, what a failure leaves due."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cometmq.client.offsets import OffsetStore
+from cometmq.errors import ConnectError
+from cometmq.message import MessageQueue
+
+Q0, Q1 = MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)
+
+
+class Backend:
+    def __init__(self) -> None:
+        self.stored: dict[MessageQueue, int] = {}
+        self.written: list[dict[MessageQueue, int]] = []
+        self.failing: set[MessageQueue] = set()
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        return self.stored.get(queue)
+
+    async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
+        self.written.append(dict(table))
+        await asyncio.sleep(0)
+        self.stored.update({queue: offset for queue, offset in table.items() if queue not in self.failing})
+        return {queue: ConnectError("a:1", "refused") for queue in table if queue in self.failing}
+
+
+def made() -> tuple[OffsetStore, Backend]:
+    backend = Backend()
+    return OffsetStore(backend.read, backend.write), backend
+
+
+async def test_offsets_only_rise_unless_told_otherwise() -> None:
+    offsets, _ = made()
+    offsets.update(Q0, 5)
+    offsets.update(Q0, 3)
+    assert offsets.memory(Q0) == 5
+    offsets.update(Q0, 3, increase_only=False)
+    assert offsets.memory(Q0) == 3
+
+
+async def test_memory_comes_before_the_store() -> None:
+    offsets, backend = made()
+    backend.stored[Q0] = 9
+    assert await offsets.committed(Q0) == 9
+    offsets.update(Q0, 12)
+    assert await offsets.committed(Q0) == 12
+    assert await offsets.stored(Q0) == 9
+
+
+async def test_only_what_changed_is_stored() -> None:
+    offsets, backend = made()
+    offsets.update(Q0, 1)
+    offsets.update(Q1, 2)
+    await offsets.persist()
+    await offsets.persist()
+    offsets.update(Q1, 3)
+    await offsets.persist()
+    assert backend.written == [{Q0: 1, Q1: 2}, {Q1: 3}]
+
+
+async def test_what_failed_stays_due() -> None:
+    offsets, backend = made()
+    backend.failing = {Q0}
+    offsets.update(Q0, 1)
+    offsets.update(Q1, 2)
+    with pytest.raises(ConnectError):
+        await offsets.persist()
+    backend.failing = set()
+    await offsets.persist()
+    assert backend.written == [{Q0: 1, Q1: 2}, {Q0: 1}]
+
+
+async def test_an_offset_that_moves_while_it_is_stored_stays_due() -> None:
+    offsets, backend = made()
+    offsets.update(Q0, 1)
+    storing = asyncio.create_task(offsets.persist())
+    await asyncio.sleep(0)
+    offsets.update(Q0, 2)
+    await storing
+    await offsets.persist()
+    assert backend.written == [{Q0: 1}, {Q0: 2}]
+
+
+async def test_a_released_queue_is_stored_and_forgotten() -> None:
+    offsets, backend = made()
+    offsets.update(Q0, 1)
+    offsets.update(Q1, 2)
+    await offsets.release(Q0)
+    assert backend.stored == {Q0: 1}
+    assert offsets.memory(Q0) is None
+    assert offsets.memory(Q1) == 2
+
+
+async def test_a_queue_is_forgotten_even_if_it_cannot_be_stored() -> None:
+    offsets, backend = made()
+    backend.failing = {Q0}
+    offsets.update(Q0, 1)
+    await offsets.release(Q0)
+    assert offsets.memory(Q0) is None
+    await offsets.persist()
+    assert len(backend.written) == 1
