@@ -47,7 +47,11 @@ class TestOffsets:
         assert offsets.query("G", "T", 0) == -1
         offsets.commit("G", "T", 0, 8)
         offsets.commit("G", "T", 0, 3)
-        assert (offsets.query("G", "T", 0), offsets.query("G", "T", 1), offsets.query("X", "T", 0)) == (3, -1, -1)
+        assert (offsets.query("G", "T", 0), offsets.query("G", "T", 1), offsets.query("X", "T", 0)) == (
+            3,
+            -1,
+            -1,
+        )
         assert offsets.dirty
 
     def test_groups_and_topics_are_told_apart_and_removed(self):
@@ -75,7 +79,13 @@ class TestDelays:
     def test_the_levels_of_the_setting(self):
         levels = DelayLevels.of(StoreConfig())
         assert levels.max_level == 18
-        assert [levels.delay_ms(level) for level in (1, 2, 5, 18, 19)] == [1_000, 5_000, 60_000, 7_200_000, 1_000]
+        assert [levels.delay_ms(level) for level in (1, 2, 5, 18, 19)] == [
+            1_000,
+            5_000,
+            60_000,
+            7_200_000,
+            1_000,
+        ]
         assert [levels.effective(wanted) for wanted in (-1, 0, 3, 18, 99)] == [0, 0, 3, 18, 18]
         own = DelayLevels.of(StoreConfig(message_delay_level="2s 1d"))
         assert own.deliver_at(2, T0) == T0 + 86_400_000
@@ -121,7 +131,11 @@ class TestSubscriptions:
         assert tag_codes(expression) is None
 
     def test_tags_are_split_and_trimmed(self):
-        assert tag_codes("TagA || TagB||  ||TagC") == {java_hash("TagA"), java_hash("TagB"), java_hash("TagC")}
+        assert tag_codes("TagA || TagB||  ||TagC") == {
+            java_hash("TagA"),
+            java_hash("TagB"),
+            java_hash("TagC"),
+        }
         assert tag_codes("  ") == frozenset()
         assert tag_codes(" || ") == frozenset()
         with pytest.raises(ExpressionError):

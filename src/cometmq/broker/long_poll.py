@@ -8,7 +8,7 @@ at tags, so that an offset advances over messages that a filter refuses (storage
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 # Deadlines are grouped by this grain: an answer may come so much late, where Apache's comes up to 5 s late.
 DEADLINE_GRAIN_MS = 50
@@ -16,6 +16,9 @@ DEADLINE_GRAIN_MS = 50
 RECHECK_MS = 5_000
 # A client may not park a pull longer than this, whatever it asks for.
 MAX_HOLD_MS = 300_000
+
+
+K = TypeVar("K")
 
 
 class HeldPull:
@@ -59,12 +62,9 @@ class LongPoll:
         bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
         pull.key = key
         pull.bucket = bucket
-        for table, name in ((self._queues, key), (self._buckets, bucket), (self._owners, pull.owner)):
-            pulls = table.get(name)  # type: ignore[attr-defined]  # three tables with three kinds of keys
-            if pulls is None:
-                table[name] = {pull: None}  # type: ignore[index]
-            else:
-                pulls[pull] = None
+        add(self._queues, key, pull)
+        add(self._buckets, bucket, pull)
+        add(self._owners, pull.owner, pull)
         self._count += 1
         return bucket * DEADLINE_GRAIN_MS
 
@@ -138,15 +138,23 @@ class LongPoll:
     def _forget(self, pull: HeldPull) -> None:
         pull.woken = True
         self._count -= 1
-        pulls = self._queues[pull.key]
-        del pulls[pull]
-        if not pulls:
-            del self._queues[pull.key]
-        pulls = self._buckets[pull.bucket]
-        del pulls[pull]
-        if not pulls:
-            del self._buckets[pull.bucket]
-        pulls = self._owners[pull.owner]
-        del pulls[pull]
-        if not pulls:
-            del self._owners[pull.owner]
+        remove(self._queues, pull.key, pull)
+        remove(self._buckets, pull.bucket, pull)
+        remove(self._owners, pull.owner, pull)
+
+
+def add(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
+    """Put a pull under a key of one of the tables."""
+    pulls = table.get(key)
+    if pulls is None:
+        table[key] = {pull: None}
+    else:
+        pulls[pull] = None
+
+
+def remove(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
+    """Take it out again; a key without pulls goes too."""
+    pulls = table[key]
+    del pulls[pull]
+    if not pulls:
+        del table[key]
