@@ -1,0 +1,1 @@
+"""Side-by-side measurements of our broker and Apache's: ``python -m benchmarks --help``."""
