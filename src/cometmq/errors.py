@@ -1,8 +1,8 @@
 """Every error that CometMQ raises on purpose.
 
 All derive from CometError, carry what they know as attributes, and survive pickling (Spark sends them between
-processes). `Transient` marks those where the same call may succeed later or elsewhere, `Terminal` those where it
-will not until somebody changes something.
+processes). `Transient` marks those where the same call may succeed later or elsewhere, `Terminal` those where
+it will not until somebody changes something.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 __all__ = [
-    "BodyError", "BrokerError", "ClientStateError", "CometError", "ConfigError", "ConnectError", "FrameError",
-    "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError", "RecordError", "RemotingError",
-    "RequestTimeout", "SendFailed", "StoreClosed", "StoreCorrupt", "StoreError", "StoreFull", "Terminal", "Transient",
+    "BodyError", "BrokerError", "ClientStateError", "CometError", "ConfigError", "ConnectError",
+    "FrameError", "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError", "RecordError",
+    "RemotingError", "RequestTimeout", "SendFailed", "StoreClosed", "StoreCorrupt", "StoreError",
+    "StoreFull", "Terminal", "Transient",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120
@@ -27,8 +28,8 @@ def _shown(value: object) -> str:
 class CometError(Exception):
     """Root of all errors of this package."""
 
-    # BaseException.__reduce__ calls the class with `args`, so each __init__ below hands all its arguments, in order, to
-    # super().__init__: that is what makes the errors picklable.
+    # BaseException.__reduce__ calls the class with `args`, so each __init__ below hands all its arguments, in
+    # order, to super().__init__: that is what makes the errors picklable.
 
 
 class Transient:
@@ -139,7 +140,8 @@ class BrokerError(CometError):
     """A server answered with a code that means failure.
 
     code: the response code; name: its name (found by itself if not given); remark: the server's own words;
-    broker_addr: who answered; topic and key: of the message, where the request was about one; hint: what may help.
+    broker_addr: who answered; topic and key: of the message, where the request was about one; hint: what may
+    help.
     """
 
     def __init__(
@@ -199,7 +201,8 @@ class ConnectError(RemotingError):
 
 
 class SendFailed(RemotingError):
-    """The connection broke before the answer came. `cause_of` is the request's code, or what went wrong in words."""
+    """The connection broke before the answer came. `cause_of` is the request's code, or what went wrong in
+    words."""
 
     def __init__(self, addr: str, cause_of: int | str = "") -> None:
         super().__init__(addr, cause_of)

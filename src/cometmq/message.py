@@ -25,9 +25,10 @@ __all__ = [
 class Message(msgspec.Struct, kw_only=False):
     """A message to be sent.
 
-    tags: one tag (the broker filters by it); keys: words by which the message can be found again; delay_level: 1 to 18
-    (1 s to 2 h) for a later delivery, 0 for none; properties: the user's own, without RocketMQ's reserved names;
-    wait_store: whether the broker answers only when the message is as safe as it is configured to make it.
+    tags: one tag (the broker filters by it); keys: words by which the message can be found again;
+    delay_level: 1 to 18 (1 s to 2 h) for a later delivery, 0 for none; properties: the user's own, without
+    RocketMQ's reserved names; wait_store: whether the broker answers only when the message is as safe as it
+    is configured to make it.
     """
 
     topic: str
@@ -42,7 +43,8 @@ class Message(msgspec.Struct, kw_only=False):
     def wire_properties(self) -> dict[str, str]:
         """All properties as they go to the broker, the reserved ones for tags, keys, delay and wait included.
 
-        A reserved name that stands in `properties` (a message sent again) keeps its value unless a field says otherwise.
+        A reserved name that stands in `properties` (a message sent again) keeps its value unless a field says
+        otherwise.
         """
         found = dict(self.properties)
         if self.keys:
@@ -56,7 +58,8 @@ class Message(msgspec.Struct, kw_only=False):
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True, rename="camel"):
-    """One queue of a topic on one broker (by name, not by address). Ordered as the consumers' allocation orders them."""
+    """One queue of a topic on one broker (by name, not by address). Ordered as the consumers' allocation
+    orders them."""
 
     topic: str
     broker_name: str
@@ -69,9 +72,10 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash
 class MessageExt(msgspec.Struct):
     """A message as a broker stored it.
 
-    properties: all of them, reserved ones included; queue_offset: its number in its queue; physical_offset: its byte
-    position in the broker's commit log; sys_flag: bits of codes.SysFlag; hosts are "ip:port"; body: decompressed if the
-    client pulled it, as stored if a codec read it; body_crc: CRC-32 of the stored body with the top bit cleared.
+    properties: all of them, reserved ones included; queue_offset: its number in its queue; physical_offset:
+    its byte position in the broker's commit log; sys_flag: bits of codes.SysFlag; hosts are "ip:port"; body:
+    decompressed if the client pulled it, as stored if a codec read it; body_crc: CRC-32 of the stored body
+    with the top bit cleared.
     """
 
     topic: str
@@ -138,7 +142,8 @@ class SendStatus(Enum):
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """What a broker said about a message it took. For a batch the ids are joined by commas, the offset is the first."""
+    """What a broker said about a message it took. For a batch the ids are joined by commas, the offset is the
+    first."""
 
     status: SendStatus
     msg_id: str

@@ -34,7 +34,9 @@ def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
     parts: list[Buffer] = []
     for flag, body, properties in items:
         if len(properties) > PROPERTIES_MAX_BYTES:
-            problem = f"the properties have {len(properties)} bytes, at most {PROPERTIES_MAX_BYTES} are possible"
+            problem = (
+                f"the properties have {len(properties)} bytes, at most {PROPERTIES_MAX_BYTES} are possible"
+            )
             raise MessageIllegal(problem, field="properties")
         size = MIN_ITEM + len(body) + len(properties)
         try:
@@ -51,7 +53,9 @@ def iter_batch(data: Buffer) -> Iterator[BatchItem]:
     total = len(data)
     while pos < total:
         if total - pos < MIN_ITEM:
-            raise BodyError("batch body", f"{total - pos} bytes are left, an item needs {MIN_ITEM}", f"item {number}")
+            raise BodyError(
+                "batch body", f"{total - pos} bytes are left, an item needs {MIN_ITEM}", f"item {number}"
+            )
         size, _, _, flag, body_length = ITEM_HEAD.unpack_from(data, pos)
         end = pos + size
         if not MIN_ITEM <= size <= total - pos:
@@ -59,12 +63,16 @@ def iter_batch(data: Buffer) -> Iterator[BatchItem]:
         body_at = pos + ITEM_HEAD.size
         length_at = body_at + body_length
         if body_length < 0 or length_at + 2 > end:
-            raise BodyError("batch body", f"body length {body_length} of an item of {size} bytes", f"item {number}")
+            raise BodyError(
+                "batch body", f"body length {body_length} of an item of {size} bytes", f"item {number}"
+            )
         properties_at = length_at + 2
         properties_length: int = _LENGTH.unpack_from(data, length_at)[0]
         if properties_length < 0 or properties_at + properties_length != end:
             left = end - properties_at
-            raise BodyError("batch body", f"properties length {properties_length}, {left} bytes left", f"item {number}")
+            raise BodyError(
+                "batch body", f"properties length {properties_length}, {left} bytes left", f"item {number}"
+            )
         yield BatchItem(flag, data[body_at:length_at], data[properties_at:end])
         pos = end
         number += 1

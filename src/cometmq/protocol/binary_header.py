@@ -1,7 +1,7 @@
 """The binary header ("ROCKETMQ", serialisation 1) of a frame (remoting.md 1.4).
 
-i2 code, i1 language, i2 version, i4 opaque, i4 flag, i4 remark length, remark, i4 length of the ext block, then
-entries of i2 key length, key, i4 value length, value.
+i2 code, i1 language, i2 version, i4 opaque, i4 flag, i4 remark length, remark, i4 length of the ext block,
+then entries of i2 key length, key, i4 value length, value.
 """
 
 from __future__ import annotations
@@ -60,9 +60,15 @@ def _text(header: bytes, pos: int, length: int, end: int, what: str) -> tuple[st
 
 
 def encode(
-    code: int, language: str, version: int, opaque: int, flag: int, remark: str | None, ext: Mapping[str, str] | None
+    code: int,
+    language: str,
+    version: int,
+    opaque: int,
+    flag: int,
+    remark: str | None,
+    ext: Mapping[str, str] | None,
 ) -> bytes:
-    """The bytes of a header. Raises FrameError for what the form cannot hold: codes above 32767, long keys."""
+    """The bytes of a header. Raises FrameError for what the form cannot hold: codes above 32767."""
     remark_bytes = (remark or "").encode("utf-8", "replace")
     parts = []
     for key, value in (ext or {}).items():
@@ -77,5 +83,7 @@ def encode(
     try:
         fixed = _FIXED.pack(code, ordinal, version, opaque, flag, len(remark_bytes))
     except struct.error as error:
-        raise FrameError(f"binary header cannot hold code {code}, version {version}, opaque {opaque}: {error}") from None
+        raise FrameError(
+            f"binary header cannot hold code {code}, version {version}, opaque {opaque}: {error}"
+        ) from None
     return fixed + remark_bytes + _I32.pack(len(block)) + block

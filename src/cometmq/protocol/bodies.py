@@ -59,12 +59,13 @@ from cometmq.protocol.json_body import Body
 
 __all__ = [
     "Body", "BrokerConsumeStats", "BrokerData", "BrokerMemberGroup", "BrokerStatsData", "BrokerStatsItem",
-    "CheckClientRequestBody", "ClientConnection", "ClusterInfo", "ConsumeMessageDirectlyResult", "ConsumeQueueData",
-    "ConsumeStats", "ConsumeStatus", "ConsumeTimeSpan", "ConsumerConnection", "ConsumerData", "ConsumerList",
-    "ConsumerOffsetTable", "ConsumerRunningInfo", "DataVersion", "DelayOffsetTable", "GetConsumerStatusBody", "GroupList",
-    "HeartbeatData", "KVTable", "LockBatchBody", "LockBatchResult", "OffsetWrapper", "ProcessQueueInfo",
-    "ProducerConnection", "ProducerData", "ProducerInfo", "ProducerTableInfo", "QueryConsumeQueueBody",
-    "QueryConsumeTimeSpanBody", "QueryCorrectionOffsetBody", "QueueData", "RegisterBrokerBody", "ResetOffsetBody",
-    "SubscriptionData", "SubscriptionGroupConfig", "SubscriptionGroupTable", "TopicConfig", "TopicConfigTable",
-    "TopicList", "TopicOffset", "TopicRouteData", "TopicStatsTable",
+    "CheckClientRequestBody", "ClientConnection", "ClusterInfo", "ConsumeMessageDirectlyResult",
+    "ConsumeQueueData", "ConsumeStats", "ConsumeStatus", "ConsumeTimeSpan", "ConsumerConnection",
+    "ConsumerData", "ConsumerList", "ConsumerOffsetTable", "ConsumerRunningInfo", "DataVersion",
+    "DelayOffsetTable", "GetConsumerStatusBody", "GroupList", "HeartbeatData", "KVTable", "LockBatchBody",
+    "LockBatchResult", "OffsetWrapper", "ProcessQueueInfo", "ProducerConnection", "ProducerData",
+    "ProducerInfo", "ProducerTableInfo", "QueryConsumeQueueBody", "QueryConsumeTimeSpanBody",
+    "QueryCorrectionOffsetBody", "QueueData", "RegisterBrokerBody", "ResetOffsetBody", "SubscriptionData",
+    "SubscriptionGroupConfig", "SubscriptionGroupTable", "TopicConfig", "TopicConfigTable", "TopicList",
+    "TopicOffset", "TopicRouteData", "TopicStatsTable",
 ]  # fmt: skip

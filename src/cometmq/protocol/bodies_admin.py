@@ -65,7 +65,10 @@ class ConsumeStats(Body):
 
     def encode(self) -> bytes:
         return write_object(
-            [("consumeTps", write_value(self.consume_tps)), ("offsetTable", write_queue_map(self.offset_table))]
+            [
+                ("consumeTps", write_value(self.consume_tps)),
+                ("offsetTable", write_queue_map(self.offset_table)),
+            ]
         )
 
 
@@ -80,7 +83,12 @@ class BrokerConsumeStats(Body):
 
     def encode(self) -> bytes:
         groups = [
-            write_map({group: b"[" + b",".join([stats.encode() for stats in tables]) + b"]" for group, tables in of.items()})
+            write_map(
+                {
+                    group: b"[" + b",".join([stats.encode() for stats in tables]) + b"]"
+                    for group, tables in of.items()
+                }
+            )
             for of in self.consume_stats_list
         ]
         return write_object(

@@ -1,4 +1,5 @@
-"""Bodies that clients and brokers exchange: heartbeats, members, locks, offsets, running info (remoting.md 3, 4)."""
+"""Bodies that clients and brokers exchange: heartbeats, members, locks, offsets, running info (remoting.md 3,
+4)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from cometmq.protocol.json_body import (
     Body,
     always,
     empty,
-    queue_key,
     tables_in,
     write_map,
     write_object,
@@ -29,8 +29,13 @@ CONSUME_FROM_WHERE = (
     "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_TIMESTAMP",
 )
-# C++ sends ordinals where Java sends names (remoting.md 3.6). Java also knows the consume types by these words.
-_ENUMS = {"consumeType": CONSUME_TYPES, "messageModel": MESSAGE_MODELS, "consumeFromWhere": CONSUME_FROM_WHERE}
+# C++ sends ordinals where Java sends names (remoting.md 3.6). Java also knows the consume types by these
+# words.
+_ENUMS = {
+    "consumeType": CONSUME_TYPES,
+    "messageModel": MESSAGE_MODELS,
+    "consumeFromWhere": CONSUME_FROM_WHERE,
+}
 
 B = TypeVar("B", bound=Body)
 
@@ -44,7 +49,9 @@ def _with_names(value: Json) -> Json:
         found = named.get(field)
         if isinstance(found, int) and not isinstance(found, bool):
             if not 0 <= found < len(names):
-                raise BodyError("consumer data", f"ordinal {found} is not within 0 to {len(names) - 1}", field)
+                raise BodyError(
+                    "consumer data", f"ordinal {found} is not within 0 to {len(names) - 1}", field
+                )
             named[field] = names[found]
     return named
 
@@ -62,8 +69,8 @@ def _each(value: Json) -> list[Json]:
 class SubscriptionData(Body):
     """What a consumer group wants of a topic.
 
-    sub_string: the expression; tags_set and code_set: its tags and their Java hashes, empty for `*` and for SQL92;
-    sub_version: ms, a higher one replaces a lower one.
+    sub_string: the expression; tags_set and code_set: its tags and their Java hashes, empty for `*` and for
+    SQL92; sub_version: ms, a higher one replaces a lower one.
     """
 
     topic: str = always("")
@@ -109,7 +116,9 @@ class HeartbeatData(Body):
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
-        consumers = [ConsumerData.prepare(c) if isinstance(c, dict) else c for c in _each(value.get("consumerDataSet"))]
+        consumers = [
+            ConsumerData.prepare(c) if isinstance(c, dict) else c for c in _each(value.get("consumerDataSet"))
+        ]
         producers = _each(value.get("producerDataSet"))
         return {**value, "consumerDataSet": consumers, "producerDataSet": producers}
 
@@ -164,7 +173,12 @@ class ResetOffsetBody(Body):
     def encode_for_cpp(self) -> bytes:
         """As C++ clients read it: a list."""
         rows = [
-            {"brokerName": queue.broker_name, "offset": offset, "queueId": queue.queue_id, "topic": queue.topic}
+            {
+                "brokerName": queue.broker_name,
+                "offset": offset,
+                "queueId": queue.queue_id,
+                "topic": queue.topic,
+            }
             for queue, offset in sorted(self.offset_table.items())
         ]
         return write_object([("offsetTable", write_value(rows))])
@@ -178,12 +192,16 @@ class ResetOffsetBody(Body):
         try:
             return {
                 "offsetTable": {
-                    MessageQueue(str(row["topic"]), str(row["brokerName"]), int(row["queueId"])): row["offset"]
+                    MessageQueue(str(row["topic"]), str(row["brokerName"]), int(row["queueId"])): row[
+                        "offset"
+                    ]
                     for row in rows
                 }
             }
         except (KeyError, TypeError) as error:
-            raise BodyError(cls.__name__, f"a row of the list lacks or has a wrong {error}", "offsetTable") from None
+            raise BodyError(
+                cls.__name__, f"a row of the list lacks or has a wrong {error}", "offsetTable"
+            ) from None
 
 
 class GetConsumerStatusBody(Body):
@@ -270,11 +288,14 @@ class ConsumerRunningInfo(Body):
         prepared = {**value, "subscriptionSet": _each(value.get("subscriptionSet"))}
         properties = value.get("properties")
         if isinstance(properties, dict):
-            prepared["properties"] = {key: _as_text(item) for key, item in properties.items() if item is not None}
+            prepared["properties"] = {
+                key: _as_text(item) for key, item in properties.items() if item is not None
+            }
         queues = value.get("mqTable")
         if isinstance(queues, dict):
             prepared["mqTable"] = {
-                key: ProcessQueueInfo.prepare(item) if isinstance(item, dict) else item for key, item in queues.items()
+                key: ProcessQueueInfo.prepare(item) if isinstance(item, dict) else item
+                for key, item in queues.items()
             }
         return prepared
 
@@ -284,18 +305,10 @@ def _as_text(value: Json) -> str:
 
 
 class ConsumeMessageDirectlyResult(Body):
-    """What a listener said to one message (code 309). consume_result: CR_SUCCESS, CR_LATER ...; time in ms."""
+    """What a listener said to one message (code 309). consume_result: CR_SUCCESS ...; time in ms."""
 
     order: bool = always(False)
     auto_commit: bool = always(True)
     consume_result: str | None = None
     remark: str | None = None
     spent_time_mills: int = always(0)
-
-
-__all__ = [
-    "CONSUME_FROM_WHERE", "CONSUME_TYPES", "MESSAGE_MODELS", "CheckClientRequestBody", "ConsumeMessageDirectlyResult",
-    "ConsumeStatus", "ConsumerData", "ConsumerList", "ConsumerRunningInfo", "GetConsumerStatusBody", "HeartbeatData",
-    "LockBatchBody", "LockBatchResult", "ProcessQueueInfo", "ProducerData", "ResetOffsetBody", "SubscriptionData",
-    "queue_key",
-]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Bodies about brokers and topics: routes, cluster, registration, topic and group tables (remoting.md sections 5, 6)."""
+"""Bodies about brokers and topics: routes, cluster, registration, topic and group tables (remoting.md
+sections 5, 6)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,11 @@ class TopicConfig(Body):
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
         kind = value.get("topicFilterType")
-        return {**value, "topicFilterType": "MULTI_TAG" if kind else "SINGLE_TAG"} if isinstance(kind, int) else value
+        return (
+            {**value, "topicFilterType": "MULTI_TAG" if kind else "SINGLE_TAG"}
+            if isinstance(kind, int)
+            else value
+        )
 
 
 class TopicConfigTable(Body):
@@ -124,7 +129,10 @@ class BrokerData(Body):
         """Its JSON, ids as bare integers (fastjson's default) or quoted."""
         return write_object(
             [
-                ("brokerAddrs", write_int_map(self.broker_addrs) if bare_keys else write_value(self.broker_addrs_text)),
+                (
+                    "brokerAddrs",
+                    write_int_map(self.broker_addrs) if bare_keys else write_value(self.broker_addrs_text),
+                ),
                 ("brokerName", write_value(self.broker_name)),
                 ("cluster", write_value(self.cluster)),
                 ("enableActingMaster", _optional(self.enable_acting_master)),
@@ -187,7 +195,9 @@ class ClusterInfo(Body):
             [
                 (
                     "brokerAddrTable",
-                    write_map({name: data.write(bare_keys=True) for name, data in self.broker_addr_table.items()}),
+                    write_map(
+                        {name: data.write(bare_keys=True) for name, data in self.broker_addr_table.items()}
+                    ),
                 ),
                 (
                     "clusterAddrTable",
@@ -231,7 +241,10 @@ class RegisterBrokerBody(Body):
 
     @classmethod
     def of(
-        cls, topics: Mapping[str, TopicConfig], data_version: DataVersion, filter_servers: list[str] | None = None
+        cls,
+        topics: Mapping[str, TopicConfig],
+        data_version: DataVersion,
+        filter_servers: list[str] | None = None,
     ) -> Self:
         """A registration of these topics."""
         return cls(TopicConfigTable(dict(topics), data_version), filter_servers or [])
@@ -251,12 +264,19 @@ class RegisterBrokerBody(Body):
         return self.filter_server_list
 
     def encode(self, compressed: bool = False) -> bytes:
-        """The body; compressed as 4.9 does it (attributes of topics, which only 5.x knows, are then left out)."""
+        """The body; compressed as 4.9 does it (attributes of topics, which only 5.x knows, are then left
+        out)."""
         if not compressed:
             return super().encode()
         parts = [_counted(write_value(self.data_version)), _COUNT.pack(len(self.topics))]
         for topic in self.topics.values():
-            words = (topic.topic_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_filter_type)
+            words = (
+                topic.topic_name,
+                topic.read_queue_nums,
+                topic.write_queue_nums,
+                topic.perm,
+                topic.topic_filter_type,
+            )
             parts.append(_counted(" ".join(map(str, words)).encode()))
         parts.append(_counted(write_value(self.filter_server_list or [])))
         return zlib.compress(b"".join(parts), 9)
@@ -294,16 +314,20 @@ def _topic_of(text: str) -> TopicConfig:
     """A topic of `name read write perm filterType`, and 5.x's attributes after that."""
     words = text.split(" ", 5)
     if len(words) < 5:
-        raise BodyError("compressed registration", f"topic {text[:100]!r} has {len(words)} words, not 5", "topic")
+        raise BodyError(
+            "compressed registration", f"topic {text[:100]!r} has {len(words)} words, not 5", "topic"
+        )
     try:
         read, write, perm = (int(word) for word in words[1:4])
     except ValueError:
-        raise BodyError("compressed registration", f"topic {text[:100]!r} has a word that is no number", "topic") from None
+        raise BodyError(
+            "compressed registration", f"topic {text[:100]!r} has a word that is no number", "topic"
+        ) from None
     attributes = loads(words[5], "topic attributes") if len(words) == 6 and words[5].strip() else None
-    return TopicConfig(
-        topic_name=words[0], read_queue_nums=read, write_queue_nums=write, perm=perm, topic_filter_type=words[4],
-        attributes={str(key): str(value) for key, value in attributes.items()} if isinstance(attributes, dict) else None,
-    )  # fmt: skip
+    topic = TopicConfig(words[0], read, write, perm, words[4])
+    if isinstance(attributes, dict):
+        topic.attributes = {str(key): str(value) for key, value in attributes.items()}
+    return topic
 
 
 def _counted(text: bytes) -> bytes:

@@ -1,7 +1,8 @@
-"""Numbers and names of the remoting protocol: request and response codes, flags, versions, names with a meaning.
+"""Numbers and names of the remoting protocol: request and response codes, flags, versions, names with a
+meaning.
 
-Source: reference tables of RocketMQ 4.9 and 5.x (remoting.md sections 1 and 2). A code that only 5.x knows is listed too,
-so that logs and errors can name it.
+Source: reference tables of RocketMQ 4.9 and 5.x (remoting.md sections 1 and 2). A code that only 5.x knows is
+listed too, so that logs and errors can name it.
 """
 
 from __future__ import annotations
@@ -407,7 +408,9 @@ def _check_name(name: str, kind: str, longest: int) -> None:
     if not name or name.isspace():
         raise MessageIllegal(f"the {kind} name is blank", name, kind)
     if len(name) > longest:
-        raise MessageIllegal(f"the {kind} name has {len(name)} characters, at most {longest} are allowed", name, kind)
+        raise MessageIllegal(
+            f"the {kind} name has {len(name)} characters, at most {longest} are allowed", name, kind
+        )
     if not NAME_PATTERN.fullmatch(name):
         raise MessageIllegal(
             f"the {kind} name {name!r} has characters other than letters, digits, %, |, _ and -", name, kind

@@ -1,7 +1,7 @@
 """Compressed message bodies, by the bits of sysFlag (remoting.md 9.2).
 
-Bit 1 says that a body is compressed, bits 0x700 how: 0 and 3 zlib (RFC 1950), 1 LZ4 in its frame format, 2 Zstandard.
-LZ4 and Zstandard need packages that only the extra `zstd` installs.
+Bit 1 says that a body is compressed, bits 0x700 how: 0 and 3 zlib (RFC 1950), 1 LZ4 in its frame format, 2
+Zstandard. LZ4 and Zstandard need packages that only the extra `zstd` installs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ TYPE_MASK = 0x700
 TYPE_SHIFT = 8
 
 MAX_PLAIN = 256 << 20
-"""Largest body in bytes that decompression makes: 64 times the largest message, and no more than memory stands."""
+"""Largest body in bytes that decompression makes: 64 times the largest message, and no more than memory
+stands."""
 _ZSTD_STEP = 1024
 """Bytes fed at a time: three of them can make 128 KiB, so that a step makes at most 44 MiB."""
 

@@ -1,6 +1,7 @@
 """Ext fields of a command header: text on the wire, typed structs in code (remoting.md 1.2 and 1.8).
 
-Reading follows Java: an optional field that cannot be parsed counts as absent; a required one raises HeaderError.
+Reading follows Java: an optional field that cannot be parsed counts as absent; a required one raises
+HeaderError.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def plan_of(cls: type[Header]) -> tuple[tuple[str, str, str, bool], ...]:
     plan = cls.__dict__.get("_plan")
     if plan is None:
         plan = tuple(
-            (info.name, info.encode_name, _kind_of(info.type), info.required) for info in msgspec.structs.fields(cls)
+            (info.name, info.encode_name, _kind_of(info.type), info.required)
+            for info in msgspec.structs.fields(cls)
         )
         cls._plan = plan
     return plan

@@ -5,12 +5,13 @@
     H bytes  header
     rest     body
 
-Frames of either serialisation are read; each frame is decoded by its own type byte. Reading is as tolerant as Apache's
-server: what msgspec's strict JSON refuses goes to the lenient reader, and what that refuses is a FrameError.
+Frames of either serialisation are read; each frame is decoded by its own type byte. Reading is as tolerant as
+Apache's server: what msgspec's strict JSON refuses goes to the lenient reader, and what that refuses is a
+FrameError.
 
-Budget: a send of the Java client (code 310, about 400 header bytes) costs at most 2.2 µs to decode, its typed header
-included. The headers of sends and pulls, nine tenths of all frames, are therefore decoded straight from JSON into a
-typed struct without an ext dict; measured 1.3 µs.
+Budget: a send of the Java client (code 310, about 400 header bytes) costs at most 2.2 µs to decode, its typed
+header included. The headers of sends and pulls, nine tenths of all frames, are therefore decoded straight
+from JSON into a typed struct without an ext dict; measured 1.3 µs.
 """
 
 from __future__ import annotations
@@ -61,15 +62,15 @@ _two_words = struct.Struct(">II").pack
 
 H = TypeVar("H", bound=Header)
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-Bytes = bytes | bytearray | memoryview
+Bytes = bytes | memoryview
 
 
 class Frame(msgspec.Struct, gc=False, kw_only=True):
     """One command: a request, or the response to one.
 
-    code: request or response code; opaque: number that links the two, int32; flag: codes.FrameFlag bits; remark: text;
-    body: raw bytes (a view into the receive buffer if the frame was decoded from one: then it is valid only until the
-    handler returns; copy it to keep it); serialize_type: 0 JSON, 1 binary.
+    code: request or response code; opaque: number that links the two, int32; flag: codes.FrameFlag bits;
+    remark: text; body: raw bytes (a view into the receive buffer if the frame was decoded from one: then it
+    is valid only until the handler returns; copy it to keep it); serialize_type: 0 JSON, 1 binary.
 
     Ext fields are either in `ext_fields` or typed in `typed`; ask `ext` and `header()` and never mind which.
     """
@@ -125,7 +126,8 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
         ext: dict[str, str] | None = None,
         body: Bytes = b"",
     ) -> Frame:
-        """The response to this request, in its serialisation. ext={} is written as an empty object, None not at all."""
+        """The response to this request, in its serialisation. ext={} is written as an empty object, None not
+        at all."""
         fields = ext if header is None else {**encode_ext(header), **ext} if ext else None
         return Frame(
             code=code,
@@ -171,12 +173,26 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
 
 # -- typed decoding of the frequent headers
 
-# The names under which Java, C++ and Go know languages; a closed set costs no string per frame. Anything else is slow.
+# The names under which Java, C++ and Go know languages; a closed set costs no string per frame. Anything else
+# is slow.
 _Language = Literal[
-    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"
+    "JAVA",
+    "CPP",
+    "DOTNET",
+    "PYTHON",
+    "DELPHI",
+    "ERLANG",
+    "RUBY",
+    "OTHER",
+    "HTTP",
+    "GO",
+    "PHP",
+    "OMS",
+    "RUST",
+    "NODE_JS",
 ]
-# Fields that are no part of a header have JSON keys that nobody uses (#b ...). A hostile sender can fill them, but each
-# is overwritten right after decoding.
+# Fields that are no part of a header have JSON keys that nobody uses (#b ...). A hostile sender can fill
+# them, but each is overwritten right after decoding.
 
 
 class _TypedFrame(Frame, gc=False, kw_only=True):
@@ -215,7 +231,8 @@ _send_v2 = msgspec.json.Decoder(_SendFrameV2, strict=False).decode
 _pull = msgspec.json.Decoder(_PullFrame, strict=False).decode
 _plain = msgspec.json.Decoder(_PlainFrame, strict=False).decode
 
-# How such a header begins -> its decoder. Java writes the code first (alphabetical order), and so do C++ and Go.
+# How such a header begins -> its decoder. Java writes the code first (alphabetical order), and so do C++ and
+# Go.
 _PREFIX = len(b'{"code":310,')
 _TYPED: dict[bytes, Callable[[bytes], Frame]] = {
     b'{"code":310,': _send_v2,
@@ -228,7 +245,7 @@ _TYPED: dict[bytes, Callable[[bytes], Frame]] = {
 _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def decode_frame(payload: bytes | bytearray | memoryview) -> Frame:
+def decode_frame(payload: Bytes) -> Frame:
     """The frame of what follows a length word. Raises FrameError: close the connection.
 
     A frame of a memoryview has a body that is a slice of it.
@@ -256,9 +273,15 @@ def decode_frame(payload: bytes | bytearray | memoryview) -> Frame:
     elif word >> 24 == BINARY:
         code, language, version, opaque, flag, remark, ext = binary_header.decode(header)
         frame = Frame(
-            code=code, language=language, version=version, opaque=opaque, flag=flag, remark=remark, ext_fields=ext,
+            code=code,
+            language=language,
+            version=version,
+            opaque=opaque,
+            flag=flag,
+            remark=remark,
+            ext_fields=ext,
             serialize_type=BINARY,
-        )  # fmt: skip
+        )
     else:
         raise FrameError(f"serialisation type {word >> 24} is unknown (0 is JSON, 1 is binary)")
     frame.body = payload[end:] if end < length else b""
@@ -351,16 +374,20 @@ def _text_of(value: object) -> str:
 
 _LANGUAGE_BYTES = {name: name.encode() for name in LANGUAGE_ORDINALS}
 _NO_EXT = b"{}"
+_HEADER = (
+    b'{"code":%d,%b"flag":%d,"language":"%b","opaque":%d,%b"serializeTypeCurrentRPC":"JSON","version":%d}'
+)
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The bytes of a frame, length word included, keys in Java's order. Raises FrameError for what cannot be written."""
+    """The bytes of a frame, length word included, keys in Java's order. Raises FrameError for what cannot be
+    written."""
     head = encode_head(frame, len(frame.body))
     return head + frame.body if frame.body else head
 
 
 def encode_head(frame: Frame, body_length: int) -> bytes:
-    """All of a frame but its body, which follows with `body_length` bytes: large bodies need not be copied."""
+    """All of a frame but its body of `body_length` bytes, which follows: large bodies need not be copied."""
     header = encode_header(frame)
     length = len(header)
     if length > LENGTH_MASK:
@@ -385,14 +412,17 @@ def encode_header(frame: Frame) -> bytes:
         # Half a surrogate pair: Java's encoder writes a question mark.
         return encode_header(
             Frame(
-                code=frame.code, opaque=frame.opaque, flag=frame.flag, language=frame.language, version=frame.version,
+                code=frame.code,
+                opaque=frame.opaque,
+                flag=frame.flag,
+                language=frame.language,
+                version=frame.version,
                 remark=None if frame.remark is None else _encodable(frame.remark),
                 ext_fields=None if ext is None else {_encodable(key): _encodable(ext[key]) for key in ext},
             )
         )  # fmt: skip
-    return b'{"code":%d,%b"flag":%d,"language":"%b","opaque":%d,%b"serializeTypeCurrentRPC":"JSON","version":%d}' % (
-        frame.code, ext_text, frame.flag, language, frame.opaque, remark, frame.version,
-    )  # fmt: skip
+    numbers = (frame.code, ext_text, frame.flag, language, frame.opaque, remark, frame.version)
+    return _HEADER % numbers
 
 
 def _encodable(text: str) -> str:
@@ -402,7 +432,8 @@ def _encodable(text: str) -> str:
 class FrameDecoder:
     """Cuts a stream of bytes into frames; for clients that read into buffers of their own, and for tests.
 
-    max_frame: longest frame in bytes, length word included. After a FrameError the stream cannot be read any further.
+    max_frame: longest frame in bytes, length word included. After a FrameError the stream cannot be read any
+    further.
     """
 
     __slots__ = ("_buffer", "_max_payload")
@@ -411,7 +442,7 @@ class FrameDecoder:
         self._buffer = bytearray()
         self._max_payload = max_frame - 4
 
-    def feed(self, data: Bytes) -> list[Frame]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """The frames that are complete with these bytes. Bodies are bytes. Raises FrameError."""
         buffer = self._buffer
         buffer += data

@@ -1,8 +1,8 @@
 """Typed command headers: the ext fields of each request and response, named as Python names them.
 
-Each class is one Java header class; the wire names are its field names. A field without default is one without
-which no broker can do anything with the request; a missing optional field is None, whatever RocketMQ declares
-mandatory (remoting.md 1.8: nothing is enforced there).
+Each class is one Java header class; the wire names are its field names. A field without default is one
+without which no broker can do anything with the request; a missing optional field is None, whatever RocketMQ
+declares mandatory (remoting.md 1.8: nothing is enforced there).
 """
 
 from __future__ import annotations

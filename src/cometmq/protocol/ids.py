@@ -35,7 +35,8 @@ class IdError(ProtocolError):
 
 
 def pack_host(host: str) -> bytes:
-    """ "ip:port" or "[ip]:port" as in records: 4 or 16 address bytes and a 4-byte port. ValueError if it is neither."""
+    """ "ip:port" or "[ip]:port" as in records: 4 or 16 address bytes and a 4-byte port. ValueError if it is
+    neither."""
     address, colon, port = host.rpartition(":")
     if not colon:
         raise ValueError(f"{host!r} is not ip:port")
@@ -115,19 +116,28 @@ class UniqueKey(msgspec.Struct, frozen=True):
 class UniqueKeys:
     """Makes unique keys for one process.
 
-    address: 4 or 16 bytes; process_constant: any 32-bit number that tells processes of one pid apart (RocketMQ: a hash);
-    month_start_ms: epoch ms of the start of the current month, next_month_ms that of the next one: the caller sees to it
-    that `roll` is called when the clock passes it (`next_month_ms` says when), so that making a key costs no calendar.
+    address: 4 or 16 bytes; process_constant: any 32-bit number that tells processes of one pid apart
+    (RocketMQ: a hash); month_start_ms: epoch ms of the start of the current month, next_month_ms that of the
+    next one: the caller sees to it that `roll` is called when the clock passes it (`next_month_ms` says
+    when), so that making a key costs no calendar.
     """
 
     __slots__ = ("_counter", "_fixed", "_month_start_ms", "next_month_ms")
 
     def __init__(
-        self, address: bytes, pid: int, process_constant: int, month_start_ms: int, next_month_ms: int, counter: int = 0
+        self,
+        address: bytes,
+        pid: int,
+        process_constant: int,
+        month_start_ms: int,
+        next_month_ms: int,
+        counter: int = 0,
     ) -> None:
         if len(address) not in (4, 16):
             raise ValueError(f"an address has 4 or 16 bytes, not {len(address)}")
-        head = address + (pid & 0xFFFF).to_bytes(2, "big") + (process_constant & 0xFFFFFFFF).to_bytes(4, "big")
+        head = (
+            address + (pid & 0xFFFF).to_bytes(2, "big") + (process_constant & 0xFFFFFFFF).to_bytes(4, "big")
+        )
         self._fixed = head.hex().upper()
         self._month_start_ms = month_start_ms
         self.next_month_ms = next_month_ms

@@ -1,8 +1,8 @@
 """What all JSON bodies share: typed reading of both dialects, and writing what Java's fastjson reads.
 
-A body class declares its fields in Python names; the wire has their camelCase. Fields without a value (None) are
-not written, all others are, as fastjson does. Keys are sorted. Reading is tolerant as Java is: unknown keys are
-ignored, missing and null ones take the default, numbers and booleans may be quoted.
+A body class declares its fields in Python names; the wire has their camelCase. Fields without a value (None)
+are not written, all others are, as fastjson does. Keys are sorted. Reading is tolerant as Java is: unknown
+keys are ignored, missing and null ones take the default, numbers and booleans may be quoted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 
 
 def always(value: T, name: str | None = None) -> T:
-    """A default that is written even if it is the value (msgspec leaves only defaults out that it can compare).
+    """A default that is written even if it is the value (msgspec leaves only defaults out that it can
+    compare).
 
     name: on the wire, where it is not the camelCase of the field's.
     """
@@ -124,7 +125,11 @@ def write_int_map(table: Mapping[int, Any]) -> bytes:
 
 def write_object(fields: Iterable[tuple[str, bytes | None]]) -> bytes:
     """An object of (key, value as JSON); None leaves the field out."""
-    return b"{" + b",".join([b'"%b":%b' % (key.encode(), text) for key, text in fields if text is not None]) + b"}"
+    return (
+        b"{"
+        + b",".join([b'"%b":%b' % (key.encode(), text) for key, text in fields if text is not None])
+        + b"}"
+    )
 
 
 def write_map(table: Mapping[str, bytes]) -> bytes:

@@ -1,9 +1,10 @@
 """Reader of fastjson's dialect of JSON, for what msgspec's strict reader refuses (remoting.md 15.1).
 
-Beyond JSON it takes: bare words and numbers as keys (`{0:"a"}`), whole objects as keys (`{{"topic":"T"}:5}`), single
-quotes, surplus commas, comments, `undefined`, number suffixes (`5L`), `Set[...]`, any control character in a string, and
-bytes that are no UTF-8 (replaced, as Java's String does). Keys come out as text: a number and the same number in quotes
-are one key, as in a Java map with number keys. An object as a key comes out as `ObjectKey`.
+Beyond JSON it takes: bare words and numbers as keys (`{0:"a"}`), whole objects as keys (`{{"topic":"T"}:5}`),
+single quotes, surplus commas, comments, `undefined`, number suffixes (`5L`), `Set[...]`, any control
+character in a string, and bytes that are no UTF-8 (replaced, as Java's String does). Keys come out as text: a
+number and the same number in quotes are one key, as in a Java map with number keys. An object as a key comes
+out as `ObjectKey`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,19 @@ _SINGLE = re.compile(r"'([^'\\]*(?:\\.[^'\\]*)*)'", re.DOTALL)
 _WORD = re.compile(r"""[^\s"'{}\[\],:]+""")
 _NUMBER = re.compile(r"[+-]?(\d+)?(\.\d*)?([eE][+-]?\d+)?[LSBFD]?", re.ASCII)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[0-7]|.)", re.DOTALL)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "F": "\f", "v": "\v", '"': '"', "'": "'", "/": "/", "\\": "\\"}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "F": "\f",
+    "v": "\v",
+    '"': '"',
+    "'": "'",
+    "/": "/",
+    "\\": "\\",
+}
 _WORDS: dict[str, Json] = {"null": None, "undefined": None, "NaN": None, "true": True, "false": False}
 
 
@@ -46,7 +59,8 @@ class LenientError(ProtocolError):
 
 
 class ObjectKey(tuple[tuple[str, Json], ...]):
-    """An object in the place of a key: its (key, value) pairs sorted by key, so that equal objects are one key."""
+    """An object in the place of a key: its (key, value) pairs sorted by key, so that equal objects are one
+    key."""
 
     __slots__ = ()
 
@@ -121,7 +135,9 @@ class _Reader:
             return self.string()
         if first == "{":
             pairs = self.object(depth + 1)
-            return ObjectKey(sorted(((str(key), _hashable(value)) for key, value in pairs.items()), key=_first))
+            return ObjectKey(
+                sorted(((str(key), _hashable(value)) for key, value in pairs.items()), key=_first)
+            )
         return self.word()
 
     def array(self, depth: int) -> list[Json]:
@@ -165,7 +181,9 @@ class _Reader:
     def word(self) -> str:
         match = _WORD.match(self.text, self.pos)
         if match is None:
-            raise self.error("expected a key" if self.text[self.pos : self.pos + 1] else "text ends within an object")
+            raise self.error(
+                "expected a key" if self.text[self.pos : self.pos + 1] else "text ends within an object"
+            )
         self.pos = match.end()
         return match[0]
 
@@ -214,3 +232,21 @@ def loads(data: bytes | bytearray | memoryview | str, what: str = "JSON") -> Jso
         return read_lenient(data)
     except LenientError as error:
         raise BodyError(what, str(error)) from None
+
+
+def dumps(value: Json) -> bytes:
+    """Plain values as fastjson writes them: bare integers and objects as keys, no fields that are null."""
+    if isinstance(value, dict):
+        pairs = [_key_text(key) + b":" + dumps(item) for key, item in value.items() if item is not None]
+        return b"{" + b",".join(pairs) + b"}"
+    if isinstance(value, list | tuple):
+        return b"[" + b",".join([dumps(item) for item in value]) + b"]"
+    return msgspec.json.encode(value)
+
+
+def _key_text(key: Any) -> bytes:
+    if isinstance(key, ObjectKey):
+        return dumps(key.as_dict())
+    if isinstance(key, int) and not isinstance(key, bool):
+        return b"%d" % key
+    return msgspec.json.encode(str(key))

@@ -1,8 +1,8 @@
 """The property string of a message, RocketMQ's names in it, and Java's string hash.
 
-`name 0x01 value 0x02 name 0x01 value`, UTF-8. 4.9 writes no separator after the last pair, 5.x does; both are read.
-Entries of fewer than 3 characters and those with an empty name or value are ignored, as Java's reader does; of
-duplicates the last wins (storage.md 2.3, remoting.md 10).
+`name 0x01 value 0x02 name 0x01 value`, UTF-8. 4.9 writes no separator after the last pair, 5.x does; both are
+read. Entries of fewer than 3 characters and those with an empty name or value are ignored, as Java's reader
+does; of duplicates the last wins (storage.md 2.3, remoting.md 10).
 """
 
 from __future__ import annotations
@@ -72,15 +72,16 @@ CRC32 = "__CRC32#"
 
 RESERVED = frozenset(
     {
-        KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, CLUSTER, RETRY_TOPIC, ORIGIN_MESSAGE_ID, RECONSUME_TIME, MAX_RECONSUME_TIMES,
-        REAL_TOPIC, REAL_QID, TRAN_MSG, PGROUP, TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES,
-        CHECK_IMMUNITY_TIME_IN_SECONDS, TRANSACTION_ID, MIN_OFFSET, MAX_OFFSET, CONSUME_START_TIME, MSG_REGION, TRACE_ON,
-        INSTANCE_ID, MSG_TYPE, CORRELATION_ID, REPLY_TO_CLIENT, TTL, PUSH_REPLY_TIME, ARRIVE_TIME, BUYER_ID,
-        TRANSFER_FLAG, CORRECTION_FLAG, MQ2_FLAG, INNER_MULTI_DISPATCH, INNER_MULTI_QUEUE_OFFSET, INNER_NUM, INNER_BASE,
-        POP_CK, POP_CK_OFFSET, FIRST_POP_TIME, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, "TIMER_ENQUEUE_MS",
-        "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL", BORN_HOST,
-        BORN_TIMESTAMP, "TRACE_CONTEXT", "PROPERTY_FORWARD_QUEUE_ID", "REDIRECT", DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID,
-        EXTEND_UNIQ_INFO, DUP_INFO, CRC32,
+        KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, CLUSTER, RETRY_TOPIC, ORIGIN_MESSAGE_ID, RECONSUME_TIME,
+        MAX_RECONSUME_TIMES, REAL_TOPIC, REAL_QID, TRAN_MSG, PGROUP, TRAN_PREPARED_QUEUE_OFFSET,
+        TRANSACTION_CHECK_TIMES, CHECK_IMMUNITY_TIME_IN_SECONDS, TRANSACTION_ID, MIN_OFFSET, MAX_OFFSET,
+        CONSUME_START_TIME, MSG_REGION, TRACE_ON, INSTANCE_ID, MSG_TYPE, CORRELATION_ID, REPLY_TO_CLIENT,
+        TTL, PUSH_REPLY_TIME, ARRIVE_TIME, BUYER_ID, TRANSFER_FLAG, CORRECTION_FLAG, MQ2_FLAG,
+        INNER_MULTI_DISPATCH, INNER_MULTI_QUEUE_OFFSET, INNER_NUM, INNER_BASE, POP_CK, POP_CK_OFFSET,
+        FIRST_POP_TIME, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
+        BORN_HOST, BORN_TIMESTAMP, "TRACE_CONTEXT", "PROPERTY_FORWARD_QUEUE_ID", "REDIRECT",
+        DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, EXTEND_UNIQ_INFO, DUP_INFO, CRC32,
     }
 )  # fmt: skip
 """Names that RocketMQ uses itself (remoting.md 10.2). `__SHARDINGKEY` is not here: users set it."""
@@ -101,7 +102,8 @@ def encode_properties(properties: Mapping[str, str], last_separator: bool = Fals
     Raises MessageIllegal for a name or value that holds a separator: the string could not be read back.
     """
     text = VALUE_END.join([f"{name}\x01{value}" for name, value in properties.items()])
-    # Two counts over the whole are cheaper than a look at each part, and right because each pair adds exactly one of each.
+    # Two counts over the whole are cheaper than a look at each part, and right because each pair adds exactly
+    # one of each.
     pairs = len(properties)
     if text.count(NAME_END) != pairs or text.count(VALUE_END) != max(pairs - 1, 0):
         for name, value in properties.items():

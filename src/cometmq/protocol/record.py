@@ -111,7 +111,9 @@ def topic_part(topic: str) -> tuple[bytes, int]:
         return bytes((len(name),)) + name, MAGIC_V1
     if len(name) <= MAX_TOPIC_V2:
         return _I2.pack(len(name)) + name, MAGIC_V2
-    raise MessageIllegal(f"the topic has {len(name)} bytes, at most {MAX_TOPIC_V2} are possible", field="topic")
+    raise MessageIllegal(
+        f"the topic has {len(name)} bytes, at most {MAX_TOPIC_V2} are possible", field="topic"
+    )
 
 
 def encode_into(
@@ -163,7 +165,9 @@ def encode_into(
     return end - pos
 
 
-def record_size(topic: str, body: int, properties: int, born_host: int = HOST_V4, store_host: int = HOST_V4) -> int:
+def record_size(
+    topic: str, body: int, properties: int, born_host: int = HOST_V4, store_host: int = HOST_V4
+) -> int:
     """Bytes of a record, of the lengths of its parts."""
     return HEADS[born_host, store_host].size + body + len(topic_part(topic)[0]) + 2 + properties
 
@@ -232,7 +236,9 @@ def _topic_text(name: bytes) -> str:
     return name.decode("utf-8", "replace")
 
 
-def decode_record(data: Buffer, pos: int = 0, *, broker_name: str = "", check_crc: bool = False) -> MessageExt:
+def decode_record(
+    data: Buffer, pos: int = 0, *, broker_name: str = "", check_crc: bool = False
+) -> MessageExt:
     """The message of the record at `pos`; its size is `store_size`. Raises RecordError naming the field.
 
     The body stays as it was stored (see compression). Text that is no UTF-8 is read as Java reads it:
@@ -257,9 +263,13 @@ def decode_record(data: Buffer, pos: int = 0, *, broker_name: str = "", check_cr
     if body_length < 0 or topic_length_at + length_size + 2 > end:
         raise RecordError(pos, "body length", f"{body_length} does not fit a record of {size} bytes")
     topic_at = topic_length_at + length_size
-    topic_end = topic_at + (data[topic_length_at] if length_size == 1 else _U2.unpack_from(data, topic_length_at)[0])
+    topic_end = topic_at + (
+        data[topic_length_at] if length_size == 1 else _U2.unpack_from(data, topic_length_at)[0]
+    )
     if topic_end + 2 > end:
-        raise RecordError(pos, "topic length", f"{topic_end - topic_at} does not fit a record of {size} bytes")
+        raise RecordError(
+            pos, "topic length", f"{topic_end - topic_at} does not fit a record of {size} bytes"
+        )
     properties_length: int = _I2.unpack_from(data, topic_end)[0]
     properties_at = topic_end + 2
     if properties_length < 0 or properties_at + properties_length != end:
