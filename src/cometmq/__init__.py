@@ -1,0 +1,113 @@
+"""CometMQ: a message queue that speaks RocketMQ's protocol. This module offers the client's names.
+
+    from cometmq import Message, Producer, PushConsumer
+
+The names are loaded when they are first used, so that a server's command line does not wait for the client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cometmq.client import (
+        ClientInstance,
+        ClientOptions,
+        ConsumeContext,
+        ConsumeFromWhere,
+        ConsumerHealth,
+        ConsumeStatus,
+        FlowLimits,
+        MessageModel,
+        Producer,
+        ProducerOptions,
+        PullConsumer,
+        PullOptions,
+        PushConsumer,
+        PushOptions,
+        SyncProducer,
+        SyncPullConsumer,
+        SyncPushConsumer,
+        select_by_hash,
+        select_by_random,
+        sql92,
+        tags,
+    )
+    from cometmq.errors import (
+        BrokerError,
+        CometError,
+        ConnectError,
+        MessageIllegal,
+        NoRouteError,
+        RequestTimeout,
+        SendFailed,
+        Terminal,
+        Transient,
+    )
+    from cometmq.message import (
+        Message,
+        MessageExt,
+        MessageQueue,
+        PullResult,
+        PullStatus,
+        SendResult,
+        SendStatus,
+    )
+
+__all__ = [
+    "BrokerError",
+    "ClientInstance",
+    "ClientOptions",
+    "CometError",
+    "ConnectError",
+    "ConsumeContext",
+    "ConsumeFromWhere",
+    "ConsumeStatus",
+    "ConsumerHealth",
+    "FlowLimits",
+    "Message",
+    "MessageExt",
+    "MessageIllegal",
+    "MessageModel",
+    "MessageQueue",
+    "NoRouteError",
+    "Producer",
+    "ProducerOptions",
+    "PullConsumer",
+    "PullOptions",
+    "PullResult",
+    "PullStatus",
+    "PushConsumer",
+    "PushOptions",
+    "RequestTimeout",
+    "SendFailed",
+    "SendResult",
+    "SendStatus",
+    "SyncProducer",
+    "SyncPullConsumer",
+    "SyncPushConsumer",
+    "Terminal",
+    "Transient",
+    "select_by_hash",
+    "select_by_random",
+    "sql92",
+    "tags",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for module in ("cometmq.message", "cometmq.errors", "cometmq.client"):
+        found = getattr(importlib.import_module(module), name, None)
+        if found is not None:
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
