@@ -30,7 +30,9 @@ def test_an_ordered_topic_notes_its_queues_with_the_name_server(mq: Shell) -> No
     made = mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "ordered", "-w", "5", "-r", "5", "-o", "true")
 
     assert f"set cluster orderConf. isOrder=true, orderConf=[{mq.broker.broker_name}:5]" in made.lines
-    assert mq.ok("topicRoute", "-t", "ordered").json["orderTopicConf"] is None  # orderMessageEnable is false
+    # One broker's entry is merged into the note, not put in place of it.
+    merged = mq.ok("updateTopic", "-b", mq.broker.broker_addr, "-t", "ordered", "-w", "6", "-o", "true")
+    assert f"set broker orderConf. isOrder=true, orderConf=[{mq.broker.broker_name}:6]" in merged.lines
 
 
 def test_the_route_is_json_or_a_table_with_a_total(mq: Shell) -> None:

@@ -39,7 +39,7 @@ def help_command(ctx: click.Context, command: str | None) -> None:
     found = group.get_command(ctx.parent, command)
     if found is None:
         raise click.ClickException(f"The sub command {command} not exist.{group.nearest(command)}")
-    with click.Context(found, info_name=f"mqadmin {found.name}") as shown:
+    with click.Context(found, info_name=f"mqadmin {found.name}", **found.context_settings) as shown:
         click.echo(found.get_help(shown))
 
 

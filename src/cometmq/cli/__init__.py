@@ -5,6 +5,11 @@ Each entry point imports what it needs when it runs: a broker that starts must n
 
 from __future__ import annotations
 
+import time
+
+# When this process's command began, on the monotonic clock: what "ready after" counts from.
+STARTED_S = time.monotonic()
+
 
 def main() -> None:
     """`cometmq`: everything in one command."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from . import STARTED_S
 from .serving import serve, set_up_logging
 
 if TYPE_CHECKING:
@@ -52,14 +53,13 @@ def standalone(data_dir: Path, namesrv_port: int, broker_port: int, brokers: int
     set_up_logging()
     from cometmq.standalone import Standalone
 
-    began = time.monotonic()
     data_dir = data_dir.expanduser()
 
     def make() -> StandaloneServer:
         return Standalone(data_dir, namesrv_port=namesrv_port, broker_port=broker_port, brokers=brokers)
 
     def announce(server: StandaloneServer) -> str:
-        lines = [f"CometMQ is ready after {time.monotonic() - began:.2f} s. Ctrl-C stops it."]
+        lines = [f"CometMQ is ready after {time.monotonic() - STARTED_S:.2f} s. Ctrl-C stops it."]
         lines.append(f"  {NAMESRV_LINE}  {server.namesrv_addr}")
         lines += [f"  {name:<11}  {addr}  {data_dir / name}" for name, addr in server.broker_addrs.items()]
         return "\n".join(lines)
