@@ -73,7 +73,7 @@ def _run(
 
 
 def _starts(directory: Path, times: int) -> dict[str, list[float]]:
-    """Seconds until both servers of a system listen, each on an empty directory; the first time is dropped."""
+    """Seconds until both servers of a system listen, each on an empty directory; the first is dropped."""
     found: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     for number in range(times + 1 if times else 0):
         for name in SYSTEMS:

@@ -10,7 +10,7 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; ``load`` are arguments of the load generator (tests/interop/java/driver/Load.java).
+    """One line of the table; ``load`` are arguments of the load generator (java/driver/Load.java).
 
     drain: messages of a backlog that a push consumer reads instead. sync_flush: brokers with SYNC_FLUSH.
     """
