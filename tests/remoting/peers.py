@@ -44,12 +44,17 @@ class RawPeer:
         await self.writer.drain()
 
     async def read(self) -> tuple[dict[str, Any], bytes]:
-        """The next frame: header and body."""
+        """The next frame: header (of a binary one without its ext fields) and body."""
         async with asyncio.timeout(20):
             (size,) = struct.unpack(">I", await self.reader.readexactly(4))
             payload = await self.reader.readexactly(size)
         (word,) = struct.unpack_from(">I", payload)
         length = word & 0xFFFFFF
+        if word >> 24 == 1:
+            code, _, version, opaque, flag, size = struct.unpack_from(">hbhiii", payload, 4)
+            remark = payload[21 : 21 + size].decode() if size else None
+            header = {"code": code, "version": version, "opaque": opaque, "flag": flag, "remark": remark}
+            return header, payload[4 + length :]
         return json.loads(payload[4 : 4 + length]), payload[4 + length :]
 
     async def ask(

@@ -1,0 +1,244 @@
+"""Whatever bytes arrive: a code or a closed connection, a process that lives, and a next request answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults import malformed
+from tests.faults.malformed import command, frame
+from tests.faults.servers import NAMESRV, ServerProcess, server_process
+from tests.remoting.peers import RawPeer
+
+MIB = 1024 * 1024
+AFTER = 424_242  # opaque of the good request that follows the bad bytes
+# A request that every server answers: the cluster info of a name server, the runtime info of a broker.
+GOOD = {"namesrv": 106}
+
+BROKER = {
+    "brokerName": "broker-a",
+    "brokerAddr": "10.0.0.1:10911",
+    "clusterName": "DefaultCluster",
+    "haServerAddr": "10.0.0.1:10912",
+    "brokerId": "0",
+}
+REGISTRATION = json.dumps(
+    {
+        "filterServerList": [],
+        "topicConfigSerializeWrapper": {
+            "dataVersion": {"counter": 1, "timestamp": 1},
+            "topicConfigTable": {
+                "TopicA": {
+                    "topicName": "TopicA",
+                    "readQueueNums": 4,
+                    "writeQueueNums": 4,
+                    "perm": 6,
+                    "topicSysFlag": 0,
+                }
+            },
+        },
+    }
+).encode()
+VERSION = b'{"counter":1,"timestamp":1}'
+
+# code -> (good ext fields, good body)
+NAMESRV_REQUESTS: dict[int, tuple[dict[str, Any], bytes]] = {
+    100: ({"namespace": "n", "key": "k", "value": "v"}, b""),
+    101: ({"namespace": "n", "key": "k"}, b""),
+    102: ({"namespace": "n", "key": "k"}, b""),
+    103: (
+        {**BROKER, "compressed": "false", "bodyCrc32": "0", "heartbeatTimeoutMillis": "1000"},
+        REGISTRATION,
+    ),
+    104: (BROKER, b""),
+    105: ({"topic": "TopicA", "acceptStandardJsonOnly": "true"}, b""),
+    106: ({}, b""),
+    205: ({"brokerName": "broker-a"}, b""),
+    206: ({}, b""),
+    216: ({"topic": "TopicA", "clusterName": "c"}, b""),
+    217: ({"topic": "TopicA"}, b'{"queueDatas":[]}'),
+    219: ({"namespace": "n"}, b""),
+    224: ({"cluster": "DefaultCluster"}, b""),
+    304: ({}, b""),
+    311: ({}, b""),
+    318: ({}, b"orderMessageEnable=true\n"),
+    319: ({}, b""),
+    322: (BROKER, VERSION),
+    327: ({"brokerName": "broker-a"}, b""),
+    901: ({"clusterName": "DefaultCluster", "brokerName": "broker-a"}, b""),
+    904: ({**BROKER, "epoch": "1", "maxOffset": "5", "heartbeatTimeoutMills": "1000"}, b""),
+}
+REQUESTS = {"namesrv": NAMESRV_REQUESTS}
+PROGRAMS = {"namesrv": NAMESRV}
+
+
+@pytest.fixture(scope="module", params=list(PROGRAMS))
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    with server_process(PROGRAMS[request.param], tmp_path_factory.mktemp(request.param)) as process:
+        yield process
+
+
+@pytest.fixture
+def requests(
+    server: ServerProcess, request: pytest.FixtureRequest
+) -> dict[int, tuple[dict[str, Any], bytes]]:
+    return REQUESTS[kind_of(request)]
+
+
+@pytest.fixture
+def good(server: ServerProcess, request: pytest.FixtureRequest) -> bytes:
+    return command(GOOD[kind_of(request)], opaque=AFTER)
+
+
+def kind_of(request: pytest.FixtureRequest) -> str:
+    kind = request.node.callspec.params["server"]
+    assert isinstance(kind, str)
+    return kind
+
+
+def whole_frames(data: bytes) -> bool:
+    """Whether a reader that believes the length words ends exactly behind `data`."""
+    pos = 0
+    while len(data) - pos >= 4:
+        (size,) = struct.unpack_from(">I", data, pos)
+        pos += 4 + size
+    return pos == len(data)
+
+
+async def send_bad(
+    server: ServerProcess, bad: bytes, good: bytes, until: frozenset[int] = frozenset({AFTER})
+) -> list[dict[str, Any]]:
+    """Send bad bytes and a good request behind them; the answers up to these, or until the close."""
+    raw = await RawPeer.connect(server.port)
+    answers: list[dict[str, Any]] = []
+    try:
+        raw.writer.write(bad + good)
+        if not whole_frames(bad):
+            raw.writer.write_eof()  # the server waits for the rest of a frame: tell it that none comes
+        while True:
+            header, _ = await raw.read()
+            assert header["flag"] & 1, header
+            assert isinstance(header["code"], int), header
+            answers.append(header)
+            if until <= {answer["opaque"] for answer in answers}:
+                return answers
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return answers
+    finally:
+        raw.writer.close()
+
+
+async def check_all(
+    server: ServerProcess, cases: Iterable[tuple[str, bytes]], good: bytes, *, answered: bool = False
+) -> int:
+    """Send every case; after each a good request on another connection is answered. Returns how many.
+
+    answered: the frames themselves are sound, so that each gets an answer and its connection stays.
+    """
+    wanted = frozenset({7, AFTER} if answered else {AFTER})
+    witness = await RawPeer.connect(server.port)
+    count = 0
+    for name, bad in cases:
+        count += 1
+        try:
+            answers = await send_bad(server, bad, good, wanted)
+        except TimeoutError:
+            pytest.fail(f"{name}: neither answered nor closed")
+        if answered:  # in any order: some answers wait for a file
+            assert sorted(answer["opaque"] for answer in answers) == [7, AFTER], name
+        try:
+            await witness.send(good)
+            header, _ = await witness.read()
+        except (asyncio.IncompleteReadError, OSError) as error:
+            pytest.fail(f"{name}: the next good request failed: {error!r}, alive: {server.alive}")
+        assert (header["opaque"], header["code"]) == (AFTER, 0), name
+    await witness.close()
+    assert server.alive
+    assert server.complaints() == []
+    return count
+
+
+@pytest.mark.parametrize("kind", ["lengths", "header_types", "json_headers"])
+async def test_malformed_frames(server: ServerProcess, kind: str, good: bytes) -> None:
+    assert await check_all(server, getattr(malformed, kind)(), good) > 15
+
+
+async def test_fields_missing_and_of_wrong_kinds(
+    server: ServerProcess, requests: dict[int, tuple[dict[str, Any], bytes]], good: bytes
+) -> None:
+    for code, (fields, body) in requests.items():
+        await check_all(server, malformed.wrong_fields(code, fields, body), good, answered=True)
+
+
+async def test_bodies_of_wrong_kinds(
+    server: ServerProcess, requests: dict[int, tuple[dict[str, Any], bytes]], good: bytes
+) -> None:
+    for code, (fields, _) in requests.items():
+        await check_all(server, malformed.json_bodies(code, fields), good, answered=True)
+
+
+async def test_mutated_frames(
+    server: ServerProcess, requests: dict[int, tuple[dict[str, Any], bytes]], good: bytes
+) -> None:
+    originals = [command(code, body, ext=fields) for code, (fields, body) in requests.items()]
+    originals.append(frame(malformed.GOOD_BINARY, kind=malformed.BINARY))
+    cases = (
+        (f"mutation {n}: {data[:300]!r}", data)
+        for n, data in enumerate(malformed.mutations(1, 1500, originals))
+    )
+    assert await check_all(server, cases, good) == 1500
+
+
+async def test_hostile_registrations_cost_bounded_memory(tmp_path: Path) -> None:
+    """The decoder stops at 64 MiB of what a registration unpacks to, here at most 2 GiB."""
+    with server_process(NAMESRV, tmp_path) as server:
+        before = server.resident_peak()
+        await check_all(server, malformed.compressed_registrations(BROKER), command(106, opaque=AFTER))
+        assert server.resident_peak() - before < 192 * MIB
+        assert server.resident() - before < 32 * MIB
+
+
+async def test_a_bad_frame_closes_its_connection_only(server: ServerProcess, good: bytes) -> None:
+    others = [await RawPeer.connect(server.port) for _ in range(20)]
+    for name, bad in malformed.lengths():
+        await send_bad(server, bad, good)
+        for other in others:
+            await other.send(good)
+        for other in others:
+            assert (await other.read())[0]["opaque"] == AFTER, name
+    for other in others:
+        await other.close()
+
+
+async def test_many_thousand_bad_frames_leave_memory_and_descriptors_as_they_were(
+    server: ServerProcess, requests: dict[int, tuple[dict[str, Any], bytes]], good: bytes
+) -> None:
+    originals = [command(code, body, ext=fields) for code, (fields, body) in requests.items()]
+    large = [bad for _, bad in malformed.json_headers() if len(bad) > 100_000]
+
+    async def flood(seed: int, count: int) -> None:
+        pending = iter(malformed.mutations(seed, count, originals))
+
+        async def worker() -> None:
+            for bad in pending:
+                await send_bad(server, bad, good)
+
+        await asyncio.gather(*(worker() for _ in range(16)))
+        for bad in large:
+            await send_bad(server, bad, good)
+
+    await flood(2, 3000)
+    resident, descriptors = server.resident(), server.descriptors()
+    for seed in range(3, 7):
+        await flood(seed, 3000)
+
+    assert server.resident() - resident < 8 * MIB
+    assert server.descriptors() <= descriptors + 2
+    assert server.complaints() == []
