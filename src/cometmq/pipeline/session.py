@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from importlib.resources import files
 
@@ -41,6 +42,8 @@ def spark_session(
         "spark.driver.extraJavaOptions": JVM_FLAGS,
     }
     if master.startswith("local"):
+        # Workers on this machine need the interpreter that has this package, not the first python3 of the PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if quiet:
         log4j = files("cometmq.pipeline").joinpath("log4j2.properties")
