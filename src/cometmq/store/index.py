@@ -12,36 +12,19 @@ import os
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cometmq.protocol.properties import index_hash, java_hash, java_hash_ascii, java_hash_many
+from cometmq.protocol.properties import index_hash, java_hash
 from cometmq.store.appender import Pending
 from cometmq.store.clock import Clock
 from cometmq.store.config import StoreConfig
 from cometmq.store.files import StoreFiles
 from cometmq.store.index_file import IndexFile, IntArray
-from cometmq.store.keys import index_keys
+from cometmq.store.keys import behind_prefix, hash_keys
 
 log = logging.getLogger(__name__)
 
 _BATCH = 512
 _MOST_PREFIXES = 20_000
-
-
-def _hash_behind(prefixes: NDArray[np.uint32], keys: list[bytes]) -> NDArray[np.int32]:
-    """Java hash of prefix + key, given the hashes of the prefixes: h(prefix) * 31 ** len(key) + h(key)."""
-    if all(map(bytes.isascii, keys)):
-        lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-        hashes = java_hash_ascii(keys).view(np.uint32)
-    else:
-        texts = [key.decode("utf-8", "replace") for key in keys]
-        lengths = np.array([len(text.encode("utf-16-be", "surrogatepass")) // 2 for text in texts], np.int64)
-        hashes = java_hash_many(texts).view(np.uint32)
-    if len(keys):
-        powers = np.full(int(lengths.max()) + 1, 31, np.uint32)
-        powers[0] = 1
-        hashes = hashes + prefixes * np.multiply.accumulate(powers, dtype=np.uint32)[lengths]
-    return hashes.view(np.int32)
 
 
 class IndexService:
@@ -115,32 +98,37 @@ class IndexService:
 
     def _hash(self, records: list[Pending]) -> tuple[IntArray, IntArray, IntArray]:
         """Absolute key hashes, positions and store times, one for each key of the records."""
-        keys: list[bytes] = []
-        counts, prefixes, positions, times = [], [], [], []
+        records = [record for record in records if record[9]]
+        given = [record[8] for record in records]
+        if any(keys is not None for keys in given):
+            # Callers that know the keys hand them over; in the form of properties they all go one way.
+            texts = [
+                record[7] if keys is None else b"KEYS\x01" + " ".join(keys).encode()
+                for record, keys in zip(records, given, strict=True)
+            ]
+        else:
+            texts = [record[7] for record in records]
+        if not texts:
+            empty = np.zeros(0, np.int64)
+            return empty, empty, empty
+        hashes, lengths, owners = hash_keys(texts)
+        prefixes = np.array([self._prefix(record[1]) for record in records], np.uint32)
+        whole = behind_prefix(prefixes[owners], hashes, lengths)
+        absolute = np.abs(whole.view(np.int32).astype(np.int64))
+        absolute[absolute > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
+        positions = np.array([record[3] for record in records], np.int64)
+        times = np.array([record[6] for record in records], np.int64)
+        return absolute, positions[owners], times[owners]
+
+    def _prefix(self, topic: str) -> int:
+        """Java hash of `topic#`: the hash of prefix and key is hash(prefix) * 31 ** len(key) + hash(key)."""
         known = self._prefixes
-        for _, topic, _, position, _, _, store_ms, properties, given, indexed in records:
-            if not indexed:
-                continue
-            found = index_keys(properties) if given is None else [key.encode() for key in given if key]
-            if not found:
-                continue
-            keys += found
-            counts.append(len(found))
-            prefix = known.get(topic)
-            if prefix is None:
-                if len(known) > _MOST_PREFIXES:
-                    known.clear()
-                prefix = known[topic] = java_hash(topic + "#") & 0xFFFFFFFF
-            prefixes.append(prefix)
-            positions.append(position)
-            times.append(store_ms)
-        hashes = np.abs(_hash_behind(np.repeat(np.array(prefixes, np.uint32), counts), keys).astype(np.int64))
-        hashes[hashes > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
-        return (
-            hashes,
-            np.repeat(np.array(positions, np.int64), counts),
-            np.repeat(np.array(times, np.int64), counts),
-        )
+        prefix = known.get(topic)
+        if prefix is None:
+            if len(known) > _MOST_PREFIXES:
+                known.clear()
+            prefix = known[topic] = java_hash(topic + "#") & 0xFFFFFFFF
+        return prefix
 
     def _roll(self) -> None:
         seed_ms = seed_position = 0

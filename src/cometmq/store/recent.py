@@ -39,10 +39,7 @@ class RecentBytes:
         while parts and id(parts[0][2]) not in kept:
             parts.popleft()
         self.start = parts[0][0] if parts else _NOWHERE
-        if size > CHUNK:
-            chunk = bytearray(size)
-        else:
-            chunk = self._free.pop() if self._free else bytearray(CHUNK)
+        chunk = self._free.pop() if self._free and size <= CHUNK else bytearray(max(size, CHUNK))
         chunks.append(chunk)
         return chunk
 
