@@ -42,7 +42,7 @@ def spark_session(
         "spark.driver.extraJavaOptions": JVM_FLAGS,
     }
     if master.startswith("local"):
-        # Workers on this machine need the interpreter that has this package, not the first python3 of the PATH.
+        # Workers here need the interpreter that has this package, not the first python3 of the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if quiet:
