@@ -40,6 +40,7 @@ from cometmq.protocol.headers import (
     encode_ext,
 )
 from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
+from cometmq.protocol.send_ext import send_ext
 
 json_encode = msgspec.json.encode
 
@@ -140,6 +141,12 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
             ext_fields=fields,
             typed=header if fields is None else None,
         )
+
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        remark = "" if self.remark is None else f", remark {self.remark!r}"
+        fields = self.typed if self.typed is not None else self.ext_fields
+        return f"<{kind} {self.code}, opaque {self.opaque}, {fields}{remark}, body of {len(self.body)} bytes>"
 
     # -- reading
 
@@ -397,35 +404,49 @@ def encode_head(frame: Frame, body_length: int) -> bytes:
 
 def encode_header(frame: Frame) -> bytes:
     """The header of a frame in its serialisation."""
-    ext = frame.ext_fields
-    if ext is None and frame.typed is not None:
-        ext = frame.ext
     if frame.serialize_type == BINARY:
         return binary_header.encode(
-            frame.code, frame.language, frame.version, frame.opaque, frame.flag, frame.remark, ext
+            frame.code, frame.language, frame.version, frame.opaque, frame.flag, frame.remark, frame.ext
         )
-    language = _LANGUAGE_BYTES.get(frame.language, b"OTHER")
     try:
-        ext_text = b"" if ext is None else b'"extFields":%b,' % (json_encode(ext) if ext else _NO_EXT)
+        ext = _ext_json(frame)
+        ext_text = b"" if ext is None else b'"extFields":%b,' % ext
         remark = b"" if frame.remark is None else b'"remark":%b,' % json_encode(frame.remark)
     except UnicodeEncodeError:
-        # Half a surrogate pair: Java's encoder writes a question mark.
-        return encode_header(
-            Frame(
-                code=frame.code,
-                opaque=frame.opaque,
-                flag=frame.flag,
-                language=frame.language,
-                version=frame.version,
-                remark=None if frame.remark is None else _encodable(frame.remark),
-                ext_fields=None if ext is None else {_encodable(key): _encodable(ext[key]) for key in ext},
-            )
-        )  # fmt: skip
-    numbers = (frame.code, ext_text, frame.flag, language, frame.opaque, remark, frame.version)
-    return _HEADER % numbers
+        return encode_header(_encodable(frame))
+    language = _LANGUAGE_BYTES.get(frame.language, b"OTHER")
+    return _HEADER % (frame.code, ext_text, frame.flag, language, frame.opaque, remark, frame.version)
 
 
-def _encodable(text: str) -> str:
+def _ext_json(frame: Frame) -> bytes | None:
+    typed = frame.typed
+    if isinstance(typed, SendMessageRequestHeaderV2) and frame.ext_fields is None and not frame.raw_header:
+        text = send_ext(typed)
+        if text is not None:
+            return text
+    ext = frame.ext
+    if not ext:
+        return None if ext is None else _NO_EXT
+    return json_encode(ext)
+
+
+def _encodable(frame: Frame) -> Frame:
+    """The frame with question marks for halves of surrogate pairs, as Java's encoder writes them."""
+    ext = frame.ext
+    return Frame(
+        code=frame.code,
+        opaque=frame.opaque,
+        flag=frame.flag,
+        language=frame.language,
+        version=frame.version,
+        remark=None if frame.remark is None else _utf8(frame.remark),
+        ext_fields=None
+        if frame.ext is None
+        else {_utf8(key): _utf8(text) for key, text in frame.ext.items()},
+    )
+
+
+def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
