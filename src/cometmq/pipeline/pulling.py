@@ -173,7 +173,8 @@ class PullWindow:
             segment.at += 1
             return Verdict.PROGRESS
         if broken and len(starts) > 1:
-            # The last record may be the one whose length is wrong: it is asked for again, to stand at the beginning.
+            # The last record may be the one whose length is wrong: it is asked for again, to stand at the
+            # beginning.
             starts.pop()
         if starts:
             segment.chunks.append(Chunk(body, starts))

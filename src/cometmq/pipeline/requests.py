@@ -14,6 +14,7 @@ from cometmq.protocol.headers import (
     OffsetResponseHeader,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
+    QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 
@@ -86,3 +87,10 @@ def commit_request(group: str, queue: MessageQueue, offset: int) -> Frame:
         consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
     )
     return Frame.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+def committed_request(group: str, queue: MessageQueue) -> Frame:
+    header = QueryConsumerOffsetRequestHeader(
+        consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
+    )
+    return Frame.request(RequestCode.QUERY_CONSUMER_OFFSET, header)

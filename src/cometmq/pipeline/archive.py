@@ -1,0 +1,424 @@
+"""The archive job: topics to a Parquet table, each message exactly once, from the first offset or from where
+it stopped.
+
+Spark plans, schedules and retries; the bytes are pulled, decoded and written inside one Python task each
+(archive_task.py); the driver commits each batch in one step (table.py). The directory itself is the only
+state: a job that is killed anywhere and started again goes on behind the last commit. Ranges end at offsets
+fixed before they are read, so a message is in exactly one committed range; a batch whose counts do not add up
+to its ranges is not committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from cometmq.errors import ConfigError
+from cometmq.message import MessageQueue
+from cometmq.pipeline.archive_task import QueueCount, Unit, UnitResult, run_units
+from cometmq.pipeline.cluster import Cluster
+from cometmq.pipeline.errors import ArchiveError
+from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets, from_tree, parse_offsets, to_tree
+from cometmq.pipeline.options import SYSTEM_GROUP, Position, PullOptions, Topics, parse_addresses
+from cometmq.pipeline.plan import (
+    Bounds,
+    QueueRange,
+    check_not_shrunk,
+    default_tasks,
+    limit_ends,
+    pack,
+    queue_ranges,
+)
+from cometmq.pipeline.table import ArchiveTable
+from cometmq.pipeline.watch import watch_tasks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveProgress:
+    """How far the job is. Within a batch records are counted by finished tasks."""
+
+    batch: int
+    records: int  # archived by this run
+    total: int  # to be archived by this run, as known now
+    bytes: int  # of the records archived, as the brokers store them
+    seconds: float
+
+
+class QueueSummary(msgspec.Struct, frozen=True):
+    """One queue in this run: offsets `start` <= o < `end` were taken."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    start: int
+    end: int
+    records: int
+    bad: int
+    lost: int
+
+
+class ArchiveSummary(msgspec.Struct, frozen=True):
+    """What a run did; `msgspec.json.encode` makes it machine-readable."""
+
+    output: str
+    batches: int
+    records: int
+    bytes: int
+    files: int
+    file_bytes: int
+    bad: int
+    lost: int
+    seconds: float
+    resumed_behind_batch: int | None
+    queues: list[QueueSummary]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every offset of the ranges is in the table as a message."""
+        return not self.bad and not self.lost
+
+
+@dataclass(slots=True)
+class _Totals:
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    bad: int = 0
+    lost: int = 0
+    queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
+
+
+def archive(
+    spark: SparkSession,
+    namesrv: str,
+    topics: Sequence[str] = (),
+    output: str = "",
+    *,
+    pattern: str | None = None,
+    mode: Literal["available_now", "continuous"] = "available_now",
+    starting: str = "earliest",
+    interval_s: float = 10.0,
+    batch_records: int = 1_000_000,
+    compression: str = "zstd",
+    compression_level: int | None = None,
+    pulls_in_flight: int = 8,
+    pull_batch_size: int = 32,
+    timeout_ms: int = 30_000,
+    check_crc: bool = True,
+    decompress: bool = True,
+    fail_on_data_loss: bool = True,
+    max_bad_records: int | None = None,
+    consumer_group: str | None = None,
+    on_progress: Callable[[ArchiveProgress], None] | None = None,
+    stop: threading.Event | None = None,
+) -> ArchiveSummary:
+    """Archive `topics` (or those whose names match `pattern`) of the cluster into `output`, a path or URI.
+
+    mode: `available_now` takes what the brokers hold when it starts, in batches, and returns; `continuous`
+    goes on until `stop` is set, looking for new messages every `interval_s` seconds. starting: earliest,
+    latest or offsets as JSON, for queues that the archive does not know; a queue it knows goes on where it
+    stopped. consumer_group: a group to publish progress to after each commit, for lag displays.
+    max_bad_records: raise ArchiveError once this run met more.
+
+    Raises ConfigError, DataLossError (messages deleted before they were archived, unless `fail_on_data_loss`
+    is False), ArchiveError (the directory is in use, or not an archive), NoRouteError and the errors of the
+    network.
+    """
+    if not output:
+        raise ConfigError("output", output, "a directory: a path, or a URI such as hdfs:// or s3://")
+    if mode not in ("available_now", "continuous"):
+        raise ConfigError("mode", mode, "available_now or continuous")
+    if bool(topics) == bool(pattern):
+        raise ConfigError("topics", ", ".join(topics), "topic names or a pattern, not both")
+    pull = PullOptions(
+        consumer_group=consumer_group or SYSTEM_GROUP,
+        pull_batch_size=pull_batch_size,
+        pulls_in_flight=pulls_in_flight,
+        timeout_ms=timeout_ms,
+        check_crc=check_crc,
+        decompress=decompress,
+        fail_on_data_loss=fail_on_data_loss,
+        fail_on_bad_record=False,
+    )
+    job = _Job(
+        spark=spark,
+        namesrv=parse_addresses(namesrv),
+        topics=Topics(names=tuple(dict.fromkeys(topics)), pattern=pattern),
+        starting=_starting(starting),
+        table=ArchiveTable(output),
+        pull=pull,
+        batch_records=batch_records,
+        compression=(compression, compression_level),
+        max_bad_records=max_bad_records,
+        group=consumer_group,
+        on_progress=on_progress,
+    )
+    try:
+        return job.run(interval_s if mode == "continuous" else None, stop or threading.Event())
+    finally:
+        job.close()
+
+
+def _starting(text: str) -> Position:
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if text in words:
+        return Position(word=words[text])
+    return Position(word=EARLIEST, offsets=tuple(sorted(parse_offsets(text, "starting").items())))
+
+
+class _Job:
+    def __init__(
+        self,
+        *,
+        spark: SparkSession,
+        namesrv: tuple[str, ...],
+        topics: Topics,
+        starting: Position,
+        table: ArchiveTable,
+        pull: PullOptions,
+        batch_records: int,
+        compression: tuple[str, int | None],
+        max_bad_records: int | None,
+        group: str | None,
+        on_progress: Callable[[ArchiveProgress], None] | None,
+    ) -> None:
+        self._spark = spark
+        self._namesrv = namesrv
+        self._topics = topics
+        self._starting = starting
+        self._table = table
+        self._pull = pull
+        self._batch_records = batch_records
+        self._compression = compression
+        self._max_bad = max_bad_records
+        self._group = group
+        self._on_progress = on_progress
+        self._cluster = Cluster(namesrv, timeout_ms=pull.timeout_ms)
+        self._totals = _Totals()
+        self._started = time.monotonic()
+        self._expected = 0
+
+    def close(self) -> None:
+        self._cluster.close()
+        self._table.close()
+
+    def run(self, interval_s: float | None, stop: threading.Event) -> ArchiveSummary:
+        last = self._table.prepare()
+        batch = 0 if last is None else last["batch"] + 1
+        known = {} if last is None else from_tree(last["offsets"])
+        held = self._look()
+        start = self._entered(known, held)
+        if start != known:
+            # Where a queue begins is committed before anything is read, so that "latest" stays the same
+            # place.
+            self._table.commit(_commit(batch, self._table.run_id, start, [], [], 0.0))
+            batch, known = batch + 1, start
+        while True:
+            check_not_shrunk(known, held, fail=self._pull.fail_on_data_loss)
+            end = {
+                queue: max(held[queue].maximum, known[queue]) if queue in held else known[queue]
+                for queue in known
+            }
+            self._expected = self._totals.records + sum(end.values()) - sum(known.values())
+            while not stop.is_set() and end != known:
+                known = self._one_batch(batch, known, limit_ends(known, end, self._batch_records), held)
+                batch += 1
+            if interval_s is None or stop.wait(interval_s):
+                break
+            held = self._look()
+            known = self._entered(known, held)
+        return self._summary(None if last is None else last["batch"])
+
+    def _look(self) -> dict[MessageQueue, Bounds]:
+        return self._cluster.bounds(self._cluster.queues(self._topics))
+
+    def _entered(self, known: Offsets, held: dict[MessageQueue, Bounds]) -> Offsets:
+        """`known` with the starts of queues that are new to the archive."""
+        new = sorted(held.keys() - known.keys())
+        return known | self._cluster.resolve(self._starting, new) if new else known
+
+    def _one_batch(
+        self, batch: int, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]
+    ) -> Offsets:
+        began = time.monotonic()
+        ranges = queue_ranges(start, end, held, fail_on_data_loss=self._pull.fail_on_data_loss)
+        results = self._spark_job(batch, [item for item in ranges if item.count])
+        counted = _added_up(ranges, results)
+        self._check(counted, start, end, results)
+        self._table.commit(
+            _commit(
+                batch,
+                self._table.run_id,
+                end,
+                [_range(q, start[q], end[q], n) for q, n in counted.items()],
+                results,
+                time.monotonic() - began,
+            )
+        )
+        self._count(start, end, counted, results)
+        if self._group is not None:
+            self._cluster.commit(self._group, end)
+        self._report(batch, 0)
+        return end
+
+    def _spark_job(self, batch: int, ranges: list[QueueRange]) -> list[UnitResult]:
+        context = self._spark.sparkContext
+        groups = pack(ranges, default_tasks(sum(item.count for item in ranges), context.defaultParallelism))
+        if not groups:
+            return []
+        addresses = self._cluster.addresses(item.queue for item in ranges)
+        staging = self._table.staging(batch)
+        units = [
+            Unit(
+                batch=batch,
+                ranges=tuple(group),
+                addresses=tuple(
+                    sorted({(i.queue.broker_name, addresses.get(i.queue.broker_name, "")) for i in group})
+                ),
+                namesrv=self._namesrv,
+                output=self._table.output,
+                staging=staging,
+                compression=self._compression[0],
+                compression_level=self._compression[1],
+                pull=self._pull,
+            )
+            for group in groups
+        ]
+        records = sum(item.count for item in ranges)
+
+        def report(done: int) -> None:
+            self._report(batch, records * done // len(units))
+
+        with watch_tasks(context, f"archive batch {batch}", report if self._on_progress else None):
+            results: list[UnitResult] = (
+                context.parallelize(units, len(units)).mapPartitions(run_units).collect()
+            )
+        return results
+
+    def _check(
+        self, counted: dict[MessageQueue, QueueCount], start: Offsets, end: Offsets, results: list[UnitResult]
+    ) -> None:
+        for queue, count in counted.items():
+            if count.records + count.bad + count.lost != end[queue] - start[queue]:
+                raise ArchiveError(
+                    self._table.output,
+                    f"{queue} offsets {start[queue]} to {end[queue]} gave {count.records} messages, "
+                    f"{count.bad} bad, "
+                    f"{count.lost} lost ones: not committed",
+                )
+        rows = sum(file["rows"] for result in results for file in result.files)
+        if rows != sum(count.records for count in counted.values()):
+            raise ArchiveError(
+                self._table.output, f"the batch's files hold {rows} rows, not what was read: not committed"
+            )
+        bad = self._totals.bad + sum(count.bad for count in counted.values())
+        if self._max_bad is not None and bad > self._max_bad:
+            raise ArchiveError(
+                self._table.output, f"{bad} bad records, the limit is {self._max_bad}: not committed"
+            )
+
+    def _count(
+        self, start: Offsets, end: Offsets, counted: dict[MessageQueue, QueueCount], results: list[UnitResult]
+    ) -> None:
+        totals = self._totals
+        totals.batches += 1
+        totals.files += sum(len(result.files) for result in results)
+        totals.file_bytes += sum(file["bytes"] for result in results for file in result.files)
+        for queue, count in counted.items():
+            totals.records += count.records
+            totals.bytes += count.bytes
+            totals.bad += count.bad
+            totals.lost += count.lost
+            before = totals.queues.get(queue)
+            totals.queues[queue] = QueueSummary(
+                queue.topic,
+                queue.broker_name,
+                queue.queue_id,
+                before.start if before else start[queue],
+                end[queue],
+                count.records + (before.records if before else 0),
+                count.bad + (before.bad if before else 0),
+                count.lost + (before.lost if before else 0),
+            )
+
+    def _report(self, batch: int, running: int) -> None:
+        if self._on_progress is not None:
+            totals = self._totals
+            self._on_progress(
+                ArchiveProgress(
+                    batch,
+                    totals.records + running,
+                    self._expected,
+                    totals.bytes,
+                    time.monotonic() - self._started,
+                )
+            )
+
+    def _summary(self, resumed_behind: int | None) -> ArchiveSummary:
+        totals = self._totals
+        return ArchiveSummary(
+            output=self._table.output,
+            batches=totals.batches,
+            records=totals.records,
+            bytes=totals.bytes,
+            files=totals.files,
+            file_bytes=totals.file_bytes,
+            bad=totals.bad,
+            lost=totals.lost,
+            seconds=time.monotonic() - self._started,
+            resumed_behind_batch=resumed_behind,
+            queues=[totals.queues[queue] for queue in sorted(totals.queues)],
+        )
+
+
+def _added_up(ranges: list[QueueRange], results: list[UnitResult]) -> dict[MessageQueue, QueueCount]:
+    """Counts of each queue of the batch: from its tasks, and what was known to be lost before they ran."""
+    counted = {item.queue: QueueCount(lost=item.lost) for item in ranges}
+    for result in results:
+        for queue, count in result.queues.items():
+            counted[queue].add(count)
+    return dict(sorted(counted.items()))
+
+
+def _range(queue: MessageQueue, start: int, end: int, count: QueueCount) -> dict[str, Any]:
+    return {
+        "topic": queue.topic,
+        "broker_name": queue.broker_name,
+        "queue_id": queue.queue_id,
+        "start": start,
+        "end": end,
+        **asdict(count),
+    }
+
+
+def _commit(
+    batch: int,
+    run: str,
+    offsets: Offsets,
+    ranges: list[dict[str, Any]],
+    results: list[UnitResult],
+    seconds: float,
+) -> dict[str, Any]:
+    """The content of a commit file."""
+    return {
+        "batch": batch,
+        "run": run,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "seconds": round(seconds, 3),
+        "offsets": to_tree(offsets),
+        "ranges": ranges,
+        "files": [file for result in results for file in result.files],
+        "quarantine": [file for result in results for file in result.quarantine],
+    }

@@ -1,0 +1,165 @@
+"""The part of the archive job that runs in Spark's workers: pull, decode and write Parquet, all in one task.
+
+The bytes never pass through the JVM: only a description of what was written goes back to the driver. Sending
+them through Spark's own Parquet writer costs 3 to 5 times as much (docs/pipeline.md).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from cometmq.message import MessageQueue
+from cometmq.pipeline.options import PullOptions
+from cometmq.pipeline.partition_writer import PartitionWriter, runs
+from cometmq.pipeline.plan import QueueRange
+from cometmq.pipeline.reading import read_parts
+from cometmq.pipeline.table import open_filesystem
+from cometmq.protocol.columnar import COLUMNS, BadRecord, arrow_schema
+
+ARCHIVE_SCHEMA = arrow_schema([name for name in COLUMNS if name != "offset_msg_id"])
+
+_QUARANTINE_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("broker_name", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("physical_offset", pa.int64()),
+        ("stage", pa.string()),
+        ("problem", pa.string()),
+        ("raw", pa.binary()),
+        ("batch", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The work of one task. `staging` is relative to the archive's root; addresses are those of the brokers
+    by name.
+    """
+
+    batch: int
+    ranges: tuple[QueueRange, ...]
+    addresses: tuple[tuple[str, str], ...]
+    namesrv: tuple[str, ...]
+    output: str
+    staging: str
+    compression: str
+    compression_level: int | None
+    pull: PullOptions
+
+
+@dataclass(slots=True)
+class QueueCount:
+    """What a task found in one queue. Time stamps in ms, None without records; `bytes` as stored by the
+    broker.
+    """
+
+    records: int = 0
+    bad: int = 0
+    lost: int = 0
+    bytes: int = 0
+    first_store_ms: int | None = None
+    last_store_ms: int | None = None
+
+    def add(self, other: QueueCount) -> None:
+        self.records += other.records
+        self.bad += other.bad
+        self.lost += other.lost
+        self.bytes += other.bytes
+        times = [t for t in (self.first_store_ms, other.first_store_ms) if t is not None]
+        self.first_store_ms = min(times, default=None)
+        times = [t for t in (self.last_store_ms, other.last_store_ms) if t is not None]
+        self.last_store_ms = max(times, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitResult:
+    files: list[dict[str, Any]]
+    quarantine: list[dict[str, Any]]
+    queues: dict[MessageQueue, QueueCount]
+
+
+def run_units(units: Iterable[Unit]) -> Iterable[UnitResult]:
+    """For `RDD.mapPartitions`."""
+    return map(_run, units)
+
+
+def _run(unit: Unit) -> UnitResult:
+    filesystem, root = open_filesystem(unit.output)
+    writer = PartitionWriter(
+        filesystem, root, unit.staging, compression=unit.compression, level=unit.compression_level
+    )
+    queues = {item.queue: QueueCount() for item in unit.ranges}
+    bad: list[tuple[QueueRange, BadRecord]] = []
+    for part in read_parts(unit.namesrv, unit.ranges, dict(unit.addresses), ARCHIVE_SCHEMA, unit.pull):
+        writer.write(part.batch)
+        _count(part.batch, queues)
+        for queue, lost in part.lost.items():
+            queues[queue].lost += lost
+        for source, record in part.bad:
+            queues[source.queue].bad += 1
+            bad.append((source, record))
+    writer.close()
+    return UnitResult(writer.files, _quarantine(filesystem, root, unit, bad), queues)
+
+
+def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> None:
+    """Add a batch to the counts of its queues. Raises KeyError for a record of a queue that was not asked
+    for.
+    """
+    if not batch.num_rows:
+        return
+    broker_name = batch.column("broker_name")[0].as_py()
+    topics = batch.column("topic").dictionary_encode()
+    topic_codes = topics.indices.to_numpy()
+    queue_ids = batch.column("queue_id").to_numpy()
+    times = batch.column("store_timestamp").cast(pa.int64()).to_numpy() // 1000
+    sizes = batch.column("store_size").to_numpy()
+    for start, stop in runs(topic_codes, queue_ids):
+        topic = topics.dictionary[int(topic_codes[start])].as_py()
+        queues[MessageQueue(topic, broker_name, int(queue_ids[start]))].add(
+            QueueCount(
+                records=stop - start,
+                bytes=int(np.sum(sizes[start:stop], dtype=np.int64)),
+                first_store_ms=int(times[start:stop].min()),
+                last_store_ms=int(times[start:stop].max()),
+            )
+        )
+
+
+def _quarantine(
+    filesystem: fs.FileSystem, root: str, unit: Unit, bad: list[tuple[QueueRange, BadRecord]]
+) -> list[dict[str, Any]]:
+    """Write the bad records to a staged file of their own."""
+    if not bad:
+        return []
+    rows = [
+        {
+            "topic": source.queue.topic,
+            "broker_name": source.queue.broker_name,
+            "queue_id": source.queue.queue_id,
+            "queue_offset": record.queue_offset,
+            "physical_offset": record.physical_offset,
+            "stage": record.stage,
+            "problem": record.problem,
+            "raw": record.raw,
+            "batch": unit.batch,
+        }
+        for source, record in bad
+    ]
+    name = f"bad-{uuid.uuid4().hex}.parquet"
+    staged = f"{unit.staging}/{name}"
+    with filesystem.open_output_stream(f"{root}/{staged}") as stream:
+        pq.write_table(pa.Table.from_pylist(rows, _QUARANTINE_SCHEMA), stream, compression="zstd")
+    size = filesystem.get_file_info(f"{root}/{staged}").size
+    return [{"staged": staged, "path": f"_cometmq/quarantine/{name}", "rows": len(rows), "bytes": size}]

@@ -1,0 +1,178 @@
+"""Record batches to Parquet files by topic, day and hour of store time (UTC): what an archive task writes.
+
+Runs in Spark's Python workers. Rows keep the order in which they come (queue, offset). A row group is written
+when about 64 MiB are buffered for its file, a file is closed at about 256 MiB; memory is bounded by closing
+the largest buffers first.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from cometmq.pipeline.table import partition_value
+
+ROW_GROUP_BYTES = 64 * 1024 * 1024
+FILE_BYTES = 256 * 1024 * 1024
+BUFFER_BYTES = 96 * 1024 * 1024  # over all open files of a task
+MAX_OPEN_FILES = 64
+
+_HOUR_US = 3_600_000_000
+_DICTIONARY = ["broker_name", "tags", "born_host", "store_host", "properties.key_value.key"]
+_NO_STATISTICS = {"body", "properties"}
+
+
+class Partition(NamedTuple):
+    topic: str
+    hour: int  # hours since 1970
+
+    @property
+    def directory(self) -> str:
+        day = datetime.fromtimestamp(self.hour * 3600, UTC)
+        return f"topic={partition_value(self.topic)}/dt={day:%Y-%m-%d}/hour={day:%H}"
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    partition: Partition
+    name: str
+    writer: pq.ParquetWriter
+    stream: Any
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    buffered: int = 0
+    rows: int = 0
+
+
+class PartitionWriter:
+    """Writes batches that have the columns `topic` and `store_timestamp` beside others; `topic` goes to the
+    path only.
+
+    `files` describes the finished files after `close`: {"staged", "path", "topic", "dt", "hour", "rows",
+    "bytes"}.
+    """
+
+    def __init__(
+        self, filesystem: fs.FileSystem, root: str, staging: str, *, compression: str, level: int | None
+    ) -> None:
+        self._filesystem = filesystem
+        self._root = root
+        self._staging = staging
+        self._compression = compression
+        self._level = level
+        self._open: dict[Partition, _OpenFile] = {}
+        self._buffered = 0
+        self.files: list[dict[str, Any]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        rest = batch.drop_columns(["topic"])
+        for partition, start, stop in partition_runs(batch):
+            self._append(partition, rest.slice(start, stop - start))
+
+    def _append(self, partition: Partition, part: pa.RecordBatch) -> None:
+        file = self._open.get(partition)
+        if file is None:
+            while len(self._open) >= MAX_OPEN_FILES:
+                self._close(max(self._open.values(), key=lambda item: item.buffered))
+            file = self._open[partition] = self._create(partition, part.schema)
+        size = part.nbytes
+        file.batches.append(part)
+        file.buffered += size
+        self._buffered += size
+        if file.buffered >= ROW_GROUP_BYTES:
+            self._write_group(file)
+        while self._buffered >= BUFFER_BYTES:
+            self._write_group(max(self._open.values(), key=lambda item: item.buffered))
+        if file.stream.tell() >= FILE_BYTES:
+            self._close(file)
+
+    def _create(self, partition: Partition, schema: pa.Schema) -> _OpenFile:
+        name = f"part-{uuid.uuid4().hex}.parquet"
+        stream = self._filesystem.open_output_stream(f"{self._root}/{self._staging}/{name}")
+        columns = schema.names
+        writer = pq.ParquetWriter(
+            stream,
+            schema,
+            compression=self._compression,
+            compression_level=self._level,
+            use_dictionary=[name for name in _DICTIONARY if name.split(".")[0] in columns],
+            write_statistics=[name for name in columns if name not in _NO_STATISTICS],
+        )
+        return _OpenFile(partition, name, writer, stream)
+
+    def _write_group(self, file: _OpenFile) -> None:
+        if not file.batches:
+            return
+        table = pa.Table.from_batches(file.batches)
+        file.writer.write_table(table, row_group_size=max(1, table.num_rows))
+        file.rows += table.num_rows
+        self._buffered -= file.buffered
+        file.batches, file.buffered = [], 0
+
+    def _close(self, file: _OpenFile) -> None:
+        self._write_group(file)
+        file.writer.close()
+        file.stream.close()
+        del self._open[file.partition]
+        staged = f"{self._staging}/{file.name}"
+        where = f"{self._root}/{staged}"
+        if isinstance(self._filesystem, fs.LocalFileSystem):
+            _sync(where)
+        day = datetime.fromtimestamp(file.partition.hour * 3600, UTC)
+        self.files.append(
+            {
+                "staged": staged,
+                "path": f"{file.partition.directory}/{file.name}",
+                "topic": file.partition.topic,
+                "dt": f"{day:%Y-%m-%d}",
+                "hour": day.hour,
+                "rows": file.rows,
+                "bytes": self._filesystem.get_file_info(where).size,
+            }
+        )
+
+    def close(self) -> None:
+        """Finish all files. Not called after an error: the staging directory is thrown away as a whole."""
+        for file in list(self._open.values()):
+            self._close(file)
+
+
+def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]]:
+    """(partition, first row, row behind the last) of each stretch of rows that belong to one file."""
+    if not batch.num_rows:
+        return
+    hours = batch.column("store_timestamp").cast(pa.int64()).to_numpy() // _HOUR_US
+    topics = batch.column("topic").dictionary_encode()
+    codes = topics.indices.to_numpy()
+    for start, stop in runs(hours, codes):
+        yield Partition(topics.dictionary[int(codes[start])].as_py(), int(hours[start])), start, stop
+
+
+def runs(*columns: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """(first, behind the last) of each stretch of rows over which all columns are constant."""
+    count = len(columns[0])
+    change = np.zeros(count, bool)
+    for column in columns:
+        change[1:] |= column[1:] != column[:-1]
+    edges = [0, *np.flatnonzero(change).tolist(), count]
+    for start, stop in pairwise(edges):
+        if stop > start:
+            yield start, stop
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

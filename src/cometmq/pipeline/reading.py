@@ -1,0 +1,289 @@
+"""Ranges of queues to record batches: what a reading task does in Spark's Python worker.
+
+One connection to each broker, kept by the worker process for its next task; several pulls in flight on it
+(pulling.py); the answers of a batch are joined and decoded at once (protocol/columnar.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cometmq.errors import BrokerError, CometError, ConnectError, RequestTimeout, SendFailed
+from cometmq.message import MessageQueue
+from cometmq.pipeline.cluster import Cluster
+from cometmq.pipeline.errors import BadRecordError, DataLossError
+from cometmq.pipeline.options import PullOptions
+from cometmq.pipeline.plan import QueueRange
+from cometmq.pipeline.pulling import PullWindow, Reply, Request, Segment, Verdict
+from cometmq.pipeline.requests import pull_reply, pull_request
+from cometmq.pipeline.wire import Wire
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.columnar import MAX_RAW_BYTES, BadRecord, ColumnDecoder
+from cometmq.protocol.compression import decompress
+
+log = logging.getLogger(__name__)
+
+_NOT_YET_S = (
+    2.0  # how long offsets below the planned end may be absent: a master that restarts replays its log first
+)
+_BUSY = {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL}
+
+_wires: dict[str, Wire] = {}  # of this worker process, by address; only connections with nothing in flight
+_TAGS = "__tags__"
+
+
+@dataclass(slots=True)
+class Part:
+    """Records of one broker in order of (queue, offset), and what could not be had."""
+
+    batch: pa.RecordBatch
+    bad: list[tuple[QueueRange, BadRecord]] = field(default_factory=list)
+    lost: dict[MessageQueue, int] = field(default_factory=dict)
+
+
+def read_batches(
+    namesrv: Sequence[str],
+    ranges: Sequence[QueueRange],
+    addresses: dict[str, str],
+    schema: pa.Schema,
+    options: PullOptions,
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a Spark read. Bad records raise BadRecordError or are left out with a warning, as the
+    options say.
+    """
+    for part in read_parts(namesrv, ranges, addresses, schema, options):
+        for source, bad in part.bad:
+            if options.fail_on_bad_record:
+                raise BadRecordError(source.queue, bad.queue_offset, bad.stage, bad.problem)
+            log.warning("bad record left out: %s offset %s: %s", source.queue, bad.queue_offset, bad.problem)
+        if part.batch.num_rows:
+            yield part.batch
+
+
+def read_parts(
+    namesrv: Sequence[str],
+    ranges: Sequence[QueueRange],
+    addresses: dict[str, str],
+    schema: pa.Schema,
+    options: PullOptions,
+) -> Iterator[Part]:
+    """As `read_batches`, with bad and lost records for the caller to judge (lost ones raise if the options
+    say so).
+    """
+    for broker_name, group in groupby(
+        sorted(ranges, key=_by_broker), key=lambda item: item.queue.broker_name
+    ):
+        reader = _BrokerReader(
+            namesrv, broker_name, addresses.get(broker_name, ""), list(group), schema, options
+        )
+        yield from reader.parts()
+
+
+def _by_broker(item: QueueRange) -> tuple[str, MessageQueue, int]:
+    return item.queue.broker_name, item.queue, item.start
+
+
+class _BrokerReader:
+    def __init__(
+        self,
+        namesrv: Sequence[str],
+        broker_name: str,
+        address: str,
+        ranges: list[QueueRange],
+        schema: pa.Schema,
+        options: PullOptions,
+    ) -> None:
+        self._namesrv = namesrv
+        self._address = address
+        self._queue = ranges[0].queue
+        self._options = options
+        filtered = options.tags.strip() not in ("", "*")
+        self._window = PullWindow(
+            ranges, step=options.pull_batch_size, depth=options.pulls_in_flight, filtered=filtered
+        )
+        self._assembler = _Assembler(schema, broker_name, options, filtered)
+        self._flying: dict[int, Segment] = {}
+        self._patience: dict[Segment, float] = {}  # until when a segment may be answered "not yet"
+
+    def parts(self) -> Iterator[Part]:
+        wire = self._connect()
+        try:
+            while True:
+                complete = list(self._window.ready())
+                # The next pulls leave before the batch is decoded: the broker works while we do.
+                self._send(wire, list(self._window.requests()))
+                yield from self._assembler.take(complete)
+                if not self._flying:
+                    break
+                try:
+                    frame = wire.receive()
+                    self._answered(self._flying.pop(frame.opaque), pull_reply(frame))
+                except (SendFailed, RequestTimeout) as error:
+                    wire = self._reconnect(error)
+            yield from self._assembler.rest()
+        except BaseException:
+            # Also GeneratorExit (Spark's `limit`): answers are still on their way on this connection.
+            wire.close()
+            raise
+        _wires[wire.address] = wire
+
+    def _send(self, wire: Wire, requests: list[Request]) -> None:
+        if not requests:
+            return
+        options = self._options
+        frames = [
+            pull_request(
+                options.consumer_group, item.segment.source.queue, item.offset, item.wanted, options.tags
+            )
+            for item in requests
+        ]
+        for number, item in zip(wire.send(frames), requests, strict=True):
+            self._flying[number] = item.segment
+
+    def _answered(self, segment: Segment, reply: Reply) -> None:
+        verdict = self._window.answered(segment, reply)
+        if verdict is Verdict.PROGRESS:
+            self._patience.pop(segment, None)
+        elif verdict is Verdict.REFUSED and reply.code not in _BUSY:
+            queue = segment.source.queue
+            raise _refused(reply, self._address, queue)
+        else:
+            self._wait(segment, reply, verdict)
+        if segment.lost and self._options.fail_on_data_loss:
+            raise _loss(segment)
+
+    def _wait(self, segment: Segment, reply: Reply, verdict: Verdict) -> None:
+        patience_s = _NOT_YET_S if verdict is Verdict.NOT_YET else self._options.timeout_ms / 1000
+        until = self._patience.setdefault(segment, time.monotonic() + patience_s)
+        if time.monotonic() < until:
+            time.sleep(0.05)
+            self._window.retry(segment)
+        elif verdict is Verdict.NOT_YET:
+            self._window.give_up(segment, reply)
+        else:
+            raise _refused(reply, self._address, segment.source.queue)
+
+    def _connect(self) -> Wire:
+        wire = _wires.pop(self._address, None)
+        if wire is not None and wire.usable():
+            return wire
+        if self._address:
+            try:
+                return Wire(self._address, self._options.timeout_ms / 1000)
+            except ConnectError as error:
+                return self._find_again(error)
+        return self._find_again(None)
+
+    def _reconnect(self, error: CometError) -> Wire:
+        self._flying.clear()
+        self._window.lost_connection()
+        return self._find_again(error)
+
+    def _find_again(self, error: CometError | None) -> Wire:
+        """Ask the name server where the broker is now and connect, for as long as the time-out allows."""
+        deadline = time.monotonic() + self._options.timeout_ms / 1000
+        with Cluster(self._namesrv, timeout_ms=self._options.timeout_ms) as cluster:
+            while True:
+                try:
+                    self._address = cluster.address_of(self._queue)
+                    return Wire(self._address, self._options.timeout_ms / 1000)
+                except CometError as problem:
+                    error = problem
+                if time.monotonic() > deadline:
+                    raise error
+                time.sleep(0.2)
+
+
+def _refused(reply: Reply, address: str, queue: MessageQueue) -> BrokerError:
+    return BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
+
+
+def _loss(segment: Segment) -> DataLossError:
+    source = segment.source
+    return DataLossError(
+        source.queue,
+        segment.start,
+        segment.end,
+        segment.minimum,
+        segment.maximum,
+        f"{segment.lost} records are gone",
+    )
+
+
+class _Assembler:
+    """Collects the answers' records until a batch is full, then decodes them."""
+
+    def __init__(self, schema: pa.Schema, broker_name: str, options: PullOptions, filtered: bool) -> None:
+        self._options = options
+        self._filtered = filtered
+        self._schema = schema
+        wanted = schema
+        if filtered:
+            # The broker compares hashes of tags; the texts are compared here, in a column of our own.
+            self._tags = pa.array([tag.strip() for tag in options.tags.split("||")], pa.string())
+            wanted = schema.append(pa.field(_TAGS, pa.string()))
+        self._decoder = ColumnDecoder(
+            wanted,
+            broker_name=broker_name,
+            check_crc=options.check_crc,
+            decompress=decompress if options.decompress else None,
+        )
+        self._bodies: list[bytes] = []
+        self._starts: list[int] = []
+        self._segments: list[tuple[Segment, int]] = []  # and the position behind its records
+        self._size = 0
+
+    def take(self, segments: Iterable[Segment]) -> Iterator[Part]:
+        for segment in segments:
+            for chunk in segment.chunks:
+                base = self._size
+                self._bodies.append(chunk.body)
+                self._starts.extend([base + start for start in chunk.starts] if base else chunk.starts)
+                self._size += len(chunk.body)
+            segment.chunks = []
+            self._segments.append((segment, self._size))
+            if len(self._starts) >= self._options.batch_records or self._size >= self._options.batch_bytes:
+                yield from self.rest()
+
+    def rest(self) -> Iterator[Part]:
+        """What has been collected, as one part."""
+        if not self._segments:
+            return
+        decoded = self._decoder.decode(b"".join(self._bodies), self._starts)
+        part = Part(self._filter(decoded.batch) if self._filtered else decoded.batch)
+        for bad in decoded.bad:
+            part.bad.append((self._source_of(bad.position), bad))
+        for segment, _ in self._segments:
+            if segment.lost:
+                queue = segment.source.queue
+                part.lost[queue] = part.lost.get(queue, 0) + segment.lost
+            for offset, raw in segment.broken:
+                part.bad.append((segment.source, _broken(segment, offset, raw)))
+        self._bodies, self._starts, self._segments, self._size = [], [], [], 0
+        yield part
+
+    def _source_of(self, position: int) -> QueueRange:
+        return next(segment.source for segment, end in self._segments if position < end)
+
+    def _filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        kept = batch.filter(pc.is_in(batch.column(_TAGS), value_set=self._tags))
+        return kept.select(self._schema.names)
+
+
+def _broken(segment: Segment, offset: int, raw: bytes) -> BadRecord:
+    return BadRecord(
+        0,
+        "layout",
+        "the length or magic number cannot be",
+        segment.source.queue.queue_id,
+        offset,
+        None,
+        raw[:MAX_RAW_BYTES],
+    )

@@ -1,0 +1,147 @@
+"""Rows of a DataFrame to messages: which columns mean what, and their values to bytes.
+
+| column | type | meaning |
+|---|---|---|
+| body (or value) | binary or string | required |
+| topic | string | where to, unless the option `topic` says so for all |
+| tags, keys | string | as in a message; keys separated by blanks |
+| properties | map<string,string> | user properties |
+| flag, delay_level | int | as in a message |
+| sharding_key | string | rows with one key go to one queue, in order |
+| msg_id | string | keep this id instead of making one |
+
+Other columns of the source (queue_id, store_timestamp …) are accepted and left out, so what was read can be
+written again.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, ShortType, StringType, StructType
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.errors import SinkRowError
+from cometmq.pipeline.options import WriteOptions
+from cometmq.protocol.columnar import COLUMNS
+
+_TEXT = (StringType,)
+_NUMBER = (IntegerType, LongType, ShortType)
+_COLUMNS: dict[str, tuple[type, ...]] = {
+    "body": (BinaryType, StringType),
+    "topic": _TEXT,
+    "tags": _TEXT,
+    "keys": _TEXT,
+    "properties": (MapType,),
+    "flag": _NUMBER,
+    "delay_level": _NUMBER,
+    "sharding_key": _TEXT,
+    "msg_id": _TEXT,
+}
+_NOT_COPIED = frozenset(
+    # Set by brokers and clients for the stored message they were read from; wrong on a new one.
+    [
+        "CLUSTER",
+        "WAIT",
+        "MSG_REGION",
+        "TRACE_ON",
+        "UNIQ_KEY",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "DELAY",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "TRAN_MSG",
+        "PGROUP",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "__transactionId__",
+        "TRANSACTION_CHECK_TIMES",
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "RETRY_TOPIC",
+        "ORIGIN_MESSAGE_ID",
+        "CONSUME_START_TIME",
+        "POP_CK",
+        "INNER_NUM",
+        "INNER_BASE",
+        "__CRC32#",
+    ]
+)
+
+
+class Outgoing(NamedTuple):
+    """A message ready to send. `properties` is the encoded string, without the delay level."""
+
+    topic: str
+    body: bytes
+    properties: bytes
+    flag: int
+    delay_level: int
+    sharding_key: str | None
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> None:
+    """Raises ConfigError when the frame cannot be written."""
+    names = {("body" if field.name == "value" else field.name): field for field in schema.fields}
+    if "body" not in names:
+        raise ConfigError("columns", ", ".join(schema.names), "a column body (or value), binary or string")
+    if "topic" not in names and options.topic is None:
+        raise ConfigError("topic", "", "a topic: the option, or a column of that name")
+    for name, field in names.items():
+        if name not in _COLUMNS:
+            if name in COLUMNS:
+                continue
+            near = difflib.get_close_matches(name, _COLUMNS, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError("columns", name, f"columns of: {', '.join(_COLUMNS)}{hint}")
+        if not isinstance(field.dataType, _COLUMNS[name]):
+            expected = " or ".join(kind.__name__.removesuffix("Type").lower() for kind in _COLUMNS[name])
+            raise ConfigError("columns", f"{name} {field.dataType.simpleString()}", f"{name} {expected}")
+
+
+def messages_of(
+    batch: pa.RecordBatch, options: WriteOptions, first_row: int, make_id: Callable[[int], str]
+) -> Iterator[Outgoing]:
+    """The messages of a batch whose first row is number `first_row` of its partition. Raises SinkRowError."""
+    columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
+    count = batch.num_rows
+    nothing = [None] * count
+    taken = [columns[name].to_pylist() if name in columns else nothing for name in _COLUMNS]
+    for index, (body, topic, tags, keys, properties, flag, delay, sharding, msg_id) in enumerate(
+        zip(*taken, strict=True)
+    ):
+        row = first_row + index
+        if body is None:
+            raise SinkRowError(row, "body", "is null")
+        topic = options.topic or topic
+        if not topic:
+            raise SinkRowError(row, "topic", "is null")
+        yield Outgoing(
+            topic,
+            body.encode() if isinstance(body, str) else body,
+            _encode(row, msg_id or make_id(row), tags, keys, properties),
+            flag or 0,
+            delay or 0,
+            sharding,
+        )
+
+
+def _encode(row: int, msg_id: str, tags: str | None, keys: str | None, properties: Any) -> bytes:
+    pairs = {"UNIQ_KEY": msg_id, "WAIT": "true"}
+    if properties:
+        # Arrow gives a map as a list of pairs; a null value is not written.
+        pairs |= {name: value for name, value in properties if value and name and name not in _NOT_COPIED}
+    if keys:
+        pairs["KEYS"] = keys
+    if tags:
+        pairs["TAGS"] = tags
+    text = "\x02".join([f"{name}\x01{value}" for name, value in pairs.items()])
+    if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) - 1:
+        raise SinkRowError(row, "properties", "a name or value contains the character \\x01 or \\x02")
+    encoded = text.encode()
+    if len(encoded) > 32767:
+        raise SinkRowError(row, "properties", f"{len(encoded)} bytes encoded, the limit is 32767")
+    return encoded

@@ -1,0 +1,229 @@
+"""Messages to brokers from a writing task: batched by queue, one batch of a queue in flight, several queues
+at once.
+
+Blocking sockets, as in reading. Nothing counts as sent before the broker said so: `flush` returns when every
+batch is acknowledged, and raises if one cannot be within its attempts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from cometmq.errors import BrokerError, CometError, RemotingError
+from cometmq.message import MessageQueue
+from cometmq.pipeline.cluster import Cluster
+from cometmq.pipeline.options import WriteOptions
+from cometmq.pipeline.rows import Outgoing
+from cometmq.pipeline.wire import Wire
+from cometmq.protocol.batch import encode_batch
+from cometmq.protocol.codes import RETRY_PREFIX, TBW102, RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import SendMessageRequestHeaderV2
+from cometmq.protocol.properties import java_hash
+
+_STORED = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+    }
+)
+_TRY_AGAIN = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.FLOW_CONTROL,
+    }
+)
+_PAUSE_S = 0.1  # before the first repetition, doubled with each
+
+
+@dataclass(slots=True)
+class _Batch:
+    queue: MessageQueue
+    messages: list[Outgoing]
+    pinned: bool  # rows of one sharding key stay in one queue
+    attempts: int = 0
+
+
+@dataclass(slots=True)
+class _Topic:
+    """Where the messages of a topic go: rows without a key fill one queue's batch after the other."""
+
+    queues: Sequence[MessageQueue]
+    turn: int = 0
+    waiting: dict[MessageQueue, list[Outgoing]] = field(default_factory=dict)
+    sizes: dict[MessageQueue, int] = field(default_factory=dict)
+    pinned: set[MessageQueue] = field(default_factory=set)
+
+
+class Sender:
+    """Sends messages to any topics. `messages` and `bytes` count what was acknowledged."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms)
+        self._topics: dict[str, _Topic] = {}
+        self._wires: dict[str, Wire] = {}  # by broker name
+        self._flying: dict[str, dict[int, _Batch]] = {}  # by broker name and opaque number
+        self._busy: dict[MessageQueue, str] = {}  # queues with a batch in flight, and the broker it went to
+        self.messages = 0
+        self.bytes = 0
+
+    def send(self, message: Outgoing) -> None:
+        """Take a message; batches leave as they fill."""
+        topic = self._topics.get(message.topic)
+        if topic is None:
+            topic = self._topics[message.topic] = _Topic(self._cluster.write_queues(message.topic))
+        if message.sharding_key is None:
+            queue = topic.queues[topic.turn % len(topic.queues)]
+        else:
+            queue = topic.queues[java_hash(message.sharding_key) % len(topic.queues)]
+            topic.pinned.add(queue)
+        alone = message.delay_level > 0 or message.topic.startswith(
+            RETRY_PREFIX
+        )  # brokers refuse these in batches
+        size = len(message.body) + len(message.properties) + 32
+        waiting = topic.waiting.setdefault(queue, [])
+        held = topic.sizes.get(queue, 0)
+        if waiting and (alone or held + size > self._options.batch_bytes):
+            self._dispatch(topic, queue)
+            waiting, held = topic.waiting.setdefault(queue, []), 0
+        waiting.append(message)
+        topic.sizes[queue] = held + size
+        if alone or len(waiting) >= self._options.batch_records:
+            self._dispatch(topic, queue)
+
+    def _dispatch(self, topic: _Topic, queue: MessageQueue) -> None:
+        messages = topic.waiting.pop(queue)
+        topic.sizes[queue] = 0
+        topic.turn += 1
+        while queue in self._busy:
+            self._receive(self._busy[queue])
+        self._transmit(_Batch(queue, messages, queue in topic.pinned))
+
+    def _transmit(self, batch: _Batch) -> None:
+        name = batch.queue.broker_name
+        batch.attempts += 1
+        self._busy[batch.queue] = name
+        try:
+            wire = self._wires.get(name)
+            if wire is None:
+                address = self._cluster.master_of(batch.queue)
+                wire = self._wires[name] = Wire(address, self._options.timeout_ms / 1000)
+            opaque = wire.send([_frame(batch, self._options.producer_group)])[0]
+        except CometError as error:
+            self._flying.setdefault(name, {})[-id(batch)] = batch
+            self._broken(name, error)
+            return
+        self._flying.setdefault(name, {})[opaque] = batch
+
+    def _receive(self, name: str) -> None:
+        """Take one answer of a broker."""
+        wire = self._wires[name]
+        try:
+            frame = wire.receive()
+        except RemotingError as error:
+            self._broken(name, error)
+            return
+        batch = self._flying[name].pop(frame.opaque)
+        del self._busy[batch.queue]
+        if frame.code in _STORED:
+            self.messages += len(batch.messages)
+            self.bytes += sum(len(message.body) for message in batch.messages)
+            return
+        queue = batch.queue
+        error = BrokerError(
+            frame.code, remark=frame.remark or "", broker_addr=wire.address, topic=queue.topic
+        )
+        if frame.code not in _TRY_AGAIN:
+            raise error
+        self._again(batch, error)
+
+    def _broken(self, name: str, error: CometError) -> None:
+        """The connection is gone: what was in flight on it may or may not have arrived, and goes again."""
+        wire = self._wires.pop(name, None)
+        if wire is not None:
+            wire.close()
+        lost = list(self._flying.pop(name, {}).values())
+        for batch in lost:
+            self._busy.pop(batch.queue, None)
+        for batch in lost:
+            self._again(batch, error)
+
+    def _again(self, batch: _Batch, error: CometError) -> None:
+        if batch.attempts > self._options.retries:
+            raise error
+        time.sleep(_PAUSE_S * 2 ** (batch.attempts - 1))
+        if not batch.pinned:
+            batch.queue = self._other_queue(batch)
+        while batch.queue in self._busy:
+            self._receive(self._busy[batch.queue])
+        self._transmit(batch)
+
+    def _other_queue(self, batch: _Batch) -> MessageQueue:
+        """A queue to try next: on another broker if there is one."""
+        queues = self._topics[batch.queue.topic].queues
+        elsewhere = [queue for queue in queues if queue.broker_name != batch.queue.broker_name]
+        candidates = elsewhere or list(queues)
+        return candidates[(batch.queue.queue_id + batch.attempts) % len(candidates)]
+
+    def flush(self) -> None:
+        """Send what waits and return when all is acknowledged."""
+        for topic in self._topics.values():
+            for queue in list(topic.waiting):
+                if topic.waiting[queue]:
+                    self._dispatch(topic, queue)
+        while self._busy:
+            self._receive(next(iter(self._busy.values())))
+
+    def close(self) -> None:
+        for wire in self._wires.values():
+            wire.close()
+        self._wires.clear()
+        self._cluster.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _frame(batch: _Batch, producer_group: str) -> Frame:
+    """One send request: a batch body, or a plain message if it is alone."""
+    first = batch.messages[0]
+    single = len(batch.messages) == 1
+    properties = "WAIT\x01true"
+    if single:
+        properties = first.properties.decode()
+        if first.delay_level > 0:
+            properties += f"\x02DELAY\x01{first.delay_level}"
+    header = SendMessageRequestHeaderV2(
+        producer_group=producer_group,
+        topic=first.topic,
+        default_topic=TBW102,
+        default_topic_queue_nums=4,
+        queue_id=batch.queue.queue_id,
+        sys_flag=0,
+        born_timestamp=int(time.time() * 1000),
+        flag=first.flag if single else 0,
+        properties=properties,
+        reconsume_times=0,
+        unit_mode=False,
+        batch=not single,
+        bname=batch.queue.broker_name,
+    )
+    if single:
+        return Frame.request(RequestCode.SEND_MESSAGE_V2, header, first.body)
+    body = encode_batch((item.flag, item.body, item.properties) for item in batch.messages)
+    return Frame.request(RequestCode.SEND_BATCH_MESSAGE, header, body)

@@ -1,0 +1,92 @@
+"""The Spark data source `cometmq`, writing side: rows to messages, from batch jobs and streams.
+
+At least once: a task or batch that runs again sends its rows again, under the same message ids. The id
+(UNIQ_KEY) of a row is made from (query, batch, partition, row number), so consumers and later jobs can tell a
+repeat from a new message. That holds as long as the rows of a partition come in the same order when they are
+computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from cometmq.pipeline.options import WriteOptions
+from cometmq.pipeline.rows import check_columns, messages_of
+from cometmq.pipeline.sending import Sender
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What one task sent."""
+
+    partition: int
+    messages: int
+    bytes: int
+
+
+class CometWriter(DataSourceArrowWriter):
+    """A batch write. Its id is made once, when Spark plans the write, or given by the option `writeId`: a job
+    that is run again with the same id and the same rows sends the same message ids."""
+
+    def __init__(self, schema: StructType, options: WriteOptions) -> None:
+        check_columns(schema, options)
+        self._options = options
+        self._write_id = options.write_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write(iterator, self._options, self._write_id, "0")
+
+
+class CometStreamWriter(DataSourceStreamArrowWriter):
+    """A streaming write: query and batch ids are Spark's, so a batch that is repeated after a crash repeats
+    its ids.
+    """
+
+    def __init__(self, schema: StructType, options: WriteOptions) -> None:
+        check_columns(schema, options)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        query = self._options.write_id or context.getLocalProperty("sql.streaming.queryId") or ""
+        batch = context.getLocalProperty("streaming.sql.batchId") or ""
+        return _write(iterator, self._options, query, batch)
+
+
+def _write(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str, batch: str) -> Written:
+    context = TaskContext.get()
+    assert context is not None
+    partition = context.partitionId()
+    ids = MessageIds(query, batch, partition)
+    with Sender(options) as sender:
+        row = 0
+        for records in iterator:
+            for message in messages_of(records, options, row, ids):
+                sender.send(message)
+            row += records.num_rows
+        sender.flush()
+        return Written(partition, sender.messages, sender.bytes)
+
+
+class MessageIds:
+    """Ids of 32 upper-case hex digits, as clients make them: 22 for the partition, 10 for the row."""
+
+    def __init__(self, query: str, batch: str, partition: int) -> None:
+        digest = hashlib.sha256(f"{query}/{batch}/{partition}".encode()).hexdigest()
+        self._prefix = digest[:22].upper()
+
+    def __call__(self, row: int) -> str:
+        return f"{self._prefix}{row & 0xFFFFFFFFFF:010X}"

@@ -1,0 +1,271 @@
+"""The Spark data source `cometmq`, reading side: topics as rows, in Arrow batches.
+
+One offset per queue, ends fixed before anything is read, so a batch that runs again reads the same rows in
+the same order. Spark calls `partitions` and the stream's methods in Python processes of its own on the
+driver, and `read` in the workers. `pushFilters` is left out on purpose: in Spark 4.3 a pushed filter leaks
+into other scans of the same frame.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from cometmq.errors import ConfigError
+from cometmq.message import MessageQueue
+from cometmq.pipeline.cluster import Cluster
+from cometmq.pipeline.offsets import START_KEY, Offsets, Tree, batch_range, from_tree, to_tree, with_start
+from cometmq.pipeline.options import PullOptions, ReadOptions, read_options, write_options
+from cometmq.pipeline.plan import (
+    Bounds,
+    QueueRange,
+    check_not_shrunk,
+    default_tasks,
+    limit_ends,
+    pack,
+    queue_ranges,
+)
+from cometmq.pipeline.reading import read_batches
+from cometmq.pipeline.sink import CometStreamWriter, CometWriter
+from cometmq.protocol.columnar import COLUMNS, arrow_schema, canonical_column
+
+log = logging.getLogger(__name__)
+
+FORMAT_NAME = "cometmq"
+_IDLE_POLL_S = 0.1  # least time between two looks at the brokers while there is nothing new
+
+
+@dataclass(frozen=True)
+class ReadTask(InputPartition):
+    """What one Spark task reads: ranges of queues, with the addresses that their brokers had when it was
+    planned.
+    """
+
+    namesrv: tuple[str, ...]
+    ranges: tuple[QueueRange, ...]
+    addresses: tuple[tuple[str, str], ...]
+
+
+def check_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema to produce for a user's schema. Raises ConfigError for a column that records do not
+    have.
+    """
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    for field in arrow:
+        column = canonical_column(field.name)
+        expected = f"columns of: {', '.join(f'{name} {kind}' for name, kind in COLUMNS.items())}"
+        if column is None or (column != "properties" and field.type != COLUMNS[column]):
+            raise ConfigError("schema", f"{field.name} {field.type}", expected)
+    return arrow
+
+
+def full_schema() -> StructType:
+    """All columns of the source."""
+    return from_arrow_schema(arrow_schema())
+
+
+class _Planner:
+    """What batch and stream readers share: resolving positions and cutting ranges into tasks."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self.cluster = Cluster(options.namesrv, timeout_ms=options.pull.timeout_ms)
+
+    def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
+        options = self.options
+        bounds = self.cluster.bounds(sorted(end), missing_ok=True)
+        ranges = queue_ranges(start, end, bounds, fail_on_data_loss=options.pull.fail_on_data_loss)
+        lost = sum(item.lost for item in ranges)
+        if lost:
+            log.warning("%d records of the planned range are gone from the brokers", lost)
+        tasks = options.min_partitions or default_tasks(sum(item.count for item in ranges), _slots())
+        groups = pack(ranges, tasks, options.max_records_per_partition)
+        addresses = self.cluster.addresses(item.queue for item in ranges)
+        return [
+            ReadTask(
+                options.namesrv,
+                tuple(group),
+                tuple(sorted({(i.queue.broker_name, addresses.get(i.queue.broker_name, "")) for i in group})),
+            )
+            for group in groups
+        ]
+
+
+def _slots() -> int:
+    """Task slots, as far as a planning process can know them: it is told nothing about the cluster."""
+    return len(os.sched_getaffinity(0))
+
+
+class CometReader(DataSourceReader):
+    """A batch read. Both ends are fixed when Spark plans the load: all actions on one frame see the same
+    rows.
+    """
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self._arrow = check_schema(schema)
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        planner = _Planner(self._options)
+        queues = planner.cluster.queues(self._options.topics)
+        end = planner.cluster.resolve(self._options.ending, queues)
+        start = planner.cluster.resolve(self._options.starting, queues)
+        # Ends before starts are an empty range here, not a loss: the user may have asked for it.
+        end = {queue: max(offset, start[queue]) for queue, offset in end.items()}
+        return planner.tasks(start, end)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._arrow, self._options.pull)
+
+
+class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. State in `self` lives in the one driver-side process of the query."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self._arrow = check_schema(schema)
+        self._options = options
+        self._initial: Tree | None = None
+        self._latest: Tree | None = None
+        self._target: dict[MessageQueue, Bounds] | None = None
+        self._planner_made: _Planner | None = None
+        self._looked_at = 0.0
+
+    @property
+    def _planner(self) -> _Planner:
+        if self._planner_made is None:
+            self._planner_made = _Planner(self._options)
+        return self._planner_made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_planner_made": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        if self._initial is None:
+            cluster = self._planner.cluster
+            queues = cluster.queues(self._options.topics)
+            self._initial = to_tree(cluster.resolve(self._options.starting, queues))
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        limit = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._look()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        begin = from_tree(start)
+        held = self._target if self._target is not None else self._look_when_due()
+        self._latest = to_tree({queue: bounds.maximum for queue, bounds in held.items()})
+        check_not_shrunk(begin, held, fail=self._options.pull.fail_on_data_loss)
+        # Queues that the route does not show now (a broker is away) keep their positions; a queue that is new
+        # enters with its first offset and is read from there by the next batch, so that every range has a
+        # logged start.
+        latest = begin | {
+            queue: max(bounds.maximum, begin[queue]) if queue in begin else bounds.minimum
+            for queue, bounds in held.items()
+        }
+        end = _limited(begin, latest, limit)
+        if self._initial is not None and START_KEY not in start and start == self._initial:
+            # The first batch, even an empty one: its end is logged with its start in it.
+            return with_start(end, begin)
+        return start if end == begin else to_tree(end)
+
+    def _look(self) -> dict[MessageQueue, Bounds]:
+        cluster = self._planner.cluster
+        self._looked_at = time.monotonic()
+        return cluster.bounds(cluster.queues(self._options.topics))
+
+    def _look_when_due(self) -> dict[MessageQueue, Bounds]:
+        """What the brokers hold; without a trigger interval Spark would ask 100 times a second."""
+        wait = self._looked_at + _IDLE_POLL_S - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        return self._look()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return self._latest
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, last = batch_range(start, end)
+        return self._planner.tasks(first, last)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._arrow, self._options.pull)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Publish progress to the consumer group for lag displays. It never decides where the query resumes.
+
+        Spark calls this one batch late, and not at all for the last batch of an AvailableNow run.
+        """
+        if self._options.commit_group is not None:
+            self._planner.cluster.commit(self._options.commit_group, from_tree(end))
+
+    def stop(self) -> None:
+        if self._planner_made is not None:
+            self._planner_made.cluster.close()
+
+
+def _limited(begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
+    if isinstance(limit, ReadMaxRows):
+        return limit_ends(begin, latest, limit.max_rows)
+    if isinstance(limit, ReadMinRows):
+        waiting = sum(max(0, offset - begin.get(queue, offset)) for queue, offset in latest.items())
+        return latest if waiting >= limit.min_rows else begin
+    return latest
+
+
+def _read(partition: InputPartition | None, schema: pa.Schema, pull: PullOptions) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, ReadTask):  # Spark reads InputPartition(None) when there is nothing to read
+        return iter(())
+    return read_batches(partition.namesrv, partition.ranges, dict(partition.addresses), schema, pull)
+
+
+class CometDataSource(DataSource):
+    """`spark.read.format("cometmq")`, `spark.readStream.format("cometmq")` and the writing sides of both."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT_NAME
+
+    def schema(self) -> StructType:
+        return full_schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return CometReader(schema, read_options(self.options, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return CometStreamReader(schema, read_options(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise ConfigError("mode", "overwrite", "append (messages cannot be overwritten)")
+        return CometWriter(schema, write_options(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        if overwrite:
+            raise ConfigError("outputMode", "complete", "append or update (messages cannot be overwritten)")
+        return CometStreamWriter(schema, write_options(self.options))

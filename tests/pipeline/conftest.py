@@ -1,0 +1,56 @@
+"""One cluster and one Spark session for all tests of the pipeline; each test has topics of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.pipeline.feeding import Topic
+
+from cometmq.pipeline.session import spark_session
+from cometmq.standalone import Standalone
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A real name server and broker on free ports."""
+    standalone = Standalone(tmp_path_factory.mktemp("cluster"), namesrv_port=0, broker_port=0)
+    with standalone.run_in_thread():
+        yield standalone
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """`local[2,3]`: two slots, and tasks may fail twice."""
+    scratch = tmp_path_factory.mktemp("spark")
+    session = spark_session(
+        "tests",
+        master="local[2,3]",
+        memory="512m",
+        conf={
+            "spark.local.dir": str(scratch / "local"),
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
+            "spark.sql.shuffle.partitions": "2",
+        },
+    )
+    yield session
+    session.stop()
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic(broker: Standalone) -> Topic:
+    """A topic that its first message creates."""
+    return Topic(f"T{os.getpid()}_{next(_numbers)}", broker.namesrv_addr)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> str:
+    return str(tmp_path / "archive")

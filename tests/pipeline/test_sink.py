@@ -1,0 +1,165 @@
+"""The sink: every row becomes a message, under an id that a repetition repeats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from tests.pipeline.feeding import Topic
+
+
+def orders(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
+    return spark.range(0, count, 1, partitions).select(
+        F.concat(F.lit("order "), "id").alias("value"),
+        F.concat(F.lit("tag"), F.col("id") % 3).alias("tags"),
+        F.concat(F.lit("o"), "id", F.lit(" k")).alias("keys"),
+        F.create_map(F.lit("clerk"), F.concat(F.lit("c"), F.col("id") % 5), F.lit("none"), F.lit(None)).alias(
+            "properties"
+        ),
+        (F.col("id") % 4).cast("int").alias("flag"),
+    )
+
+
+def read(spark: SparkSession, topic: Topic) -> DataFrame:
+    return spark.read.format("cometmq").options(**topic.options).load()
+
+
+def write(frame: DataFrame, topic: Topic, **options: str) -> None:
+    frame.write.format("cometmq").options(namesrv=topic.namesrv, topic=topic.name, **options).mode(
+        "append"
+    ).save()
+
+
+def test_a_batch_with_everything_a_message_has(spark: SparkSession, topic: Topic) -> None:
+    write(orders(spark, 1000), topic)
+    rows = sorted(read(spark, topic).collect(), key=lambda row: int(bytes(row.body).decode().split()[1]))
+    assert len(rows) == 1000
+    for number, row in enumerate(rows):
+        assert bytes(row.body).decode() == f"order {number}"
+        assert (row.tags, row["keys"], row.flag) == (f"tag{number % 3}", f"o{number} k", number % 4)
+        assert row.properties["clerk"] == f"c{number % 5}"
+        assert "none" not in row.properties
+    assert len({row.msg_id for row in rows}) == 1000
+    assert all(len(row.msg_id) == 32 for row in rows)
+    assert len({row.queue_id for row in rows}) > 1
+
+
+def test_a_column_says_where_to(spark: SparkSession, topic: Topic) -> None:
+    second = Topic(f"{topic.name}b", topic.namesrv)
+    frame = spark.createDataFrame(
+        [(topic.name, "one"), (second.name, "two"), (topic.name, "three")], "topic string, body string"
+    )
+    frame.write.format("cometmq").option("namesrv", topic.namesrv).mode("append").save()
+    assert sorted(bytes(row.body) for row in read(spark, topic).collect()) == [b"one", b"three"]
+    assert [bytes(row.body) for row in read(spark, second).collect()] == [b"two"]
+
+
+def test_rows_of_one_key_keep_their_order_in_one_queue(spark: SparkSession, topic: Topic) -> None:
+    frame = spark.range(0, 600, 1, 1).select(
+        F.col("id").cast("string").alias("body"),
+        F.concat(F.lit("key"), F.col("id") % 5).alias("sharding_key"),
+    )
+    write(frame, topic, batchRecords="8")
+    rows = read(spark, topic).orderBy("queue_id", "queue_offset").collect()
+    for key in range(5):
+        own = [row for row in rows if int(row.body.decode()) % 5 == key]
+        assert len({row.queue_id for row in own}) == 1
+        assert [int(row.body.decode()) for row in own] == list(range(key, 600, 5))
+
+
+def test_what_was_read_can_be_written_again(spark: SparkSession, topic: Topic) -> None:
+    topic.send(50)
+    copy = Topic(f"{topic.name}c", topic.namesrv)
+    write(read(spark, topic), copy)
+    first = {row["keys"]: row for row in read(spark, topic).collect()}
+    second = {row["keys"]: row for row in read(spark, copy).collect()}
+    assert first.keys() == second.keys()
+    for key, row in second.items():
+        assert (row.body, row.tags, row.properties["parity"]) == (
+            first[key].body, first[key].tags, first[key].properties["parity"]
+        )  # fmt: skip
+        assert row.msg_id == first[key].msg_id  # the column msg_id keeps ids
+
+
+def test_a_write_with_an_id_repeats_its_message_ids(spark: SparkSession, topic: Topic) -> None:
+    write(orders(spark, 100), topic, writeId="load-2026-11-21")
+    write(orders(spark, 100), topic, writeId="load-2026-11-21")
+    rows = read(spark, topic).collect()
+    ids: dict[str, set[bytes]] = {}
+    for row in rows:
+        ids.setdefault(row.msg_id, set()).add(bytes(row.body))
+    assert (len(rows), len(ids)) == (200, 100)
+    assert all(len(bodies) == 1 for bodies in ids.values())
+    write(orders(spark, 100), topic)
+    assert read(spark, topic).select("msg_id").distinct().count() == 200
+
+
+def test_a_stream_from_topic_to_topic_repeats_ids_when_a_batch_is_replayed(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
+    topic.send(90)
+    copy = Topic(f"{topic.name}d", topic.namesrv)
+
+    def run() -> None:
+        source = (
+            spark.readStream.format("cometmq").options(**topic.options, startingOffsets="earliest").load()
+        )
+        query = (
+            source.select("body", "tags").writeStream.format("cometmq")
+            .options(namesrv=topic.namesrv, topic=copy.name, checkpointLocation=str(tmp_path / "cp"))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(90)
+
+    run()
+    assert read(spark, copy).count() == 90
+    last = max(int(path.name) for path in (tmp_path / "cp" / "commits").iterdir() if path.name.isdigit())
+    (tmp_path / "cp" / "commits" / str(last)).unlink()
+    (tmp_path / "cp" / "commits" / f".{last}.crc").unlink(missing_ok=True)
+    run()
+    rows = read(spark, copy).collect()
+    counts = Counter((row.msg_id, bytes(row.body)) for row in rows)
+    assert len(counts) == 90  # at least once, and the repeats can be told
+    assert set(counts.values()) == {2}
+    assert len({msg_id for msg_id, _ in counts}) == 90
+
+
+def test_delayed_rows_go_alone(spark: SparkSession, topic: Topic) -> None:
+    frame = spark.createDataFrame([("now", None), ("later", 1)], "body string, delay_level int")
+    write(frame, topic)
+    assert "now" in {row.body.decode() for row in read(spark, topic).collect()}
+
+
+@pytest.mark.parametrize(
+    ("ddl", "rows", "words"),
+    [
+        ("text string", [("x",)], "a column body"),
+        ("body int", [(1,)], "body binary or string"),
+        ("body string, tag string", [("x", "y")], "did you mean tags"),
+        ("body string", [(None,)], "is null"),
+        ("body string, properties map<string,string>", [("x", {"a": "b\x01c"})], "character"),
+        ("body string, properties map<string,string>", [("x", {"a": "b" * 40_000})], "32767"),
+    ],
+)
+def test_rows_that_cannot_be_messages(
+    spark: SparkSession, topic: Topic, ddl: str, rows: list[Any], words: str
+) -> None:
+    with pytest.raises((AnalysisException, PythonException, Exception), match=words):
+        write(spark.createDataFrame(rows, ddl), topic)
+
+
+def test_overwriting_is_refused(spark: SparkSession, topic: Topic) -> None:
+    with pytest.raises((AnalysisException, PythonException), match="append"):
+        orders(spark, 1).write.format("cometmq").options(namesrv=topic.namesrv, topic=topic.name).mode(
+            "overwrite"
+        ).save()
+
+
+def test_no_topic_is_said_before_anything_is_sent(spark: SparkSession, topic: Topic) -> None:
+    with pytest.raises((AnalysisException, PythonException), match="topic"):
+        orders(spark, 1).write.format("cometmq").options(namesrv=topic.namesrv).mode("append").save()

@@ -1,0 +1,233 @@
+"""Streaming reads: limits, restarts, and the start that must survive a crash in the first batch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from tests.pipeline.feeding import Topic, wait_for
+
+from cometmq.message import MessageQueue
+from cometmq.pipeline.cluster import Cluster
+
+
+class Job:
+    """A query from a topic into Parquet files, with its checkpoint."""
+
+    def __init__(self, spark: SparkSession, topic: Topic, home: Path, **options: str) -> None:
+        self.spark, self.topic, self.home, self.options = spark, topic, home, options
+        self.table, self.checkpoint = str(home / "table"), home / "checkpoint"
+
+    def source(self) -> DataFrame:
+        return (
+            self.spark.readStream.format("cometmq").options(**self.topic.options, **self.options)
+            .schema("queue_id int, queue_offset bigint, body binary").load()
+        )  # fmt: skip
+
+    def start(self, **trigger: Any) -> StreamingQuery:
+        writer = (
+            self.source().writeStream.format("parquet").option("checkpointLocation", str(self.checkpoint))
+        )
+        return writer.trigger(**trigger).start(self.table)
+
+    def run(self) -> StreamingQuery:
+        """Take what is there and stop."""
+        query = self.start(availableNow=True)
+        assert query.awaitTermination(90)
+        return query
+
+    def rows(self) -> list[str]:
+        return [
+            bytes(row.body).decode() for row in self.spark.read.parquet(self.table).select("body").collect()
+        ]
+
+    def check(self, expected: list[str]) -> None:
+        assert Counter(self.rows()) == Counter(expected)
+
+    def end_offsets(self, batch: int) -> dict[str, Any]:
+        """What Spark logged as the end of a batch."""
+        tree: dict[str, Any] = json.loads(
+            (self.checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1]
+        )
+        return tree
+
+    def forget(self, log: str, batch: int) -> None:
+        """Delete a log entry as if the process had died before it was written."""
+        for path in (self.checkpoint / log).glob(f"*{batch}*"):
+            if path.name in (str(batch), f".{batch}.crc"):
+                path.unlink()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def test_available_now_in_limited_batches_and_again(spark: SparkSession, topic: Topic, home: Path) -> None:
+    job = Job(spark, topic, home, startingOffsets="earliest", maxOffsetsPerTrigger="100")
+    topic.send(250)
+    query = job.run()
+    assert sorted(p.numInputRows for p in query.recentProgress if p.numInputRows) == pytest.approx(
+        [50, 100, 100], abs=8
+    )
+    job.check(topic.sent)
+    topic.send(30)
+    job.run()
+    job.run()  # nothing new: no rows, no error
+    job.check(topic.sent)
+
+
+def test_killed_before_the_commit_log_entry_the_batch_is_replayed_exactly(
+    spark: SparkSession, topic: Topic, home: Path
+) -> None:
+    job = Job(spark, topic, home, startingOffsets="earliest", maxOffsetsPerTrigger="60")
+    topic.send(150)
+    job.run()
+    last = max(int(path.name) for path in (job.checkpoint / "commits").iterdir() if path.name.isdigit())
+    job.forget("commits", last)
+    topic.send(20)
+    job.run()
+    job.check(topic.sent)
+
+
+def test_latest_is_the_same_place_after_a_crash_in_the_first_batch(
+    spark: SparkSession, topic: Topic, home: Path
+) -> None:
+    """The engine does not log where batch 0 starts and asks again on restart: nothing in between may be lost."""
+    topic.send(40)
+    job = Job(spark, topic, home, startingOffsets="latest")
+    query = job.start(processingTime="100 milliseconds")
+    wait_for(lambda: bool(query.recentProgress), "the first batch, empty as it is, is logged")
+    query.stop()
+    assert "@start" in job.end_offsets(0)
+    job.forget("commits", 0)  # died in batch 0
+    wanted = topic.send(25)  # arrived while the query was down
+    job.run()
+    job.check(wanted)
+
+
+def test_a_first_batch_with_records_replays_from_its_logged_start(
+    spark: SparkSession, topic: Topic, home: Path
+) -> None:
+    topic.send(10)
+    job = Job(spark, topic, home, startingOffsets="latest")
+    query = job.start(processingTime="100 milliseconds")
+    wait_for(lambda: bool(query.recentProgress), "the query is up")
+    wanted = topic.send(15)
+    query.processAllAvailable()
+    query.stop()
+    # As if the process had died while batch 1 was written, before batch 0 was known to be done.
+    job.forget("commits", 1)
+    shutil.rmtree(job.table)
+    for log in ("offsets", "commits"):
+        for batch in (1, 0)[: 1 if log == "offsets" else 2]:
+            job.forget(log, batch)
+    tree = job.end_offsets(0)
+    assert tree["@start"] == {topic.name: tree[topic.name]}
+    wanted += topic.send(5)
+    job.run()
+    job.check(wanted)
+
+
+def test_positions_are_plain_json_in_one_order(spark: SparkSession, topic: Topic, home: Path) -> None:
+    topic.send(30)
+    job = Job(spark, topic, home, startingOffsets="earliest")
+    job.run()
+    topic.send(30)
+    job.run()
+    tree = job.end_offsets(1)
+    held = {str(queue.queue_id): bounds.maximum for queue, bounds in topic.bounds().items()}
+    assert tree == {topic.name: {"broker-a": held}}
+    assert list(tree[topic.name]["broker-a"]) == sorted(held, key=int)
+
+
+def test_idle_queries_make_no_batches(spark: SparkSession, topic: Topic, home: Path) -> None:
+    topic.send(10)
+    job = Job(spark, topic, home, startingOffsets="earliest")
+    query = job.start(processingTime="50 milliseconds")
+    try:
+        query.processAllAvailable()
+        wait_for(lambda: not query.status["isDataAvailable"], "the query is idle")
+        batches = len(list((job.checkpoint / "offsets").glob("[0-9]*")))
+        topic.send(1)
+        query.processAllAvailable()
+        assert len(list((job.checkpoint / "offsets").glob("[0-9]*"))) == batches + 1
+    finally:
+        query.stop()
+    job.check(topic.sent)
+
+
+def test_a_queue_that_appears_is_read_from_its_beginning(
+    spark: SparkSession, topic: Topic, home: Path
+) -> None:
+    topic.send(20)
+    other = Topic(f"{topic.name}x", topic.namesrv)
+    options = {"namesrv": topic.namesrv, "subscribePattern": f"{topic.name}x?"}
+    job = Job(spark, topic, home)
+
+    def run() -> None:
+        frame = spark.readStream.format("cometmq").options(**options, startingOffsets="latest").load()
+        writer = (
+            frame.select("body")
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(job.checkpoint))
+        )
+        assert writer.trigger(availableNow=True).start(job.table).awaitTermination(90)
+
+    run()
+    wanted = topic.send(5) + other.send(7)
+    run()
+    job.check(wanted)
+
+
+def test_progress_is_published_to_a_group(spark: SparkSession, topic: Topic, home: Path) -> None:
+    job = Job(
+        spark,
+        topic,
+        home,
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger="40",
+        consumerGroup="spark_readers",
+    )
+    topic.send(120)
+    query = job.run()
+    assert query.recentProgress[-1].sources[0].latestOffset is not None
+    with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:
+        committed = cluster.committed("spark_readers", sorted(topic.bounds()))
+    # Spark tells the source about a batch when it builds the next one: the last one is still to come.
+    assert 60 <= sum(committed.values()) <= 120
+
+
+def test_a_topic_made_anew_is_data_loss(spark: SparkSession, topic: Topic, home: Path) -> None:
+    topic.send(40)
+    job = Job(spark, topic, home, startingOffsets="earliest")
+    job.run()
+    path = job.checkpoint / "offsets" / "0"
+    lines = path.read_text().splitlines()
+    tree = json.loads(lines[-1])
+    for queue in tree[topic.name]["broker-a"]:
+        tree[topic.name]["broker-a"][queue] += 1000
+    path.write_text("\n".join([*lines[:-1], json.dumps(tree)]))
+    (path.parent / ".0.crc").unlink(missing_ok=True)
+    query = job.start(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="shorter than what was read"):
+        query.awaitTermination(60)
+
+
+def queue_of(topic: Topic, number: int) -> MessageQueue:
+    return MessageQueue(topic.name, "broker-a", number)
+
+
+@pytest.fixture(autouse=True)
+def no_query_left(spark: SparkSession) -> Iterator[None]:
+    yield
+    for query in spark.streams.active:
+        query.stop()
