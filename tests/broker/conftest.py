@@ -1,0 +1,240 @@
+"""A running cluster of one name server and one broker, and a bare client that speaks to it frame by frame."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from cometmq.broker.server import Broker
+from cometmq.message import MessageExt
+from cometmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    Header,
+    PullMessageRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+)
+from cometmq.protocol.properties import encode_properties, java_hash
+from cometmq.protocol.record import iter_records
+from cometmq.remoting import RemotingClient
+from cometmq.standalone import Standalone
+
+COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
+
+
+class Peer:
+    """One client connection to a broker. `notices` holds the requests that the broker sent to us."""
+
+    def __init__(self, addr: str) -> None:
+        self.addr = addr
+        self.notices: asyncio.Queue[Frame] = asyncio.Queue()
+        self.answers: dict[int, Callable[[Frame], Frame]] = {}
+        self.remoting = RemotingClient(default=self._notice)
+
+    def _notice(self, _connection: Any, frame: Frame) -> Frame | None:
+        frame.body = bytes(frame.body)
+        self.notices.put_nowait(frame)
+        answer = self.answers.get(frame.code)
+        return answer(frame) if answer else None
+
+    async def call(
+        self, code: int, header: Header | None = None, body: bytes = b"", timeout_s: float = 20.0, **request: Any
+    ) -> Frame:
+        return await self.remoting.call(self.addr, Frame.request(code, header, body, **request), timeout_s)
+
+    async def oneway(self, code: int, header: Header | None = None, body: bytes = b"", **request: Any) -> None:
+        await self.remoting.oneway(self.addr, Frame.request(code, header, body, oneway=True, **request))
+
+    async def send(
+        self,
+        topic: str = "Orders",
+        body: bytes = b"hello",
+        queue_id: int = 0,
+        properties: dict[str, str] | None = None,
+        *,
+        code: int = RequestCode.SEND_MESSAGE_V2,
+        version: int = 407,
+        oneway: bool = False,
+        **header: Any,
+    ) -> Frame:
+        kind = SendMessageRequestHeader if code == RequestCode.SEND_MESSAGE else SendMessageRequestHeaderV2
+        fields: dict[str, Any] = {
+            "producer_group": "PG",
+            "default_topic": "TBW102",
+            "default_topic_queue_nums": 4,
+            "sys_flag": 0,
+            "born_timestamp": time.time_ns() // 1_000_000,
+            "flag": 0,
+            "properties": encode_properties(properties or {}),
+        }
+        request = kind(topic=topic, queue_id=queue_id, **{**fields, **header})
+        if oneway:
+            await self.oneway(code, request, body)
+            return Frame(code=0)
+        return await self.call(code, request, body, version=version)
+
+    async def pull(
+        self,
+        topic: str = "Orders",
+        queue_id: int = 0,
+        offset: int = 0,
+        *,
+        group: str = "G",
+        expression: str | None = "*",
+        hold_ms: int = 0,
+        flags: int = 0,
+        code: int = RequestCode.PULL_MESSAGE,
+        version: int = 407,
+        **header: Any,
+    ) -> Frame:
+        flags |= (SUSPEND if hold_ms else 0) | (SUBSCRIPTION if expression is not None else 0)
+        fields: dict[str, Any] = {
+            "max_msg_nums": 32,
+            "commit_offset": 0,
+            "suspend_timeout_millis": hold_ms,
+            "subscription": expression,
+            "sub_version": 0,
+        }
+        request = PullMessageRequestHeader(
+            consumer_group=group,
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            sys_flag=flags,
+            **{**fields, **header},
+        )
+        return await self.call(code, request, version=version)
+
+    async def heartbeat(
+        self,
+        client_id: str = "c1",
+        group: str | None = "G",
+        topics: dict[str, str] | None = None,
+        *,
+        producers: tuple[str, ...] = (),
+        sub_version: int = 1,
+        version: int = 407,
+        **described: Any,
+    ) -> Frame:
+        subscriptions = [
+            SubscriptionData(
+                topic=topic,
+                sub_string=expression,
+                code_set=[] if expression == "*" else [java_hash(tag) for tag in expression.split(" || ")],
+                sub_version=sub_version,
+            )
+            for topic, expression in (topics or {"Orders": "*"}).items()
+        ]
+        consumers = (
+            [ConsumerData(group_name=group, subscription_data_set=subscriptions, **described)] if group else []
+        )
+        data = HeartbeatData(
+            client_id=client_id,
+            consumer_data_set=consumers,
+            producer_data_set=[ProducerData(group_name=name) for name in producers],
+        )
+        return await self.call(RequestCode.HEART_BEAT, None, data.encode(), version=version)
+
+    async def notice(self, code: int, timeout_s: float = 5.0) -> Frame:
+        """The next request of this code that the broker sends us."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                frame = await self.notices.get()
+                if frame.code == code:
+                    return frame
+
+    async def close(self) -> None:
+        await self.remoting.close()
+
+
+def records(answer: Frame) -> list[MessageExt]:
+    """The messages of a pull's answer."""
+    assert answer.code == 0, (answer.code, answer.remark)
+    return list(iter_records(answer.body))
+
+
+def offset_of(answer: Frame, name: str = "offset") -> int:
+    """A number in an answer's ext fields."""
+    assert answer.code == 0, (answer.code, answer.remark)
+    assert answer.ext is not None
+    return int(answer.ext[name])
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+    """Wait for something that no event announces."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Cluster:
+    """A standalone cluster and its clients."""
+
+    def __init__(self, standalone: Standalone) -> None:
+        self.standalone = standalone
+        self._peers: list[Peer] = []
+
+    @property
+    def broker(self) -> Broker:
+        assert self.standalone.broker is not None
+        return self.standalone.broker
+
+    @property
+    def addr(self) -> str:
+        return self.broker.addr
+
+    @property
+    def namesrv_addr(self) -> str:
+        return self.standalone.namesrv_addr
+
+    def peer(self, addr: str | None = None) -> Peer:
+        """One more client."""
+        peer = Peer(addr or self.addr)
+        self._peers.append(peer)
+        return peer
+
+    async def close_peers(self) -> None:
+        for peer in self._peers:
+            await peer.close()
+        self._peers.clear()
+
+    async def restart(self) -> None:
+        await self.close_peers()
+        await self.standalone.stop()
+        await self.standalone.start()
+
+
+StartCluster = Callable[..., Any]
+
+
+@pytest.fixture
+async def start_cluster(tmp_path: Any) -> AsyncIterator[StartCluster]:
+    """Start clusters with settings of the test's own: `await start_cluster(flushDiskType="SYNC_FLUSH")`."""
+    clusters: list[Cluster] = []
+
+    async def start(**settings: str) -> Cluster:
+        standalone = Standalone(tmp_path / f"cluster{len(clusters)}", 0, 0, settings=settings)
+        await standalone.start()
+        clusters.append(Cluster(standalone))
+        return clusters[-1]
+
+    yield start
+    for cluster in clusters:
+        await cluster.close_peers()
+        await cluster.standalone.stop()
+
+
+@pytest.fixture
+async def cluster(start_cluster: StartCluster) -> Cluster:
+    return await start_cluster()
+
+
+@pytest.fixture
+async def peer(cluster: Cluster) -> Peer:
+    return cluster.peer()

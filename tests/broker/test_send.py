@@ -1,0 +1,251 @@
+"""Sends over real sockets: what is answered, what is stored, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cometmq.protocol.batch import encode_batch
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import ViewMessageRequestHeader
+from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.properties import encode_properties
+
+from .conftest import records
+
+V1, V2, BATCH = RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
+
+
+@pytest.mark.parametrize("code", [V1, V2])
+async def test_a_message_is_stored_as_it_was_sent(cluster, peer, code):
+    properties = {"KEYS": "k1 k2", "WAIT": "true", "TAGS": "TagA", "UNIQ_KEY": "AC10", "mine": "ünï"}
+    answer = await peer.send(body=b"\0body\xff", queue_id=2, properties=properties, code=code, flag=7, sys_flag=1)
+    assert answer.code == 0
+    assert answer.remark is None
+    ext = answer.ext
+    assert {key: ext[key] for key in ("MSG_REGION", "TRACE_ON", "queueId", "queueOffset")} == {
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+        "queueId": "2",
+        "queueOffset": "0",
+    }
+    (message,) = records(await peer.pull(queue_id=2))
+    assert message.body == b"\0body\xff"
+    assert (message.flag, message.sys_flag, message.queue_id, message.queue_offset) == (7, 1, 2, 0)
+    assert message.offset_msg_id == ext["msgId"]
+    assert decode_offset_id(ext["msgId"]).host == cluster.addr
+    stored = {name: value for name, value in properties.items() if name != "WAIT"}
+    assert message.properties == {**stored, "CLUSTER": "DefaultCluster"}
+    assert message.born_host.startswith("127.0.0.1:")
+
+
+async def test_offsets_of_a_queue_have_no_gap_however_the_sends_interleave(peer):
+    answers = await asyncio.gather(*(peer.send(body=b"%d" % n, queue_id=n % 3) for n in range(300)))
+    for queue_id in range(3):
+        given = [int(answer.ext["queueOffset"]) for answer in answers if answer.ext["queueId"] == str(queue_id)]
+        assert given == list(range(100))
+    assert len({answer.ext["msgId"] for answer in answers}) == 300
+
+
+async def test_oneway_sends_are_stored_and_never_answered(peer):
+    for number in range(5):
+        await peer.send(body=b"%d" % number, oneway=True)
+    assert int((await peer.send(body=b"last")).ext["queueOffset"]) == 5
+    assert [m.body for m in records(await peer.pull())] == [b"0", b"1", b"2", b"3", b"4", b"last"]
+    connection = peer.remoting.connection(peer.addr)
+    assert connection.outstanding == 0
+
+
+async def test_a_negative_queue_id_lets_the_broker_choose(peer):
+    queues = {(await peer.send(queue_id=-1)).ext["queueId"] for _ in range(60)}
+    assert queues <= {"0", "1", "2", "3"}
+    assert len(queues) > 1
+
+
+class TestBatch:
+    ITEMS = [(n, b"b%d" % n, encode_properties({"TAGS": f"T{n}", "WAIT": "true"}).encode()) for n in range(3)]
+
+    async def test_the_messages_of_a_batch_follow_each_other(self, peer):
+        await peer.send(queue_id=1)
+        answer = await peer.send(
+            body=encode_batch(self.ITEMS), queue_id=1, code=BATCH, batch=True, properties={"WAIT": "true"}
+        )
+        assert answer.code == 0
+        ids = answer.ext["msgId"].split(",")
+        assert (len(ids), answer.ext["queueOffset"], answer.ext["queueId"]) == (3, "1", "1")
+        found = records(await peer.pull(queue_id=1, offset=1))
+        assert [(m.body, m.queue_offset, m.flag, m.tags) for m in found] == [
+            (b"b0", 1, 0, "T0"),
+            (b"b1", 2, 1, "T1"),
+            (b"b2", 3, 2, "T2"),
+        ]
+        assert [m.offset_msg_id for m in found] == ids
+        assert all(m.properties["CLUSTER"] == "DefaultCluster" for m in found)
+
+    async def test_a_4_9_batch_spreads_its_own_properties_a_5_x_batch_does_not(self, peer):
+        for version in (409, 513):
+            await peer.send(
+                body=encode_batch(self.ITEMS),
+                code=BATCH,
+                batch=True,
+                properties={"UNIQ_KEY": "OF-THE-BATCH"},
+                version=version,
+            )
+        found = records(await peer.pull())
+        assert [m.properties.get("UNIQ_KEY") for m in found] == ["OF-THE-BATCH"] * 3 + [None] * 3
+
+    @pytest.mark.parametrize("cut", [1, 5, 20, -1])
+    async def test_a_broken_batch_is_refused_as_a_whole(self, peer, cut):
+        await peer.send()
+        answer = await peer.send(body=encode_batch(self.ITEMS)[:cut], code=BATCH, batch=True)
+        assert answer.code == 13
+        assert len(records(await peer.pull())) == 1
+
+    async def test_an_empty_batch_and_a_batch_of_retries_are_refused(self, peer):
+        assert (await peer.send(body=b"", code=BATCH, batch=True)).code == 13
+        answer = await peer.send("%RETRY%G", encode_batch(self.ITEMS), code=BATCH, batch=True)
+        assert answer.code == 13
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("topic", "version", "code", "words"),
+        [
+            ("", 407, 1, "blank"),
+            ("  ", 407, 1, "blank"),
+            ("a b", 407, 1, "illegal characters"),
+            ("Ordérs", 407, 1, "illegal characters"),
+            ("t" * 128, 407, 1, "longer"),
+            ("a b", 513, 29, "illegal characters"),
+            ("SCHEDULE_TOPIC_XXXX", 407, 16, "forbidden"),
+            ("SELF_TEST_TOPIC", 407, 16, "forbidden"),
+            ("RMQ_SYS_TRANS_HALF_TOPIC", 407, 16, "forbidden"),
+        ],
+    )
+    async def test_topics_that_nobody_may_send_to(self, peer, topic, version, code, words):
+        answer = await peer.send(topic, version=version)
+        assert answer.code == code
+        assert words in answer.remark
+
+    async def test_a_topic_that_may_not_be_created(self, peer):
+        answer = await peer.send("New", default_topic="NoTemplate")
+        assert (answer.code, answer.remark) == (17, "topic[New] not exist, apply first please!")
+        assert (await peer.send("New", default_topic=None)).code == 17
+        assert (await peer.send("New", default_topic="SELF_TEST_TOPIC")).code == 17
+        assert (await peer.send("New")).code == 0
+
+    @pytest.mark.parametrize(("version", "code"), [(407, 1), (513, 29)])
+    async def test_a_queue_that_does_not_exist(self, peer, version, code):
+        await peer.send()
+        answer = await peer.send(queue_id=4, version=version)
+        assert answer.code == code
+        assert "queueId[4] is illegal" in answer.remark
+
+    async def test_what_is_too_large(self, peer):
+        assert (await peer.send(body=b"x" * (4 * 1024 * 1024))).code == 0
+        assert (await peer.send(body=b"x" * (4 * 1024 * 1024 + 1))).code == 13
+        assert (await peer.send(properties={"big": "x" * 32_767})).code == 13
+        assert int((await peer.send()).ext["queueOffset"]) == 1
+
+    async def test_half_messages_are_refused_until_there_are_transactions(self, peer):
+        answer = await peer.send(properties={"TRAN_MSG": "true", "PGROUP": "PG"}, sys_flag=4)
+        assert answer.code == 16
+        assert "transaction" in answer.remark
+
+    async def test_a_missing_field_is_named(self, peer):
+        answer = await peer.call(V2, None, b"x", ext={"b": "Orders", "e": "0", "f": "0", "g": "1"})
+        assert answer.code == 1
+        assert "field h" in answer.remark
+
+    async def test_auto_creation_can_be_switched_off(self, start_cluster):
+        cluster = await start_cluster(autoCreateTopicEnable="false")
+        peer = cluster.peer()
+        assert (await peer.send("New")).code == 17
+        assert (await peer.send("%RETRY%G")).code == 0  # retry topics are made all the same
+
+    async def test_before_the_accepted_time_nothing_is_taken(self, start_cluster):
+        cluster = await start_cluster(startAcceptSendRequestTimeStamp=str(2**62))
+        answer = await cluster.peer().send()
+        assert answer.code == 1
+        assert "broker unable to service" in answer.remark
+
+
+class TestCreatedTopics:
+    async def test_queues_and_permission_come_from_the_template(self, cluster, peer):
+        await peer.send("Few", default_topic_queue_nums=3)
+        await peer.send("Many", default_topic_queue_nums=99)
+        await peer.send("ByCluster", default_topic="DefaultCluster", default_topic_queue_nums=99)
+        table = cluster.broker.parts.context.topics.table
+        assert [(table[name].write_queue_nums, table[name].read_queue_nums, table[name].perm) for name in
+                ("Few", "Many", "ByCluster")] == [(3, 3, 6), (8, 8, 6), (16, 16, 6)]  # fmt: skip
+
+    async def test_the_name_server_hears_of_it_and_the_file_keeps_it(self, cluster, peer):
+        await peer.send("Fresh")
+        namesrv = cluster.peer(cluster.namesrv_addr)
+        async with asyncio.timeout(5):
+            while (await namesrv.call(105, None, ext={"topic": "Fresh"})).code != 0:
+                await asyncio.sleep(0.01)
+        version = cluster.broker.parts.context.topics.version
+        await cluster.restart()
+        topics = cluster.broker.parts.context.topics
+        assert topics.table["Fresh"].write_queue_nums == 4
+        assert topics.version == version
+
+
+async def test_what_was_sent_is_there_after_a_restart(cluster, peer):
+    for number in range(10):
+        await peer.send(body=b"%d" % number)
+    await cluster.restart()
+    peer = cluster.peer()
+    assert [m.body for m in records(await peer.pull())] == [b"%d" % number for number in range(10)]
+    assert int((await peer.send()).ext["queueOffset"]) == 10
+
+
+class TestSyncFlush:
+    async def test_an_answer_means_that_the_bytes_are_on_the_disk(self, start_cluster):
+        cluster = await start_cluster(flushDiskType="SYNC_FLUSH")
+        peer = cluster.peer()
+        store = cluster.broker.parts.store
+        answers = await asyncio.gather(*(peer.send(body=b"%d" % n) for n in range(50)))
+        assert all(answer.code == 0 for answer in answers)
+        assert store.flusher.flushed == store.commit_log_max
+        assert len(records(await peer.pull())) == 32
+
+    async def test_a_held_pull_wakes_when_the_message_is_flushed(self, start_cluster):
+        cluster = await start_cluster(flushDiskType="SYNC_FLUSH")
+        peer = cluster.peer()
+        await peer.send()
+        pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=10_000))
+        await asyncio.sleep(0)
+        await peer.send(body=b"second")
+        assert [m.body for m in records(await pulling)] == [b"second"]
+
+    async def test_a_slow_disk_gives_code_10_with_the_ids_of_what_is_stored(self, start_cluster, monkeypatch):
+        cluster = await start_cluster(flushDiskType="SYNC_FLUSH", syncFlushTimeout="150")
+        peer = cluster.peer()
+        await peer.send()
+        store = cluster.broker.parts.store
+        import threading
+
+        blocked = threading.Event()
+        real = store.disk.fdatasync
+        monkeypatch.setattr(type(store.disk), "fdatasync", lambda self, fd: (blocked.wait(20), real(fd))[1])
+        try:
+            answer = await peer.send(body=b"late")
+            assert answer.code == 10
+            assert answer.ext["queueOffset"] == "1"
+            assert "MSG_REGION" in answer.ext
+            careless = await peer.send(body=b"does not wait", properties={"WAIT": "false"})
+            assert careless.code == 0
+        finally:
+            blocked.set()
+        assert (await peer.send(body=b"fine again")).code == 0
+        assert [m.body for m in records(await peer.pull())][1:] == [b"late", b"does not wait", b"fine again"]
+
+
+async def test_a_view_by_id_finds_what_the_answer_named(peer):
+    answer = await peer.send(body=b"look at me")
+    offset = decode_offset_id(answer.ext["msgId"]).physical_offset
+    found = await peer.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset))
+    assert [m.body for m in records(found)] == [b"look at me"]
