@@ -218,10 +218,14 @@ class ClientInstance:
             raise self._unknown_broker(broker_name)
         return addr
 
-    def any_addr(self, broker_name: str) -> str:
-        addr = self.routes.any(broker_name)
+    async def find_addr(self, queue: MessageQueue) -> str:
+        """The master of a queue's broker, else a replica, asking for the topic's route if it is not known yet."""
+        addr = self.routes.any(queue.broker_name)
         if addr is None:
-            raise self._unknown_broker(broker_name)
+            await self._fetch(queue.topic)
+            addr = self.routes.any(queue.broker_name)
+            if addr is None:
+                raise self._unknown_broker(queue.broker_name)
         return addr
 
     async def find_master(self, queue: MessageQueue) -> str:

@@ -117,10 +117,13 @@ class ProcessQueue:
         batch.started_at = 0.0
 
     def commit_offset(self) -> int | None:
-        """Lowest offset not yet done; None before the first message."""
+        """Lowest offset not yet done; None before the first message.
+
+        With nothing left that is where the next pull begins: what was filtered out counts as done.
+        """
         if self._batches:
             return self._batches[0].first_offset
-        return self._highest + 1 if self._highest >= 0 else None
+        return max(self._highest + 1, self.next_offset) if self._highest >= 0 else None
 
     @property
     def span(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from cometmq.errors import BrokerError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.properties import RETRY_TOPIC
 
 from .consuming import Consuming
 from .group import ConsumerGroup
@@ -161,6 +162,9 @@ class QueuePuller:
         queue = self.queue
         queue.next_offset = result.next_begin_offset
         if messages:
+            if self.message_queue.topic == self._group.retry_topic:
+                for message in messages:
+                    message.topic = message.properties.get(RETRY_TOPIC, message.topic)
             self._consuming.submit(queue.put(messages, self._group.options.consume_batch_max_size))
         elif queue.count == 0 and result.next_begin_offset > 0:
             # Everything below was done or is not wanted: the group's lag must not grow because of a filter.

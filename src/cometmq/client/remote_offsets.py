@@ -22,7 +22,7 @@ class RemoteOffsets:
 
     async def read(self, queue: MessageQueue) -> int | None:
         return await self._client.brokers.consumer_offset(
-            self._client.any_addr(queue.broker_name), self._group, queue
+            await self._client.find_addr(queue), self._group, queue
         )
 
     async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
@@ -32,7 +32,7 @@ class RemoteOffsets:
         async def some() -> None:
             for queue, offset in entries:
                 try:
-                    addr = self._client.any_addr(queue.broker_name)
+                    addr = await self._client.find_addr(queue)
                     await self._client.brokers.update_consumer_offset(addr, self._group, queue, offset)
                 except CometError as error:
                     failures[queue] = error

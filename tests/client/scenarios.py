@@ -1,0 +1,524 @@
+"""What our client must do against any broker: the same functions run against ours and against Apache's.
+
+Each takes the address of a name server and makes topics and groups of its own. Every message is accounted for
+by body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from cometmq import (
+    ConsumeContext,
+    ConsumeFromWhere,
+    ConsumeStatus,
+    Message,
+    MessageExt,
+    MessageModel,
+    MessageQueue,
+    Producer,
+    ProducerOptions,
+    PullConsumer,
+    PullOptions,
+    PullStatus,
+    PushConsumer,
+    PushOptions,
+    SendStatus,
+    select_by_hash,
+)
+
+Scenario = Callable[[str], Awaitable[None]]
+
+_numbers = itertools.count(1)
+FROM_FIRST = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Names:
+    topic: str
+    group: str
+
+
+def names(kind: str) -> Names:
+    number = next(_numbers)
+    return Names(f"{kind}-{number}-{time.time_ns() % 10**9}", f"g-{kind}-{number}")
+
+
+class Ledger:
+    """What arrived, by body."""
+
+    def __init__(self) -> None:
+        self.messages: list[MessageExt] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def bodies(self) -> Counter[bytes]:
+        return Counter(message.body for message in self.messages)
+
+    def add(self, messages: Iterable[MessageExt]) -> None:
+        self.messages += messages
+        self._changed.set()
+
+    async def listener(self, messages: list[MessageExt]) -> None:
+        self.add(messages)
+
+    async def wait_until(self, done: Callable[[Ledger], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not done(self):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(
+                f"after {PATIENCE_S:g} s not {what}; {len(self.messages)} messages came"
+            ) from None
+
+    async def has_all(self, bodies: Iterable[bytes]) -> None:
+        wanted = set(bodies)
+        await self.wait_until(lambda ledger: wanted <= ledger.bodies.keys(), f"all {len(wanted)} messages")
+
+
+async def until(check: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not await check():
+        assert time.monotonic() < deadline, f"after {PATIENCE_S:g} s not {what}"
+        await asyncio.sleep(0.05)
+
+
+def bodies(count: int, prefix: str = "m") -> list[bytes]:
+    return [f"{prefix}{number}".encode() for number in range(count)]
+
+
+async def fill(namesrv: str, topic: str, sent: Iterable[bytes], **options: object) -> None:
+    async with Producer("p-fill", namesrv=namesrv) as producer:
+        results = await producer.send_many([Message(topic, body) for body in sent])
+        assert {result.status for result in results} == {SendStatus.SEND_OK}
+
+
+async def read_all(namesrv: str, topic: str, group: str = "g-read") -> list[MessageExt]:
+    """Every message of a topic, queue by queue."""
+    found: list[MessageExt] = []
+    async with PullConsumer(group, namesrv=namesrv) as consumer:
+        for queue in await consumer.fetch_queues(topic):
+            offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
+            while offset < end:
+                result = await consumer.pull(queue, offset)
+                assert result.status is PullStatus.FOUND
+                found += result.messages
+                offset = result.next_begin_offset
+    return found
+
+
+# -- sending
+
+
+async def send_in_every_mode(namesrv: str) -> None:
+    topic = names("send").topic
+    text = "Größe 訂單 🚀"
+    async with Producer("p-modes", namesrv=namesrv) as producer:
+        full = Message(topic, b"full", tags="TagA", keys=("k1", "k2"), flag=7, properties={"note": text})
+        result = await producer.send(full)
+        assert result.status is SendStatus.SEND_OK
+        assert result.queue in await producer.queues(topic)
+        queues = await producer.queues(topic)
+        given = await producer.send(Message(topic, b"given"), queue=queues[-1])
+        assert given.queue == queues[-1]
+        hashed = [
+            await producer.send(
+                Message(topic, b"hashed%d" % number), selector=select_by_hash, argument="order-1"
+            )
+            for number in range(3)
+        ]
+        assert len({sent.queue for sent in hashed}) == 1
+        assert [sent.queue_offset - hashed[0].queue_offset for sent in hashed] == [0, 1, 2]
+        batch = await producer.send_batch([Message(topic, body, tags="B") for body in bodies(5, "batch")])
+        assert len(batch.msg_id.split(",")) == 5
+        big = text.encode() * 4000
+        await producer.send(Message(topic, big))
+        many = await producer.send_many(Message(topic, body) for body in bodies(300, "many"))
+        assert len({sent.msg_id for sent in many}) == 300
+        for body in bodies(10, "oneway"):
+            await producer.send_oneway(Message(topic, body))
+    expected = [b"full", b"given", *bodies(3, "hashed"), *bodies(5, "batch"), big, *bodies(300, "many")]
+    expected += bodies(10, "oneway")
+    found: list[MessageExt] = []
+
+    async def arrived() -> bool:
+        found[:] = await read_all(namesrv, topic)
+        return len(found) >= len(expected)
+
+    await until(arrived, "all messages stored")
+    assert Counter(message.body for message in found) == Counter(expected)
+    (stored,) = [message for message in found if message.body == b"full"]
+    assert stored.msg_id == result.msg_id
+    assert stored.offset_msg_id == result.offset_msg_id
+    assert (stored.tags, stored.keys, stored.flag) == ("TagA", ("k1", "k2"), 7)
+    assert stored.user_properties == {"note": text}
+    assert (stored.queue, stored.queue_offset) == (result.queue, result.queue_offset)
+    assert {message.msg_id for message in found if message.body.startswith(b"batch")} == set(
+        batch.msg_id.split(",")
+    )
+
+
+# -- push
+
+
+async def push_delivers_each_message_once(namesrv: str) -> None:
+    name = names("push")
+    sent = bodies(500)
+    await fill(namesrv, name.topic, sent)
+    ledger = Ledger()
+    async with PushConsumer(
+        name.group, ledger.listener, name.topic, namesrv=namesrv, options=FROM_FIRST
+    ) as consumer:
+        await ledger.has_all(sent)
+        assert consumer.health().ok
+    assert ledger.bodies == Counter(sent)
+    # The offsets were stored: the group goes on where it stopped.
+    more = bodies(20, "more")
+    await fill(namesrv, name.topic, more)
+    again = Ledger()
+    async with PushConsumer(name.group, again.listener, name.topic, namesrv=namesrv, options=FROM_FIRST):
+        await again.has_all(more)
+    assert again.bodies == Counter(more)
+
+
+async def push_filters_tags_exactly(namesrv: str) -> None:
+    name = names("tags")
+    # "AaAa" and "BBBB" have the same hash, so the broker lets both through.
+    wanted = {tag: bodies(20, tag) for tag in ("AaAa", "TagB")}
+    other = {tag: bodies(20, tag) for tag in ("BBBB", "TagC")}
+    async with Producer("p-tags", namesrv=namesrv) as producer:
+        await producer.send_many(
+            [
+                Message(name.topic, body, tags=tag)
+                for tag, all_bodies in {**wanted, **other}.items()
+                for body in all_bodies
+            ]
+        )
+    ledger = Ledger()
+    expected = [body for all_bodies in wanted.values() for body in all_bodies]
+    subscriptions = {name.topic: "AaAa || TagB"}
+    async with PushConsumer(
+        name.group, ledger.listener, subscriptions, namesrv=namesrv, options=FROM_FIRST
+    ) as consumer:
+        await ledger.has_all(expected)
+
+        async def caught_up() -> bool:
+            # What is filtered out counts as consumed.
+            await consumer.persist_offsets()
+            brokers, client = consumer.client.brokers, consumer.client
+            for queue in await client.read_queues(name.topic):
+                addr = client.master_addr(queue.broker_name)
+                stored = await brokers.consumer_offset(addr, name.group, queue)
+                if stored != await brokers.max_offset(addr, queue):
+                    return False
+            return True
+
+        await until(caught_up, "the group's offsets at the end of all queues")
+    assert ledger.bodies == Counter(expected)
+
+
+async def consumers_share_queues_and_take_over(namesrv: str) -> None:
+    name = names("share")
+    first_lot, second_lot, third_lot = bodies(200, "a"), bodies(200, "b"), bodies(200, "c")
+    await fill(namesrv, name.topic, first_lot)
+    ledgers = [Ledger(), Ledger()]
+    merged = Ledger()
+
+    def listener(number: int) -> Callable[[list[MessageExt]], Awaitable[None]]:
+        async def take(messages: list[MessageExt]) -> None:
+            ledgers[number].add(messages)
+            merged.add(messages)
+
+        return take
+
+    one, two = (
+        PushConsumer(name.group, listener(number), name.topic, namesrv=namesrv, options=FROM_FIRST)
+        for number in range(2)
+    )
+
+    def held(consumer: PushConsumer) -> set[MessageQueue]:
+        return {queue for queue in consumer.assignment if queue.topic == name.topic}
+
+    async with two:
+        await one.start()
+        queues = set(await one.client.read_queues(name.topic))
+
+        async def shared() -> bool:
+            return len(held(one)) == len(held(two)) == len(queues) / 2 and held(one) | held(two) == queues
+
+        await until(shared, "the queues shared evenly")
+        await merged.has_all(first_lot)
+        await fill(namesrv, name.topic, second_lot)
+        await merged.has_all(second_lot)
+        of_second = [set(ledger.bodies) & set(second_lot) for ledger in ledgers]
+        assert of_second[0] and of_second[1]
+        assert not of_second[0] & of_second[1]
+        await die(one)
+
+        async def taken_over() -> bool:
+            return held(two) == queues
+
+        await until(taken_over, "the queues of the dead consumer taken over")
+        await fill(namesrv, name.topic, third_lot)
+        await merged.has_all(third_lot)
+        assert set(third_lot) <= ledgers[1].bodies.keys()
+    # At least once: what the dead one had not stored comes again, nothing is lost and nothing foreign comes.
+    assert set(merged.bodies) == {*first_lot, *second_lot, *third_lot}
+    assert all(merged.bodies[body] == 1 for body in third_lot)
+
+
+async def die(consumer: PushConsumer) -> None:
+    """As a killed process would: connections gone, no offsets stored, no goodbye."""
+    session = consumer._session
+    assert session is not None
+    await session.close()
+    await consumer.client.close()
+
+
+async def leaving_in_order_repeats_nothing(namesrv: str) -> None:
+    name = names("leave")
+    sent = bodies(400)
+    await fill(namesrv, name.topic, sent)
+    merged = Ledger()
+
+    async def slow(messages: list[MessageExt]) -> None:
+        await asyncio.sleep(0.002)
+        merged.add(messages)
+
+    one = PushConsumer(name.group, slow, name.topic, namesrv=namesrv, options=FROM_FIRST)
+    await one.start()
+    await merged.wait_until(lambda ledger: len(ledger.messages) >= 100, "100 messages")
+    await one.stop()
+    at_stop = len(merged.messages)
+    async with PushConsumer(name.group, slow, name.topic, namesrv=namesrv, options=FROM_FIRST):
+        await merged.has_all(sent)
+    repeated = sum(merged.bodies.values()) - len(sent)
+    # Only what was done out of order above the oldest unfinished message may come again: at most one
+    # listener's width for each queue.
+    assert at_stop < len(sent)
+    assert repeated <= 20
+
+
+async def failed_messages_come_again(namesrv: str) -> None:
+    name = names("retry")
+    sent = bodies(8)
+    await fill(namesrv, name.topic, sent)
+    ledger = Ledger()
+
+    async def fails_twice(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        ledger.add(messages)
+        context.delay_level = 1
+        if messages[0].body in sent[:2] and messages[0].reconsume_times < 2:
+            if messages[0].body == sent[0]:
+                raise RuntimeError("cannot handle this now")
+            return ConsumeStatus.RECONSUME_LATER
+        return ConsumeStatus.SUCCESS
+
+    async with PushConsumer(
+        name.group, fails_twice, name.topic, namesrv=namesrv, options=FROM_FIRST
+    ) as consumer:
+        await ledger.wait_until(
+            lambda ledger: ledger.bodies[sent[0]] >= 3 and ledger.bodies[sent[1]] >= 3, "two retries each"
+        )
+        assert consumer.health().failed == 4
+    assert ledger.bodies == Counter({**dict.fromkeys(sent, 1), sent[0]: 3, sent[1]: 3})
+    tries = [message for message in ledger.messages if message.body == sent[0]]
+    assert [message.reconsume_times for message in tries] == [0, 1, 2]
+    assert len({message.msg_id for message in tries}) == 1
+    assert {message.topic for message in tries} == {name.topic}
+
+
+async def part_of_a_batch_can_fail(namesrv: str) -> None:
+    name = names("part")
+    sent = bodies(4)
+    async with Producer("p-part", namesrv=namesrv) as producer:
+        await producer.send_batch([Message(name.topic, body) for body in sent])
+    ledger = Ledger()
+
+    async def acknowledges_two(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        ledger.add(messages)
+        context.delay_level = 1
+        if len(messages) == 4:
+            context.ack_index = 1
+        return ConsumeStatus.SUCCESS
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_batch_max_size=8)
+    async with PushConsumer(name.group, acknowledges_two, name.topic, namesrv=namesrv, options=options):
+        await ledger.wait_until(lambda ledger: sum(ledger.bodies.values()) >= 6, "two retried messages")
+    assert ledger.bodies == Counter({sent[0]: 1, sent[1]: 1, sent[2]: 2, sent[3]: 2})
+
+
+async def hopeless_messages_become_dead_letters(namesrv: str) -> None:
+    name = names("dlq")
+    sent = bodies(3)
+    await fill(namesrv, name.topic, sent)
+    ledger = Ledger()
+
+    async def hopeless(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        ledger.add(messages)
+        context.delay_level = -1
+        return ConsumeStatus.RECONSUME_LATER
+
+    async with PushConsumer(
+        name.group, hopeless, name.topic, namesrv=namesrv, options=FROM_FIRST
+    ) as consumer:
+        await ledger.has_all(sent)
+        # The dead-letter topic may only be written, so that nobody reads it by mistake; its queue can be
+        # asked for.
+        dead = MessageQueue(
+            f"%DLQ%{name.group}", (await consumer.client.read_queues(name.topic))[0].broker_name, 0
+        )
+        addr = consumer.client.master_addr(dead.broker_name)
+
+        async def all_dead() -> bool:
+            return await consumer.client.brokers.max_offset(addr, dead) == len(sent)
+
+        await until(all_dead, "all messages in the dead-letter topic")
+    assert ledger.bodies == Counter(sent)
+
+
+async def delayed_messages_come_after_their_delay(namesrv: str) -> None:
+    name = names("delay")
+    async with Producer("p-delay", namesrv=namesrv) as producer:
+        await producer.send(Message(name.topic, b"now"))
+        begun = time.time()
+        await producer.send(Message(name.topic, b"1s", delay_level=1))
+        await producer.send(Message(name.topic, b"5s", delay_level=2))
+    came: dict[bytes, float] = {}
+    ledger = Ledger()
+
+    async def stamp(messages: list[MessageExt]) -> None:
+        came.update({message.body: time.time() - begun for message in messages})
+        ledger.add(messages)
+
+    async with PushConsumer(name.group, stamp, name.topic, namesrv=namesrv, options=FROM_FIRST):
+        await ledger.has_all([b"now", b"1s", b"5s"])
+    assert ledger.bodies == Counter([b"now", b"1s", b"5s"])
+    assert 0.9 <= came[b"1s"] < 4.5
+    assert 4.9 <= came[b"5s"] < 15
+
+
+async def broadcasting_gives_every_member_every_message(namesrv: str) -> None:
+    import tempfile
+
+    name = names("broadcast")
+    sent = bodies(60)
+    await fill(namesrv, name.topic, sent)
+    ledgers = [Ledger(), Ledger()]
+    with tempfile.TemporaryDirectory() as directory:
+        options = PushOptions(
+            message_model=MessageModel.BROADCASTING,
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+            offset_dir=directory,
+        )
+        one, two = (
+            PushConsumer(name.group, ledger.listener, name.topic, namesrv=namesrv, options=options)
+            for ledger in ledgers
+        )
+        async with one, two:
+            await ledgers[0].has_all(sent)
+            await ledgers[1].has_all(sent)
+    assert ledgers[0].bodies == ledgers[1].bodies == Counter(sent)
+
+
+# -- pull
+
+
+async def pull_reads_seeks_and_keeps_offsets(namesrv: str) -> None:
+    name = names("pull")
+    sent = bodies(200)
+    await fill(namesrv, name.topic, sent)
+    options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with PullConsumer(name.group, namesrv=namesrv, options=options) as consumer:
+        queues = await consumer.fetch_queues(name.topic)
+        bounds = {
+            queue: (await consumer.min_offset(queue), await consumer.max_offset(queue)) for queue in queues
+        }
+        assert sum(high - low for low, high in bounds.values()) == len(sent)
+        queue = queues[0]
+        low, high = bounds[queue]
+        nothing = await consumer.pull(queue, high)
+        assert (nothing.status, nothing.next_begin_offset) == (PullStatus.NO_NEW_MSG, high)
+        beyond = await consumer.pull(queue, high + 100)
+        assert (beyond.status, beyond.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, high)
+        one = await consumer.pull(queue, low, max_count=1)
+        assert [message.queue_offset for message in one.messages] == [low]
+        assert (one.min_offset, one.max_offset, one.next_begin_offset) == (low, high, low + 1)
+        await consumer.assign_topic(name.topic)
+        read = [message async for message in first(consumer, len(sent))]
+        assert Counter(message.body for message in read) == Counter(sent)
+        await consumer.seek_to_begin(queue)
+        again = [message async for message in first(consumer, high - low)]
+        assert [message.queue_offset for message in again] == list(range(low, high))
+        await consumer.commit()
+        for each, (_, end) in bounds.items():
+            consumer.update_offset(each, end)
+    async with PullConsumer(name.group, namesrv=namesrv, options=options) as consumer:
+        assert [await consumer.committed(queue) for queue in queues] == [bounds[queue][1] for queue in queues]
+        await consumer.assign(queues)
+        assert await consumer.poll(0.3) == []
+        await fill(namesrv, name.topic, [b"late"])
+        assert [message.body for message in await consumer.poll(30)] == [b"late"]
+
+
+async def first(consumer: PullConsumer, count: int):  # type: ignore[no-untyped-def]
+    taken = 0
+    async for message in consumer:
+        yield message
+        taken += 1
+        if taken == count:
+            return
+
+
+async def a_blocking_pull_ends_when_a_message_comes(namesrv: str) -> None:
+    name = names("wait")
+    await fill(namesrv, name.topic, [b"first"])
+    async with (
+        PullConsumer(name.group, namesrv=namesrv) as consumer,
+        Producer("p-wait", namesrv=namesrv) as producer,
+    ):
+        queue = (await consumer.fetch_queues(name.topic))[0]
+        end = await consumer.max_offset(queue)
+        waiting = asyncio.create_task(consumer.pull_blocking(queue, end))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await producer.send(Message(name.topic, b"awaited"), queue=queue)
+        result = await asyncio.wait_for(waiting, 10)
+    assert [message.body for message in result.messages] == [b"awaited"]
+
+
+async def large_messages_pass(namesrv: str) -> None:
+    name = names("large")
+    import random
+
+    noise = random.Random(7).randbytes(3_000_000)
+    async with Producer("p-large", namesrv=namesrv, options=ProducerOptions(send_timeout_s=20)) as producer:
+        await producer.send(Message(name.topic, noise))
+        await producer.send(Message(name.topic, bytes(3_000_000)))
+    found = await read_all(namesrv, name.topic)
+    assert sorted(message.body for message in found) == sorted([noise, bytes(3_000_000)])
+
+
+SCENARIOS: list[Scenario] = [
+    send_in_every_mode,
+    large_messages_pass,
+    push_delivers_each_message_once,
+    push_filters_tags_exactly,
+    consumers_share_queues_and_take_over,
+    leaving_in_order_repeats_nothing,
+    failed_messages_come_again,
+    part_of_a_batch_can_fail,
+    hopeless_messages_become_dead_letters,
+    delayed_messages_come_after_their_delay,
+    broadcasting_gives_every_member_every_message,
+    pull_reads_seeks_and_keeps_offsets,
+    a_blocking_pull_ends_when_a_message_comes,
+]
