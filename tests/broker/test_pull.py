@@ -1,0 +1,225 @@
+"""Pulls over real sockets: what is found, held, woken and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import CreateTopicRequestHeader
+
+from .conftest import COMMIT, SUSPEND, records, until
+
+
+def bounds(answer):
+    return tuple(int(answer.ext[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
+
+
+@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
+async def test_messages_come_in_order_and_say_where_to_go_on(peer, code):
+    for number in range(40):
+        await peer.send(body=b"%d" % number)
+    first = await peer.pull(code=code)
+    assert [m.body for m in records(first)] == [b"%d" % n for n in range(32)]
+    assert (first.remark, bounds(first), first.ext["suggestWhichBrokerId"]) == ("FOUND", (32, 0, 40), "0")
+    rest = await peer.pull(offset=32, code=code)
+    assert [m.body for m in records(rest)] == [b"%d" % n for n in range(32, 40)]
+    few = await peer.pull(offset=3, max_msg_nums=2, code=code)
+    assert [m.body for m in records(few)] == [b"3", b"4"]
+
+
+@pytest.mark.parametrize(
+    ("offset", "sent", "code", "remark", "following"),
+    [
+        (0, 0, 19, "NO_MESSAGE_IN_QUEUE", 0),
+        (5, 0, 21, "NO_MESSAGE_IN_QUEUE", 0),
+        (2, 2, 19, "OFFSET_OVERFLOW_ONE", 2),
+        (3, 2, 21, "OFFSET_OVERFLOW_BADLY", 2),
+        (-1, 2, 21, "OFFSET_TOO_SMALL", 0),
+    ],
+)
+async def test_offsets_outside_the_queue_are_corrected(peer, offset, sent, code, remark, following):
+    await peer.send(queue_id=1)
+    for _ in range(sent):
+        await peer.send()
+    answer = await peer.pull(offset=offset)
+    assert (answer.code, answer.remark, bounds(answer)[0]) == (code, remark, following)
+
+
+class TestTags:
+    async def test_only_wanted_tags_come_and_the_offset_passes_the_others(self, peer):
+        for tag in ("A", "B", "C", "A", None):
+            await peer.send(properties={"TAGS": tag} if tag else {})
+        answer = await peer.pull(expression="A || C")
+        assert [m.tags for m in records(answer)] == ["A", "C", "A"]
+        assert bounds(answer)[0] == 5
+        nothing = await peer.pull(expression="X")
+        assert (nothing.code, nothing.remark, bounds(nothing)[0]) == (20, "NO_MATCHED_MESSAGE", 5)
+
+    @pytest.mark.parametrize("expression", ["*", ""])
+    async def test_everything_passes(self, peer, expression):
+        await peer.send(properties={"TAGS": "A"})
+        await peer.send()
+        assert len(records(await peer.pull(expression=expression))) == 2
+
+    async def test_blank_tags_match_nothing_and_separators_alone_are_an_error(self, peer):
+        await peer.send(properties={"TAGS": "A"})
+        assert (await peer.pull(expression=" || ")).code == 20
+        assert (await peer.pull(expression="||")).code == 23
+
+    async def test_sql_is_refused_with_its_name(self, peer):
+        await peer.send()
+        answer = await peer.pull(expression="a > 1", expression_type="SQL92")
+        assert answer.code == 1
+        assert "SQL92" in answer.remark
+
+
+class TestHolding:
+    async def test_an_arrival_wakes_a_held_pull_at_once(self, cluster, peer):
+        await peer.send()
+        pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        begun = time.monotonic()
+        await peer.send(body=b"news")
+        assert [m.body for m in records(await pulling)] == [b"news"]
+        assert time.monotonic() - begun < 1.0
+
+    async def test_the_sender_is_answered_before_the_reader(self, cluster, peer):
+        """On one connection the acknowledgement leaves first."""
+        await peer.send()
+        order = []
+        pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
+        pulling.add_done_callback(lambda _: order.append("pull"))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        sending = asyncio.create_task(peer.send())
+        sending.add_done_callback(lambda _: order.append("send"))
+        await asyncio.gather(pulling, sending)
+        assert order == ["send", "pull"]
+
+    async def test_a_pull_runs_out_after_its_time_with_19(self, peer):
+        await peer.send()
+        begun = time.monotonic()
+        answer = await peer.pull(offset=1, hold_ms=200)
+        elapsed = time.monotonic() - begun
+        assert (answer.code, answer.remark, bounds(answer)) == (19, "OFFSET_OVERFLOW_ONE", (1, 0, 1))
+        assert 0.2 <= elapsed < 2.0
+
+    async def test_an_empty_queue_is_waited_for_too(self, cluster, peer):
+        await peer.send(queue_id=1)
+        pulling = asyncio.create_task(peer.pull(offset=0, hold_ms=15_000))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        await peer.send(body=b"first")
+        assert [m.body for m in records(await pulling)] == [b"first"]
+
+    async def test_a_wrong_tag_does_not_wake(self, cluster, peer):
+        await peer.send()
+        pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000, expression="A"))
+        long_poll = cluster.broker.parts.pulls.long_poll
+        await until(lambda: len(long_poll))
+        await peer.send(properties={"TAGS": "B"})
+        assert len(long_poll) == 1
+        await peer.send(body=b"mine", properties={"TAGS": "A"})
+        answer = await pulling
+        assert [m.body for m in records(answer)] == [b"mine"]
+        assert bounds(answer)[0] == 3
+
+    async def test_short_polling_waits_a_fixed_time(self, start_cluster):
+        cluster = await start_cluster(longPollingEnable="false", shortPollingTimeMills="100")
+        peer = cluster.peer()
+        await peer.send()
+        begun = time.monotonic()
+        assert (await peer.pull(offset=1, hold_ms=15_000)).code == 19
+        assert time.monotonic() - begun < 5.0
+
+    async def test_many_groups_wake_from_one_message_however_few_a_tick_serves(self, cluster, peer, monkeypatch):
+        monkeypatch.setattr("cometmq.broker.pull.WOKEN_PER_TICK", 3)
+        await peer.send()
+        pulls = [asyncio.create_task(peer.pull(offset=1, group=f"G{n}", hold_ms=15_000)) for n in range(20)]
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll) == 20)
+        await peer.send(body=b"for all")
+        assert [[m.body for m in records(answer)] for answer in await asyncio.gather(*pulls)] == [[b"for all"]] * 20
+
+    async def test_pulls_of_a_lost_connection_are_forgotten(self, cluster, peer):
+        await peer.send()
+        other = cluster.peer()
+        pulling = asyncio.create_task(other.pull(offset=1, hold_ms=15_000))
+        long_poll = cluster.broker.parts.pulls.long_poll
+        await until(lambda: len(long_poll))
+        await other.close()
+        await asyncio.gather(pulling, return_exceptions=True)
+        await until(lambda: not len(long_poll))
+
+    async def test_a_stopping_broker_answers_what_it_holds(self, cluster, peer):
+        await peer.send()
+        pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        await cluster.standalone.stop()
+        assert (await pulling).code == 19
+
+
+class TestCommitting:
+    async def test_the_offset_of_a_pull_that_may_be_held_is_stored(self, cluster, peer):
+        await peer.send()
+        await peer.pull(flags=COMMIT | SUSPEND, commit_offset=7, hold_ms=1)
+        offsets = cluster.broker.parts.context.offsets
+        assert offsets.query("G", "Orders", 0) == 7
+        await peer.pull(flags=COMMIT, commit_offset=9)
+        assert offsets.query("G", "Orders", 0) == 7
+
+
+class TestRefusals:
+    async def test_what_does_not_exist(self, peer):
+        answer = await peer.pull("Nowhere")
+        assert (answer.code, answer.remark) == (17, "topic[Nowhere] not exist, apply first please!")
+
+    @pytest.mark.parametrize(("version", "code"), [(407, 1), (513, 29)])
+    @pytest.mark.parametrize("queue_id", [4, -1])
+    async def test_a_queue_that_does_not_exist(self, peer, version, code, queue_id):
+        await peer.send()
+        answer = await peer.pull(queue_id=queue_id, version=version)
+        assert answer.code == code
+        assert "is illegal" in answer.remark
+
+    async def test_a_topic_without_read_permission(self, peer):
+        header = CreateTopicRequestHeader(topic="WriteOnly", read_queue_nums=1, write_queue_nums=1, perm=2)
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == 0
+        assert (await peer.pull("WriteOnly")).code == 16
+
+    async def test_a_group_that_may_not_consume_or_not_be_made(self, start_cluster):
+        cluster = await start_cluster(autoCreateSubscriptionGroup="false")
+        peer = cluster.peer()
+        await peer.send()
+        answer = await peer.pull(group="Unknown")
+        assert (answer.code, answer.remark) == (26, "subscription group [Unknown] does not exist")
+        assert (await peer.pull(group="TOOLS_CONSUMER")).code == 0
+        settings = b'{"groupName":"Closed","consumeEnable":false}'
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)).code == 0
+        assert (await peer.pull(group="Closed")).code == 16
+
+    async def test_without_a_subscription_of_its_own_a_pull_needs_the_heartbeat(self, peer):
+        await peer.send(properties={"TAGS": "A"})
+        unknown = await peer.pull(expression=None)
+        assert (unknown.code, unknown.ext) == (24, {})
+        await peer.heartbeat(topics={"Other": "*"})
+        assert (await peer.pull(expression=None)).code == 24
+        await peer.heartbeat(topics={"Orders": "B"}, sub_version=5)
+        newer = await peer.pull(expression=None, sub_version=6)
+        assert (newer.code, newer.ext) == (25, {})
+        assert (await peer.pull(expression=None, sub_version=5)).code == 20
+        await peer.heartbeat(topics={"Orders": "A"}, sub_version=6)
+        assert len(records(await peer.pull(expression=None, sub_version=5))) == 1
+
+    async def test_broadcasting_can_be_forbidden_to_a_group(self, peer):
+        await peer.send()
+        settings = b'{"groupName":"G","consumeBroadcastEnable":false}'
+        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)
+        await peer.heartbeat(message_model="BROADCASTING")
+        assert (await peer.pull(expression=None)).code == 16
+
+    async def test_a_broker_without_read_permission(self, start_cluster):
+        cluster = await start_cluster(brokerPermission="2")
+        peer = cluster.peer()
+        await peer.send()
+        assert (await peer.pull()).code == 16
