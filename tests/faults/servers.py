@@ -31,6 +31,28 @@ async def main():
 remoting.run(main())
 """
 
+# Nothing may be created by the names in bad frames: memory would rightly grow with them.
+BROKER = """
+import asyncio, sys
+from cometmq import remoting
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.server import Broker
+from cometmq.standalone import small_files
+
+async def main():
+    directory = sys.argv[1]
+    server = Broker(BrokerConfig.from_properties({
+        **small_files(), "listenPort": "0", "brokerName": "broker-a", "brokerIP1": "127.0.0.1",
+        "storePathRootDir": directory + "/store", "storePathCommitLog": directory + "/store/commitlog",
+        "namesrvAddr": "", "autoCreateTopicEnable": "false", "autoCreateSubscriptionGroup": "false",
+        "vipChannelEnable": "false",
+    }))
+    print(await server.start(), flush=True)
+    await asyncio.Event().wait()
+
+remoting.run(main())
+"""
+
 
 class ServerProcess:
     """A running server: its port, and what the operating system says of it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,70 +10,23 @@ from typing import Any
 
 import pytest
 from tests.faults import malformed
+from tests.faults.good_requests import BROKER as BROKER_IDENTITY
+from tests.faults.good_requests import (
+    BROKER_REQUESTS,
+    NAMESRV_REQUESTS,
+    Request,
+    hostile_broker_bodies,
+)
 from tests.faults.malformed import command, frame
-from tests.faults.servers import NAMESRV, ServerProcess, server_process
+from tests.faults.servers import BROKER, NAMESRV, ServerProcess, server_process
 from tests.remoting.peers import RawPeer
 
 MIB = 1024 * 1024
 AFTER = 424_242  # opaque of the good request that follows the bad bytes
-# A request that every server answers: the cluster info of a name server, the runtime info of a broker.
-GOOD = {"namesrv": 106}
-
-BROKER = {
-    "brokerName": "broker-a",
-    "brokerAddr": "10.0.0.1:10911",
-    "clusterName": "DefaultCluster",
-    "haServerAddr": "10.0.0.1:10912",
-    "brokerId": "0",
-}
-REGISTRATION = json.dumps(
-    {
-        "filterServerList": [],
-        "topicConfigSerializeWrapper": {
-            "dataVersion": {"counter": 1, "timestamp": 1},
-            "topicConfigTable": {
-                "TopicA": {
-                    "topicName": "TopicA",
-                    "readQueueNums": 4,
-                    "writeQueueNums": 4,
-                    "perm": 6,
-                    "topicSysFlag": 0,
-                }
-            },
-        },
-    }
-).encode()
-VERSION = b'{"counter":1,"timestamp":1}'
-
-# code -> (good ext fields, good body)
-NAMESRV_REQUESTS: dict[int, tuple[dict[str, Any], bytes]] = {
-    100: ({"namespace": "n", "key": "k", "value": "v"}, b""),
-    101: ({"namespace": "n", "key": "k"}, b""),
-    102: ({"namespace": "n", "key": "k"}, b""),
-    103: (
-        {**BROKER, "compressed": "false", "bodyCrc32": "0", "heartbeatTimeoutMillis": "1000"},
-        REGISTRATION,
-    ),
-    104: (BROKER, b""),
-    105: ({"topic": "TopicA", "acceptStandardJsonOnly": "true"}, b""),
-    106: ({}, b""),
-    205: ({"brokerName": "broker-a"}, b""),
-    206: ({}, b""),
-    216: ({"topic": "TopicA", "clusterName": "c"}, b""),
-    217: ({"topic": "TopicA"}, b'{"queueDatas":[]}'),
-    219: ({"namespace": "n"}, b""),
-    224: ({"cluster": "DefaultCluster"}, b""),
-    304: ({}, b""),
-    311: ({}, b""),
-    318: ({}, b"orderMessageEnable=true\n"),
-    319: ({}, b""),
-    322: (BROKER, VERSION),
-    327: ({"brokerName": "broker-a"}, b""),
-    901: ({"clusterName": "DefaultCluster", "brokerName": "broker-a"}, b""),
-    904: ({**BROKER, "epoch": "1", "maxOffset": "5", "heartbeatTimeoutMills": "1000"}, b""),
-}
-REQUESTS = {"namesrv": NAMESRV_REQUESTS}
-PROGRAMS = {"namesrv": NAMESRV}
+PROGRAMS = {"namesrv": NAMESRV, "broker": BROKER}
+REQUESTS = {"namesrv": NAMESRV_REQUESTS, "broker": BROKER_REQUESTS}
+# A request that the server always answers: the cluster info of a name server, the runtime info of a broker.
+GOOD = {"namesrv": 106, "broker": 28}
 
 
 @pytest.fixture(scope="module", params=list(PROGRAMS))
@@ -86,9 +38,7 @@ def server(
 
 
 @pytest.fixture
-def requests(
-    server: ServerProcess, request: pytest.FixtureRequest
-) -> dict[int, tuple[dict[str, Any], bytes]]:
+def requests(server: ServerProcess, request: pytest.FixtureRequest) -> dict[int, Request]:
     return REQUESTS[kind_of(request)]
 
 
@@ -124,6 +74,8 @@ async def send_bad(
             raw.writer.write_eof()  # the server waits for the rest of a frame: tell it that none comes
         while True:
             header, _ = await raw.read()
+            if header["flag"] == 2:
+                continue  # a broker tells consumers about each other
             assert header["flag"] & 1, header
             assert isinstance(header["code"], int), header
             answers.append(header)
@@ -156,6 +108,8 @@ async def check_all(
         try:
             await witness.send(good)
             header, _ = await witness.read()
+            while header["flag"] == 2:
+                header, _ = await witness.read()
         except (asyncio.IncompleteReadError, OSError) as error:
             pytest.fail(f"{name}: the next good request failed: {error!r}, alive: {server.alive}")
         assert (header["opaque"], header["code"]) == (AFTER, 0), name
@@ -171,23 +125,26 @@ async def test_malformed_frames(server: ServerProcess, kind: str, good: bytes) -
 
 
 async def test_fields_missing_and_of_wrong_kinds(
-    server: ServerProcess, requests: dict[int, tuple[dict[str, Any], bytes]], good: bytes
+    server: ServerProcess, requests: dict[int, Request], good: bytes
 ) -> None:
-    for code, (fields, body) in requests.items():
-        await check_all(server, malformed.wrong_fields(code, fields, body), good, answered=True)
+    for code, (fields, body, held) in requests.items():
+        await check_all(server, malformed.wrong_fields(code, fields, body), good, answered=not held)
 
 
 async def test_bodies_of_wrong_kinds(
-    server: ServerProcess, requests: dict[int, tuple[dict[str, Any], bytes]], good: bytes
+    server: ServerProcess, requests: dict[int, Request], good: bytes
 ) -> None:
-    for code, (fields, _) in requests.items():
-        await check_all(server, malformed.json_bodies(code, fields), good, answered=True)
+    for code, (fields, _, held) in requests.items():
+        await check_all(server, malformed.json_bodies(code, fields), good, answered=not held)
 
 
-async def test_mutated_frames(
-    server: ServerProcess, requests: dict[int, tuple[dict[str, Any], bytes]], good: bytes
-) -> None:
-    originals = [command(code, body, ext=fields) for code, (fields, body) in requests.items()]
+async def test_hostile_batches_and_properties(tmp_path: Path) -> None:
+    with server_process(BROKER, tmp_path) as server:
+        await check_all(server, hostile_broker_bodies(), command(28, opaque=AFTER), answered=True)
+
+
+async def test_mutated_frames(server: ServerProcess, requests: dict[int, Request], good: bytes) -> None:
+    originals = [command(code, body, ext=fields) for code, (fields, body, _) in requests.items()]
     originals.append(frame(malformed.GOOD_BINARY, kind=malformed.BINARY))
     cases = (
         (f"mutation {n}: {data[:300]!r}", data)
@@ -200,7 +157,9 @@ async def test_hostile_registrations_cost_bounded_memory(tmp_path: Path) -> None
     """The decoder stops at 64 MiB of what a registration unpacks to, here at most 2 GiB."""
     with server_process(NAMESRV, tmp_path) as server:
         before = server.resident_peak()
-        await check_all(server, malformed.compressed_registrations(BROKER), command(106, opaque=AFTER))
+        await check_all(
+            server, malformed.compressed_registrations(BROKER_IDENTITY), command(106, opaque=AFTER)
+        )
         assert server.resident_peak() - before < 192 * MIB
         assert server.resident() - before < 32 * MIB
 
@@ -218,9 +177,9 @@ async def test_a_bad_frame_closes_its_connection_only(server: ServerProcess, goo
 
 
 async def test_many_thousand_bad_frames_leave_memory_and_descriptors_as_they_were(
-    server: ServerProcess, requests: dict[int, tuple[dict[str, Any], bytes]], good: bytes
+    server: ServerProcess, requests: dict[int, Request], good: bytes
 ) -> None:
-    originals = [command(code, body, ext=fields) for code, (fields, body) in requests.items()]
+    originals = [command(code, body, ext=fields) for code, (fields, body, _) in requests.items()]
     large = [bad for _, bad in malformed.json_headers() if len(bad) > 100_000]
 
     async def flood(seed: int, count: int) -> None:

@@ -1,0 +1,260 @@
+"""A good request of every code that the servers handle: what malformed ones are made from."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple
+
+from tests.faults.malformed import HUGE, command
+
+
+class Request(NamedTuple):
+    """Ext fields and body. held: the server may rightly keep the answer back, so that none is waited for."""
+
+    ext: dict[str, Any]
+    body: bytes = b""
+    held: bool = False
+
+
+BROKER = {
+    "brokerName": "broker-a",
+    "brokerAddr": "10.0.0.1:10911",
+    "clusterName": "DefaultCluster",
+    "haServerAddr": "10.0.0.1:10912",
+    "brokerId": "0",
+}
+TOPIC_A = {"topicName": "TopicA", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "topicSysFlag": 0}
+REGISTRATION = {
+    "filterServerList": [],
+    "topicConfigSerializeWrapper": {
+        "dataVersion": {"counter": 1, "timestamp": 1},
+        "topicConfigTable": {"TopicA": TOPIC_A},
+    },
+}
+VERSION = b'{"counter":1,"timestamp":1}'
+OF_BROKER = {"brokerName": "broker-a"}
+
+NAMESRV_REQUESTS = {
+    100: Request({"namespace": "n", "key": "k", "value": "v"}),
+    101: Request({"namespace": "n", "key": "k"}),
+    102: Request({"namespace": "n", "key": "k"}),
+    103: Request(
+        {**BROKER, "compressed": "false", "bodyCrc32": "0", "heartbeatTimeoutMillis": "1000"},
+        json.dumps(REGISTRATION).encode(),
+    ),
+    104: Request(BROKER),
+    105: Request({"topic": "TopicA", "acceptStandardJsonOnly": "true"}),
+    106: Request({}),
+    205: Request(OF_BROKER),
+    206: Request({}),
+    216: Request({"topic": "TopicA", "clusterName": "c"}),
+    217: Request({"topic": "TopicA"}, b'{"queueDatas":[]}'),
+    219: Request({"namespace": "n"}),
+    224: Request({"cluster": "DefaultCluster"}),
+    304: Request({}),
+    311: Request({}),
+    318: Request({}, b"orderMessageEnable=true\n"),
+    319: Request({}),
+    322: Request(BROKER, VERSION),
+    327: Request(OF_BROKER),
+    901: Request({"clusterName": "DefaultCluster", **OF_BROKER}),
+    904: Request({**BROKER, "epoch": "1", "maxOffset": "5", "heartbeatTimeoutMills": "1000"}),
+}
+
+QUEUE = {"topic": "TopicA", "queueId": "0"}
+PROPERTIES = (
+    "UNIQ_KEY\x01FD00000000000000000000000000000269E95FFD2B27641B65E70000\x02KEYS\x01k1 k2\x02TAGS\x01t\x02"
+)
+SEND = {
+    "producerGroup": "PG",
+    "topic": "TopicA",
+    "defaultTopic": "TBW102",
+    "defaultTopicQueueNums": "4",
+    "queueId": "0",
+    "sysFlag": "0",
+    "bornTimestamp": "1795170712333",
+    "flag": "0",
+    "properties": PROPERTIES,
+    "reconsumeTimes": "0",
+    "unitMode": "false",
+    "batch": "false",
+}
+SEND_V2 = dict(zip("abcdefghijkm", SEND.values(), strict=True))
+PULL = {
+    "consumerGroup": "CG",
+    "topic": "TopicA",
+    "queueId": "0",
+    "queueOffset": "0",
+    "maxMsgNums": "32",
+    "sysFlag": "4",
+    "commitOffset": "0",
+    "suspendTimeoutMillis": "1",
+    "subscription": "*",
+    "subVersion": "1",
+    "expressionType": "TAG",
+}
+HEARTBEAT = {
+    "clientID": "10.0.0.9@1",
+    "consumerDataSet": [
+        {
+            "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+            "consumeType": "CONSUME_PASSIVELY",
+            "groupName": "CG",
+            "messageModel": "CLUSTERING",
+            "subscriptionDataSet": [
+                {
+                    "classFilterMode": False,
+                    "codeSet": [],
+                    "expressionType": "TAG",
+                    "subString": "*",
+                    "subVersion": 1,
+                    "tagsSet": [],
+                    "topic": "TopicA",
+                }
+            ],
+            "unitMode": False,
+        }
+    ],
+    "producerDataSet": [{"groupName": "PG"}],
+}
+LOCK = {
+    "clientId": "10.0.0.9@1",
+    "consumerGroup": "CG",
+    "mqSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "TopicA"}],
+}
+GROUP = {"groupName": "CG", "consumeEnable": True, "retryQueueNums": 1, "retryMaxTimes": 16, "brokerId": 0}
+CHECK = {
+    "clientId": "10.0.0.9@1",
+    "group": "CG",
+    "subscriptionData": HEARTBEAT["consumerDataSet"][0]["subscriptionDataSet"][0],  # type: ignore[index]
+}
+
+
+def batch_item(body: bytes, properties: bytes = b"") -> bytes:
+    """One message of a batch body."""
+    size = 22 + len(body) + len(properties)
+    return (
+        struct.pack(">iiiii", size, 0, 0, 0, len(body))
+        + body
+        + struct.pack(">h", len(properties))
+        + properties
+    )
+
+
+BATCH = batch_item(b"one") + batch_item(b"two", PROPERTIES.encode())
+
+BROKER_REQUESTS = {
+    10: Request(SEND, b"body"),
+    11: Request(PULL, held=True),
+    12: Request(
+        {
+            "topic": "TopicA",
+            "key": "k1",
+            "maxNum": "32",
+            "beginTimestamp": "0",
+            "endTimestamp": "9999999999999",
+        }
+    ),
+    14: Request({"consumerGroup": "CG", **QUEUE}),
+    15: Request({"consumerGroup": "CG", **QUEUE, "commitOffset": "0"}),
+    17: Request(
+        {
+            "topic": "TopicA",
+            "defaultTopic": "TBW102",
+            "readQueueNums": "4",
+            "writeQueueNums": "4",
+            "perm": "6",
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0",
+            "order": "false",
+        }
+    ),
+    21: Request({}),
+    25: Request({}, b"traceTopicEnable=false\n"),
+    26: Request({}),
+    28: Request({}),
+    29: Request({**QUEUE, "timestamp": "1795170712333"}),
+    30: Request(QUEUE),
+    31: Request(QUEUE),
+    32: Request(QUEUE),
+    33: Request({"offset": "0"}),
+    34: Request({}, json.dumps(HEARTBEAT).encode()),
+    35: Request({"clientID": "10.0.0.9@1", "producerGroup": "PG", "consumerGroup": "CG"}),
+    36: Request(
+        {
+            "offset": "0",
+            "group": "CG",
+            "delayLevel": "3",
+            "originMsgId": "x",
+            "originTopic": "TopicA",
+            "unitMode": "false",
+            "maxReconsumeTimes": "16",
+        }
+    ),
+    38: Request({"consumerGroup": "CG"}),
+    41: Request({}, json.dumps(LOCK).encode()),
+    42: Request({}, json.dumps(LOCK).encode()),
+    43: Request({}),
+    45: Request({}),
+    46: Request({}, json.dumps(CHECK).encode()),
+    200: Request({}, json.dumps(GROUP).encode()),
+    201: Request({}),
+    202: Request({"topic": "TopicA"}),
+    203: Request({"consumerGroup": "CG"}),
+    204: Request({"producerGroup": "PG"}),
+    207: Request({"groupName": "CG"}),
+    208: Request({"consumerGroup": "CG", "topic": "TopicA"}),
+    222: Request({"topic": "TopicA", "group": "CG", "timestamp": "0", "isForce": "true"}),
+    300: Request({"topic": "TopicA"}),
+    305: Request({}),
+    307: Request({"consumerGroup": "CG", "clientId": "10.0.0.9@1", "jstackEnable": "false"}),
+    309: Request(
+        {"consumerGroup": "CG", "clientId": "10.0.0.9@1", "msgId": "7F000001000051AF00000000000002CF"}
+    ),
+    310: Request(SEND_V2, b"body"),
+    320: Request({**SEND_V2, "m": "true"}, BATCH),
+    321: Request({**QUEUE, "index": "0", "count": "10", "consumerGroup": "CG"}),
+    361: Request(PULL, held=True),
+}
+
+
+def hostile_broker_bodies() -> list[tuple[str, bytes]]:
+    """Bodies whose counts and lengths lie: batches, and properties that end anywhere."""
+    batches = {
+        "empty": b"",
+        "cut in the size": BATCH[:3],
+        "size 0": struct.pack(">i", 0) + BATCH[4:],
+        "size -1": struct.pack(">i", -1) + BATCH[4:],
+        "size huge": struct.pack(">i", HUGE) + BATCH[4:],
+        "size too small": struct.pack(">i", 21) + BATCH[4:],
+        "body length -1": BATCH[:16] + struct.pack(">i", -1) + BATCH[20:],
+        "body length huge": BATCH[:16] + struct.pack(">i", HUGE) + BATCH[20:],
+        "properties length -1": batch_item(b"one")[:-2] + struct.pack(">h", -1),
+        "properties length huge": batch_item(b"one")[:-2] + struct.pack(">h", 32767),
+        "trailing bytes": BATCH + b"xyz",
+        "zeros": bytes(10_000),
+        "a million of nothing": b"".join([batch_item(b"")] * 100_000),
+        "a body of 5 MiB": batch_item(bytes(5 << 20)),
+    }
+    ext = {**SEND_V2, "m": "true"}
+    cases = [(f"batch: {name}", command(320, body, ext=ext)) for name, body in batches.items()]
+    cases += [(f"batch cut at {end}", command(320, BATCH[:end], ext=ext)) for end in range(1, len(BATCH))]
+    for name, body in {"none": b"", "5 MiB": bytes(5 << 20), "15 MiB": bytes(15 << 20)}.items():
+        cases.append((f"body: {name}", command(310, body, ext=SEND_V2)))
+    for text in (
+        "\x01",
+        "\x02",
+        "\x01\x02",
+        "a\x01",
+        "a\x01b",
+        "\x02\x02\x02",
+        "a\x01b\x01c\x02",
+        "x" * 40_000,
+        "\x01" * 9999,
+    ):
+        cases.append((f"properties {text[:20]!r}", command(310, b"body", ext={**SEND_V2, "i": text})))
+    for level in ("-1", "19", "x", "99999999999999999999"):
+        properties = f"DELAY\x01{level}\x02"
+        cases.append((f"delay level {level}", command(310, b"body", ext={**SEND_V2, "i": properties})))
+    return cases
