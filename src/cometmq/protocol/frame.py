@@ -440,9 +440,7 @@ def _encodable(frame: Frame) -> Frame:
         language=frame.language,
         version=frame.version,
         remark=None if frame.remark is None else _utf8(frame.remark),
-        ext_fields=None
-        if frame.ext is None
-        else {_utf8(key): _utf8(text) for key, text in frame.ext.items()},
+        ext_fields=None if ext is None else {_utf8(key): _utf8(text) for key, text in ext.items()},
     )
 
 

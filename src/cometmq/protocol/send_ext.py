@@ -16,7 +16,10 @@ _json = msgspec.json.encode
 # A producer names few groups and topics, over and over.
 _name = lru_cache(maxsize=256)(_json)
 _BOOL = (b"false", b"true")
-_TEMPLATE = b'{"a":%b,"b":%b,"c":%b,"d":"%d","e":"%d","f":"%d","g":"%d","h":"%d","i":%b,"j":"%d","k":"%b",%b"m":"%b"%b}'
+_TEMPLATE = (
+    b'{"a":%b,"b":%b,"c":%b,"d":"%d","e":"%d","f":"%d","g":"%d","h":"%d",'
+    b'"i":%b,"j":"%d","k":"%b",%b"m":"%b"%b}'
+)
 
 
 def send_ext(header: SendMessageRequestHeaderV2) -> bytes | None:
