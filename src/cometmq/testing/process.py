@@ -32,19 +32,19 @@ class ProcessFailed(AssertionError):
 
 
 class ServerProcess:
-    """`python -m cometmq <arguments>` with its output collected; a context manager that stops it in the end.
+    """A server's command with its output collected; a context manager that stops it in the end.
 
-    `ready` is a pattern that one line of standard output matches once the server listens.
+    `ready` is a pattern that one line of its output matches once the server listens.
     """
 
-    def __init__(self, arguments: Sequence[str], ready: str, env: dict[str, str] | None = None) -> None:
-        self.arguments = list(arguments)
+    def __init__(self, command: Sequence[str], ready: str, env: dict[str, str] | None = None) -> None:
+        self.command = list(command)
         self.lines: list[str] = []
         self._ready = re.compile(ready)
         self._news = threading.Condition()
         self._open_streams = 2
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cometmq", *self.arguments],
+            self.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -104,7 +104,7 @@ class ServerProcess:
         if found:
             return found[0]
         what = "ended" if in_time else f"not ready after {timeout_s:g} s"
-        raise ProcessFailed(f"cometmq {' '.join(self.arguments)}: {what}", self.output)
+        raise ProcessFailed(f"{' '.join(self.command)}: {what}", self.output)
 
     def stop(self, signum: int = signal.SIGTERM, timeout_s: float = STOP_DEADLINE_S) -> int:
         """Send a signal and wait for the end. Returns the exit code; raises ProcessFailed if it goes on."""
@@ -149,8 +149,9 @@ class StandaloneProcess(ServerProcess):
     """`cometmq standalone` on free ports. Once entered, `namesrv` and `brokers` say where it listens."""
 
     def __init__(self, data_dir: Path | str, *, brokers: int = 1, env: dict[str, str] | None = None) -> None:
-        arguments = ["standalone", "--data", str(data_dir), "--namesrv-port", "0", "--broker-port", "0"]
-        super().__init__([*arguments, "--brokers", str(brokers)], NAMESRV.pattern, env)
+        ports = ["--namesrv-port", "0", "--broker-port", "0"]
+        command = [sys.executable, "-m", "cometmq", "standalone", "--data", str(data_dir), *ports]
+        super().__init__([*command, "--brokers", str(brokers)], NAMESRV.pattern, env)
         self.broker_count = brokers
         self.namesrv = ""
         self.brokers: dict[str, str] = {}

@@ -1,0 +1,56 @@
+"""The installed commands as processes that see nothing of the user's own servers and settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cometmq.testing import ServerProcess
+
+BIN = Path(sys.executable).parent
+READY = "boot success"
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Serve = Callable[..., ServerProcess]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory of the test's own, with its own list of running servers."""
+    path = tmp_path / "home"
+    path.mkdir()
+    monkeypatch.setenv("HOME", str(path))
+    monkeypatch.setenv("COMETMQ_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    return path
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run an installed command to its end."""
+
+    def start(command: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        words = [str(BIN / command), *arguments]
+        return subprocess.run(words, capture_output=True, text=True, input=text, timeout=60)
+
+    return start
+
+
+@pytest.fixture
+def serve() -> Serve:
+    """Make a server process of an installed command; enter it to have it ready."""
+
+    def make(command: str, *arguments: str, ready: str = READY) -> ServerProcess:
+        return ServerProcess([str(BIN / command), *arguments], ready)
+
+    return make
+
+
+def write_conf(path: Path, **settings: object) -> str:
+    """Write a properties file; returns its path as text."""
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return str(path)

@@ -1,0 +1,217 @@
+"""mqnamesrv, mqbroker and mqshutdown as real processes: options, files, signals, exit codes."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Run, Serve, write_conf
+
+SMALL = {
+    "mappedFileSizeCommitLog": 1 << 20,
+    "mappedFileSizeConsumeQueue": 20 * 1000,
+    "maxHashSlotNum": 1000,
+    "maxIndexNum": 4000,
+}
+
+
+def broker_conf(tmp_path: Path, **settings: object) -> str:
+    """A configuration file of a small broker on a free port."""
+    basics = {
+        "brokerName": "broker-t",
+        "brokerIP1": "127.0.0.1",
+        "listenPort": 0,
+        "storePathRootDir": tmp_path / "store",
+        **SMALL,
+    }
+    return write_conf(tmp_path / "broker.conf", **(basics | settings))
+
+
+def port_of(line: str) -> int:
+    found = re.search(r"(?::|port )(\d+)\b", line)
+    assert found is not None, line
+    return int(found.group(1))
+
+
+class TestOptions:
+    def test_the_name_server_prints_its_configuration(self, run: Run, tmp_path: Path) -> None:
+        conf = write_conf(tmp_path / "namesrv.conf", listenPort=19876)
+
+        printed = run("mqnamesrv", "-c", conf, "-p")
+
+        lines = printed.stdout.splitlines()
+        assert printed.returncode == 0
+        assert "listenPort=19876" in lines
+        assert f"configStorePath={conf}" in lines
+        assert "scanNotActiveBrokerInterval=10000" in lines
+
+    def test_the_broker_prints_all_or_the_important_settings(self, run: Run, tmp_path: Path) -> None:
+        conf = broker_conf(tmp_path, flushDiskType="SYNC_FLUSH")
+
+        everything = run("mqbroker", "-c", conf, "-p").stdout.splitlines()
+        important = run("mqbroker", "-c", conf, "-m").stdout.splitlines()
+
+        assert "flushDiskType=SYNC_FLUSH" in important
+        assert set(important) < set(everything)
+        assert "longPollingEnable=true" in set(everything) - set(important)
+
+    def test_the_command_line_wins_over_file_and_environment(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def namesrv(*arguments: str) -> str:
+            lines = run("mqbroker", *arguments, "-p").stdout.splitlines()
+            return next(line for line in lines if line.startswith("namesrvAddr="))
+
+        monkeypatch.setenv("NAMESRV_ADDR", "env:1")
+        conf = broker_conf(tmp_path, namesrvAddr="file:2")
+
+        assert namesrv() == "namesrvAddr=env:1"
+        assert namesrv("-c", conf) == "namesrvAddr=file:2"
+        assert namesrv("-c", conf, "-n", "line:3;line:4") == "namesrvAddr=line:3;line:4"
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"listenPort": "many"}, ["listenPort", "'many'", "whole number"]),
+            ({"listenPort": 70000}, ["listenPort", "'70000'", "0 to 65535"]),
+            ({"autoCreateTopicEnable": "maybe"}, ["autoCreateTopicEnable", "'maybe'", "true or false"]),
+            ({"flushDiskType": "SOMETIMES"}, ["flushDiskType", "'SOMETIMES'", "SYNC_FLUSH"]),
+            ({"namesrvAddr": "nowhere"}, ["namesrvAddr", "'nowhere'", "host:port"]),
+            ({"brokerName": "\\u12"}, ["broker.conf line 1", "hexadecimal"]),
+        ],
+    )
+    def test_a_bad_value_stops_the_start_with_key_value_and_expected_form(
+        self, run: Run, tmp_path: Path, settings: dict[str, object], words: list[str]
+    ) -> None:
+        failed = run("mqbroker", "-c", broker_conf(tmp_path, **settings))
+
+        assert failed.returncode == 255
+        assert failed.stderr.count("\n") == 1
+        for word in words:
+            assert word in failed.stderr
+        assert not (tmp_path / "store").exists()
+
+    def test_an_unknown_key_is_a_warning_that_names_the_nearest_one(self, run: Run, tmp_path: Path) -> None:
+        printed = run("mqbroker", "-c", broker_conf(tmp_path, flushDiskTipe="ASYNC_FLUSH"), "-p")
+
+        assert printed.returncode == 0
+        assert "flushDiskTipe" in printed.stderr
+        assert "flushDiskType" in printed.stderr
+        assert "flushDiskTipe=ASYNC_FLUSH" in printed.stdout.splitlines()
+
+    @pytest.mark.parametrize(
+        ("command", "arguments", "words"),
+        [
+            ("mqbroker", ("-x",), "No such option"),
+            ("mqbroker", ("-c", "/nowhere/broker.conf"), "/nowhere/broker.conf: No such file or directory"),
+            ("mqbroker", ("-n", "host"), "namesrvAddr"),
+            ("mqnamesrv", ("-x",), "No such option"),
+            ("mqnamesrv", ("-c", "/nowhere/namesrv.conf"), "No such file or directory"),
+        ],
+    )
+    def test_bad_options_end_with_apaches_exit_code(
+        self, run: Run, command: str, arguments: tuple[str, ...], words: str
+    ) -> None:
+        failed = run(command, *arguments)
+
+        assert failed.returncode == 255
+        assert words in failed.stderr
+        assert "Traceback" not in failed.stderr
+
+
+class TestLife:
+    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_stops_each_server_cleanly(self, serve: Serve, tmp_path: Path, signum: int) -> None:
+        with serve("mqnamesrv", "--port", "0") as namesrv:
+            addr = f"127.0.0.1:{port_of(namesrv.wait_ready())}"
+            with serve("mqbroker", "-c", broker_conf(tmp_path), "-n", addr) as broker:
+                assert f"and name server is {addr}" in broker.wait_ready()
+                assert (tmp_path / "store" / "abort").exists()
+
+                assert broker.stop(signum) == 0
+            assert namesrv.stop(signum) == 0
+
+        assert not (tmp_path / "store" / "abort").exists()
+        assert broker.output.count("\n") == namesrv.output.count("\n") == 0  # the ready line and nothing else
+
+    def test_messages_are_there_after_a_restart(self, serve: Serve, run: Run, tmp_path: Path) -> None:
+        with serve("mqnamesrv", "--port", "0") as namesrv:
+            addr = f"127.0.0.1:{port_of(namesrv.wait_ready())}"
+            conf = broker_conf(tmp_path, namesrvAddr=addr)
+            for body in ("first", "second"):
+                with serve("mqbroker", "-c", conf):
+                    assert run("cometmq", "send", "kept", body, "-n", addr).returncode == 0
+            with serve("mqbroker", "-c", conf):
+                read = run("mqadmin", "consumeMessage", "-t", "kept", "-n", addr)
+
+        bodies = sorted(line for line in read.stdout.splitlines() if line.startswith("BODY"))
+        assert bodies == ["BODY: first", "BODY: second"]
+
+    def test_a_port_in_use_is_told_in_one_line(self, serve: Serve, run: Run, tmp_path: Path) -> None:
+        with serve("mqnamesrv", "--port", "0") as namesrv:
+            port = port_of(namesrv.wait_ready())
+            second = run("mqnamesrv", "--port", str(port))
+            broker = run("mqbroker", "-c", broker_conf(tmp_path, listenPort=port))
+
+        for failed in (second, broker):
+            assert failed.returncode == 255
+            assert "in use" in failed.stderr
+            assert failed.stderr.count("\n") == 1
+
+    def test_a_store_in_use_is_refused(self, serve: Serve, run: Run, tmp_path: Path) -> None:
+        conf = broker_conf(tmp_path)
+        with serve("mqbroker", "-c", conf):
+            second = run("mqbroker", "-c", conf)
+
+        assert second.returncode == 253
+        assert str(tmp_path / "store") in second.stderr
+        assert second.stderr.count("\n") == 1
+
+
+class TestShutdown:
+    def test_it_stops_what_runs_and_says_so(self, serve: Serve, run: Run, tmp_path: Path) -> None:
+        with (
+            serve("mqnamesrv", "--port", "0") as namesrv,
+            serve("mqbroker", "-c", broker_conf(tmp_path)) as broker,
+        ):
+            for kind, process in (("broker", broker), ("namesrv", namesrv)):
+                asked = run("mqshutdown", kind, "--wait", "30")
+
+                assert asked.returncode == 0
+                assert asked.stdout.splitlines() == [
+                    f"The mq{kind}({process.pid}) is running...",
+                    f"Send shutdown request to mq{kind}({process.pid}) OK",
+                ]
+                assert process.wait() == 0
+
+    @pytest.mark.parametrize("kind", ["broker", "namesrv"])
+    def test_nothing_to_stop_is_an_error(self, run: Run, kind: str) -> None:
+        asked = run("mqshutdown", kind)
+
+        assert asked.returncode == 255
+        assert asked.stdout == f"No mq{kind} running.\n"
+
+    def test_a_killed_server_is_not_taken_for_a_running_one(
+        self, serve: Serve, run: Run, tmp_path: Path
+    ) -> None:
+        with serve("mqbroker", "-c", broker_conf(tmp_path)) as broker:
+            broker.kill()
+
+        assert run("mqshutdown", "broker").returncode == 255
+
+
+class TestStandalone:
+    def test_several_brokers_share_a_topic(self, serve: Serve, run: Run, tmp_path: Path) -> None:
+        ports = ("--namesrv-port", "0", "--broker-port", "0")
+        arguments = ("standalone", "--data", str(tmp_path / "data"), "--brokers", "2", *ports)
+        with serve("cometmq", *arguments, ready="broker-b") as cluster:
+            addr = next(line.split()[-1] for line in cluster.output.splitlines() if "name server" in line)
+            made = run("mqadmin", "updateTopic", "-n", addr, "-c", "DefaultCluster", "-t", "shared")
+            sent = run("cometmq", "send", "shared", *"abcdefghijklmnopqrst", "-n", addr)
+            assert cluster.stop(signal.SIGINT) == 0
+
+        assert len(made.stdout.splitlines()) == 3
+        assert {line.split()[2] for line in sent.stdout.splitlines()} == {"broker-a", "broker-b"}
+        assert (tmp_path / "data" / "broker-b" / "broker.conf").exists()
