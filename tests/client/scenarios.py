@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -259,7 +261,8 @@ async def consumers_share_queues_and_take_over(namesrv: str) -> None:
         await fill(namesrv, name.topic, second_lot)
         await merged.has_all(second_lot)
         of_second = [set(ledger.bodies) & set(second_lot) for ledger in ledgers]
-        assert of_second[0] and of_second[1]
+        assert of_second[0]
+        assert of_second[1]
         assert not of_second[0] & of_second[1]
         await die(one)
 
@@ -407,8 +410,6 @@ async def delayed_messages_come_after_their_delay(namesrv: str) -> None:
 
 
 async def broadcasting_gives_every_member_every_message(namesrv: str) -> None:
-    import tempfile
-
     name = names("broadcast")
     sent = bodies(60)
     await fill(namesrv, name.topic, sent)
@@ -497,8 +498,6 @@ async def a_blocking_pull_ends_when_a_message_comes(namesrv: str) -> None:
 
 async def large_messages_pass(namesrv: str) -> None:
     name = names("large")
-    import random
-
     noise = random.Random(7).randbytes(3_000_000)
     async with Producer("p-large", namesrv=namesrv, options=ProducerOptions(send_timeout_s=20)) as producer:
         await producer.send(Message(name.topic, noise))

@@ -219,7 +219,8 @@ class ClientInstance:
         return addr
 
     async def find_addr(self, queue: MessageQueue) -> str:
-        """The master of a queue's broker, else a replica, asking for the topic's route if it is not known yet."""
+        """The master of a queue's broker, else a replica, asking for the topic's route if it is not known
+        yet."""
         addr = self.routes.any(queue.broker_name)
         if addr is None:
             await self._fetch(queue.topic)
