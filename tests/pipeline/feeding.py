@@ -14,6 +14,9 @@ from cometmq.pipeline.options import Topics, write_options
 from cometmq.pipeline.plan import Bounds
 from cometmq.pipeline.rows import Outgoing
 from cometmq.pipeline.sending import Sender
+from cometmq.pipeline.wire import Wire
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import SendMessageRequestHeaderV2
 
 
 @dataclass
@@ -39,6 +42,17 @@ class Topic:
             sender.flush()
         self.sent += bodies
         return bodies
+
+    def send_raw(self, body: bytes, sys_flag: int) -> None:
+        """Send one message to queue 0 with a sysFlag of choice; it does not count as sent."""
+        header = SendMessageRequestHeaderV2(
+            topic=self.name, queue_id=0, sys_flag=sys_flag, born_timestamp=0, flag=0, producer_group="g",
+            default_topic="TBW102", default_topic_queue_nums=4, properties="TAGS\x01A", reconsume_times=0,
+        )  # fmt: skip
+        with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:
+            address = cluster.master_of(cluster.write_queues(self.name)[0])
+        with Wire(address, 10.0) as wire:
+            assert wire.call(RequestCode.SEND_MESSAGE_V2, header, body).code == 0
 
     def bounds(self) -> dict[MessageQueue, Bounds]:
         with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:

@@ -65,10 +65,14 @@ class _Topic:
 
 
 class Sender:
-    """Sends messages to any topics. `messages` and `bytes` count what was acknowledged."""
+    """Sends messages to any topics. `messages` and `bytes` count what was acknowledged.
 
-    def __init__(self, options: WriteOptions) -> None:
+    `first_queue`: which queue is filled first, so that the tasks of a small write do not all fill the same.
+    """
+
+    def __init__(self, options: WriteOptions, first_queue: int = 0) -> None:
         self._options = options
+        self._first_queue = first_queue
         self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms)
         self._topics: dict[str, _Topic] = {}
         self._wires: dict[str, Wire] = {}  # by broker name
@@ -81,7 +85,9 @@ class Sender:
         """Take a message; batches leave as they fill."""
         topic = self._topics.get(message.topic)
         if topic is None:
-            topic = self._topics[message.topic] = _Topic(self._cluster.write_queues(message.topic))
+            topic = self._topics[message.topic] = _Topic(
+                self._cluster.write_queues(message.topic), self._first_queue
+            )
         if message.sharding_key is None:
             queue = topic.queues[topic.turn % len(topic.queues)]
         else:

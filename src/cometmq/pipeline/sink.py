@@ -71,7 +71,7 @@ def _write(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str
     assert context is not None
     partition = context.partitionId()
     ids = MessageIds(query, batch, partition)
-    with Sender(options) as sender:
+    with Sender(options, partition) as sender:
         row = 0
         for records in iterator:
             for message in messages_of(records, options, row, ids):

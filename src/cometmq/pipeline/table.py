@@ -80,10 +80,11 @@ class ArchiveTable:
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._unlock()
+            self.abandon()
             raise ArchiveError(self.output, "another archive job is running on this directory") from None
 
-    def _unlock(self) -> None:
+    def abandon(self) -> None:
+        """Let others in and leave everything as it lies, as a killed process does."""
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
@@ -160,7 +161,7 @@ class ArchiveTable:
     def close(self) -> None:
         """Remove this run's staging directory and let others in."""
         self._delete(self._at(_HOME, "staging", self.run_id))
-        self._unlock()
+        self.abandon()
 
     def _delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,76 @@
+"""Questions to an archive, answered by Spark from its log: what is in it, and is anything missing."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.window import Window
+
+_RANGE = (
+    "topic string, broker_name string, queue_id int, start bigint, `end` bigint, records bigint, bad bigint, "
+    "lost bigint, bytes bigint, first_store_ms bigint, last_store_ms bigint"
+)
+_FILE = "path string, topic string, dt string, hour int, rows bigint, bytes bigint"
+
+
+def _commits(spark: SparkSession, output: str) -> DataFrame:
+    schema = (
+        f"batch bigint, run string, time string, ranges array<struct<{_RANGE}>>, files array<struct<{_FILE}>>"
+    )
+    return spark.read.schema(schema).json(f"{output.rstrip('/')}/_cometmq/commits")
+
+
+def manifest(spark: SparkSession, output: str) -> DataFrame:
+    """One row for each committed range: offsets `start` <= o < `end` of a queue, and how many became rows (records),
+    were set aside (bad) or were gone from the broker (lost)."""
+    return (
+        _commits(spark, output)
+        .select("batch", "run", "time", F.explode("ranges").alias("r"))
+        .select("batch", "run", "time", "r.*")
+    )
+
+
+def files(spark: SparkSession, output: str) -> DataFrame:
+    """One row for each file of the table; `path` is relative to the archive."""
+    return _commits(spark, output).select("batch", F.explode("files").alias("f")).select("batch", "f.*")
+
+
+def completeness(spark: SparkSession, output: str) -> DataFrame:
+    """One row for each queue: its range, its records, and what is wrong with it.
+
+    gaps, overlaps: places where a range does not begin where the one before it ended; missing: offsets of the ranges
+    that are no rows of the table. All three are 0 when each message is in the table once.
+    """
+    queue = ["topic", "broker_name", "queue_id"]
+    before = F.lag("end").over(Window.partitionBy(*queue).orderBy("start", "end"))
+    ranges = manifest(spark, output).filter("start < end").withColumn("before", before)
+    return (
+        ranges.groupBy(*queue)
+        .agg(
+            F.min("start").alias("start"),
+            F.max("end").alias("end"),
+            F.sum("records").alias("records"),
+            F.sum((F.col("start") > F.col("before")).cast("int")).alias("gap_count"),
+            F.sum((F.col("start") < F.col("before")).cast("int")).alias("overlap_count"),
+            F.sum(F.col("end") - F.col("start") - F.col("records")).alias("missing"),
+        )
+        .select(
+            *queue,
+            "start",
+            "end",
+            "records",
+            F.coalesce("gap_count", F.lit(0)).alias("gaps"),
+            F.coalesce("overlap_count", F.lit(0)).alias("overlaps"),
+            "missing",
+        )
+        .orderBy(*queue)
+    )
+
+
+def archived(spark: SparkSession, output: str) -> DataFrame:
+    """The table as of the last commit: exactly its files, whatever a running job is moving around meanwhile."""
+    base = output.rstrip("/")
+    paths = [f"{base}/{row.path}" for row in files(spark, output).select("path").collect()]
+    if not paths:
+        raise FileNotFoundError(f"{output} holds no archived messages yet")
+    return spark.read.option("basePath", base).parquet(*paths)

@@ -1,0 +1,32 @@
+"""An archive job as a program of its own, to be killed: arguments namesrv, output, topics, records in a batch.
+
+Prints a line for each step of progress, and the summary as JSON at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from cometmq.pipeline.archive import ArchiveProgress, archive
+from cometmq.pipeline.session import spark_session
+
+
+def show(progress: ArchiveProgress) -> None:
+    print("progress", progress.batch, progress.records, progress.total, flush=True)
+
+
+def main() -> None:
+    namesrv, output, topics, batch_records = sys.argv[1:]
+    spark = spark_session("archive", master="local[2]", memory="512m")
+    print("ready", flush=True)
+    summary = archive(
+        spark, namesrv, topics.split(","), output, batch_records=int(batch_records), on_progress=show
+    )
+    print("summary", msgspec.json.encode(summary).decode(), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

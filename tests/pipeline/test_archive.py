@@ -1,0 +1,364 @@
+"""The archive job: each message once, whatever happens, and a log that proves it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from tests.pipeline.feeding import Topic, wait_for
+
+from cometmq.errors import ConfigError, NoRouteError
+from cometmq.pipeline import archive as archive_module
+from cometmq.pipeline.archive import ArchiveProgress, ArchiveSummary, archive
+from cometmq.pipeline.archive_query import archived, completeness, manifest
+from cometmq.pipeline.errors import ArchiveError, DataLossError
+from cometmq.pipeline.table import ArchiveTable, partition_value
+
+
+def run(spark: SparkSession, topic: Topic, output: str, **options: Any) -> ArchiveSummary:
+    return archive(spark, topic.namesrv, [topic.name], output, **options)
+
+
+def bodies(spark: SparkSession, output: str) -> Counter[str]:
+    """What a reader sees that knows nothing of the archive's log."""
+    return Counter(bytes(row.body).decode() for row in spark.read.parquet(output).select("body").collect())
+
+
+def files(output: str) -> list[Path]:
+    return sorted(Path(output).glob("topic=*/**/*.parquet"))
+
+
+def commits(output: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(Path(output).glob("_cometmq/commits/*.json"))]
+
+
+class TestTable:
+    def test_everything_is_there_with_all_fields(
+        self, spark: SparkSession, topic: Topic, output: str
+    ) -> None:
+        topic.send(3000, body_size=100)
+        summary = run(spark, topic, output)
+        assert (summary.records, summary.bad, summary.lost, summary.complete) == (3000, 0, 0, True)
+        assert bodies(spark, output) == Counter(topic.sent)
+        source = spark.read.format("cometmq").options(**topic.options).load().drop("offset_msg_id")
+        table = spark.read.parquet(output)
+        assert {"dt", "hour"} <= set(table.columns)
+        plain = [name for name in source.columns if name not in ("properties", "topic")]
+        assert table.select(plain).exceptAll(source.select(plain)).count() == 0
+        row = table.filter("keys = 'k7'").collect()[0]
+        assert row.properties == {
+            **row.properties, "parity": "1", "TAGS": "B", "KEYS": "k7", "UNIQ_KEY": f"{7:032X}"
+        }  # fmt: skip
+
+    def test_directories_by_topic_day_and_hour_of_store_time(
+        self, spark: SparkSession, topic: Topic, output: str
+    ) -> None:
+        topic.send(10)
+        before = datetime.now(UTC)
+        run(spark, topic, output)
+        for path in files(output):
+            hours = {
+                value.as_py().strftime("%Y-%m-%d %H") for value in pq.read_table(path)["store_timestamp"]
+            }
+            (hour,) = hours
+            day, number = hour.split()
+            assert path.relative_to(output).parts[:3] == (
+                f"topic={topic.name}",
+                f"dt={day}",
+                f"hour={number}",
+            )
+        assert {row.dt for row in spark.read.parquet(output).select("dt").collect()} <= {
+            before.date(),
+            datetime.now(UTC).date(),
+        }
+
+    def test_other_readers_see_the_same(self, spark: SparkSession, topic: Topic, output: str) -> None:
+        topic.send(100)
+        run(spark, topic, output)
+        dataset = pyarrow.dataset.dataset(output, partitioning="hive", exclude_invalid_files=False)
+        assert dataset.count_rows() == 100
+        column = pq.ParquetFile(files(output)[0]).metadata.row_group(0)
+        by_name = {column.column(i).path_in_schema: column.column(i) for i in range(column.num_columns)}
+        assert by_name["body"].compression == "ZSTD"
+        assert by_name["body"].statistics is None
+        assert by_name["queue_offset"].statistics.has_min_max
+
+    def test_several_topics_and_names_that_paths_do_not_like(
+        self, spark: SparkSession, topic: Topic, output: str
+    ) -> None:
+        odd = Topic(f"%DLQ%{topic.name}", topic.namesrv)
+        topic.send(20)
+        odd.send(30)
+        archive(spark, topic.namesrv, [topic.name, odd.name], output)
+        counts = {
+            row.topic: row["count"] for row in spark.read.parquet(output).groupBy("topic").count().collect()
+        }
+        assert counts == {topic.name: 20, odd.name: 30}
+        assert partition_value("%DLQ%a") == "%25DLQ%25a"
+
+    def test_a_pattern_of_topics(self, spark: SparkSession, topic: Topic, output: str) -> None:
+        other = Topic(f"{topic.name}y", topic.namesrv)
+        topic.send(3)
+        other.send(4)
+        summary = archive(spark, topic.namesrv, output=output, pattern=f"{topic.name}y?")
+        assert summary.records == 7
+
+
+class TestResuming:
+    def test_a_second_run_takes_only_what_is_new(
+        self, spark: SparkSession, topic: Topic, output: str
+    ) -> None:
+        topic.send(500)
+        first = run(spark, topic, output)
+        again = run(spark, topic, output)
+        topic.send(70)
+        second = run(spark, topic, output)
+        assert [item.records for item in (first, again, second)] == [500, 0, 70]
+        assert second.resumed_behind_batch is not None
+        assert bodies(spark, output) == Counter(topic.sent)
+
+    def test_many_small_batches(self, spark: SparkSession, topic: Topic, output: str) -> None:
+        topic.send(1000)
+        summary = run(spark, topic, output, batch_records=150)
+        assert summary.batches >= 7
+        assert bodies(spark, output) == Counter(topic.sent)
+
+    def test_latest_stays_where_it_was_when_the_first_run_saw_it(
+        self, spark: SparkSession, topic: Topic, output: str
+    ) -> None:
+        topic.send(50)
+        assert run(spark, topic, output, starting="latest").records == 0
+        wanted = topic.send(9)
+        assert run(spark, topic, output, starting="latest").records == 9
+        assert bodies(spark, output) == Counter(wanted)
+
+    @pytest.mark.parametrize("moved", [0, 1])
+    def test_killed_between_commit_and_renames(
+        self, spark: SparkSession, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch, moved: int
+    ) -> None:
+        topic.send(200)
+        publish = ArchiveTable.publish
+
+        def die(self: ArchiveTable, staged: Any) -> None:
+            publish(self, staged[:moved])
+            raise KeyboardInterrupt
+
+        other = Topic(f"{topic.name}z", topic.namesrv)
+        other.send(200)
+        run(spark, topic, output)
+        topic.send(40)
+        monkeypatch.setattr(ArchiveTable, "publish", die)
+        monkeypatch.setattr(ArchiveTable, "close", ArchiveTable.abandon)
+        with pytest.raises(KeyboardInterrupt):
+            archive(spark, topic.namesrv, [topic.name, other.name], output)
+        monkeypatch.undo()
+        assert run(spark, topic, output).records + sum(c["ranges"] == [] for c in commits(output)) >= 0
+        archive(spark, topic.namesrv, [topic.name, other.name], output)
+        assert bodies(spark, output) == Counter(topic.sent) + Counter(other.sent)
+
+    def test_killed_before_the_commit_the_batch_is_done_again(
+        self, spark: SparkSession, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        topic.send(300)
+
+        def die(self: ArchiveTable, commit: Any) -> None:
+            if commit["files"]:
+                raise KeyboardInterrupt
+            real(self, commit)
+
+        real = ArchiveTable.commit
+        monkeypatch.setattr(ArchiveTable, "commit", die)
+        monkeypatch.setattr(ArchiveTable, "close", ArchiveTable.abandon)
+        with pytest.raises(KeyboardInterrupt):
+            run(spark, topic, output)
+        assert list(Path(output).glob("_cometmq/staging/*/*/*.parquet"))
+        monkeypatch.undo()
+        run(spark, topic, output)
+        assert bodies(spark, output) == Counter(topic.sent)
+        assert not list(Path(output).glob("_cometmq/staging/**/*.parquet"))
+
+    def test_a_task_that_dies_is_done_again_by_spark(
+        self, spark: SparkSession, topic: Topic, output: str, tmp_path: Path
+    ) -> None:
+        topic.send(400)
+        job = archive_module.run_units
+        marker = str(tmp_path / "died")
+
+        def die_once(units: Any) -> Any:
+            for result in job(units):
+                if not os.path.exists(marker):
+                    open(marker, "w").close()
+                    os._exit(13)
+                yield result
+
+        archive_module.run_units = die_once
+        try:
+            assert run(spark, topic, output).records == 400
+        finally:
+            archive_module.run_units = job
+        assert os.path.exists(marker)
+        assert bodies(spark, output) == Counter(topic.sent)
+
+    def test_continuous_until_told_to_stop(self, spark: SparkSession, topic: Topic, output: str) -> None:
+        topic.send(30)
+        stop, seen = threading.Event(), []
+        holder: list[ArchiveSummary] = []
+
+        def work() -> None:
+            holder.append(
+                run(
+                    spark,
+                    topic,
+                    output,
+                    mode="continuous",
+                    interval_s=0.2,
+                    stop=stop,
+                    on_progress=seen.append,
+                )
+            )
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            wait_for(lambda: any(item.records == 30 for item in seen), "the first messages")
+            topic.send(12)
+            wait_for(lambda: any(item.records == 42 for item in seen), "the second messages")
+        finally:
+            stop.set()
+            thread.join(60)
+        assert holder[0].records == 42
+        assert bodies(spark, output) == Counter(topic.sent)
+
+
+class TestLog:
+    def test_completeness_is_a_query(self, spark: SparkSession, topic: Topic, output: str) -> None:
+        topic.send(300)
+        run(spark, topic, output, batch_records=100)
+        topic.send(50)
+        run(spark, topic, output)
+        held = {str(queue.queue_id): bounds.maximum for queue, bounds in topic.bounds().items()}
+        rows = completeness(spark, output).collect()
+        assert {str(row.queue_id): row.end for row in rows} == held
+        assert sum(row.records for row in rows) == 350
+        assert all((row.start, row.gaps, row.overlaps, row.missing) == (0, 0, 0, 0) for row in rows)
+        assert manifest(spark, output).filter("records > 0").count() >= 4
+        assert archived(spark, output).count() == 350
+
+    def test_a_missing_commit_shows_as_a_gap(self, spark: SparkSession, topic: Topic, output: str) -> None:
+        topic.send(300)
+        run(spark, topic, output, batch_records=100)
+        middle = sorted(Path(output).glob("_cometmq/commits/*.json"))[2]
+        middle.unlink()
+        assert sum(row.gaps for row in completeness(spark, output).collect()) > 0
+
+    def test_a_batch_that_does_not_add_up_is_not_committed(
+        self, spark: SparkSession, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        topic.send(100)
+        real = archive_module._Job._spark_job
+
+        def forget_one(self: Any, batch: int, ranges: Any) -> Any:
+            results = real(self, batch, ranges)
+            next(iter(results[0].queues.values())).records -= 1
+            return results
+
+        monkeypatch.setattr(archive_module._Job, "_spark_job", forget_one)
+        with pytest.raises(ArchiveError, match="not committed"):
+            run(spark, topic, output)
+        assert not files(output)
+
+    def test_the_summary_is_machine_readable(self, spark: SparkSession, topic: Topic, output: str) -> None:
+        topic.send(60)
+        seen: list[ArchiveProgress] = []
+        summary = msgspec.json.decode(msgspec.json.encode(run(spark, topic, output, on_progress=seen.append)))
+        assert summary["records"] == 60
+        assert sum(queue["records"] for queue in summary["queues"]) == 60
+        assert summary["bytes"] > 60 * 91
+        assert summary["file_bytes"] == sum(path.stat().st_size for path in files(output))
+        assert (seen[-1].records, seen[-1].total) == (60, 60)
+
+
+class TestTrouble:
+    def test_deleted_messages_fail_or_are_counted(
+        self, spark: SparkSession, topic: Topic, output: str
+    ) -> None:
+        topic.send(40)
+        starting = json.dumps({topic.name: {"broker-a": {"0": 1_000_000}}})
+        with pytest.raises(DataLossError):
+            run(spark, topic, output, starting=starting)
+
+    def test_one_job_at_a_time(self, spark: SparkSession, topic: Topic, output: str) -> None:
+        topic.send(5)
+        table = ArchiveTable(output)
+        table.prepare()
+        with pytest.raises(ArchiveError, match="another archive job"):
+            run(spark, topic, output)
+        table.close()
+        assert run(spark, topic, output).records == 5
+
+    def test_two_jobs_cannot_commit_the_same_batch(self, output: str) -> None:
+        first = ArchiveTable(output)
+        first.prepare()
+        commit = {"batch": 0, "files": [], "quarantine": []}
+        first.commit(commit)
+        with pytest.raises(ArchiveError, match="another job"):
+            first.commit(commit)
+        first.close()
+
+    def test_a_directory_with_other_files_is_left_alone(
+        self, spark: SparkSession, topic: Topic, output: str
+    ) -> None:
+        topic.send(1)
+        Path(output).mkdir()
+        (Path(output) / "thesis.parquet").write_bytes(b"mine")
+        with pytest.raises(ArchiveError, match=r"thesis\.parquet"):
+            run(spark, topic, output)
+
+    def test_bad_records_go_to_quarantine(
+        self, spark: SparkSession, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        topic.send(50)
+        sender = Topic(topic.name, topic.namesrv, sent=list(topic.sent))
+        sender.send_raw(b"not zlib at all", sys_flag=0x301)
+        topic.send(10)
+        with pytest.raises(ArchiveError, match="1 bad records"):
+            run(spark, topic, output, max_bad_records=0)
+        summary = run(spark, topic, output)
+        assert (summary.records, summary.bad, summary.complete) == (60, 1, False)
+        assert bodies(spark, output) == Counter(topic.sent)
+        (row,) = spark.read.parquet(f"{output}/_cometmq/quarantine").collect()
+        assert (row.topic, row.stage) == (topic.name, "body")
+        assert b"not zlib at all" in bytes(row.raw)
+        assert sum(row.missing for row in completeness(spark, output).collect()) == 1
+
+    @pytest.mark.parametrize(
+        ("options", "key"),
+        [
+            ({"topics": [], "output": "x"}, "topics"),
+            ({"topics": ["a"], "pattern": "b", "output": "x"}, "topics"),
+            ({"topics": ["a"]}, "output"),
+            ({"topics": ["a"], "output": "x", "mode": "sometimes"}, "mode"),
+            ({"topics": ["a"], "output": "x", "starting": "soon"}, "starting"),
+            ({"topics": ["a"], "output": "x", "namesrv": "nowhere"}, "namesrv"),
+        ],
+    )
+    def test_bad_settings_are_named(self, spark: SparkSession, options: dict[str, Any], key: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            archive(spark, **{"namesrv": "127.0.0.1:1", **options})
+        assert caught.value.key == key
+
+    def test_an_unknown_topic_names_who_was_asked(
+        self, spark: SparkSession, topic: Topic, output: str
+    ) -> None:
+        with pytest.raises(NoRouteError, match=topic.namesrv):
+            archive(spark, topic.namesrv, ["NoSuchTopic"], output)
