@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 from tests.interop import wire
-from tests.interop.stores import Record, _record
+from tests.interop.stores import Record, records_in
 
 SEND_V2 = 310
 SEND_BATCH = 320
@@ -200,12 +200,7 @@ def served(port: int, topic: str, queue: int) -> list[Record]:
             if header["code"] != 0:
                 assert header["code"] in (19, 21), header  # 19: nothing new, 21: an empty queue
                 return found
-            at = 0
-            while at < len(body):
-                (size,) = struct.unpack_from(">i", body, at)
-                (position,) = struct.unpack_from(">q", body, at + 28)
-                found.append(_record(body, at, position, size))
-                at += size
+            found += records_in(body)
 
 
 def max_offset(port: int, topic: str, queue: int) -> int:

@@ -116,7 +116,8 @@ def read_store(root: Path, *, slots: int = 50_000) -> Store:
         if units:
             queues[str(directory.relative_to(base))] = units
     indexes = tuple(_index(path, slots) for path in sorted((root / "index").glob("*")))
-    raw = (root / "checkpoint").read_bytes()
+    path = root / "checkpoint"
+    raw = path.read_bytes() if path.exists() else bytes(24)  # a young store may have none yet: all zeros
     lengths = {
         _masked(path.relative_to(root)): path.stat().st_size
         for path in sorted(root.glob("**/*"))
@@ -140,6 +141,16 @@ def read_log(directory: Path) -> Iterator[Record]:
                 break  # a blank record, or the unwritten rest
             yield _record(data, at, base + at, size)
             at += size
+
+
+def records_in(body: bytes) -> Iterator[Record]:
+    """The records of a pull's or a query's answer."""
+    at = 0
+    while at < len(body):
+        (size,) = struct.unpack_from(">i", body, at)
+        (position,) = struct.unpack_from(">q", body, at + 28)
+        yield _record(body, at, position, size)
+        at += size
 
 
 def _record(data: bytes, at: int, position: int, size: int) -> Record:

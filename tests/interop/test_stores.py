@@ -12,9 +12,11 @@ from tests.interop.apache import ApacheBroker, ApacheNamesrv
 from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
 from tests.interop.processes import wait_until
-from tests.interop.stores import Record, Store, differences, read_store
+from tests.interop.stores import Record, Store, differences, read_store, records_in
 
 QUERY_MESSAGE = 12
+ON_FIRST_USE = {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"}
+"""Apache's shutdown runs its check of transactions once, which makes one of these."""
 QUEUES = [("Alpha", each) for each in range(4)] + [("Beta", 1), ("Gamma", 0)]
 Broker = ApacheBroker | CometBroker
 Start = Callable[[str, Path], Broker]
@@ -80,7 +82,8 @@ def test_the_configuration_tables_say_the_same(written: Callable[[str, str], Pat
         ("topics.json", "topicConfigTable"),
         ("subscriptionGroup.json", "subscriptionGroupTable"),
     ):
-        assert ours[name][table] == apache[name][table]
+        wanted = {key: value for key, value in apache[name][table].items() if key not in ON_FIRST_USE}
+        assert ours[name][table] == wanted
         assert set(ours[name]) == set(apache[name])
     assert ours["consumerOffset.json"]["offsetTable"] == apache["consumerOffset.json"]["offsetTable"]
 
@@ -105,7 +108,9 @@ def test_each_broker_opens_what_the_other_wrote(
         for queue in range(4):
             assert store_input.consumer_offset(broker.port, store_input.GROUP, "Alpha", queue) == 10 + queue
     _goes_on(broker.port, wanted)
-    _delivers_what_was_due(broker.port)
+    # Apache rebuilds the lost end of queues before it knows the delay levels: what waits there comes at once.
+    rebuilt_by_apache = (reader, end) == ("apache", "killed")
+    _delivers_what_was_due(broker.port, early=rebuilt_by_apache)
     broker.stop()
     after = read_store(tmp_path / "store", slots=store_input.TINY_SLOTS)
     assert after.records[: len(before.records)] == before.records
@@ -121,9 +126,9 @@ def _answers_by_key(port: int, before: Store) -> None:
         ext = {"topic": topic, "key": key, "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(2**62)}
         header, body = wire.call(port, QUERY_MESSAGE, ext)
         assert header["code"] == 0
+        wanted = [each for each in before.records if each.topic == topic and key in _keys(each)]
         # A record that names a key twice is indexed twice, and Apache's broker answers with it twice.
-        wanted = sum(each.size * _keys(each).count(key) for each in before.records if each.topic == topic)
-        assert len(body) == wanted > 0
+        assert sorted(set(records_in(body)), key=lambda each: each.position) == wanted != []
 
 
 def _keys(record: Record) -> list[str]:
@@ -143,7 +148,7 @@ def _goes_on(port: int, wanted: dict[tuple[str, int], list[Record]]) -> None:
             assert store_input.served(port, topic, queue)[-1].body == b"appended"
 
 
-def _delivers_what_was_due(port: int) -> None:
+def _delivers_what_was_due(port: int, *, early: bool) -> None:
     """Level 3 is ten seconds, counted from when the writer stored it."""
 
     def late() -> list[bytes]:
@@ -151,4 +156,7 @@ def _delivers_what_was_due(port: int) -> None:
         return [body for body in bodies if body.startswith(b"later")]
 
     wait_until("the delayed message", late, 20, every_s=0.3)
-    assert late() in ([b"later 3"], [b"later 3", b"later 4"])  # level 4 follows after 30 s
+    got = late()
+    assert got[0] == b"later 3"
+    assert len(set(got)) == len(got)
+    assert early or set(got) <= {b"later 3", b"later 4"}  # level 4 follows after 30 s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 NAME_END = "\x01"
 PAIR_END = "\x02"
+EMPTY_VALUE = NAME_END + PAIR_END
 WAIT = "WAIT\x01"
 WAIT_INSIDE = "\x02WAIT\x01"
 
@@ -35,6 +36,10 @@ def drop(properties: str, name: str) -> str:
     return PAIR_END.join(pair for pair in properties.split(PAIR_END) if not pair.startswith(prefix))
 
 
+def _without_empty(properties: str) -> str:
+    return PAIR_END.join(pair for pair in properties.split(PAIR_END) if pair.partition(NAME_END)[2])
+
+
 def append(properties: str, pair: str) -> str:
     """The string with `pair` (name, \x01, value) at its end, with a separator if one is needed."""
     if not properties or properties.endswith(PAIR_END):
@@ -55,6 +60,10 @@ def stored_form(properties: str | None, cluster_pair: str) -> tuple[str, bool]:
     """
     if not properties:
         return cluster_pair, True
+    if EMPTY_VALUE in properties or properties[-1] == NAME_END:
+        properties = _without_empty(properties)  # 4.9 passes all through a map that knows no empty values
+        if not properties:
+            return cluster_pair, True
     wait = True
     if WAIT in properties:
         start = properties.find(WAIT_INSIDE) + 1

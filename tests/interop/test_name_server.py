@@ -1,0 +1,160 @@
+"""Apache's brokers and tools with our name server, and our files with Apache's name server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.interop import wire
+from tests.interop.apache import ApacheBroker, ApacheNamesrv, mqadmin
+from tests.interop.comet import CometNamesrv
+from tests.interop.processes import wait_until
+
+SERVER_VERSIONS = ["4.9.7", "5.5.0"]
+# Broker name by version; the 4.9.7 one sends its registrations compressed.
+BROKERS = {"4.9.7": "broker-a", "5.5.0": "broker-b"}
+SETTINGS = {"4.9.7": {"compressedRegister": "true"}, "5.5.0": {}}
+
+
+class Mixed:
+    """Our name server with one broker of each of Apache's lines."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.name_server = CometNamesrv(directory / "namesrv")
+        self.brokers: dict[str, ApacheBroker] = {}
+        try:
+            for version, name in BROKERS.items():
+                self.brokers[version] = ApacheBroker(
+                    version, directory / name, self.namesrv, name=name, settings=SETTINGS[version], wait=False
+                )
+            for broker in self.brokers.values():
+                broker.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def namesrv(self) -> str:
+        return f"127.0.0.1:{self.name_server.port}"
+
+    def admin(self, version: str, *arguments: str) -> str:
+        return mqadmin(version, self.directory / "tools", *arguments, "-n", self.namesrv)
+
+    def brokers_of(self, topic: str) -> dict[str, int]:
+        """Broker name -> permission of a topic's queues, as a client of today is told."""
+        header, body = wire.call(self.name_server.port, wire.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+        if header["code"] == 17:
+            return {}
+        return {queue["brokerName"]: queue["perm"] for queue in json.loads(body)["queueDatas"]}
+
+    def kill(self) -> None:
+        for broker in self.brokers.values():
+            if broker.process.running:
+                broker.kill()
+        self.name_server.kill()
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
+    cluster = Mixed(tmp_path_factory.mktemp("mixed"))
+    yield cluster
+    cluster.kill()
+
+
+def test_brokers_of_both_lines_register(mixed: Mixed) -> None:
+    """Both send their whole topic table, the 4.9.7 one compressed."""
+    assert mixed.brokers_of("broker-a").keys() == {"broker-a"}
+    assert mixed.brokers_of("broker-b").keys() == {"broker-b"}
+    assert mixed.brokers_of("TBW102").keys() == {"broker-a", "broker-b"}
+
+
+@pytest.mark.parametrize("version", SERVER_VERSIONS)
+def test_the_tools_see_what_they_know_from_their_own(mixed: Mixed, version: str) -> None:
+    topic = f"Made_by_{version.replace('.', '_')}"
+    made = mixed.admin(version, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "5", "-w", "3")
+    assert "success" in made, made
+    wait_until("routes", lambda: mixed.brokers_of(topic) == {"broker-a": 6, "broker-b": 6})
+
+    listed = mixed.admin(version, "clusterList")
+    assert all(name in listed for name in ("DefaultCluster", "broker-a", "broker-b")), listed
+    assert topic in mixed.admin(version, "topicList").split()
+    route = mixed.admin(version, "topicRoute", "-t", topic)
+    assert '"readQueueNums":5' in route.replace(" ", ""), route
+    assert mixed.admin(version, "topicClusterList", "-t", topic).strip().endswith("DefaultCluster")
+
+    mixed.admin(version, "deleteTopic", "-c", "DefaultCluster", "-t", topic)
+    wait_until("no route", lambda: mixed.brokers_of(topic) == {})
+
+
+@pytest.mark.parametrize("version", SERVER_VERSIONS)
+def test_the_tools_wipe_and_restore_write_permission(mixed: Mixed, version: str) -> None:
+    name = BROKERS[version]
+    wiped = mixed.admin(version, "wipeWritePerm", "-b", name)
+    assert "success" in wiped, wiped
+    assert mixed.brokers_of(name)[name] & 2 == 0
+    restored = mixed.admin(version, "addWritePerm", "-b", name)
+    assert "success" in restored, restored
+    assert mixed.brokers_of(name)[name] == 6
+
+
+@pytest.mark.parametrize("version", SERVER_VERSIONS)
+def test_the_tools_keep_values_and_settings(mixed: Mixed, version: str) -> None:
+    put = mixed.admin(version, "updateKvConfig", "-s", "space", "-k", f"key {version}", "-v", "värde")
+    assert "success" in put, put
+    header, _ = wire.call(mixed.name_server.port, 101, {"namespace": "space", "key": f"key {version}"})
+    assert header["extFields"] == {"value": "värde"}
+    mixed.admin(version, "deleteKvConfig", "-s", "space", "-k", f"key {version}")
+    header, _ = wire.call(mixed.name_server.port, 101, {"namespace": "space", "key": f"key {version}"})
+    assert header["code"] == 22
+
+    shown = mixed.admin(version, "getNamesrvConfig")
+    assert f"listenPort             = {mixed.name_server.port}" in " ".join(shown.splitlines()) or (
+        str(mixed.name_server.port) in shown
+    ), shown
+    assert "orderMessageEnable" in shown
+
+
+def test_a_killed_broker_leaves_the_routes_at_once_and_returns_with_the_next_registration(
+    mixed: Mixed,
+) -> None:
+    """The connection tells, long before the 120 s of silence."""
+    old = mixed.brokers["4.9.7"]
+    old.kill()
+    wait_until("no route", lambda: mixed.brokers_of("broker-a") == {}, timeout_s=5)
+    assert mixed.brokers_of("TBW102").keys() == {"broker-b"}
+
+    mixed.brokers["4.9.7"] = ApacheBroker(
+        "4.9.7", mixed.directory / "broker-a", mixed.namesrv, name="broker-a", settings=SETTINGS["4.9.7"]
+    )
+    assert mixed.brokers_of("TBW102").keys() == {"broker-a", "broker-b"}
+
+
+@pytest.mark.parametrize("version", SERVER_VERSIONS)
+def test_key_value_files_go_both_ways(tmp_path: Path, version: str) -> None:
+    values = {"plain": "v", "order": "broker-a:8;broker-b:8", "text": 'åäö "quoted" \\ {}'}
+    ours = CometNamesrv(tmp_path)
+    try:
+        for key, value in values.items():
+            assert wire.call(ours.port, 100, {"namespace": "n", "key": key, "value": value})[0]["code"] == 0
+    finally:
+        ours.stop()
+    theirs = ApacheNamesrv(version, tmp_path)
+    try:
+        for key, value in values.items():
+            header, _ = wire.call(theirs.port, 101, {"namespace": "n", "key": key})
+            assert header["extFields"] == {"value": value}
+        wire.call(theirs.port, 100, {"namespace": "m", "key": "k", "value": "from Apache"})
+        wire.call(theirs.port, 102, {"namespace": "n", "key": "plain"})
+    finally:
+        theirs.stop()
+    again = CometNamesrv(tmp_path)
+    try:
+        header, body = wire.call(again.port, 219, {"namespace": "n"})
+        assert json.loads(body) == {"table": {key: value for key, value in values.items() if key != "plain"}}
+        header, _ = wire.call(again.port, 101, {"namespace": "m", "key": "k"})
+        assert header["extFields"] == {"value": "from Apache"}
+    finally:
+        again.stop()
