@@ -1,0 +1,212 @@
+"""Messages that wait, come back or die: delay levels, send-back, retry and dead-letter topics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from cometmq.protocol.bodies import DelayOffsetTable
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, CreateTopicRequestHeader
+from cometmq.protocol.ids import decode_offset_id
+
+from .conftest import records, until
+
+
+
+@pytest.fixture
+async def fast(start_cluster):
+    """A cluster whose delay levels are short enough to wait for: 1 to 3 take a second, 4 two seconds."""
+    return await start_cluster(messageDelayLevel="1s 1s 1s 2s 1s 1s")
+
+
+async def take(peer, topic, count, group="Taker", timeout_s=10.0):
+    """Messages of queue 0, held pulls until there are enough."""
+    found = []
+    async with asyncio.timeout(timeout_s):
+        while len(found) < count:
+            answer = await peer.pull(topic, offset=len(found), group=group, hold_ms=2_000)
+            if answer.code == 0:
+                found += records(answer)
+    return found
+
+
+class TestDelays:
+    async def test_a_delayed_message_comes_after_its_time_and_not_before(self, fast):
+        peer = fast.peer()
+        await peer.send()
+        begun = time.monotonic()
+        answer = await peer.send(body=b"later", properties={"DELAY": "4", "TAGS": "TagA", "KEYS": "k"})
+        assert answer.ext["queueId"] == "3"  # where it waits
+        _, message = await take(peer, "Orders", 2)
+        assert 1.9 <= time.monotonic() - begun < 4.0
+        assert (message.body, message.queue_id, message.queue_offset) == (b"later", 0, 1)
+        waited = {"DELAY": "4", "REAL_TOPIC": "Orders", "REAL_QID": "0"}
+        assert message.properties == {"TAGS": "TagA", "KEYS": "k", "CLUSTER": "DefaultCluster", **waited}
+        assert len(records(await peer.pull(offset=1, expression="TagA"))) == 1
+
+    async def test_while_it_waits_its_entry_carries_the_delivery_time(self, fast):
+        peer = fast.peer()
+        await peer.send(properties={"DELAY": "4"})
+        (waiting,) = records(await peer.pull("SCHEDULE_TOPIC_XXXX", 3))
+        store = fast.broker.parts.store
+        entry = store.queues.find("SCHEDULE_TOPIC_XXXX", 3).unit(0)
+        assert entry[2] == waiting.store_timestamp_ms + 2_000
+
+    async def test_a_level_above_the_last_is_lowered_to_it(self, fast):
+        peer = fast.peer()
+        assert (await peer.send(properties={"DELAY": "99"})).ext["queueId"] == "5"
+        (message,) = await take(peer, "Orders", 1)
+        assert message.properties["DELAY"] == "6"
+
+    @pytest.mark.parametrize("level", ["0", "-1"])
+    async def test_no_delay(self, fast, level):
+        peer = fast.peer()
+        await peer.send(body=b"now", properties={"DELAY": level})
+        assert [m.body for m in records(await peer.pull())] == [b"now"]
+
+    async def test_a_level_that_is_no_number_is_illegal(self, fast):
+        assert (await fast.peer().send(properties={"DELAY": "soon"})).code == 13
+
+    async def test_many_of_one_level_keep_their_order(self, fast):
+        peer = fast.peer()
+        await asyncio.gather(*(peer.send(body=b"%d" % n, properties={"DELAY": "1"}) for n in range(150)))
+        assert [m.body for m in await take(peer, "Orders", 150)] == [b"%d" % n for n in range(150)]
+
+    async def test_what_waits_survives_a_restart_and_comes_once(self, fast):
+        peer = fast.peer()
+        await peer.send(body=b"early", properties={"DELAY": "1"})
+        await take(peer, "Orders", 1)
+        await peer.send(body=b"late", properties={"DELAY": "4"})
+        await fast.restart()
+        peer = fast.peer()
+        assert [m.body for m in await take(peer, "Orders", 2)] == [b"early", b"late"]
+        answer = await peer.call(RequestCode.GET_ALL_DELAY_OFFSET)
+        assert DelayOffsetTable.decode(answer.body).offset_table == {1: 1, 4: 1}
+        await asyncio.sleep(0.3)
+        assert len(records(await peer.pull())) == 2
+
+
+class TestSendBack:
+    async def send_back(self, peer, answer, group="G", level=0, version=407, **more):
+        offset = decode_offset_id(answer.ext["msgId"]).physical_offset
+        header = ConsumerSendMsgBackRequestHeader(offset=offset, group=group, delay_level=level, **more)
+        return await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
+
+    async def test_it_comes_again_in_the_retry_topic(self, fast):
+        peer = fast.peer()
+        sent = await peer.send(body=b"again", properties={"TAGS": "A", "UNIQ_KEY": "U1", "KEYS": "k"}, flag=3)
+        answer = await self.send_back(peer, sent)
+        assert (answer.code, answer.remark, answer.ext) == (0, None, None)
+        (message,) = await take(peer, "%RETRY%G", 1)
+        assert (message.body, message.flag, message.reconsume_times, message.msg_id) == (b"again", 3, 1, "U1")
+        wanted = {
+            "RETRY_TOPIC": "Orders", "ORIGIN_MESSAGE_ID": sent.ext["msgId"], "DELAY": "3", "WAIT": "false",
+            "REAL_TOPIC": "%RETRY%G", "REAL_QID": "0", "TAGS": "A", "UNIQ_KEY": "U1", "KEYS": "k",
+            "CLUSTER": "DefaultCluster",
+        }  # fmt: skip
+        assert message.properties == wanted
+
+    async def test_the_second_time_keeps_the_origin_and_waits_a_level_longer(self, fast):
+        peer = fast.peer()
+        sent = await peer.send(body=b"again")
+        await self.send_back(peer, sent)
+        (first,) = await take(peer, "%RETRY%G", 1)
+        offset = first.physical_offset
+        header = ConsumerSendMsgBackRequestHeader(offset=offset, group="G", delay_level=0)
+        assert (await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == 0
+        _, second = await take(peer, "%RETRY%G", 2)
+        assert (second.reconsume_times, second.properties["DELAY"]) == (2, "4")
+        assert second.properties["RETRY_TOPIC"] == "Orders"
+        assert second.properties["ORIGIN_MESSAGE_ID"] == sent.ext["msgId"]
+
+    @pytest.mark.parametrize(("level", "more"), [(-1, {}), (0, {"max_reconsume_times": 0})])
+    async def test_over_the_limit_it_is_dead_at_once(self, fast, level, more):
+        peer = fast.peer()
+        sent = await peer.send(body=b"poison")
+        assert (await self.send_back(peer, sent, level=level, **more)).code == 0
+        (message,) = await take(peer, "%DLQ%G", 1, timeout_s=3)
+        assert (message.body, message.properties["RETRY_TOPIC"], message.properties["DELAY"]) == (
+            b"poison",
+            "Orders",
+            "0",
+        )
+        topic = fast.broker.parts.context.topics.table["%DLQ%G"]
+        assert (topic.write_queue_nums, topic.perm) == (1, 6)
+
+    async def test_the_groups_own_limit_counts_for_old_clients(self, fast):
+        peer = fast.peer()
+        settings = b'{"groupName":"G","retryMaxTimes":0}'
+        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)
+        sent = await peer.send(body=b"x")
+        await self.send_back(peer, sent, version=100, max_reconsume_times=16)
+        assert [m.body for m in await take(peer, "%DLQ%G", 1, timeout_s=3)] == [b"x"]
+
+    async def test_a_group_without_retry_queues_loses_it_silently(self, fast):
+        peer = fast.peer()
+        settings = b'{"groupName":"G","retryQueueNums":0}'
+        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)
+        sent = await peer.send()
+        assert (await self.send_back(peer, sent)).code == 0
+        assert "%RETRY%G" not in fast.broker.parts.context.topics.table
+
+    async def test_refusals(self, start_cluster):
+        cluster = await start_cluster(autoCreateSubscriptionGroup="false")
+        peer = cluster.peer()
+        sent = await peer.send()
+        assert (await self.send_back(peer, sent)).code == 26
+        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, b'{"groupName":"G"}')
+        header = ConsumerSendMsgBackRequestHeader(offset=3, group="G", delay_level=0)
+        answer = await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        assert (answer.code, answer.remark) == (1, "look message by offset failed, 3")
+        readonly = CreateTopicRequestHeader(topic="%RETRY%G", read_queue_nums=1, write_queue_nums=1, perm=4)
+        await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, readonly)
+        assert (await self.send_back(peer, sent)).code == 16
+        await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerPermission=4\n")
+        assert (await self.send_back(peer, sent)).code == 16
+
+
+class TestClientsOwnRetries:
+    async def test_a_send_to_the_retry_topic_waits_and_arrives(self, fast):
+        peer = fast.peer()
+        await peer.heartbeat()
+        properties = {"RETRY_TOPIC": "Orders", "DELAY": "3"}
+        answer = await peer.send("%RETRY%G", b"again", properties=properties, reconsume_times=1, max_reconsume_times=16)
+        assert answer.code == 0
+        (message,) = await take(peer, "%RETRY%G", 1)
+        assert (message.body, message.reconsume_times) == (b"again", 1)
+
+    async def test_over_the_limit_it_goes_to_the_dead_letters(self, fast):
+        peer = fast.peer()
+        await peer.heartbeat()
+        properties = {"RETRY_TOPIC": "Orders", "DELAY": "3"}
+        answer = await peer.send("%RETRY%G", b"dead", properties=properties, reconsume_times=2, max_reconsume_times=2)
+        assert answer.code == 0
+        assert [m.body for m in await take(peer, "%DLQ%G", 1, timeout_s=3)] == [b"dead"]
+
+    async def test_an_unknown_group_is_refused(self, start_cluster):
+        cluster = await start_cluster(autoCreateSubscriptionGroup="false")
+        answer = await cluster.peer().send("%RETRY%Nobody")
+        assert (answer.code, answer.remark) == (26, "subscription group not exist, Nobody")
+
+
+async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
+    from cometmq.store.refusal import StoreRefused
+
+    peer = fast.peer()
+    store = fast.broker.parts.store
+    real, refused = type(store).append, []
+
+    def append(self, topic, *args, **named):
+        if topic == "Orders" and len(refused) < 2:
+            refused.append(topic)
+            raise StoreRefused(14, "no room")
+        return real(self, topic, *args, **named)
+
+    await peer.send(body=b"stubborn", properties={"DELAY": "1"})
+    monkeypatch.setattr(type(store), "append", append)
+    assert [m.body for m in await take(peer, "Orders", 1)] == [b"stubborn"]
+    assert len(refused) == 2
+    await until(lambda: fast.broker.parts.schedule.to_table() == {"offsetTable": {1: 1}})
