@@ -48,13 +48,11 @@ def _kind_of(type_: object) -> str:
 
 
 def plan_of(cls: type[Header]) -> tuple[tuple[str, str, str, bool], ...]:
-    """(attribute, wire name, kind, required) of each field of a header class."""
+    """(attribute, wire name, kind, required) of each field of a header class, by wire name."""
     plan = cls.__dict__.get("_plan")
     if plan is None:
-        plan = tuple(
-            (info.name, info.encode_name, _kind_of(info.type), info.required)
-            for info in msgspec.structs.fields(cls)
-        )
+        fields = sorted(msgspec.structs.fields(cls), key=lambda info: info.encode_name)
+        plan = tuple((info.name, info.encode_name, _kind_of(info.type), info.required) for info in fields)
         cls._plan = plan
     return plan
 

@@ -1,0 +1,235 @@
+"""Header classes: wire names as in the reference, values by Java's rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cometmq.errors import HeaderError
+from cometmq.protocol import headers
+from cometmq.protocol.ext import Header, decode_ext, encode_ext, parse_value, plan_of
+from cometmq.protocol.headers import (
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    SendMessageResponseHeader,
+)
+
+CLASSES = sorted(
+    (found for found in vars(headers).values() if isinstance(found, type) and issubclass(found, Header)),
+    key=lambda cls: cls.__name__,
+)
+
+# Class -> wire names, in the words of remoting.md sections 3 to 6; `!` marks those that must be there.
+WIRE_NAMES = {
+    "SendMessageRequestHeader": (
+        "producerGroup topic! defaultTopic defaultTopicQueueNums queueId! sysFlag! bornTimestamp! flag! "
+        "properties reconsumeTimes unitMode maxReconsumeTimes batch bname"
+    ),
+    "SendMessageRequestHeaderV2": "a b! c d e! f! g! h! i j k l m n",
+    "SendMessageResponseHeader": (
+        "msgId! queueId! queueOffset! transactionId batchUniqId recallHandle MSG_REGION TRACE_ON"
+    ),
+    "EndTransactionRequestHeader": (
+        "producerGroup! tranStateTableOffset! commitLogOffset! commitOrRollback! fromTransactionCheck "
+        "msgId transactionId topic bname"
+    ),
+    "PullMessageRequestHeader": (
+        "consumerGroup! topic! queueId! queueOffset! maxMsgNums! sysFlag! commitOffset "
+        "suspendTimeoutMillis subscription subVersion expressionType bname maxMsgBytes requestSource "
+        "proxyFrowardClientId"
+    ),
+    "PullMessageResponseHeader": "suggestWhichBrokerId! nextBeginOffset! minOffset! maxOffset!",
+    "ConsumerSendMsgBackRequestHeader": (
+        "offset! group! delayLevel! originMsgId originTopic unitMode maxReconsumeTimes bname"
+    ),
+    "UnregisterClientRequestHeader": "clientID! producerGroup consumerGroup",
+    "GetConsumerListByGroupRequestHeader": "consumerGroup! bname",
+    "QueryConsumerOffsetRequestHeader": "consumerGroup! topic! queueId! bname setZeroIfNotFound",
+    "UpdateConsumerOffsetRequestHeader": "consumerGroup! topic! queueId! commitOffset! bname",
+    "SearchOffsetRequestHeader": "topic! queueId! timestamp! bname boundaryType",
+    "GetMaxOffsetRequestHeader": "topic! queueId! bname committed",
+    "GetMinOffsetRequestHeader": "topic! queueId! bname",
+    "GetEarliestMsgStoretimeRequestHeader": "topic! queueId! bname",
+    "QueryMessageRequestHeader": "topic! key! maxNum! beginTimestamp! endTimestamp! _UNIQUE_KEY_QUERY",
+    "QueryMessageResponseHeader": "indexLastUpdateTimestamp! indexLastUpdatePhyoffset!",
+    "ViewMessageRequestHeader": "offset! topic",
+    "CheckTransactionStateRequestHeader": (
+        "tranStateTableOffset! commitLogOffset! msgId transactionId offsetMsgId bname topic"
+    ),
+    "NotifyConsumerIdsChangedRequestHeader": "consumerGroup!",
+    "ResetOffsetRequestHeader": "topic! group! timestamp! isForce queueId offset",
+    "GetConsumerStatusRequestHeader": "topic! group! clientAddr",
+    "GetConsumerRunningInfoRequestHeader": "consumerGroup! clientId! jstackEnable",
+    "ConsumeMessageDirectlyRequestHeader": (
+        "consumerGroup! clientId msgId brokerName topic topicSysFlag groupSysFlag"
+    ),
+    "GetRouteInfoRequestHeader": "topic! acceptStandardJsonOnly",
+    "RegisterBrokerRequestHeader": (
+        "brokerName! brokerAddr! clusterName! haServerAddr brokerId! compressed bodyCrc32 "
+        "heartbeatTimeoutMillis enableActingMaster zoneName"
+    ),
+    "RegisterBrokerResponseHeader": "haServerAddr masterAddr",
+    "UnregisterBrokerRequestHeader": "brokerName! brokerAddr! clusterName! brokerId!",
+    "QueryDataVersionRequestHeader": "brokerName! brokerAddr! clusterName! brokerId!",
+    "BrokerHeartbeatRequestHeader": (
+        "clusterName! brokerAddr! brokerName! brokerId epoch maxOffset confirmOffset "
+        "heartbeatTimeoutMills electionPriority"
+    ),
+    "PutKVConfigRequestHeader": "namespace! key! value!",
+    "GetKVConfigRequestHeader": "namespace! key!",
+    "WipeWritePermOfBrokerResponseHeader": "wipeTopicCount!",
+    "AddWritePermOfBrokerResponseHeader": "addTopicCount!",
+    "CreateTopicRequestHeader": (
+        "topic! defaultTopic readQueueNums! writeQueueNums! perm! topicFilterType topicSysFlag order "
+        "attributes force"
+    ),
+    "DeleteSubscriptionGroupRequestHeader": "groupName! removeOffset cleanOffset",
+    "GetConsumeStatsRequestHeader": "consumerGroup! topic topicList",
+    "CloneGroupOffsetRequestHeader": "srcGroup! destGroup! topic offline",
+    "QueryConsumeQueueRequestHeader": "topic! queueId! index! count! consumerGroup",
+    "ViewBrokerStatsDataRequestHeader": "statsName! statsKey!",
+}
+
+VALUES = {
+    "s": st.text(st.characters(exclude_categories=("Cs",))),
+    "b": st.booleans(),
+    "i32": st.integers(-(2**31), 2**31 - 1),
+    "i64": st.integers(-(2**63), 2**63 - 1),
+}
+
+
+def filled(cls: type[Header]) -> st.SearchStrategy[Header]:
+    fields = {
+        attribute: VALUES[kind] if required else st.none() | VALUES[kind]
+        for attribute, _, kind, required in plan_of(cls)
+    }
+    return st.builds(cls, **fields)
+
+
+@pytest.mark.parametrize("name", WIRE_NAMES)
+def test_wire_names(name: str) -> None:
+    plan = plan_of(getattr(headers, name))
+
+    assert {wire_name + "!" * required for _, wire_name, _, required in plan} == set(WIRE_NAMES[name].split())
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(CLASSES).flatmap(filled))
+def test_every_header_survives_the_wire(header: Header) -> None:
+    ext = encode_ext(header)
+
+    assert all(type(text) is str for text in ext.values())
+    assert decode_ext(type(header), {**ext, "unknown": "x"}) == header
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(CLASSES), st.dictionaries(st.text(max_size=3), st.text(max_size=12)), st.data())
+def test_any_text_is_a_header_or_an_error_that_names_a_field(
+    cls: type[Header], noise: dict[str, str], data: st.DataObject
+) -> None:
+    names = [wire_name for _, wire_name, _, _ in plan_of(cls)]
+    ext = noise | {
+        name: data.draw(
+            st.text(max_size=12) | st.integers().map(str) | st.sampled_from(["true", "null", "1e5", "-0"])
+        )
+        for name in data.draw(st.sets(st.sampled_from(names)))
+    }
+    try:
+        header = decode_ext(cls, ext)
+    except HeaderError as error:
+        named = error.field in names and error.field in str(error)
+    else:
+        named = True
+        for attribute, wire_name, kind, _ in plan_of(cls):
+            value = getattr(header, attribute)
+            assert value is None or wire_name in ext
+            if kind == "i32" and value is not None:
+                assert -(2**31) <= value < 2**31
+    assert named
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("5", "i32", 5),
+        ("+5", "i32", 5),
+        ("-5", "i64", -5),
+        ("007", "i32", 7),
+        ("2147483647", "i32", 2147483647),
+        ("-2147483648", "i32", -2147483648),
+        ("9223372036854775807", "i64", 2**63 - 1),
+        ("true", "b", True),
+        ("TRUE", "b", True),
+        ("false", "b", False),
+        ("yes", "b", False),
+        ("", "b", False),
+        ("", "s", ""),
+    ],
+)
+def test_values_as_java_parses_them(text: str, kind: str, value: Any) -> None:
+    assert parse_value(text, kind) == value
+
+
+@pytest.mark.parametrize("text", ["", "-", "+", " 5", "5 ", "1_000", "1.5", "0x5", "five", "--5", "9" * 5000])
+def test_what_is_no_number_in_java(text: str) -> None:
+    with pytest.raises(ValueError, match="not a whole number"):
+        parse_value(text, "i64")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("2147483648", "i32"), ("-2147483649", "i32"), ("9223372036854775808", "i64")]
+)
+def test_ranges(text: str, kind: str) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        parse_value(text, kind)
+
+
+def test_absent_fields_are_none_and_not_written() -> None:
+    header = decode_ext(
+        QueryConsumerOffsetRequestHeader, {"consumerGroup": "G", "topic": "T", "queueId": "+3"}
+    )
+
+    assert header == QueryConsumerOffsetRequestHeader("G", "T", 3)
+    assert encode_ext(header) == {"consumerGroup": "G", "queueId": "3", "topic": "T"}
+
+
+@pytest.mark.parametrize("ext", [None, {}])
+def test_no_ext_at_all(ext: dict[str, str] | None) -> None:
+    with pytest.raises(HeaderError, match="consumerGroup: missing"):
+        decode_ext(PullMessageRequestHeader, ext)
+
+
+def test_an_answer_of_5x_with_fields_of_its_own() -> None:
+    ext = {
+        "suggestWhichBrokerId": "0", "nextBeginOffset": "7", "minOffset": "0", "maxOffset": "9",
+        "topicSysFlag": "0", "groupSysFlag": "0", "offsetDelta": "0",
+    }  # fmt: skip
+
+    assert decode_ext(PullMessageResponseHeader, ext) == PullMessageResponseHeader(0, 7, 0, 9)
+
+
+def test_region_and_trace_of_a_send_answer() -> None:
+    ext = {
+        "msgId": "7F",
+        "queueId": "1",
+        "queueOffset": "2",
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+    }
+
+    answer = decode_ext(SendMessageResponseHeader, ext)
+
+    assert (answer.region, answer.trace_on) == ("DefaultRegion", "true")
+    assert encode_ext(answer) == ext
+
+
+def test_headers_hold_only_what_the_codec_knows() -> None:
+    assert len(CLASSES) > 60
+    for cls in CLASSES:
+        assert all(kind in VALUES for _, _, kind, _ in plan_of(cls))
+        assert len({field.encode_name for field in msgspec.structs.fields(cls)}) == len(plan_of(cls))
