@@ -56,7 +56,6 @@ SANS_IO_MODULES = (
     "client/rebalance.py",
     "client/process_queue.py",
     "client/selectors.py",
-    "admin/formats.py",
 )
 WORLD = {
     *("asyncio", "socket", "selectors", "ssl", "threading", "multiprocessing", "concurrent", "subprocess"),

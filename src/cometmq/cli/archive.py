@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -110,10 +111,8 @@ def archive(
 
 def check_spark() -> None:
     """Raises ClickException where PySpark or Java is missing: their own errors say it in fifty lines."""
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
-        raise click.ClickException("the archive needs Spark: pip install 'cometmq[spark]'") from None
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        raise click.ClickException("the archive needs Spark: pip install 'cometmq[spark]'")
     home = os.environ.get("JAVA_HOME")
     if not (os.access(os.path.join(home, "bin", "java"), os.X_OK) if home else shutil.which("java")):
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"

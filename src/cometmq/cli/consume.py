@@ -10,7 +10,10 @@ import click
 from .options import HELP, namesrv_option, stop_on_signals
 
 if TYPE_CHECKING:
+    from cometmq.client import PushConsumer
     from cometmq.message import MessageExt
+
+PATIENCE_S = 3.0
 
 
 @click.command(context_settings=HELP)
@@ -67,12 +70,22 @@ def consume(
         async with PushConsumer(
             group, printer.take, {topic: tags}, namesrv=namesrv, options=options
         ) as consumer:
+            hint = asyncio.create_task(tell_why_nothing_comes(consumer, printer))
             await printer.wait(stop, idle_s)
-            problem = consumer.health().problems if not printer.printed else None
-        if problem:
-            raise click.ClickException(f"nothing received: {problem}")
+            hint.cancel()
+            problems = () if printer.printed else consumer.health().problems
+        if problems:
+            raise click.ClickException(f"nothing received: {'; '.join(problems)}")
 
     asyncio.run(run())
+
+
+async def tell_why_nothing_comes(consumer: PushConsumer, printer: Printer) -> None:
+    """After a moment without a message, what the consumer itself says keeps it from its work."""
+    await asyncio.sleep(PATIENCE_S)
+    if not printer.printed:
+        for problem in consumer.health().problems:
+            click.echo(f"waiting: {problem}", err=True)
 
 
 class Printer:

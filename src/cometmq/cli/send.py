@@ -69,7 +69,7 @@ def send(
     group: str,
     as_json: bool,
 ) -> None:
-    """Send each BODY as a message to TOPIC; without a BODY each line of standard input is one."""
+    """Send each BODY as a message to TOPIC; without a BODY each line of standard input that is not empty."""
     from cometmq.client import Producer
     from cometmq.message import Message
 
@@ -108,10 +108,13 @@ async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> N
 
 
 async def input_lines() -> AsyncIterator[list[bytes]]:
-    """Standard input's lines without their ends, in lists; a person at a terminal gets an answer to each."""
+    """Standard input's lines without their ends, in lists; a person at a terminal gets an answer to each.
+
+    Empty lines are left out: RocketMQ has no messages without a body.
+    """
     at_once = 1 if sys.stdin.isatty() else LINES_AT_ONCE
     while lines := await asyncio.to_thread(lambda: list(islice(sys.stdin.buffer, at_once))):
-        yield [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
+        yield [text for line in lines if (text := line.removesuffix(b"\n").removesuffix(b"\r"))]
 
 
 def show(result: SendResult, as_json: bool) -> None:
