@@ -56,7 +56,7 @@ class ClientInstance:
         self.heartbeat_problems: dict[str, str] = {}
         """Broker address -> why the last heartbeat failed."""
         self._state = "new"
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
         self._template_until: dict[str, float] = {}
@@ -97,7 +97,7 @@ class ClientInstance:
         await self.remoting.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self._loop.create_task(work, name=f"cometmq-{name}-{self.client_id}")
+        task = self.loop.create_task(work, name=f"cometmq-{name}-{self.client_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -134,7 +134,7 @@ class ClientInstance:
         return route
 
     def _template_expired(self, route: TopicRoute) -> bool:
-        return route.from_template and self._loop.time() >= self._template_until.get(route.topic, 0.0)
+        return route.from_template and self.loop.time() >= self._template_until.get(route.topic, 0.0)
 
     async def _from_template(
         self, topic: str, template: str, queue_nums: int, error: NoRouteError
@@ -146,7 +146,7 @@ class ClientInstance:
         route = template_route(topic, data, queue_nums)
         if not route.write_queues:
             raise error
-        self._template_until[topic] = self._loop.time() + _TEMPLATE_TTL_S
+        self._template_until[topic] = self.loop.time() + _TEMPLATE_TTL_S
         self._put(route)
         return route
 
@@ -161,7 +161,7 @@ class ClientInstance:
         """Ask for a route; all who want the same one at the same time share one request."""
         task = self._fetching.get(topic)
         if task is None:
-            task = self._loop.create_task(self._fetch_now(topic), name=f"cometmq-route-{topic}")
+            task = self.loop.create_task(self._fetch_now(topic), name=f"cometmq-route-{topic}")
             self._fetching[topic] = task
             task.add_done_callback(lambda done: self._fetched(topic, done))
         # Shielded: one caller's cancellation must not take the answer from the others.
@@ -348,4 +348,4 @@ class ClientInstance:
         beat."""
         self._announced.discard(connection.addr)
         if self._state == "running" and self.consumers:
-            self._loop.call_later(1.0, self._heartbeat_wanted.set)
+            self.loop.call_later(1.0, self._heartbeat_wanted.set)

@@ -76,7 +76,8 @@ class ClientOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
     send_timeout_s: float = 3.0
-    """One budget for all tries of a send together."""
+    """One budget for all tries of a send together. Waiting for others to end (max_in_flight) is not
+    counted."""
     try_timeout_s: float | None = None
     """Limit of one try while more tries remain; None: a hanging broker may use the whole budget."""
     retry_times: int = 2

@@ -25,6 +25,7 @@ from cometmq.message import Message, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import check_group_name
 
 from .instance import ClientInstance
+from .namesrv_api import UNREACHABLE_HINT
 from .options import ClientOptions, ProducerOptions
 from .outgoing import Outgoing, prepare, prepare_batch
 from .retry import SendAttempts
@@ -32,6 +33,10 @@ from .routes import TopicRoute
 from .selectors import QueueSelector, RoundRobin
 
 __all__ = ["Producer", "select_by_random"]
+
+_COMPRESS_HERE = 64 * 1024
+"""Larger bodies are compressed in a thread: a megabyte takes some 10 ms, in which the loop would serve
+nobody."""
 
 
 def select_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
@@ -132,7 +137,10 @@ class Producer:
         SendFailed, RequestTimeout; after a SendFailed or RequestTimeout the broker may have the message.
         """
         client = self._running()
-        outgoing = prepare(message, self.options, client.keys)
+        if len(message.body) < _COMPRESS_HERE:
+            outgoing = prepare(message, self.options, client.keys)
+        else:
+            outgoing = await asyncio.to_thread(prepare, message, self.options, client.keys)
         if selector is not None:
             queue = self._select(selector, (await self._route(message.topic)).write_queues, message, argument)
         return await self._send(outgoing, queue, timeout_s)
@@ -205,31 +213,46 @@ class Producer:
     async def _send(
         self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None
     ) -> SendResult:
-        budget_s = self.options.send_timeout_s if timeout_s is None else timeout_s
-        deadline = asyncio.get_running_loop().time() + budget_s
         slots = self._slots
         await slots.acquire()
         try:
-            client = self.client
-            route = client.routes.get(outgoing.topic)
-            if route is None or not route.write_queues:
-                route = await self._route(outgoing.topic)
+            options = self.options
+            budget_s = options.send_timeout_s if timeout_s is None else timeout_s
+            begun = self.client.loop.time()
+            route = self.client.routes.get(outgoing.topic)
+            if route is None or route.from_template or not route.write_queues:
+                route = await self._route_within(outgoing.topic, budget_s)
+                budget_s -= self.client.loop.time() - begun
             chosen = queue if queue is not None else self._robin.select(route.write_queues)
+            attempts = None
+            if queue is None and options.retry_times > 0:
+                attempts = (begun, begun + budget_s)
+                if options.try_timeout_s is not None:
+                    budget_s = min(budget_s, options.try_timeout_s)
             try:
                 result = await self._try(outgoing, chosen, budget_s)
             except (RemotingError, BrokerError) as error:
-                if queue is not None:
+                if attempts is None:
                     raise
-                return await self._send_again(outgoing, chosen, error, deadline)
+                return await self._send_again(outgoing, chosen, error, *attempts)
             if (
-                result.status is not SendStatus.SEND_OK
-                and queue is None
-                and self.options.retry_another_broker_when_not_store_ok
+                result.status is SendStatus.SEND_OK
+                or attempts is None
+                or not options.retry_another_broker_when_not_store_ok
             ):
-                return await self._send_again(outgoing, chosen, result, deadline)
-            return result
+                return result
+            return await self._send_again(outgoing, chosen, result, *attempts)
         finally:
             slots.release()
+
+    async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
+        """The route, asked for within a send's own budget."""
+        try:
+            async with asyncio.timeout(budget_s):
+                return await self._route(topic)
+        except TimeoutError:
+            late = [(addr, f"nothing within {budget_s:g} s") for addr in self.client.namesrv.addrs]
+            raise NoRouteError(topic, late, UNREACHABLE_HINT) from None
 
     async def _try(self, outgoing: Outgoing, queue: MessageQueue, timeout_s: float) -> SendResult:
         client = self.client
@@ -243,17 +266,21 @@ class Producer:
         return outgoing.result(answer, queue, addr)
 
     async def _send_again(
-        self, outgoing: Outgoing, queue: MessageQueue, failure: CometError | SendResult, deadline: float
+        self,
+        outgoing: Outgoing,
+        queue: MessageQueue,
+        failure: CometError | SendResult,
+        begun: float,
+        deadline: float,
     ) -> SendResult:
         """The tries after the first. What a try stored without SEND_OK is the answer if no later try does
         better."""
-        loop = asyncio.get_running_loop()
+        loop = self.client.loop
         options = self.options
         attempts = SendAttempts(
             deadline, 1 + options.retry_times, options.retry_response_codes, options.try_timeout_s
         )
         stored: SendResult | None = None
-        begun = loop.time()
         while True:
             if isinstance(failure, SendResult):
                 stored = failure

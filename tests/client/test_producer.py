@@ -1,0 +1,460 @@
+"""What a producer does when servers refuse, hang, vanish or do not know the topic."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import zlib
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv
+
+from cometmq import (
+    BrokerError,
+    ClientInstance,
+    Message,
+    MessageIllegal,
+    MessageQueue,
+    NoRouteError,
+    Producer,
+    ProducerOptions,
+    RequestTimeout,
+    SendStatus,
+    select_by_random,
+)
+from cometmq.errors import ClientStateError, ConnectError
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.properties import decode_properties
+
+SEND = RequestCode.SEND_MESSAGE_V2
+
+
+@pytest.fixture
+async def namesrv() -> AsyncIterator[FakeNamesrv]:
+    async with FakeNamesrv() as server:
+        yield server
+
+
+@pytest.fixture
+async def brokers() -> AsyncIterator[tuple[FakeBroker, FakeBroker]]:
+    async with FakeBroker("broker-a") as one, FakeBroker("broker-b") as two:
+        yield one, two
+
+
+def producer(namesrv: FakeNamesrv, **options: object) -> Producer:
+    return Producer("p", namesrv=namesrv.addr, options=ProducerOptions(**options))  # type: ignore[arg-type]
+
+
+def hang(frame: Frame) -> None:
+    return None
+
+
+# -- routes
+
+
+async def test_no_route_names_everybody_who_was_asked_and_a_way_out(namesrv: FakeNamesrv) -> None:
+    unreachable = "127.0.0.1:1"
+    async with Producer("p", namesrv=f"{unreachable};{namesrv.addr}") as sender:
+        with pytest.raises(NoRouteError) as caught:
+            await sender.send(Message("Nowhere", b"x"))
+    answers = dict(caught.value.asked)
+    assert set(answers) == {unreachable, namesrv.addr}
+    assert "cannot connect" in answers[unreachable]
+    assert "TOPIC_NOT_EXIST (17)" in answers[namesrv.addr]
+    assert "mqadmin updateTopic" in str(caught.value)
+    assert "Nowhere" in str(caught.value)
+
+
+async def test_no_name_server_at_all_says_so() -> None:
+    async with Producer("p", namesrv="127.0.0.1:1") as sender:
+        with pytest.raises(NoRouteError, match="is one running there"):
+            await sender.send(Message("T", b"x"))
+
+
+async def test_a_hanging_name_server_costs_no_more_than_the_budget(namesrv: FakeNamesrv) -> None:
+    namesrv.hangs = True
+    async with producer(namesrv) as sender:
+        begun = time.monotonic()
+        with pytest.raises(NoRouteError, match="nothing within"):
+            await sender.send(Message("T", b"x"), timeout_s=0.2)
+        assert time.monotonic() - begun < 2.0
+
+
+async def test_a_name_server_that_is_down_is_passed_over(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0])
+    async with Producer("p", namesrv=["127.0.0.1:1", namesrv.addr]) as sender:
+        assert (await sender.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        assert sender.client.namesrv.current == namesrv.addr
+
+
+async def test_a_topic_that_one_name_server_lacks_is_found_at_the_other(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    async with FakeNamesrv() as other:
+        other.serve("T", brokers[0])
+        async with Producer("p", namesrv=[namesrv.addr, other.addr]) as sender:
+            assert (await sender.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+
+
+async def test_an_unknown_topic_goes_where_topics_are_created(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("TBW102", brokers[0], queues=8, perm=7)
+    async with producer(namesrv) as sender:
+        assert len(await sender.queues("New")) == 4
+        await sender.send(Message("New", b"x"))
+    (header, _), *_ = brokers[0].sent
+    assert (header.topic, header.default_topic, header.default_topic_queue_nums) == ("New", "TBW102", 4)
+
+
+async def test_a_route_without_writable_queues_is_explained(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0], perm=4)
+    async with producer(namesrv) as sender:
+        with pytest.raises(NoRouteError, match="without a queue that may be written"):
+            await sender.send(Message("T", b"x"))
+
+
+async def test_concurrent_sends_share_one_route_request(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0])
+    async with producer(namesrv) as sender:
+        await asyncio.gather(*(sender.send(Message("T", b"x")) for _ in range(50)))
+    assert namesrv.asked == ["T"]
+    assert len(brokers[0].sent) == 50
+
+
+# -- tries
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY])
+async def test_a_refusal_that_may_pass_is_tried_on_another_broker(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker], code: ResponseCode
+) -> None:
+    bad, good = brokers
+    bad.refuse(SEND, code)
+    namesrv.serve("T", bad, good)
+    async with producer(namesrv) as sender:
+        results = [await sender.send(Message("T", b"x")) for _ in range(4)]
+    assert {result.queue.broker_name for result in results} == {"broker-b"}
+    assert bad.requests.count(SEND) >= 1
+
+
+async def test_a_refusal_for_good_is_raised_with_all_that_is_known(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    for broker in brokers:
+        broker.refuse(SEND, ResponseCode.MESSAGE_ILLEGAL, "too odd")
+    namesrv.serve("T", *brokers)
+    async with producer(namesrv) as sender:
+        with pytest.raises(BrokerError) as caught:
+            await sender.send(Message("T", b"x"))
+    error = caught.value
+    assert (error.code, error.name, error.remark, error.topic) == (13, "MESSAGE_ILLEGAL", "too odd", "T")
+    assert error.broker_addr in (brokers[0].addr, brokers[1].addr)
+    assert len(error.key) == 32
+    assert brokers[0].requests.count(SEND) + brokers[1].requests.count(SEND) == 1
+
+
+async def test_the_last_error_tells_of_all_tries(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    for broker in brokers:
+        broker.refuse(SEND, ResponseCode.SYSTEM_ERROR, "not today")
+    namesrv.serve("T", *brokers)
+    async with producer(namesrv) as sender:
+        with pytest.raises(BrokerError) as caught:
+            await sender.send(Message("T", b"x"))
+    (note,) = caught.value.__notes__
+    assert "sent 3 times to topic T" in note
+    assert "broker-a" in note
+    assert "broker-b" in note
+
+
+async def test_a_broker_that_is_gone_is_passed_over(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    gone = FakeBroker("broker-gone")
+    gone.addr = "127.0.0.1:1"
+    namesrv.serve("T", gone, brokers[0])
+    async with producer(namesrv) as sender:
+        for _ in range(4):
+            assert (await sender.send(Message("T", b"x"))).queue.broker_name == "broker-a"
+
+
+async def test_a_hanging_broker_costs_no_more_than_the_budget(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    for broker in brokers:
+        broker.on(SEND, hang)
+    namesrv.serve("T", *brokers)
+    async with producer(namesrv) as sender:
+        begun = time.monotonic()
+        with pytest.raises(RequestTimeout):
+            await sender.send(Message("T", b"x"), timeout_s=0.3)
+        assert 0.25 < time.monotonic() - begun < 2.0
+
+
+async def test_a_limit_per_try_leaves_time_for_another_broker(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    bad, good = brokers
+    bad.on(SEND, hang)
+    namesrv.serve("T", bad, good)
+    async with producer(namesrv, try_timeout_s=0.1) as sender:
+        for _ in range(4):
+            assert (await sender.send(Message("T", b"x"))).queue.broker_name == "broker-b"
+
+
+async def test_a_given_queue_gets_one_try(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    bad, good = brokers
+    bad.refuse(SEND, ResponseCode.SYSTEM_ERROR)
+    namesrv.serve("T", bad, good)
+    async with producer(namesrv) as sender:
+        with pytest.raises(BrokerError):
+            await sender.send(Message("T", b"x"), queue=MessageQueue("T", "broker-a", 1))
+    assert bad.requests.count(SEND) == 1
+    assert good.requests.count(SEND) == 0
+
+
+async def test_a_given_queue_of_an_unknown_broker_is_an_error(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0])
+    async with producer(namesrv) as sender:
+        with pytest.raises(NoRouteError, match="broker-x"):
+            await sender.send(Message("T", b"x"), queue=MessageQueue("T", "broker-x", 0))
+
+
+async def test_a_broker_that_moved_is_found_again(namesrv: FakeNamesrv) -> None:
+    async with FakeBroker("broker-a") as old, FakeBroker("broker-a") as new:
+        namesrv.serve("T", old)
+        async with producer(namesrv, send_timeout_s=10.0) as sender:
+            await sender.send(Message("T", b"before"))
+            await old.__aexit__(None, None, None)
+            namesrv.serve("T", new)
+
+            async def sent() -> bool:
+                try:
+                    await sender.send(Message("T", b"after"))
+                except ConnectError:
+                    return False
+                return True
+
+            async with asyncio.timeout(10):
+                while not await sent():  # noqa: ASYNC110 (the route is asked in the background)
+                    await asyncio.sleep(0.01)
+    assert [body for _, body in new.sent] == [b"after"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (10, SendStatus.FLUSH_DISK_TIMEOUT),
+        (11, SendStatus.SLAVE_NOT_AVAILABLE),
+        (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
+    ],
+)
+async def test_stored_but_not_safe_is_a_result(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker], code: int, status: SendStatus
+) -> None:
+    bad, good = brokers
+    ext = {"msgId": "A" * 32, "queueId": "0", "queueOffset": "5"}
+    bad.on(SEND, lambda frame: frame.response(code, ext=ext))
+    namesrv.serve("T", bad)
+    async with producer(namesrv) as sender:
+        assert (await sender.send(Message("T", b"x"))).status is status
+    namesrv.serve("T", bad, good)
+    async with producer(namesrv, retry_another_broker_when_not_store_ok=True) as sender:
+        for _ in range(4):
+            assert (await sender.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+
+
+# -- messages
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (Message("", b"x"), "topic"),
+        (Message("no blanks", b"x"), "topic"),
+        (Message("T" * 128, b"x"), "topic"),
+        (Message("SCHEDULE_TOPIC_XXXX", b"x"), "topic"),
+        (Message("T", b""), "body"),
+        (Message("T", bytes(1001)), "body"),
+        (Message("T", b"x", properties={"": "v"}), ""),
+        (Message("T", b"x", properties={"n": ""}), "n"),
+        (Message("T", b"x", properties={"CLUSTER": "v"}), "CLUSTER"),
+        (Message("T", b"x", properties={"n": "a\x02b"}), "n"),
+        (Message("T", b"x", properties={"n": "ö" * 20000}), "properties"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_message_no_broker_would_take_is_refused_here(
+    namesrv: FakeNamesrv, message: Message, field: str
+) -> None:
+    async with producer(namesrv, max_message_size=1000) as sender:
+        with pytest.raises(MessageIllegal) as caught:
+            await sender.send(message)
+    assert caught.value.field == field
+    assert namesrv.asked == []
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], ""),
+        ([Message("T", b"x"), Message("U", b"x")], "topic"),
+        ([Message("%RETRY%g", b"x")], "topic"),
+        ([Message("T", b"x", delay_level=1)], "delay_level"),
+        ([Message("T", b"x"), Message("T", b"x", wait_store=False)], "wait_store"),
+        ([Message("T", bytes(600)), Message("T", bytes(600))], "body"),
+    ],
+)
+async def test_a_batch_that_cannot_be_one_is_refused(
+    namesrv: FakeNamesrv, messages: list[Message], field: str
+) -> None:
+    async with producer(namesrv, max_message_size=1000) as sender:
+        with pytest.raises(MessageIllegal) as caught:
+            await sender.send_batch(messages)
+    assert caught.value.field == field
+
+
+async def test_large_bodies_are_compressed_if_that_helps(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0])
+    noise = random.Random(1).randbytes(5000)
+    async with producer(namesrv) as sender:
+        for body in (bytes(4095), bytes(4096), noise, bytes(300_000)):
+            await sender.send(Message("T", body))
+    small, large, incompressible, huge = brokers[0].sent
+    assert (small[0].sys_flag, small[1]) == (0, bytes(4095))
+    assert large[0].sys_flag == 0x301
+    assert zlib.decompress(large[1]) == bytes(4096)
+    assert (incompressible[0].sys_flag, incompressible[1]) == (0, noise)
+    assert zlib.decompress(huge[1]) == bytes(300_000)
+
+
+async def test_what_a_request_carries(namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]) -> None:
+    namesrv.serve("T", brokers[0])
+    async with producer(namesrv) as sender:
+        message = Message(
+            "T", b"x", tags="A", keys=("k",), delay_level=3, flag=9, properties={"u": "v"}, wait_store=False
+        )
+        first = await sender.send(message)
+        second = await sender.send(message)
+    header, body = brokers[0].sent[0]
+    assert body == b"x"
+    assert (header.producer_group, header.flag, header.batch, header.bname) == ("p", 9, False, "broker-a")
+    properties = decode_properties(header.properties or "")
+    assert properties.pop("UNIQ_KEY") == first.msg_id
+    assert properties == {"u": "v", "KEYS": "k", "TAGS": "A", "DELAY": "3", "WAIT": "false"}
+    assert first.msg_id != second.msg_id
+    assert abs(header.born_timestamp - time.time() * 1000) < 60_000
+
+
+async def test_an_id_that_the_sender_chose_stays(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0])
+    async with producer(namesrv) as sender:
+        result = await sender.send(Message("T", b"x", properties={"UNIQ_KEY": "C" * 32}))
+    assert result.msg_id == "C" * 32
+
+
+# -- life
+
+
+async def test_a_cancelled_send_leaves_the_producer_whole(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    broker = brokers[0]
+    broker.on(SEND, hang)
+    namesrv.serve("T", broker)
+    async with producer(namesrv, max_in_flight=4) as sender:
+        sends = [asyncio.create_task(sender.send(Message("T", b"x"))) for _ in range(12)]
+        await broker.wait_for(lambda: broker.requests.count(SEND) == 4)
+        for task in sends:
+            task.cancel()
+        assert all(
+            isinstance(r, asyncio.CancelledError)
+            for r in await asyncio.gather(*sends, return_exceptions=True)
+        )
+        del broker.scripts[SEND]
+        results = await asyncio.gather(*(sender.send(Message("T", b"y")) for _ in range(12)))
+    assert len(results) == 12
+
+
+async def test_a_stop_waits_for_the_sends_under_way(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    broker = brokers[0]
+    held: list[Frame] = []
+    broker.on(SEND, held.append)
+    namesrv.serve("T", broker)
+    sender = producer(namesrv)
+    await sender.start()
+    sending = asyncio.create_task(sender.send(Message("T", b"x")))
+    await broker.wait_for(lambda: bool(held))
+    stopping = asyncio.create_task(sender.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    ext = {"msgId": "A" * 32, "queueId": "0", "queueOffset": "5"}
+    broker.connections[0].respond(held[0], 0, ext=ext)
+    assert (await sending).queue_offset == 5
+    await stopping
+    await sender.stop()
+    with pytest.raises(ClientStateError):
+        await sender.send(Message("T", b"x"))
+    with pytest.raises(ClientStateError):
+        await sender.start()
+
+
+async def test_send_many_stops_at_the_first_failure_and_keeps_the_order(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0], queues=1)
+    async with producer(namesrv) as sender:
+        results = await sender.send_many((Message("T", b"%d" % n) for n in range(100)), concurrency=7)
+        assert [int(brokers[0].sent[r.queue_offset][1]) for r in results] == list(range(100))
+        brokers[0].sent.clear()
+        mixed = (Message("T", b"" if n == 30 else b"x") for n in range(1000))
+        with pytest.raises(MessageIllegal):
+            await sender.send_many(mixed, concurrency=8)
+    assert len(brokers[0].sent) < 60
+
+
+async def test_producers_announce_themselves_and_say_goodbye(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    broker = brokers[0]
+    namesrv.serve("T", broker)
+    async with ClientInstance(namesrv.addr) as client:
+        async with Producer("p1", client=client) as one, Producer("p2", client=client):
+            await one.send(Message("T", b"x"))
+            await broker.wait_for(lambda: bool(broker.heartbeats))
+            assert [p.group_name for p in broker.heartbeats[-1].producer_data_set] == ["p1", "p2"]
+            assert len(broker.connections) == 1
+        assert broker.requests.count(RequestCode.UNREGISTER_CLIENT) == 2
+
+
+async def test_selectors_choose_among_the_queues_of_the_topic(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0], queues=3)
+    async with producer(namesrv) as sender:
+        chosen = {(await sender.send(Message("T", b"x"), selector=select_by_random)).queue for _ in range(60)}
+        assert chosen == set(await sender.queues("T"))
+        wrong = MessageQueue("Other", "broker-a", 0)
+        with pytest.raises(ValueError, match="Other"):
+            await sender.send(Message("T", b"x"), selector=lambda queues, message, argument: wrong)
