@@ -68,7 +68,7 @@ def main() -> int:
         source = make_orders(progress, data, options.scale)
         with StandaloneProcess(data / "store") as cluster:
             sent = asyncio.run(send_orders(progress, cluster.namesrv, source))
-            spark = spark_session("first run")
+            spark = start_spark(progress)
             try:
                 archived = archive_orders(progress, spark, cluster.namesrv, data)
                 summed, found = sum_up(progress, spark, data)
@@ -161,6 +161,14 @@ def watched(messages: list[Message], progress: Progress, task: TaskID) -> Iterat
             progress.advance(task, at % SEND_AT_ONCE or SEND_AT_ONCE)
 
 
+def start_spark(progress: Progress) -> SparkSession:
+    """A session on this machine's cores, or on the master that SPARK_MASTER names."""
+    task = progress.add_task("starting Spark", total=None)
+    spark = spark_session("first run")
+    progress.update(task, total=1, completed=1)
+    return spark
+
+
 def archive_orders(progress: Progress, spark: SparkSession, namesrv: str, data: Path) -> Stage:
     """Have Spark write the topic to Parquet."""
     task = progress.add_task("archiving with Spark", total=None)
@@ -215,7 +223,7 @@ def report(stages: list[Stage], expected: Totals, found: Totals, data: Path, sec
         rates = (f"{stage.messages / took:,.0f}", f"{megabytes / took:,.1f}")
         table.add_row(stage.name, f"{stage.messages:,}", f"{megabytes:,.1f}", f"{stage.seconds:.2f}", *rates)
     console.print(table)
-    check = Table("status", "orders", "total price, from the archive", "total price, from the source", "")
+    check = Table("status", "orders", "sum of prices by Spark", "in the source", "", title="Checked")
     for column in check.columns[1:4]:
         column.justify = "right"
     for status in sorted(expected.keys() | found.keys()):

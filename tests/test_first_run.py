@@ -1,0 +1,103 @@
+"""What `make run` does, at a small scale: it must work, be right, and say so when it is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FIRST_RUN = ROOT / "examples" / "first_run.py"
+
+
+def test_a_small_run_archives_every_order_and_checks_it(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    data = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, str(FIRST_RUN), "--scale", "0.002", "--data", str(data)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the archive holds every order exactly" in done.stdout
+    assert str(data / "archive") in done.stdout
+    # Independent of Spark and of the example's own check: each order key once, each event as it was made.
+    table = pq.read_table(data / "archive", columns=["keys", "tags", "body", "properties"])
+    source = pq.read_table(data / "source" / "orders.parquet")
+    assert table.num_rows == source.num_rows == 3000
+    keys = {str(key) for key in source["o_orderkey"].to_pylist()}
+    assert set(table["keys"].to_pylist()) == keys
+    assert sorted(table["tags"].to_pylist()) == sorted(source["o_orderstatus"].to_pylist())
+    assert {"priority", "clerk"} <= set(dict(table["properties"][0].as_py()))
+
+
+@pytest.fixture
+def first_run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example as a module, its long stages replaced: only what main() makes of them is left."""
+    spec = importlib.util.spec_from_file_location("first_run", FIRST_RUN)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "first_run", module)
+    spec.loader.exec_module(module)
+
+    @contextmanager
+    def cluster(data: Path) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(namesrv="")
+
+    async def sent(*arguments: object) -> object:
+        return module.Stage("send", 2, 10, 0.1)
+
+    monkeypatch.setattr(module, "make_orders", lambda *arguments: None)
+    monkeypatch.setattr(module, "StandaloneProcess", cluster)
+    monkeypatch.setattr(module, "send_orders", sent)
+    monkeypatch.setattr(module, "start_spark", lambda progress: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(module, "archive_orders", lambda *arguments: module.Stage("archive", 2, 10, 0.1))
+    monkeypatch.setattr(module, "totals_of_source", lambda source: {"O": (2, Decimal("10.00"))})
+    return module
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "words"),
+    [
+        ({"O": (2, Decimal("10.00"))}, 0, "holds every order exactly"),
+        ({"O": (2, Decimal("10.01"))}, 1, "NOT WHAT WAS SENT"),
+        ({"O": (1, Decimal("10.00"))}, 1, "NOT WHAT WAS SENT"),
+        ({}, 1, "NOT WHAT WAS SENT"),
+        ({"O": (2, Decimal("10.00")), "X": (0, Decimal(0))}, 1, "NOT WHAT WAS SENT"),
+    ],
+)
+def test_the_exit_code_is_the_checks_verdict(
+    first_run: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    found: dict[str, tuple[int, Decimal]],
+    code: int,
+    words: str,
+) -> None:
+    monkeypatch.setattr(first_run, "sum_up", lambda *arguments: (first_run.Stage("sum up"), found))
+    monkeypatch.setattr(sys, "argv", ["first_run.py", "--data", str(tmp_path / "new")])
+
+    assert first_run.main() == code
+    assert words in capsys.readouterr().out
+
+
+def test_a_directory_with_something_in_it_is_left_alone(first_run: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+
+    with pytest.raises(SystemExit) as raised:
+        first_run.prepare_directory(tmp_path)
+
+    assert "is not empty" in str(raised.value)
+    assert (tmp_path / "precious").exists()
