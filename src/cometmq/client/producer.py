@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from cometmq.errors import (
+from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteError, RemotingError
     BrokerError,
     ClientStateError,
     CometError,
