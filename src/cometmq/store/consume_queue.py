@@ -168,10 +168,10 @@ class ConsumeQueue:
             return None
         return UNIT_STRUCT.unpack_from(data)
 
-    def units(self, offset: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    def units(self, offset: int, stop: int, batch: int = 4096) -> Iterator[tuple[int, int, int, int]]:
         """(offset, position, size, tags code) of all units in a range, in batches, waiting for the device."""
         while offset < stop:
-            data = self.read(offset, min(stop - offset, 4096), wait=True)
+            data = self.read(offset, min(stop - offset, batch), wait=True)
             if data is None or isinstance(data, NotCached) or not data:
                 offset = self.next_file_offset(offset)
                 continue
@@ -185,19 +185,19 @@ class ConsumeQueue:
         return (offset // per_file + 1) * per_file
 
     def search(self, low: int, high: int, physical: int) -> int:
-        """First offset in [low, high) whose record lies at or behind `physical`; `high` if none does."""
+        """First offset in [low, high) whose record lies at or behind `physical`; `high` if none does.
+        Fillers are passed over: they say nothing about order."""
+        best = high
         while low < high:
             middle = (low + high) // 2
-            probe = middle
-            found = self.unit(probe)
-            while found is not None and found[1] == FILLER_SIZE and probe + 1 < high:
-                probe += 1  # fillers say nothing about order
-                found = self.unit(probe)
-            if found is not None and found[1] != FILLER_SIZE and found[0] >= physical:
+            real = next((unit for unit in self.units(middle, high, 64) if unit[2] != FILLER_SIZE), None)
+            if real is None:
                 high = middle
+            elif real[1] >= physical:
+                best, high = real[0], middle
             else:
-                low = probe + 1
-        return low
+                low = real[0] + 1
+        return best
 
     # -- retention --------------------------------------------------------------------------------
 

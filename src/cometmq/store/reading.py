@@ -2,7 +2,7 @@
 
 Rules and limits are those of the storage fact sheet, section 6. Budget: 1.5 µs of CPU per message at 32
 per call. Units come from the queue's window or one `preadv`; records that lie near each other in the log
-are read in one go (a gap of up to 4 KiB costs less to copy than a second system call), so 32 neighbours
+are read in one go (a gap of up to 12 KiB costs less to copy than a second system call), so 32 neighbours
 cost one system call and one copy from the page cache.
 """
 
@@ -20,8 +20,8 @@ from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, ConsumeQueue
 from cometmq.store.disk import Buffer
 from cometmq.store.files import NotCached
 
-_GAP = 4096
-_MAX_RUN = 1 << 20
+_GAP = 12 << 10
+_MAX_RUN = 128 << 10
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 RecordFilter = Callable[[Buffer], bool] | None

@@ -1,0 +1,119 @@
+"""A disk that fails when told to: for tests of whatever keeps its files through the store's `Disk`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cometmq.store.disk import Buffer, OsDisk
+
+WRITES = ("open", "pwrite", "fdatasync", "fsync_dir", "reserve", "truncate", "rename", "unlink", "makedirs")
+"""Operations that change something; reads are `pread` and `pread_cached`."""
+
+
+@dataclass
+class Fault:
+    """Fail `operation` ("*" for any of WRITES) with `error` from its `first` call on (1 is the next one),
+    `times` times. `match` restricts it to paths that hold this text. `partial`: a failing pwrite first
+    writes this share of its data."""
+
+    operation: str
+    error: int = errno.EIO
+    first: int = 1
+    times: int = 1
+    match: str = ""
+    partial: float = 0.0
+
+
+class FaultyDisk(OsDisk):
+    """OsDisk with faults, and with a count of every operation."""
+
+    __slots__ = ("_paths", "before", "calls", "faults")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._paths: dict[int, str] = {}
+        self.calls: Counter[str] = Counter()
+        self.faults: list[Fault] = []
+        self.before: Callable[[str, str], None] = lambda _operation, _path: None
+
+    def fail(self, operation: str, **how: object) -> Fault:
+        """Plan a fault; see `Fault` for what `how` may hold."""
+        fault = Fault(operation, **how)  # type: ignore[arg-type]
+        self.faults.append(fault)
+        return fault
+
+    def heal(self) -> None:
+        self.faults.clear()
+
+    def _check(self, operation: str, path: str) -> Fault | None:
+        self.before(operation, path)
+        self.calls[operation] += 1
+        if operation in WRITES:
+            self.calls["*"] += 1
+        for fault in self.faults:
+            if fault.operation not in (operation, "*") or fault.match not in path or fault.times <= 0:
+                continue
+            if fault.operation == "*" and operation not in WRITES:
+                continue
+            fault.first -= 1
+            if fault.first > 0:
+                continue
+            fault.times -= 1
+            if fault.partial == 0.0:
+                raise OSError(fault.error, os.strerror(fault.error), path)
+            return fault
+        return None
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
+        if create:
+            self._check("open", path)
+        fd = super().open(path, create=create, exclusive=exclusive, write=write)
+        self._paths[fd] = path
+        return fd
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        self._check("pread", self._paths[fd])
+        return super().pread(fd, length, offset)
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
+        self._check("pread_cached", self._paths[fd])
+        return super().pread_cached(fd, length, offset)
+
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> int:
+        fault = self._check("pwrite", self._paths[fd])
+        if fault is not None:
+            super().pwrite(fd, memoryview(data)[: int(len(data) * fault.partial)], offset)
+            raise OSError(fault.error, os.strerror(fault.error))
+        return super().pwrite(fd, data, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        self._check("fdatasync", self._paths[fd])
+        super().fdatasync(fd)
+
+    def fsync_dir(self, path: str) -> None:
+        self._check("fsync_dir", path)
+        super().fsync_dir(path)
+
+    def reserve(self, fd: int, length: int) -> None:
+        self._check("reserve", self._paths[fd])
+        super().reserve(fd, length)
+
+    def truncate(self, fd: int, length: int) -> None:
+        self._check("truncate", self._paths[fd])
+        super().truncate(fd, length)
+
+    def rename(self, source: str, target: str) -> None:
+        self._check("rename", source)
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._check("unlink", path)
+        super().unlink(path)
+
+    def makedirs(self, path: str) -> None:
+        self._check("makedirs", path)
+        super().makedirs(path)

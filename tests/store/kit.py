@@ -1,0 +1,80 @@
+"""What the tests of the store share: a small configuration and one-line sends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cometmq.protocol.record import decode_record, record_starts
+from cometmq.store import Appended, Commit, Disk, Got, ManualClock, MessageStore, StoreConfig
+from cometmq.store.files import NotCached
+
+HOST = b"\x7f\0\0\1\0\0\xc3\x50"
+START_MS = 1_700_000_000_000
+
+
+def small(root: Path | str, **changes: Any) -> StoreConfig:
+    """64 KiB segments, 100 units a queue file, 100 index slots and 400 entries."""
+    settings: dict[str, Any] = {
+        "store_path_root_dir": str(root),
+        "mapped_file_size_commit_log": 64 << 10,
+        "mapped_file_size_consume_queue": 2000,
+        "max_hash_slot_num": 100,
+        "max_index_num": 400,
+    }
+    return StoreConfig(**{**settings, **changes})
+
+
+def open_store(
+    root: Path | str, disk: Disk | None = None, clock: ManualClock | None = None, **changes: Any
+) -> MessageStore:
+    return MessageStore.open(small(root, **changes), disk, clock or ManualClock(START_MS))
+
+
+def put(
+    store: MessageStore,
+    body: bytes = b"hello",
+    topic: str = "T",
+    queue_id: int = 0,
+    properties: bytes = b"",
+    **more: Any,
+) -> Appended:
+    """Append without commit."""
+    settings: dict[str, Any] = {"born_timestamp_ms": START_MS, "born_host": HOST, **more}
+    return store.append(topic, queue_id, body, properties, **settings)
+
+
+def send(
+    store: MessageStore, body: bytes = b"hello", topic: str = "T", queue_id: int = 0, **more: Any
+) -> Appended:
+    """Append and commit one message."""
+    appended = put(store, body, topic, queue_id, **more)
+    committed(store.commit())
+    return appended
+
+
+def committed(commit: Commit) -> Commit:
+    assert commit.error is None, commit.error
+    return commit
+
+
+def got(answer: Got | NotCached) -> Got:
+    assert isinstance(answer, Got), answer
+    return answer
+
+
+def bodies(answer: Got | NotCached) -> list[bytes]:
+    data = b"".join(got(answer).buffers)
+    return [bytes(decode_record(data, at).body) for at, _ in record_starts(data)]
+
+
+def everything(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    """Bodies of a whole queue, pulled from its minimum offset to its end."""
+    found: list[bytes] = []
+    offset = store.min_offset(topic, queue_id)
+    while offset < store.max_offset(topic, queue_id):
+        answer = store.reader.get(store.queues.find(topic, queue_id), offset, 32, wait=True)
+        found += bodies(answer)
+        assert got(answer).next_begin_offset > offset
+        offset = got(answer).next_begin_offset
+    return found

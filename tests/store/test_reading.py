@@ -1,0 +1,337 @@
+"""What a pull gets: statuses, offsets, limits and filters (storage fact sheet, section 6)."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.store.kit import bodies, committed, everything, got, open_store, put, send
+
+from cometmq.protocol.properties import java_hash
+from cometmq.protocol.record import decode_record
+from cometmq.store import GetStatus, ManualClock, MessageStore, NotCached
+from cometmq.testing.faulty_disk import FaultyDisk
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    made = open_store(tmp_path)
+    yield made
+    made.close()
+
+
+def forget_memory(store: MessageStore) -> None:
+    """Make reads go to the files: what the store keeps of its newest bytes and units is dropped."""
+    store.queues.write_dirty()
+    for queue in store.queues:
+        queue.write()
+        queue.window.clear()
+        queue.window_start = queue.written
+    store.log._recent.start = 1 << 62
+    store.log._recent._parts.clear()
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "following"),
+    [
+        (0, GetStatus.FOUND, 3),
+        (2, GetStatus.FOUND, 3),
+        (3, GetStatus.OFFSET_OVERFLOW_ONE, 3),
+        (4, GetStatus.OFFSET_OVERFLOW_BADLY, 3),
+        (1 << 40, GetStatus.OFFSET_OVERFLOW_BADLY, 3),
+        (-1, GetStatus.OFFSET_TOO_SMALL, 0),
+    ],
+)
+def test_status_and_next_offset_by_requested_offset(
+    store: MessageStore, offset: int, status: GetStatus, following: int
+) -> None:
+    for number in range(3):
+        send(store, b"%d" % number)
+    answer = got(store.get_messages("T", 0, offset, 32))
+    assert (answer.status, answer.next_begin_offset) == (status, following)
+    assert (answer.min_offset, answer.max_offset) == (0, 3)
+
+
+@pytest.mark.parametrize("queue_id", [0, 7])
+def test_a_queue_without_messages_says_so(store: MessageStore, queue_id: int) -> None:
+    answer = got(store.get_messages("T", queue_id, 5, 32))
+    assert (answer.status, answer.next_begin_offset, answer.max_offset) == (
+        GetStatus.NO_MESSAGE_IN_QUEUE,
+        0,
+        0,
+    )
+
+
+def test_a_slave_does_not_correct_offsets(tmp_path: Path) -> None:
+    store = open_store(tmp_path, broker_role="SLAVE")
+    assert got(store.get_messages("T", 0, 5, 32)).next_begin_offset == 5
+    store.close()
+
+
+def test_uncommitted_messages_are_invisible(store: MessageStore) -> None:
+    put(store, b"a")
+    assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.max_offset("T", 0) == 0
+    committed(store.commit())
+    assert bodies(store.get_messages("T", 0, 0, 32)) == [b"a"]
+
+
+@pytest.mark.parametrize("source", ["memory", "files"])
+@pytest.mark.parametrize(
+    ("size", "settings", "expected"),
+    [
+        (10, {}, 32),
+        (10, {"max_transfer_count_on_message_in_memory": 5}, 5),
+        (1000, {"max_transfer_bytes_on_message_in_memory": 5000}, 4),
+        (1000, {"max_transfer_bytes_on_message_in_memory": 10}, 1),  # the first message is always given
+        (
+            10,
+            {"access_message_in_memory_max_ratio": 0},
+            9,
+        ),  # all "on disk" but the newest record, which ends the log
+        (1000, {"access_message_in_memory_max_ratio": 0, "max_transfer_bytes_on_message_in_disk": 3500}, 3),
+    ],
+)
+def test_batches_end_at_the_limits_for_memory_and_disk(
+    tmp_path: Path, source: str, size: int, settings: dict[str, Any], expected: int
+) -> None:
+    if settings.get("access_message_in_memory_max_ratio") == 0 and size == 10:
+        settings["max_transfer_count_on_message_in_disk"] = 9
+    store = open_store(tmp_path, mapped_file_size_commit_log=1 << 20, **settings)
+    for _ in range(40):
+        put(store, bytes(size))
+    committed(store.commit())
+    if source == "files":
+        forget_memory(store)
+    answer = got(store.get_messages("T", 0, 0, 64))
+    assert (answer.count, answer.next_begin_offset) == (expected, expected)
+    assert got(store.get_messages("T", 0, 0, 2)).count == min(2, expected)
+    store.close()
+
+
+def test_a_request_can_lower_the_byte_limit(store: MessageStore) -> None:
+    for _ in range(10):
+        put(store, bytes(1000))
+    committed(store.commit())
+    assert got(store.get_messages("T", 0, 0, 32, max_bytes=3300)).count == 3
+
+
+def test_the_slave_is_suggested_when_the_reader_is_far_behind(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.reader.memory_bytes = 10_000  # 40 % of it are 4,000
+    for _ in range(10):
+        put(store, bytes(1000))
+    committed(store.commit())
+    assert got(store.get_messages("T", 0, 0, 1)).suggest_slave
+    assert not got(store.get_messages("T", 0, 8, 1)).suggest_slave
+    store.close()
+
+
+def test_tags_filter_by_hash_and_the_offset_passes_what_was_filtered(store: MessageStore) -> None:
+    codes = {tag: java_hash(tag) for tag in ("red", "blue", "polygenelubricants")}
+    for number in range(30):
+        tag = ("red", "blue", "polygenelubricants")[number % 3]
+        put(store, tag.encode(), tags_code=codes[tag])
+    committed(store.commit())
+    answer = store.get_messages("T", 0, 0, 32, filter={codes["red"]})
+    assert (bodies(answer), got(answer).next_begin_offset) == ([b"red"] * 10, 30)
+    answer = store.get_messages("T", 0, 0, 32, filter={codes["polygenelubricants"]})
+    assert bodies(answer) == [b"polygenelubricants"] * 10
+    answer = store.get_messages("T", 0, 0, 32, filter=lambda code: code == codes["blue"])
+    assert bodies(answer) == [b"blue"] * 10
+    answer = got(store.get_messages("T", 0, 0, 32, filter={1}))
+    assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 30)
+
+
+def test_the_filter_compares_the_low_32_bits_signed(store: MessageStore) -> None:
+    put(store, tags_code=(7 << 32) | 0xFFFFFFFF)
+    committed(store.commit())
+    assert got(store.get_messages("T", 0, 0, 32, filter={-1})).count == 1
+
+
+def test_a_scan_reads_at_most_16000_bytes_of_units(tmp_path: Path) -> None:
+    store = open_store(
+        tmp_path, mapped_file_size_consume_queue=20 * 5000, mapped_file_size_commit_log=1 << 20
+    )
+    for _ in range(2000):
+        put(store, b"", tags_code=1)
+    committed(store.commit())
+    answer = got(store.get_messages("T", 0, 0, 32, filter={2}))
+    assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
+    store.close()
+
+
+def test_a_filter_by_content_sees_the_whole_record(store: MessageStore) -> None:
+    for number in range(6):
+        put(store, b"%d" % number)
+    committed(store.commit())
+    answer = store.get_messages(
+        "T", 0, 0, 32, record_filter=lambda data: decode_record(data).body in (b"2", b"4")
+    )
+    assert (bodies(answer), got(answer).next_begin_offset) == ([b"2", b"4"], 6)
+
+
+@pytest.mark.parametrize("source", ["memory", "files"])
+def test_queues_do_not_mix_wherever_their_records_lie(tmp_path: Path, source: str) -> None:
+    store = open_store(tmp_path)
+    expected: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(5)}
+    for number in range(600):
+        body = b"%d-" % number + bytes(number * 37 % 900)
+        put(store, body, queue_id=number * 7 % 5)
+        expected[number * 7 % 5].append(body)
+        if number % 11 == 0:
+            committed(store.commit())
+    committed(store.commit())
+    if source == "files":
+        forget_memory(store)
+    assert {queue_id: everything(store, "T", queue_id) for queue_id in range(5)} == expected
+    store.close()
+
+
+def test_a_segment_that_is_gone_is_stepped_over(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(200):
+        send(store, b"%d" % number + bytes(1000))
+    assert len(store.log.segments) == 4
+    forget_memory(store)
+    store.log.delete_first()
+    answer = got(store.get_messages("T", 0, 0, 32))
+    assert (answer.status, answer.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 32)
+    found = everything(store)
+    assert found[-1].startswith(b"199")
+    assert 130 < len(found) < 200
+    store.close()
+
+
+class ColdDisk(FaultyDisk):
+    """Nothing is in the page cache until somebody has waited for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warm: set[tuple[str, int]] = set()
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        self.warm.update(
+            (self._paths[fd], page) for page in range(offset // 4096, (offset + length) // 4096 + 1)
+        )
+        return super().pread(fd, length, offset)
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> Any:
+        pages = range(offset // 4096, (offset + length - 1) // 4096 + 1)
+        if not all((self._paths[fd], page) in self.warm for page in pages):
+            return None
+        return super().pread_cached(fd, length, offset)
+
+
+async def test_what_is_not_in_memory_is_fetched_by_a_thread(tmp_path: Path) -> None:
+    disk = ColdDisk()
+    store = open_store(tmp_path, disk)
+    for number in range(150):
+        put(store, b"%d" % number + bytes(1000), queue_id=number % 2)
+    committed(store.commit())
+    forget_memory(store)
+    disk.warm.clear()
+    missing = store.get_messages("T", 1, 0, 32)
+    assert isinstance(missing, NotCached)
+    answer = await store.get_messages_cold(missing, "T", 1, 0, 32)
+    assert [body[:2].rstrip(b"\0") for body in bodies(answer)][:3] == [b"1", b"3", b"5"]
+    assert answer.count == 32
+    assert isinstance(store.get_messages("T", 1, 0, 32), type(answer))
+    store.close()
+
+
+def test_a_device_error_is_not_taken_for_absence(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    send(store)
+    forget_memory(store)
+    disk.fail("pread_cached", error=errno.EIO, match="commitlog")
+    with pytest.raises(OSError, match="Input/output error"):
+        store.get_messages("T", 0, 0, 32)
+    assert bodies(store.get_messages("T", 0, 0, 32)) == [b"hello"]
+    store.close()
+
+
+def test_damaged_bodies_are_not_served_when_reads_check_the_crc(tmp_path: Path) -> None:
+    store = open_store(tmp_path, check_crc_on_read=True)
+    places = [send(store, b"message %d" % number) for number in range(3)]
+    forget_memory(store)
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[places[1].physical_offset + 88] ^= 0x40
+    path.write_bytes(data)
+    refused: list[int] = []
+    store.reader.refused = lambda position, _where: refused.append(position)
+    answer = store.get_messages("T", 0, 0, 32)
+    assert (bodies(answer), got(answer).next_begin_offset) == ([b"message 0", b"message 2"], 3)
+    assert refused == [places[1].physical_offset]
+    assert got(store.get_messages("T", 0, 1, 1)).status is GetStatus.MESSAGE_WAS_REMOVING
+    store.close()
+
+
+def test_offsets_by_time_are_exact_at_the_edges(tmp_path: Path) -> None:
+    clock = ManualClock(10_000)
+    store = open_store(tmp_path, clock=clock)
+    for at in (10_000, 10_100, 10_100, 10_100, 10_200, 10_500):
+        clock.now_ms = at
+        send(store)
+    cases = {  # asked: (nearest, first at or after, last at or before)
+        0: (0, 0, 0), 9_999: (0, 0, 0), 10_000: (0, 0, 0), 10_040: (0, 1, 0), 10_060: (1, 1, 0),
+        10_100: (1, 1, 3), 10_101: (3, 4, 3), 10_150: (3, 4, 3), 10_151: (4, 4, 3), 10_200: (4, 4, 4),
+        10_350: (4, 5, 4), 10_351: (5, 5, 4), 10_500: (5, 5, 5), 10_501: (5, 6, 5), 1 << 60: (5, 6, 5),
+    }  # fmt: skip
+    for asked, expected in cases.items():
+        answers = tuple(store.offset_by_time("T", 0, asked, mode) for mode in (None, "LOWER", "UPPER"))
+        assert answers == expected, asked
+    assert [store.store_time_of("T", 0, offset) for offset in (-1, 0, 5, 6)] == [-1, 10_000, 10_500, -1]
+    assert store.offset_by_time("other", 0, 0) == 0
+    store.close()
+
+
+def test_records_are_found_by_position_only_where_one_begins(store: MessageStore) -> None:
+    places = [send(store, b"%d" % number) for number in range(3)]
+    record = store.lookup(places[1].physical_offset)
+    assert record is not None
+    assert decode_record(record).body == b"1"
+    assert len(record) == places[1].size
+    for wrong in (-1, places[1].physical_offset + 1, store.commit_log_max, 1 << 40):
+        assert store.lookup(wrong) is None
+
+
+def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> None:
+    clock = ManualClock(1_000_000)
+    store = open_store(tmp_path, clock=clock)
+    for number in range(1000):
+        clock.now_ms += 1000
+        put(
+            store,
+            b"%d" % number,
+            properties=b"UNIQ_KEY\x01U%d\x02KEYS\x01k%d even%d" % (number, number % 50, number % 2),
+        )
+        if number % 7 == 0:
+            committed(store.commit())
+    committed(store.commit())
+
+    def ask(key: str, limit: int = 64, begin: int = 0, end: int = 1 << 60, topic: str = "T") -> list[bytes]:
+        return [decode_record(data).body for data in store.query_by_key(topic, key, limit, begin, end)]
+
+    assert ask("U777") == [b"777"]
+    assert len(store.index.files) == 8  # 3000 keys, 399 a file
+    assert ask("k7") == [b"%d" % number for number in range(7, 1000, 50)]
+    assert ask("k7", limit=3) == [b"857", b"907", b"957"]
+    assert ask("even1", limit=100) == [
+        b"%d" % number for number in range(1000 - 127, 1000, 2)
+    ]  # maxMsgsNumBatch
+    assert ask("U777", topic="other") == []
+    assert ask("nothing") == []
+    assert ask("k7", begin=1_000_000 + 508_000, end=1_000_000 + 708_000) == [
+        b"507",
+        b"557",
+        b"607",
+        b"657",
+        b"707",
+    ]
+    store.close()

@@ -1,0 +1,358 @@
+"""What an append leaves on the disk, byte for byte, and what it refuses."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from tests.store.kit import HOST, START_MS, bodies, committed, everything, got, open_store, put, send, small
+
+from cometmq.errors import ConfigError, StoreError
+from cometmq.protocol.batch import encode_batch
+from cometmq.protocol.record import BLANK_MAGIC, decode_record, record_starts
+from cometmq.store import GetStatus, ManualClock, MessageStore, StoreConfig, StoreRefused
+from cometmq.store.consume_queue import FILLER, UNIT_STRUCT
+
+EXAMPLE = bytes.fromhex(
+    "0000007adaa320a777d189820000000300000000000000000000000700000000"
+    "400000b0000000000000018bcfe56800c0a8000a0000c3500000018bcfe56805"
+    "c0a8000a00002a9f0000000000000000000000000000000548656c6c6f09546f"
+    "7069635465737400114b455953016b3102544147530154616741"
+)  # storage fact sheet 2.1
+
+
+def log_bytes(root: Path, name: str = f"{0:020d}") -> bytes:
+    return (root / "commitlog" / name).read_bytes()
+
+
+def test_the_worked_example_is_written_byte_for_byte(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_005)
+    store = open_store(tmp_path, clock=clock, mapped_file_size_commit_log=1 << 30)
+    store.set_store_host(bytes.fromhex("c0a8000a00002a9f"))
+    store.log.resume([], 0x400000B0 - 0)
+    store.queues.get("TopicTest", 3).push(0, 1, 0, 6)
+    store.queues.get("TopicTest", 3).next_offset = 7
+    appended = store.append(
+        "TopicTest", 3, memoryview(b"Hello"), b"KEYS\x01k1\x02TAGS\x01TagA", flag=0,
+        born_timestamp_ms=1_700_000_000_000, born_host=bytes.fromhex("c0a8000a0000c350"), tags_code=2598919,
+    )  # fmt: skip
+    assert (appended.physical_offset, appended.queue_offset, appended.size) == (0x400000B0, 7, 122)
+    committed(store.commit())
+    assert bytes(store.log.read(0x400000B0, 122, wait=True) or b"") == EXAMPLE
+    unit = store.queues.get("TopicTest", 3).read(7, 1, wait=True)
+    assert bytes(unit or b"").hex() == "00000000400000b00000007a000000000027a807"
+    store.crash()
+
+
+def test_files_have_apaches_names_and_exact_lengths(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(250):
+        send(store, bytes(500), topic="%RETRY%group", queue_id=3, properties=b"KEYS\x01k%d" % number)
+    assert (tmp_path / "abort").read_bytes() == b""
+    store.close()
+    files = {
+        str(path.relative_to(tmp_path)): path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()
+    }
+    index = next(name for name in files if name.startswith("index/"))
+    assert len(index) == len("index/") + 17
+    assert files == {
+        "checkpoint": 4096,
+        "lock": 4,
+        "commitlog/" + f"{0:020d}": 65536,
+        "commitlog/" + f"{65536:020d}": 65536,
+        "commitlog/" + f"{131072:020d}": 65536,
+        "consumequeue/%RETRY%group/3/" + f"{0:020d}": 2000,
+        "consumequeue/%RETRY%group/3/" + f"{2000:020d}": 2000,
+        "consumequeue/%RETRY%group/3/" + f"{4000:020d}": 2000,
+        index: 40 + 4 * 100 + 20 * 400,
+    }
+    assert (tmp_path / "lock").read_bytes() == b"lock"
+
+
+def test_the_checkpoint_of_a_clean_stop_names_the_last_record(tmp_path: Path) -> None:
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock=clock)
+    send(store)
+    clock.now_ms += 77
+    send(store)
+    store.close()
+    assert (tmp_path / "checkpoint").read_bytes() == struct.pack(">qq", START_MS + 77, START_MS + 77).ljust(
+        4096, b"\0"
+    )
+
+
+def test_a_record_that_does_not_fit_rolls_over_behind_a_blank_record(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    size = send(store, bytes(30_000)).size
+    second = send(store, bytes(30_000))
+    third = put(store, bytes(30_000))  # rolls in the middle of a tick
+    put(store, b"after")
+    committed(store.commit())
+    assert (second.physical_offset, third.physical_offset) == (size, 65536)
+    store.close()
+    data = log_bytes(tmp_path)
+    assert struct.unpack_from(">ii", data, 2 * size) == (65536 - 2 * size, BLANK_MAGIC)
+    assert not data[2 * size + 8 :].strip(b"\0")
+    assert [at for at, _ in record_starts(data)] == [0, size]
+
+
+@pytest.mark.parametrize(("room", "rolls"), [(8, False), (7, True)])
+def test_the_last_eight_bytes_of_a_segment_stay_free_for_the_blank_record(
+    tmp_path: Path, room: int, rolls: bool
+) -> None:
+    store = open_store(tmp_path)
+    overhead = send(store, b"").size
+    appended = send(store, bytes(65536 - 2 * overhead - room))
+    assert (appended.physical_offset == 65536) is rolls
+    store.close()
+    store = open_store(tmp_path)
+    assert [len(body) for body in everything(store)] == [0, 65536 - 2 * overhead - room]
+    store.close()
+
+
+def test_hosts_of_ipv6_set_their_flags(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    v6 = bytes(range(16)) + b"\0\0\xc3\x50"
+    places = [
+        send(store, b"a", born_host=v6, sys_flag=0x1),
+        send(store, b"b", store_host=v6, sys_flag=0x10),
+        send(store, b"c", born_host=v6, store_host=v6),
+    ]
+    flags = []
+    for place in places:
+        record = store.lookup(place.physical_offset)
+        assert record is not None
+        flags.append(decode_record(record).sys_flag)
+    assert flags == [0x11, 0x20, 0x30]
+    assert bodies(store.get_messages("T", 0, 0, 32)) == [b"a", b"b", b"c"]
+    store.close()
+
+
+def test_prepared_and_rolled_back_messages_get_no_queue_unit(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    send(store, b"half", sys_flag=0x4, properties=b"KEYS\x01half")
+    send(store, b"gone", sys_flag=0xC, properties=b"KEYS\x01gone")
+    place = send(store, b"done", sys_flag=0x8, prepared_transaction_offset=0)
+    assert place.queue_offset == 0
+    for stop in ("close", "crash"):
+        assert everything(store) == [b"done"]
+        assert len(store.query_by_key("T", "half", 9, 0, 1 << 60)) == 1
+        assert store.query_by_key("T", "gone", 9, 0, 1 << 60) == []
+        getattr(store, stop)()
+        store = open_store(tmp_path)
+    store.close()
+
+
+def test_a_batch_becomes_neighbours_with_the_request_s_properties(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    send(store, b"before")
+    body = encode_batch([(1, b"one", b"TAGS\x01TagA\x02"), (2, b"two", b"TAGS\x01TagB"), (3, b"three", b"")])
+    appended = store.append_batch(
+        "T", 0, memoryview(body), b"CLUSTER\x01c", born_timestamp_ms=START_MS, born_host=HOST, sys_flag=0
+    )
+    commit = committed(store.commit())
+    assert [each.queue_offset for each in appended] == [1, 2, 3]
+    assert [arrival[2:4] for arrival in commit.arrivals] == [(2, 2598919), (3, 2598920), (4, 0)]
+    records = []
+    for each in appended:
+        data = store.lookup(each.physical_offset)
+        assert data is not None
+        records.append(decode_record(data))
+    assert [(r.flag, r.body, r.properties) for r in records] == [
+        (1, b"one", {"TAGS": "TagA", "CLUSTER": "c"}),
+        (2, b"two", {"TAGS": "TagB", "CLUSTER": "c"}),
+        (3, b"three", {"CLUSTER": "c"}),
+    ]
+    store.close()
+
+
+def test_a_batch_stays_in_one_segment(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    send(store, bytes(60_000))
+    body = encode_batch([(0, bytes(1000), b"")] * 5)
+    appended = store.append_batch("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
+    committed(store.commit())
+    assert appended[0].physical_offset == 65536
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\0" * 21, encode_batch([(0, b"x", b"")])[:-1], encode_batch([(0, b"x", b"")]) + b"\0"]
+)
+def test_a_malformed_batch_is_refused_whole(tmp_path: Path, body: bytes) -> None:
+    store = open_store(tmp_path)
+    with pytest.raises(StoreRefused) as refused:
+        store.append_batch("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
+    assert refused.value.response_code == 13
+    assert committed(store.commit()).arrivals == []
+    assert send(store).queue_offset == 0
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ({"body": bytes(2001)}, 13),
+        ({"properties": bytes(32_768)}, 13),
+        ({"topic": "t" * 256}, 13),
+        ({"queue_id": 1 << 31}, 13),
+        ({"born_timestamp_ms": 1 << 63}, 13),
+    ],
+)
+def test_what_a_record_cannot_hold_is_refused_and_leaves_nothing(
+    tmp_path: Path, message: dict[str, object], code: int
+) -> None:
+    store = open_store(tmp_path, max_message_size=2000)
+    with pytest.raises(StoreRefused) as refused:
+        put(store, **message)  # type: ignore[arg-type]
+    assert refused.value.response_code == code
+    assert refused.value.remark
+    assert send(store, b"next").queue_offset == 0
+    assert store.commit_log_max == store.log.next
+    assert bodies(store.get_messages("T", 0, 0, 32)) == [b"next"]
+    store.close()
+
+
+def test_topics_beyond_127_bytes_make_records_of_version_2(tmp_path: Path) -> None:
+    topic = "%RETRY%" + "g" * 200
+    store = open_store(tmp_path)
+    send(store, b"long", topic=topic)
+    store.crash()
+    store = open_store(tmp_path)
+    assert everything(store, topic) == [b"long"]
+    store.close()
+
+
+def test_units_of_delayed_messages_carry_the_time_of_delivery(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    arrival = []
+    put(store, topic="SCHEDULE_TOPIC_XXXX", queue_id=2, properties=b"DELAY\x013", delay_ms=10_000)
+    arrival = committed(store.commit()).arrivals
+    assert arrival[0][3] == START_MS + 10_000
+    store.crash()
+    store = open_store(tmp_path)  # recovery computes it from DELAY
+    unit = store.queues.get("SCHEDULE_TOPIC_XXXX", 2).unit(0)
+    assert unit is not None
+    assert unit[2] == START_MS + 10_000
+    store.close()
+
+
+def test_a_queue_that_continues_elsewhere_is_filled_up_as_apache_does(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue = store.queues.get("T", 0)
+    queue.next_offset = 130
+    send(store, b"later")
+    assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (130, 131)
+    store.close()
+    (path,) = (tmp_path / "consumequeue" / "T" / "0").iterdir()
+    assert path.name == f"{2000:020d}"
+    data = path.read_bytes()
+    assert data[: 30 * 20] == FILLER * 30
+    assert UNIT_STRUCT.unpack_from(data, 600)[0] == 0
+    store = open_store(tmp_path)
+    assert (store.min_offset("T", 0), everything(store)) == (130, [b"later"])
+    assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.OFFSET_TOO_SMALL
+    store.close()
+
+
+def test_deleted_topics_leave_nothing_and_can_be_used_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for queue_id in range(3):
+        send(store, topic="gone", queue_id=queue_id)
+        send(store, topic="stays", queue_id=queue_id)
+    store.queues.write_dirty()
+    put(store, b"in flight", topic="gone")
+    assert store.delete_topic("gone") == 3
+    committed(store.commit())
+    assert store.topics() == ["stays"]
+    assert not (tmp_path / "consumequeue" / "gone").exists()
+    assert send(store, b"new", topic="gone").queue_offset == 0
+    assert everything(store, "gone") == [b"new"]
+    assert store.keep_topics({"gone"}) == ["stays"]
+    store.close()
+    store = open_store(tmp_path)
+    assert store.topics() == ["gone"]
+    store.close()
+
+
+def test_memory_and_open_files_do_not_grow_with_the_number_of_queues(tmp_path: Path) -> None:
+    store = open_store(tmp_path, mapped_file_size_commit_log=4 << 20)
+    for number in range(3000):
+        put(store, b"x", topic=f"topic{number // 10}", queue_id=number % 10)
+        if number % 100 == 99:
+            committed(store.commit())
+    store.queues.write_dirty()
+    assert len(store.files.descriptors) <= 512
+    assert len(store.queues) == 3000
+    store.close()
+
+
+def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    with pytest.raises(StoreError, match="already started"):
+        open_store(tmp_path)
+    store.close()
+    open_store(tmp_path).close()
+
+
+def test_a_closed_store_refuses(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.close()
+    store.close()
+    with pytest.raises(StoreRefused) as refused:
+        put(store)
+    assert refused.value.response_code == 14
+
+
+@pytest.mark.parametrize(
+    "change", [{"mapped_file_size_commit_log": 32 << 10}, {"mapped_file_size_consume_queue": 1000}]
+)
+def test_files_of_another_size_stop_the_opening_and_stay_whole(
+    tmp_path: Path, change: dict[str, int]
+) -> None:
+    store = open_store(tmp_path)
+    for _ in range(150):
+        send(store, bytes(600))
+    store.close()
+    with pytest.raises(StoreError, match="do not fit mappedFileSize"):
+        open_store(tmp_path, **change)
+    store = open_store(tmp_path)
+    assert len(everything(store)) == 150
+    store.close()
+
+
+def test_configuration_is_read_by_rocketmq_s_names() -> None:
+    config = StoreConfig.from_properties(
+        {
+            "mappedFileSizeCommitLog": " 1048576 ",
+            "flushDiskType": "SYNC_FLUSH",
+            "checkCRCOnRecover": "False",
+            "x": "y",
+        }
+    )
+    assert (config.mapped_file_size_commit_log, config.sync_flush, config.check_crc_on_recover) == (
+        1 << 20,
+        True,
+        False,
+    )
+    assert StoreConfig.from_properties(config.to_properties()) == config
+    for key, value in {"flushDiskType": "SOMETIMES", "maxIndexNum": "many", "checkCRCOnRead": "1"}.items():
+        with pytest.raises(ConfigError) as wrong:
+            StoreConfig.from_properties({key: value})
+        assert (wrong.value.key, wrong.value.value) == (key, value)
+
+
+def test_a_queue_file_size_is_rounded_up_to_units() -> None:
+    assert small("/nowhere", mapped_file_size_consume_queue=2001).consume_queue_file_size == 2020
+
+
+def test_store_timestamps_are_those_of_the_append(tmp_path: Path) -> None:
+    clock = ManualClock(5_000)
+    store = MessageStore.open(small(tmp_path), None, clock)
+    first = put(store)
+    clock.now_ms = 4_000  # a clock may step back
+    second = put(store)
+    committed(store.commit())
+    assert (first.store_timestamp_ms, second.store_timestamp_ms) == (5_000, 4_000)
+    store.close()
