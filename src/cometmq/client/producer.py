@@ -16,11 +16,6 @@ from types import TracebackType
 from typing import Self
 
 from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteError, RemotingError
-    BrokerError,
-    ClientStateError,
-    CometError,
-    RemotingError,
-)
 from cometmq.message import Message, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import check_group_name
 
