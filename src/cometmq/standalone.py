@@ -27,7 +27,7 @@ from cometmq.namesrv.server import NameServer
 from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
 from cometmq.protocol.java_properties import format_properties, parse_properties
 from cometmq.remoting import new_event_loop
-from cometmq.store.config import SMALL_FILES, StoreConfig
+from cometmq.store.config import SMALL_FILES, WIRE_NAMES, StoreConfig
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ PORT_STEP = 10
 CHILD_READY_S = 30.0
 CHILD_STOP_S = 15.0
 CONF = "broker.conf"
+# Settings that belong to the files of a store, not to a run.
+SIZES = frozenset(WIRE_NAMES[field] for field in SMALL_FILES)
 
 
 class StandaloneError(CometError):
@@ -47,7 +49,8 @@ class Standalone:
     """`await start()`, `await stop()`, or `async with`; `run_in_thread` for programs without a loop.
 
     data_dir: where everything is kept. Ports of 0 mean any free port. settings: more broker settings, by
-    RocketMQ's keys; they win over the broker.conf of an existing store.
+    RocketMQ's keys; they win over the broker.conf of an existing store and hold for this run only, but the
+    segment sizes among them are kept.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Standalone:
             await self.broker.start()
             self.broker_addrs[name] = self.broker.addr
             return
-        self._children = [BrokerChild(name, path) for name, path, _ in confs]
+        self._children = [BrokerChild(name, path, self._settings) for name, path, _ in confs]
         await asyncio.gather(*(child.start() for child in self._children))
         self.broker_addrs = {child.name: child.addr for child in self._children}
 
@@ -123,12 +126,14 @@ class Standalone:
             "namesrvAddr": self.namesrv_addr,
             "storePathRootDir": root,
             "brokerConfigPath": path,
-            **self._settings,
         }
+        properties |= {key: text for key, text in self._settings.items() if key in SIZES}
+        complete = {**properties, **self._settings}
+        BrokerConfig.from_properties(complete)  # what cannot work must not get into the file
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:
             file.write(format_properties(properties))
         os.replace(f"{path}.tmp", path)
-        return name, path, properties
+        return name, path, complete
 
     async def stop(self) -> None:
         """Brokers first, so that they can unregister, then the name server."""
@@ -179,15 +184,18 @@ async def finish_loop() -> None:
 class BrokerChild:
     """A broker in a child process; it dies with us, whatever happens to us."""
 
-    def __init__(self, name: str, conf: str) -> None:
+    def __init__(self, name: str, conf: str, settings: Mapping[str, str]) -> None:
         self.name = name
         self.addr = ""
+        self._settings = settings
         self._conf = conf
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it and wait until it serves."""
-        command = (sys.executable, "-m", "cometmq.broker.process", "-c", self._conf, "--with-parent")
+        command = [sys.executable, "-m", "cometmq.broker.process", "-c", self._conf, "--with-parent"]
+        for key, text in self._settings.items():
+            command += ["-s", f"{key}={text}"]
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )

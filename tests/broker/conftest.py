@@ -44,11 +44,18 @@ class Peer:
         return answer(frame) if answer else None
 
     async def call(
-        self, code: int, header: Header | None = None, body: bytes = b"", timeout_s: float = 20.0, **request: Any
+        self,
+        code: int,
+        header: Header | None = None,
+        body: bytes = b"",
+        timeout_s: float = 20.0,
+        **request: Any,
     ) -> Frame:
         return await self.remoting.call(self.addr, Frame.request(code, header, body, **request), timeout_s)
 
-    async def oneway(self, code: int, header: Header | None = None, body: bytes = b"", **request: Any) -> None:
+    async def oneway(
+        self, code: int, header: Header | None = None, body: bytes = b"", **request: Any
+    ) -> None:
         await self.remoting.oneway(self.addr, Frame.request(code, header, body, oneway=True, **request))
 
     async def send(
@@ -132,7 +139,9 @@ class Peer:
             for topic, expression in (topics or {"Orders": "*"}).items()
         ]
         consumers = (
-            [ConsumerData(group_name=group, subscription_data_set=subscriptions, **described)] if group else []
+            [ConsumerData(group_name=group, subscription_data_set=subscriptions, **described)]
+            if group
+            else []
         )
         data = HeartbeatData(
             client_id=client_id,
@@ -169,7 +178,7 @@ def offset_of(answer: Frame, name: str = "offset") -> int:
 async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
     """Wait for something that no event announces."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 

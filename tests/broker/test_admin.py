@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 
 import pytest
 
@@ -75,7 +74,12 @@ class TestTopics:
         namesrv = cluster.peer(cluster.namesrv_addr)
         answer = await namesrv.call(105, GetRouteInfoRequestHeader(topic="Orders"))
         (data,) = TopicRouteData.decode(answer.body).queue_datas
-        assert (data.broker_name, data.read_queue_nums, data.write_queue_nums, data.perm) == ("broker-a", 3, 2, 6)
+        assert (data.broker_name, data.read_queue_nums, data.write_queue_nums, data.perm) == (
+            "broker-a",
+            3,
+            2,
+            6,
+        )
 
     async def test_a_change_counts_for_the_next_send(self, peer):
         await create(peer, write=1, read=1)
@@ -107,7 +111,9 @@ class TestTopics:
         await commit(peer, 0, 1)
         pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
         await until(lambda: len(cluster.broker.parts.pulls.long_poll))
-        assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="Orders"))).code == 0
+        assert (
+            await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="Orders"))
+        ).code == 0
         assert (await pulling).code != 0
         assert (await peer.pull()).code == 17
         await peer.send(body=b"new life")
@@ -128,7 +134,9 @@ class TestTopics:
         assert {"TBW102", "SELF_TEST_TOPIC", "SCHEDULE_TOPIC_XXXX", "BenchmarkTest", "broker-a"} <= set(
             table.topic_config_table
         )
-        answer = await peer.call(RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic="Orders"), version=NEW)
+        answer = await peer.call(
+            RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic="Orders"), version=NEW
+        )
         assert TopicConfig.decode(answer.body).read_queue_nums == 2
         assert (await peer.call(RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic="X"))).code == 17
         answer = await peer.call(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
@@ -151,15 +159,23 @@ class TestGroups:
         assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 0
         answer = await peer.call(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         table = SubscriptionGroupTable.decode(answer.body).subscription_group_table
-        assert (table["G"].retry_max_times, table["G"].consume_broadcast_enable, table["G"].consume_enable) == (
+        assert (
+            table["G"].retry_max_times,
+            table["G"].consume_broadcast_enable,
+            table["G"].consume_enable,
+        ) == (
             3,
             False,
             True,
         )
         assert "TOOLS_CONSUMER" in table
-        answer = await peer.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, None, ext={"group": "G"}, version=NEW)
+        answer = await peer.call(
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, None, ext={"group": "G"}, version=NEW
+        )
         assert SubscriptionGroupConfig.decode(answer.body).retry_max_times == 3
-        assert (await peer.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, None, ext={"group": "X"})).code == 26
+        assert (
+            await peer.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, None, ext={"group": "X"})
+        ).code == 26
         await cluster.restart()
         assert cluster.broker.parts.context.groups.table["G"].retry_max_times == 3
 
@@ -225,7 +241,9 @@ class TestStatistics:
     async def test_who_is_connected(self, peer):
         await peer.heartbeat("c1", topics={"Orders": "TagA"}, producers=("PG",), version=409)
         header = GetConsumerConnectionListRequestHeader(consumer_group="G")
-        body = ConsumerConnection.decode((await peer.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)).body)
+        body = ConsumerConnection.decode(
+            (await peer.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)).body
+        )
         (client,) = body.connection_set
         assert (client.client_id, client.language, client.version) == ("c1", "PYTHON", 409)
         assert client.client_addr.startswith("127.0.0.1:")
@@ -245,7 +263,9 @@ class TestStatistics:
         for tag in ("A", "B", "C"):
             await peer.send(properties={"TAGS": tag})
         sizes = [message.store_size for message in records(await peer.pull())]
-        header = QueryConsumeQueueRequestHeader(topic="Orders", queue_id=0, index=1, count=9, consumer_group="G")
+        header = QueryConsumeQueueRequestHeader(
+            topic="Orders", queue_id=0, index=1, count=9, consumer_group="G"
+        )
         body = QueryConsumeQueueBody.decode((await peer.call(RequestCode.QUERY_CONSUME_QUEUE, header)).body)
         assert (body.min_queue_index, body.max_queue_index) == (0, 3)
         assert [(entry.physic_offset, entry.physic_size, entry.tags_code) for entry in body.queue_data] == [
@@ -332,7 +352,9 @@ class TestConsumersAreTold:
         consumer.answers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = lambda asked: asked.response(
             0, body=b'{"consumeResult":"CR_SUCCESS"}'
         )
-        header = ConsumeMessageDirectlyRequestHeader(consumer_group="G", client_id="c1", msg_id=sent.ext["msgId"])
+        header = ConsumeMessageDirectlyRequestHeader(
+            consumer_group="G", client_id="c1", msg_id=sent.ext["msgId"]
+        )
         answer = await peer.call(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
         assert json.loads(bytes(answer.body)) == {"consumeResult": "CR_SUCCESS"}
         asked = await consumer.notice(RequestCode.CONSUME_MESSAGE_DIRECTLY)
@@ -379,7 +401,6 @@ class TestSettings:
             with open(path) as file:
                 return parse_properties(file.read()).get("maxMessageSize") == "100"
 
-        assert os.path.exists(path)
         await until(written)
 
     @pytest.mark.parametrize(
@@ -420,7 +441,14 @@ class TestSettings:
         assert (table["msgPutTotalTodayNow"], table["msgGetTotalTodayNow"]) == ("2", "1")
         assert table["scheduleMessageOffset_18"] == "0,1"
         assert int(table["commitLogMaxOffset"]) > 0
-        for name in ("putTps", "getTotalTps", "getFoundTps", "getMissTps", "getTransferedTps", "getTransferredTps"):
+        for name in (
+            "putTps",
+            "getTotalTps",
+            "getFoundTps",
+            "getMissTps",
+            "getTransferedTps",
+            "getTransferredTps",
+        ):
             assert len([float(word) for word in table[name].split(" ")]) == 3
         assert {"runtime", "bootTimestamp", "commitLogDiskRatio", "consumeQueueDiskRatio"} <= set(table)
 

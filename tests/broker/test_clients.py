@@ -1,4 +1,4 @@
-"""Heartbeats, groups, change notices and queue locks: the tables with a fake clock, the requests over sockets."""
+"""Heartbeats, groups, change notices, queue locks: tables with a fake clock, requests over sockets."""
 
 from __future__ import annotations
 
@@ -211,19 +211,19 @@ class TestChecks:
 
 
 class TestLocks:
-    QUEUES = [MessageQueue("Orders", "broker-a", n) for n in range(2)]
+    QUEUES = tuple(MessageQueue("Orders", "broker-a", n) for n in range(2))
 
     async def lock(self, peer, client_id):
-        body = LockBatchBody(consumer_group="G", client_id=client_id, mq_set=self.QUEUES)
+        body = LockBatchBody(consumer_group="G", client_id=client_id, mq_set=list(self.QUEUES))
         answer = await peer.call(RequestCode.LOCK_BATCH_MQ, None, body.encode())
         return LockBatchResult.decode(answer.body).lock_ok_mq_set
 
     async def test_one_client_holds_a_queue(self, peer):
-        assert await self.lock(peer, "c1") == self.QUEUES
+        assert await self.lock(peer, "c1") == list(self.QUEUES)
         assert await self.lock(peer, "c2") == []
-        body = LockBatchBody(consumer_group="G", client_id="c1", mq_set=self.QUEUES[:1])
+        body = LockBatchBody(consumer_group="G", client_id="c1", mq_set=list(self.QUEUES[:1]))
         await peer.oneway(RequestCode.UNLOCK_BATCH_MQ, None, body.encode())
-        assert await self.lock(peer, "c2") == self.QUEUES[:1]
+        assert await self.lock(peer, "c2") == list(self.QUEUES[:1])
 
 
 async def test_unknown_codes_are_answered_as_apache_does(peer):

@@ -92,8 +92,12 @@ class TestConsumerOffsets:
 
 class TestBounds:
     async def bounds(self, peer, topic, queue_id=0):
-        high = await peer.call(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic=topic, queue_id=queue_id))
-        low = await peer.call(RequestCode.GET_MIN_OFFSET, GetMinOffsetRequestHeader(topic=topic, queue_id=queue_id))
+        high = await peer.call(
+            RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic=topic, queue_id=queue_id)
+        )
+        low = await peer.call(
+            RequestCode.GET_MIN_OFFSET, GetMinOffsetRequestHeader(topic=topic, queue_id=queue_id)
+        )
         header = GetEarliestMsgStoretimeRequestHeader(topic=topic, queue_id=queue_id)
         earliest = await peer.call(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
         return offset_of(low), offset_of(high), offset_of(earliest, "timestamp")
@@ -110,15 +114,25 @@ class TestBounds:
         times = []
         for _ in range(3):
             answer = await peer.send()
-            times.append(records(await peer.pull(offset=int(answer.ext["queueOffset"])))[0].store_timestamp_ms)
+            times.append(
+                records(await peer.pull(offset=int(answer.ext["queueOffset"])))[0].store_timestamp_ms
+            )
             await asyncio.sleep(0.05)
 
         async def search(when, version, boundary=None):
-            header = SearchOffsetRequestHeader(topic="Orders", queue_id=0, timestamp=when, boundary_type=boundary)
+            header = SearchOffsetRequestHeader(
+                topic="Orders", queue_id=0, timestamp=when, boundary_type=boundary
+            )
             return offset_of(await peer.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, version=version))
 
         first, second, third = times
-        assert [await search(when, OLD) for when in (0, first, second + 1, third - 1, third + 9999)] == [0, 0, 1, 2, 2]
+        assert [await search(when, OLD) for when in (0, first, second + 1, third - 1, third + 9999)] == [
+            0,
+            0,
+            1,
+            2,
+            2,
+        ]
         assert [await search(when, NEW) for when in (first, first + 1, third, third + 1)] == [0, 1, 2, 3]
         assert [await search(when, NEW, "upper") for when in (first, third - 1, third + 9999)] == [0, 1, 2]
         header = SearchOffsetRequestHeader(topic="Nowhere", queue_id=0, timestamp=5)
@@ -155,7 +169,9 @@ class TestQueries:
         await peer.send(body=b"one", properties={"KEYS": "a"})
         await cluster.restart()
         peer = cluster.peer()
-        header = QueryMessageRequestHeader(topic="Orders", key="a", max_num=9, begin_timestamp=0, end_timestamp=2**62)
+        header = QueryMessageRequestHeader(
+            topic="Orders", key="a", max_num=9, begin_timestamp=0, end_timestamp=2**62
+        )
         assert [m.body for m in records(await peer.call(RequestCode.QUERY_MESSAGE, header))] == [b"one"]
 
     async def test_by_offset_id(self, peer):

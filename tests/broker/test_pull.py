@@ -133,13 +133,17 @@ class TestHolding:
         assert (await peer.pull(offset=1, hold_ms=15_000)).code == 19
         assert time.monotonic() - begun < 5.0
 
-    async def test_many_groups_wake_from_one_message_however_few_a_tick_serves(self, cluster, peer, monkeypatch):
+    async def test_many_groups_wake_from_one_message_however_few_a_tick_serves(
+        self, cluster, peer, monkeypatch
+    ):
         monkeypatch.setattr("cometmq.broker.pull.WOKEN_PER_TICK", 3)
         await peer.send()
         pulls = [asyncio.create_task(peer.pull(offset=1, group=f"G{n}", hold_ms=15_000)) for n in range(20)]
         await until(lambda: len(cluster.broker.parts.pulls.long_poll) == 20)
         await peer.send(body=b"for all")
-        assert [[m.body for m in records(answer)] for answer in await asyncio.gather(*pulls)] == [[b"for all"]] * 20
+        assert [[m.body for m in records(answer)] for answer in await asyncio.gather(*pulls)] == [
+            [b"for all"]
+        ] * 20
 
     async def test_pulls_of_a_lost_connection_are_forgotten(self, cluster, peer):
         await peer.send()

@@ -15,7 +15,6 @@ from cometmq.protocol.ids import decode_offset_id
 from .conftest import records, until
 
 
-
 @pytest.fixture
 async def fast(start_cluster):
     """A cluster whose delay levels are short enough to wait for: 1 to 3 take a second, 4 two seconds."""
@@ -173,7 +172,9 @@ class TestClientsOwnRetries:
         peer = fast.peer()
         await peer.heartbeat()
         properties = {"RETRY_TOPIC": "Orders", "DELAY": "3"}
-        answer = await peer.send("%RETRY%G", b"again", properties=properties, reconsume_times=1, max_reconsume_times=16)
+        answer = await peer.send(
+            "%RETRY%G", b"again", properties=properties, reconsume_times=1, max_reconsume_times=16
+        )
         assert answer.code == 0
         (message,) = await take(peer, "%RETRY%G", 1)
         assert (message.body, message.reconsume_times) == (b"again", 1)
@@ -182,7 +183,9 @@ class TestClientsOwnRetries:
         peer = fast.peer()
         await peer.heartbeat()
         properties = {"RETRY_TOPIC": "Orders", "DELAY": "3"}
-        answer = await peer.send("%RETRY%G", b"dead", properties=properties, reconsume_times=2, max_reconsume_times=2)
+        answer = await peer.send(
+            "%RETRY%G", b"dead", properties=properties, reconsume_times=2, max_reconsume_times=2
+        )
         assert answer.code == 0
         assert [m.body for m in await take(peer, "%DLQ%G", 1, timeout_s=3)] == [b"dead"]
 

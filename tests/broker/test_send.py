@@ -20,7 +20,9 @@ V1, V2, BATCH = RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCo
 @pytest.mark.parametrize("code", [V1, V2])
 async def test_a_message_is_stored_as_it_was_sent(cluster, peer, code):
     properties = {"KEYS": "k1 k2", "WAIT": "true", "TAGS": "TagA", "UNIQ_KEY": "AC10", "mine": "ünï"}
-    answer = await peer.send(body=b"\0body\xff", queue_id=2, properties=properties, code=code, flag=7, sys_flag=1)
+    answer = await peer.send(
+        body=b"\0body\xff", queue_id=2, properties=properties, code=code, flag=7, sys_flag=1
+    )
     assert answer.code == 0
     assert answer.remark is None
     ext = answer.ext
@@ -43,7 +45,9 @@ async def test_a_message_is_stored_as_it_was_sent(cluster, peer, code):
 async def test_offsets_of_a_queue_have_no_gap_however_the_sends_interleave(peer):
     answers = await asyncio.gather(*(peer.send(body=b"%d" % n, queue_id=n % 3) for n in range(300)))
     for queue_id in range(3):
-        given = [int(answer.ext["queueOffset"]) for answer in answers if answer.ext["queueId"] == str(queue_id)]
+        given = [
+            int(answer.ext["queueOffset"]) for answer in answers if answer.ext["queueId"] == str(queue_id)
+        ]
         assert given == list(range(100))
     assert len({answer.ext["msgId"] for answer in answers}) == 300
 
@@ -64,7 +68,9 @@ async def test_a_negative_queue_id_lets_the_broker_choose(peer):
 
 
 class TestBatch:
-    ITEMS = [(n, b"b%d" % n, encode_properties({"TAGS": f"T{n}", "WAIT": "true"}).encode()) for n in range(3)]
+    ITEMS = tuple(
+        (n, b"b%d" % n, encode_properties({"TAGS": f"T{n}", "WAIT": "true"}).encode()) for n in range(3)
+    )
 
     async def test_the_messages_of_a_batch_follow_each_other(self, peer):
         await peer.send(queue_id=1)
@@ -184,7 +190,7 @@ class TestCreatedTopics:
         await peer.send("Fresh")
         namesrv = cluster.peer(cluster.namesrv_addr)
         async with asyncio.timeout(5):
-            while (await namesrv.call(105, None, ext={"topic": "Fresh"})).code != 0:
+            while (await namesrv.call(105, None, ext={"topic": "Fresh"})).code != 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         version = cluster.broker.parts.context.topics.version
         await cluster.restart()

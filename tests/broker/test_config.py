@@ -1,0 +1,102 @@
+"""The broker's settings: RocketMQ's keys and defaults, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from cometmq.broker.config import FIELD_OF_KEY, BrokerConfig
+from cometmq.errors import ConfigError
+
+# storage.md 11.2, as Apache's 4.9 prints them.
+DEFAULTS = {
+    "listenPort": "10911", "brokerClusterName": "DefaultCluster", "brokerId": "0", "brokerPermission": "6",
+    "defaultTopicQueueNums": "8", "autoCreateTopicEnable": "true", "autoCreateSubscriptionGroup": "true",
+    "clusterTopicEnable": "true", "brokerTopicEnable": "true", "traceTopicEnable": "false",
+    "flushConsumerOffsetInterval": "5000", "longPollingEnable": "true", "shortPollingTimeMills": "1000",
+    "notifyConsumerIdsChangedEnable": "true", "slaveReadEnable": "false",
+    "disableConsumeIfConsumerReadSlowly": "false", "consumerFallbehindThreshold": "17179869184",
+    "startAcceptSendRequestTimeStamp": "0", "registerNameServerPeriod": "30000",
+    "registerBrokerTimeoutMills": "6000", "forceRegister": "true", "compressedRegister": "false",
+    "rejectTransactionMessage": "false", "transactionTimeOut": "6000", "transactionCheckMax": "15",
+    "transactionCheckInterval": "60000", "enablePropertyFilter": "false", "filterSupportRetry": "false",
+    "traceOn": "true", "aclEnable": "false", "flushDelayOffsetInterval": "10000",
+    "waitTimeMillsInSendQueue": "200",
+    "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), DEFAULTS.items())
+def test_a_default(key, value):
+    assert BrokerConfig.from_properties({}).properties()[key] == value
+
+
+def test_keys_of_broker_store_and_network_share_a_file():
+    config = BrokerConfig.from_properties(
+        {
+            "brokerName": "broker-x",
+            "brokerIP1": "10.0.0.1",
+            "listenPort": "20911",
+            "namesrvAddr": "a:9876; b:9876",
+            "flushDiskType": "SYNC_FLUSH",
+            "serverWorkerThreads": "16",
+            "autoCreateTopicEnable": "FALSE",
+        }
+    )
+    assert (config.broker_name, config.broker_ip1, config.listen_port) == ("broker-x", "10.0.0.1", 20911)
+    assert config.namesrv_addresses == ["a:9876", "b:9876"]
+    assert config.store.flush_disk_type == "SYNC_FLUSH"
+    assert config.auto_create_topic_enable is False
+    shown = config.properties()
+    assert (shown["serverWorkerThreads"], shown["flushDiskType"]) == ("16", "SYNC_FLUSH")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("listenPort", "port", "whole number"),
+        ("listenPort", "70000", "a port"),
+        ("brokerId", "-1", "master"),
+        ("autoCreateTopicEnable", "yes", "true or false"),
+        ("brokerPermission", "9", "2 write, 4 read"),
+        ("brokerName", " ", "not blank"),
+        ("flushDiskType", "LATER", "SYNC_FLUSH"),
+        ("messageDelayLevel", "1s nonsense", "delays"),
+        ("maxMessageSize", "4 MiB", "whole number"),
+    ],
+)
+def test_a_bad_value_names_the_key_the_value_and_what_is_expected(key, value, expected):
+    with pytest.raises(ConfigError) as raised:
+        BrokerConfig.from_properties({key: value})
+    assert raised.value.key == key
+    assert raised.value.value == value.strip() or raised.value.value == value
+    assert expected in raised.value.expected
+
+
+def test_an_unknown_key_is_kept_and_the_nearest_known_one_named(caplog):
+    with caplog.at_level(logging.WARNING):
+        config = BrokerConfig.from_properties({"autoCreateTopicEnabled": "false", "zzz": "1"})
+    assert "autoCreateTopicEnabled (did you mean autoCreateTopicEnable?)" in caplog.text
+    assert "unknown setting zzz" in caplog.text
+    assert config.properties()["autoCreateTopicEnabled"] == "false"
+    assert config.auto_create_topic_enable is True
+
+
+def test_known_settings_without_effect_here_are_taken_in_silence(caplog):
+    with caplog.at_level(logging.WARNING):
+        BrokerConfig.from_properties({"sendMessageThreadPoolNums": "16", "useEpollNativeSelector": "true"})
+    assert caplog.text == ""
+
+
+def test_the_registration_period_is_clamped():
+    for asked, used in ((1, 10_000), (30_000, 30_000), (10**9, 60_000)):
+        assert BrokerConfig(register_name_server_period=asked).register_period_ms == used
+
+
+def test_what_is_shown_can_be_read_back():
+    config = BrokerConfig.from_properties(
+        {"brokerName": "b", "listenPort": "1", "odd": "x", "maxMessageSize": "9"}
+    )
+    assert BrokerConfig.from_properties(config.properties()).properties() == config.properties()
+    assert "brokerIP1" in FIELD_OF_KEY

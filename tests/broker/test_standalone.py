@@ -1,0 +1,169 @@
+"""The whole cluster in one call: ports, files, several brokers, a thread, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cometmq.errors import CometError, ConfigError
+from cometmq.protocol.bodies import ClusterInfo
+from cometmq.protocol.java_properties import parse_properties
+from cometmq.standalone import Standalone, broker_name
+
+from .conftest import Peer, records, until
+
+
+def settings_of(path) -> dict[str, str]:
+    return parse_properties((path / "broker.conf").read_text())
+
+
+async def brokers_known(namesrv_addr: str) -> set[str]:
+    peer = Peer(namesrv_addr)
+    answer = await peer.call(106)
+    await peer.close()
+    table = ClusterInfo.decode(answer.body).broker_addr_table
+    return {data.broker_addrs[0] for data in table.values()}
+
+
+async def test_small_files_and_the_settings_that_say_so(tmp_path):
+    async with Standalone(tmp_path, 0, 0) as cluster:
+        peer = Peer(cluster.broker_addrs["broker-a"])
+        await peer.send()
+        await peer.close()
+    store = tmp_path / "broker-a"
+    settings = settings_of(store)
+    assert (store / "commitlog" / ("0" * 20)).stat().st_size == 64 * 1024 * 1024
+    assert settings["mappedFileSizeCommitLog"] == str(64 * 1024 * 1024)
+    assert settings["mappedFileSizeConsumeQueue"] == "60000"
+    assert settings["maxHashSlotNum"] == "50000"
+    assert settings["storePathRootDir"] == str(store)
+
+
+async def test_settings_of_a_run_are_not_kept_but_segment_sizes_are(tmp_path):
+    settings = {"maxMessageSize": "1000", "mappedFileSizeCommitLog": "2097152"}
+    async with Standalone(tmp_path, 0, 0, settings=settings) as cluster:
+        peer = Peer(cluster.broker_addrs["broker-a"])
+        assert (await peer.send(body=b"x" * 1001)).code == 13
+        await peer.close()
+    kept = settings_of(tmp_path / "broker-a")
+    assert (kept["mappedFileSizeCommitLog"], kept.get("maxMessageSize")) == ("2097152", None)
+
+
+async def test_an_operators_settings_in_the_store_stay(tmp_path):
+    async with Standalone(tmp_path, 0, 0):
+        pass
+    path = tmp_path / "broker-a" / "broker.conf"
+    path.write_text(path.read_text() + "maxMessageSize=1000\n")
+    async with Standalone(tmp_path, 0, 0) as cluster:
+        peer = Peer(cluster.broker_addrs["broker-a"])
+        assert (await peer.send(body=b"x" * 1001)).code == 13
+        await peer.close()
+
+
+async def test_several_brokers_are_processes_with_stores_of_their_own(tmp_path):
+    async with Standalone(tmp_path, 0, 0, brokers=2) as cluster:
+        assert list(cluster.broker_addrs) == ["broker-a", "broker-b"]
+        assert await brokers_known(cluster.namesrv_addr) == set(cluster.broker_addrs.values())
+        for name, addr in cluster.broker_addrs.items():
+            peer = Peer(addr)
+            assert (await peer.send(body=name.encode())).code == 0
+            assert [m.body for m in records(await peer.pull())] == [name.encode()]
+            await peer.close()
+        processes = [child._process for child in cluster._children]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert not (tmp_path / "broker-a" / "abort").exists()
+    assert not (tmp_path / "broker-b" / "abort").exists()
+
+
+async def test_a_cluster_that_cannot_start_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ConfigError):
+        await Standalone(tmp_path, 0, 0, settings={"brokerPermission": "x"}).start()
+    async with Standalone(tmp_path, 0, 0) as first:
+        with pytest.raises(CometError):
+            await Standalone(tmp_path, 0, 0).start()  # the store is in use
+        assert await brokers_known(first.namesrv_addr) == set(first.broker_addrs.values())
+
+
+def start(program: str, *arguments: str) -> subprocess.Popen[str]:
+    """A Python program with its output in a pipe."""
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+async def test_children_die_with_their_parent(tmp_path):
+    program = (
+        "import asyncio, sys\n"
+        "from cometmq.standalone import Standalone\n"
+        "async def main():\n"
+        "    cluster = Standalone(sys.argv[1], 0, 0, brokers=2)\n"
+        "    await cluster.start()\n"
+        "    print(*(child._process.pid for child in cluster._children), flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.to_thread(start, program, str(tmp_path))
+    try:
+        assert parent.stdout is not None
+        children = [int(word) for word in (await asyncio.to_thread(parent.stdout.readline)).split()]
+        assert len(children) == 2
+        parent.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(parent.wait)
+        await until(lambda: not any(map(alive, children)), timeout_s=15)
+        assert not (tmp_path / "broker-a" / "abort").exists()  # they stopped in order
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (one that has ended but was not waited for does not)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_programs_without_a_loop_run_it_in_a_thread(tmp_path):
+    with Standalone(tmp_path, 0, 0).run_in_thread() as cluster:
+
+        async def use() -> int:
+            peer = Peer(cluster.broker_addrs["broker-a"])
+            answer = await peer.send()
+            await peer.close()
+            return answer.code
+
+        assert asyncio.run(use()) == 0
+    assert not (tmp_path / "broker-a" / "abort").exists()
+
+
+def test_it_serves_within_a_second_of_its_start(tmp_path):
+    """The aim is 0.7 s; a busy test machine gets some more."""
+    program = (
+        "import asyncio, sys\n"
+        "from cometmq.standalone import Standalone\n"
+        "async def main():\n"
+        "    async with Standalone(sys.argv[1], 0, 0):\n"
+        "        print('ready', flush=True)\n"
+        "asyncio.run(main())\n"
+    )
+    best = 9.0
+    for attempt in range(3):
+        begun = time.monotonic()
+        with start(program, str(tmp_path / str(attempt))) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            best = min(best, time.monotonic() - begun)
+    assert best < 1.5
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(0, "a"), (1, "b"), (25, "z"), (26, "aa"), (27, "ab"), (52, "ba")]
+)
+def test_names_of_brokers(number, name):
+    assert broker_name(number) == f"broker-{name}"
