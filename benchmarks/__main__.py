@@ -25,7 +25,7 @@ def main() -> int:
     options = _options()
     rows = [row for row in ROWS if not options.rows or row.name in options.rows]
     if options.short:
-        options.turns, options.seconds, options.starts = 1, 1, 1
+        options.turns, options.seconds, options.starts, options.warmup = 1, 1, 1, 0
         rows = [Row(row.name, row.title, row.load, min(row.drain, 20_000), row.sync_flush) for row in rows]
     with (
         tempfile.TemporaryDirectory(prefix="cometmq-bench-", dir=options.data) as scratch,
@@ -62,6 +62,8 @@ def _run(
             stack.callback(systems[name].stop)
         if not sync_flush:
             memory.update({name: {"idle": memory_bytes(each.broker.pid)} for name, each in systems.items()})
+        for each in systems.values():
+            _warm_up(java, each, options.warmup)
         results = [
             run_row(row, systems, java, turns=options.turns, seconds=options.seconds, say=_say)
             for row in rows
@@ -70,6 +72,14 @@ def _run(
             for name, each in systems.items():
                 memory[name]["after load"] = memory_bytes(each.broker.pid)
         return results
+
+
+def _warm_up(java: Driver, system: Running, seconds: int) -> None:
+    """Both JVMs compile what they run often; a fair turn begins after that."""
+    if seconds:
+        _say(f"warm-up, {system.system}: {seconds} s")
+        load = {"mode": "sync", "threads": 64, "size": 1024, "topic": "WarmUp", "seconds": seconds}
+        java.call("load", answer_within_s=seconds + 120, namesrv=system.namesrv, **load)
 
 
 def _starts(directory: Path, times: int) -> dict[str, list[float]]:
@@ -97,6 +107,9 @@ def _options() -> argparse.Namespace:
         "--turns", type=int, default=5, help="counted turns of each row (default 5; one more is dropped)"
     )
     parser.add_argument("--seconds", type=int, default=6, help="length of a turn (default 6)")
+    parser.add_argument(
+        "--warmup", type=int, default=20, help="seconds of load before the first row (default 20)"
+    )
     parser.add_argument(
         "--starts", type=int, default=5, help="counted starts of both systems (default 5; 0 for none)"
     )

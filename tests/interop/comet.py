@@ -13,13 +13,23 @@ from tests.interop.processes import HERE, Process, broker_port, free_port
 class CometServer:
     """One of our commands, run with a settings file in RocketMQ's format."""
 
-    def __init__(self, name: str, command: str, directory: Path, settings: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: str,
+        directory: Path,
+        settings: dict[str, str],
+        launcher: list[str] | None = None,
+    ) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         settings_file = directory / f"{name}.conf"
         settings_file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        line = [sys.executable, str(HERE / "attached.py"), command, "-c", str(settings_file)]
-        self.process = Process(f"CometMQ {name}", line, directory / f"{name}.log", cwd=directory)
+        line = [sys.executable, *(launcher or [str(HERE / "attached.py")]), command, "-c", str(settings_file)]
+        root = str(HERE.parent.parent)  # where a launcher finds these packages
+        self.process = Process(
+            f"CometMQ {name}", line, directory / f"{name}.log", cwd=directory, env={"PYTHONPATH": root}
+        )
 
     @property
     def pid(self) -> int:
@@ -59,6 +69,7 @@ class CometBroker(CometServer):
         port: int = 0,
         store: Path | None = None,
         settings: dict[str, str] | None = None,
+        launcher: list[str] | None = None,
         wait: bool = True,
     ) -> None:
         self.port = port or broker_port()
@@ -77,7 +88,7 @@ class CometBroker(CometServer):
             **SMALL_STORE,
             **(settings or {}),
         }
-        super().__init__("broker", "mqbroker", directory, merged)
+        super().__init__("broker", "mqbroker", directory, merged, launcher)
         if wait:
             self.wait_ready()
 
