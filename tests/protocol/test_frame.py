@@ -6,7 +6,7 @@ import json
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.cutting import mutations, never_escapes, truncations
 
@@ -249,7 +249,8 @@ class TestForeignDialects:
         ext = {
             "producerGroup": "PG", "topic": "T", "queueId": "1", "sysFlag": "0", "flag": "0",
             "bornTimestamp": "1700000000000", "properties": "", "reconsumeTimes": "0", "unitMode": "false",
-            "maxReconsumeTimes": "0", "batch": "false", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
+            "maxReconsumeTimes": "0", "batch": "false", "defaultTopic": "TBW102",
+            "defaultTopicQueueNums": "4",
         }  # fmt: skip
         header = {"code": 10, "language": "GO", "version": 317, "opaque": 8, "flag": 0, "remark": ""}
         header["extFields"] = ext
@@ -460,6 +461,7 @@ frames = st.builds(
 )
 
 
+@settings(max_examples=60)
 @given(st.lists(frames, max_size=4), st.data())
 def test_frames_survive_any_cutting(sent: list[Frame], data: st.DataObject) -> None:
     stream = b"".join(map(encode_frame, sent))
