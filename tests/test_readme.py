@@ -1,0 +1,84 @@
+"""The README's five-minute tour, typed as it stands there: every command and the Python program must work."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cometmq.testing import StandaloneProcess
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TOUR = README.partition("## Five minutes")[2].partition("\n## ")[0]
+
+
+def blocks(language: str) -> list[str]:
+    """The tour's code blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", TOUR, flags=re.DOTALL)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[StandaloneProcess]:
+    """The tour's cluster, on free ports instead of the usual ones."""
+    with StandaloneProcess(tmp_path / "comet") as cluster:
+        yield cluster
+
+
+def environment(cluster: StandaloneProcess) -> dict[str, str]:
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "NAMESRV_ADDR": cluster.namesrv, "SPARK_MASTER": "local[1]"}
+
+
+def test_every_command_of_the_tour_works(cluster: StandaloneProcess, tmp_path: Path) -> None:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    commands = [line for line in lines if not line.startswith(("export", "cometmq standalone"))]
+    assert len(commands) >= 7
+    assert "cometmq standalone --data /tmp/comet" in lines
+
+    outputs = {}
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-ec", command.replace("/tmp/comet-archive", str(tmp_path / "archive"))],
+            capture_output=True,
+            text=True,
+            env=environment(cluster),
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        outputs[command.split(" -")[0]] = done.stdout
+
+    assert outputs["seq 1 10000 | cometmq send numbers"].startswith("sent 10000 messages")
+    assert "good morning" in outputs["cometmq consume greetings"]
+    assert outputs["mqadmin queryMsgByKey"].count("\n") == 3
+    assert "Diff Total: 0" in outputs["mqadmin consumerProgress"]
+    assert outputs["cometmq archive greetings numbers"].startswith("archived 10002 messages")
+
+
+def test_the_program_of_the_tour_works(cluster: StandaloneProcess) -> None:
+    (program,) = blocks("python")
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(cluster),
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "SEND_OK" in done.stdout
+    assert "('1',) b'{\"id\": 1}'" in done.stdout
+
+
+def test_files_the_readme_points_at_are_there() -> None:
+    linked = re.findall(r"\]\(((?:docs|examples)/[^)]+)\)", README)
+
+    assert linked
+    assert [name for name in linked if not (ROOT / name).exists()] == []
