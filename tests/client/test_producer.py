@@ -251,7 +251,7 @@ async def test_a_broker_that_moved_is_found_again(namesrv: FakeNamesrv) -> None:
                 return True
 
             async with asyncio.timeout(10):
-                while not await sent():  # noqa: ASYNC110 (the route is asked in the background)
+                while not await sent():
                     await asyncio.sleep(0.01)
     assert [body for _, body in new.sent] == [b"after"]
 

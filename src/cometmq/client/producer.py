@@ -104,6 +104,11 @@ class Producer:
             await self._slots.acquire()
 
     @property
+    def started(self) -> bool:
+        """Whether start() was called, whatever happened since."""
+        return self._state != "new"
+
+    @property
     def client(self) -> ClientInstance:
         if self._client is None:
             raise ClientStateError(

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP
 
 from .consuming import ConcurrentConsuming
 from .group import ConsumerGroup
@@ -33,7 +34,6 @@ log = logging.getLogger("cometmq.client.consumer")
 
 _HALF_HOUR_MS = 30 * 60 * 1000
 _OVERDUE_PER_ROUND = 16
-INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
 
 
 class PushSession:
@@ -63,9 +63,8 @@ class PushSession:
             None if is_async(listener) else ThreadPoolExecutor(options.consume_concurrency, f"cometmq-{name}")
         )
         self.listener = bind_listener(listener, self._executor)
-        self._settler = Settler(
-            group, SendBack(group, Producer(INNER_PRODUCER, client=client)), self._made_room
-        )
+        self._inner_producer = Producer(CLIENT_INNER_PRODUCER_GROUP, client=client)
+        self._settler = Settler(group, SendBack(group, self._inner_producer), self._made_room)
         self.consuming = ConcurrentConsuming(self.listener, options.consume_concurrency, self._settler.settle)
         self._settler.feeds(self.consuming)
         self.members = Membership(group, self.consuming)
@@ -109,6 +108,7 @@ class PushSession:
         self.members.drop_all()
         await self.consuming.stop(0)
         self._settler.close()
+        await self._inner_producer.stop()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 

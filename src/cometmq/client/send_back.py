@@ -44,6 +44,8 @@ class SendBack:
             log.info(
                 "send-back of %s failed (%s); sending it to %s", message.msg_id, error, group.retry_topic
             )
+            if not self._producer.started:
+                await self._producer.start()
             again = retry_message(message, group.name, group.options.max_reconsume_times)
             await self._producer.send_raw(prepare_system(again, group.instance.keys))
 

@@ -1,0 +1,466 @@
+"""What a push consumer does when brokers refuse, move offsets, ask questions or go away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
+
+from cometmq import (
+    BrokerError,
+    ConsumeContext,
+    ConsumeFromWhere,
+    ConsumeStatus,
+    FlowLimits,
+    MessageExt,
+    MessageQueue,
+    PushConsumer,
+    PushOptions,
+    sql92,
+)
+from cometmq.client import settle
+from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
+from cometmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    GetConsumerStatusBody,
+    ResetOffsetBody,
+)
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    NotifyConsumerIdsChangedRequestHeader,
+    ResetOffsetRequestHeader,
+)
+from cometmq.protocol.properties import decode_properties
+from cometmq.protocol.record import encode_record
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+FIRST = ConsumeFromWhere.FIRST_OFFSET
+
+
+class Box:
+    """A listener that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.messages: list[MessageExt] = []
+        self.status = ConsumeStatus.SUCCESS
+        self.open = asyncio.Event()
+        self.open.set()
+        self._news = asyncio.Event()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+    async def __call__(self, messages: list[MessageExt]) -> ConsumeStatus:
+        self.messages += messages
+        self._news.set()
+        await self.open.wait()
+        return self.status
+
+    async def has(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.messages) < count:
+                self._news.clear()
+                await self._news.wait()
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    async with FakeBroker("broker-a") as one:
+        yield one
+
+
+@pytest.fixture
+async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
+    async with FakeNamesrv() as server:
+        server.serve("T", broker, queues=1)
+        yield server
+
+
+@pytest.fixture
+def box() -> Box:
+    return Box()
+
+
+def consumer(namesrv: FakeNamesrv, listener: object, **options: object) -> PushConsumer:
+    settings = {"consume_from_where": FIRST, "pull_error_delay_s": 0.01, **options}
+    return PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=PushOptions(**settings))  # type: ignore[arg-type]
+
+
+# -- joining and leaving
+
+
+async def test_a_member_announces_what_it_wants_and_says_goodbye(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    subscriptions = {"T": "TagA || TagB", "U": "*"}
+    namesrv.serve("U", broker, queues=1)
+    async with PushConsumer("g", box, subscriptions, namesrv=namesrv.addr) as member:
+        beat = broker.heartbeats[-1]
+        (group,) = beat.consumer_data_set
+        assert beat.client_id == member.client.client_id
+        assert (group.group_name, group.consume_type, group.message_model) == (
+            "g",
+            "CONSUME_PASSIVELY",
+            "CLUSTERING",
+        )
+        by_topic = {subscription.topic: subscription for subscription in group.subscription_data_set}
+        assert set(by_topic) == {"T", "U", "%RETRY%g"}
+        assert (by_topic["T"].sub_string, by_topic["T"].tags_set) == ("TagA || TagB", ["TagA", "TagB"])
+        assert by_topic["T"].code_set == [2598919, 2598920]
+        assert (by_topic["U"].sub_string, by_topic["U"].tags_set, by_topic["U"].code_set) == ("*", [], [])
+    assert broker.requests[-1] == RequestCode.UNREGISTER_CLIENT
+
+
+async def test_a_consumer_starts_once_and_stops_as_often_as_you_like(namesrv: FakeNamesrv, box: Box) -> None:
+    member = consumer(namesrv, box)
+    await member.start()
+    with pytest.raises(ClientStateError):
+        await member.start()
+    await member.stop()
+    await member.stop()
+    assert member.health().state == "stopped"
+    with pytest.raises(ClientStateError):
+        await member.start()
+
+
+def test_nonsense_is_refused_before_anything_starts() -> None:
+    async def listener(messages: list[MessageExt]) -> None: ...
+
+    with pytest.raises(MessageIllegal):
+        PushConsumer("bad group", listener, "T")
+    with pytest.raises(ValueError, match="would match nothing"):
+        PushConsumer("g", listener, {"T": " || "})
+    with pytest.raises(ConfigError, match="consume_concurrency"):
+        PushOptions(consume_concurrency=0)
+
+
+async def test_a_topic_without_a_route_is_waited_for_and_named(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    del namesrv.routes["T"]
+    async with consumer(namesrv, box) as member:
+        health = member.health()
+        assert not health.ok
+        assert any("T: no route to topic T" in problem for problem in health.problems)
+        namesrv.serve("T", broker, queues=1)
+        broker.store("T", 0, b"late")
+        await member.rebalance()
+        await box.has(1)
+        assert member.health().ok
+
+
+async def test_an_expression_the_broker_cannot_compile_fails_the_start(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    broker.refuse(RequestCode.CHECK_CLIENT_CONFIG, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "column 7")
+    member = PushConsumer("g", box, {"T": sql92("a >> 1")}, namesrv=namesrv.addr)
+    with pytest.raises(BrokerError, match="column 7"):
+        await member.start()
+    assert member.health().state == "stopped"
+
+
+# -- where a queue starts
+
+
+async def test_an_offset_that_cannot_be_read_is_never_taken_for_none(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    broker.store("T", 0, b"first")
+    broker.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.SYSTEM_ERROR, "busy")
+    async with consumer(namesrv, box, consume_from_where=ConsumeFromWhere.LAST_OFFSET) as member:
+        assert member.assignment == ()
+        assert any("busy" in problem for problem in member.health().problems)
+        assert broker.pulls == []
+        del broker.scripts[RequestCode.QUERY_CONSUMER_OFFSET]
+        await box.has(1)
+    assert box.bodies == [b"first"]
+
+
+async def test_a_new_group_starts_at_the_end(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+    for number in range(5):
+        broker.store("T", 0, b"%d" % number)
+    broker.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.QUERY_NOT_FOUND)
+    broker.on(RequestCode.GET_MAX_OFFSET, lambda frame: frame.response(0, ext={"offset": "3"}))
+    async with consumer(namesrv, box, consume_from_where=ConsumeFromWhere.LAST_OFFSET):
+        await box.has(2)
+    assert box.bodies == [b"3", b"4"]
+
+
+async def test_an_offset_outside_the_queue_is_corrected_and_stored(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    for number in range(6):
+        broker.store("T", 0, b"%d" % number)
+    broker.on(
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        lambda frame: frame.response(0, ext={"offset": str(broker.offsets.get(("T", 0), 100))}),
+    )
+
+    def pull(frame: Frame) -> Frame | None:
+        answer = broker._pull(frame)
+        if broker.pulls[-1].queue_offset == 100:
+            return pull_answer(frame, ResponseCode.PULL_OFFSET_MOVED, 4, 6)
+        return answer
+
+    broker.on(RequestCode.PULL_MESSAGE, pull)
+    async with consumer(namesrv, box):
+        await box.has(2)
+    assert box.bodies == [b"4", b"5"]
+    assert broker.offsets["T", 0] == 6
+
+
+# -- failing listeners
+
+
+async def test_a_failed_message_is_sent_back(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    broker.store("T", 0, b"a", b"UNIQ_KEY\x01K1")
+    broker.store("T", 0, b"b")
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        context.delay_level = 7
+        return ConsumeStatus.RECONSUME_LATER if messages[0].body == b"a" else ConsumeStatus.SUCCESS
+
+    async with consumer(namesrv, listener, max_reconsume_times=4):
+        await broker.wait_for(lambda: bool(broker.sent_back))
+    (header,) = broker.sent_back
+    assert (header.offset, header.group, header.delay_level) == (0, "g", 7)
+    assert (header.origin_msg_id, header.origin_topic, header.max_reconsume_times) == ("K1", "T", 4)
+    assert broker.offsets["T", 0] == 2
+
+
+async def test_a_refused_send_back_becomes_a_message_to_the_retry_topic(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    namesrv.serve("%RETRY%g", broker, queues=1)
+    broker.store("T", 0, b"a", b"UNIQ_KEY\x01K1\x02TAGS\x01A")
+    broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
+    box.status = ConsumeStatus.RECONSUME_LATER
+    async with consumer(namesrv, box):
+        await broker.wait_for(lambda: bool(broker.sent))
+    ((header, body),) = broker.sent
+    assert (header.topic, body, header.producer_group) == ("%RETRY%g", b"a", "CLIENT_INNER_PRODUCER")
+    assert (header.reconsume_times, header.max_reconsume_times) == (1, 16)
+    properties = decode_properties(header.properties or "")
+    assert properties["RETRY_TOPIC"] == "T"
+    assert properties["UNIQ_KEY"] == "K1"
+    assert (properties["DELAY"], properties["TAGS"]) == ("3", "A")
+    assert "RECONSUME_TIME" not in properties
+    assert broker.offsets["T", 0] == 1
+
+
+async def test_a_message_nobody_takes_back_is_consumed_again_here(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "_AGAIN_HERE_S", 0.05)
+    broker.store("T", 0, b"a")
+    broker.store("T", 0, b"b")
+    broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
+    box.status = ConsumeStatus.RECONSUME_LATER
+    async with consumer(namesrv, box, consume_batch_max_size=2) as member:
+        await box.has(2)
+        box.status = ConsumeStatus.SUCCESS
+        await box.has(4)
+        assert member.health().queues[-1].committed_offset in (None, 2)
+    assert box.bodies == [b"a", b"b", b"a", b"b"]
+    assert [message.reconsume_times for message in box.messages[2:]] == [1, 1]
+    assert broker.offsets["T", 0] == 2
+
+
+async def test_a_listener_that_hangs_does_not_hold_the_queue_for_ever(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    for body in (b"hangs", b"b", b"c"):
+        broker.store("T", 0, body)
+    release = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        if messages[0].body == b"hangs":
+            await release.wait()
+
+    async with consumer(namesrv, listener, consume_timeout_s=0.1, persist_interval_s=0.05):
+        await broker.wait_for(lambda: broker.offsets.get(("T", 0)) == 3)
+        release.set()
+    assert [header.delay_level for header in broker.sent_back] == [3]
+    assert broker.offsets["T", 0] == 3
+
+
+async def test_a_broken_body_is_given_out_as_it_is_stored(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    broker.records["T", 0] = [encode_record("T", b"not zlib", queue_offset=0, sys_flag=0x301)]
+    broker.store("T", 0, b"next")
+    async with consumer(namesrv, box):
+        await box.has(2)
+    assert box.bodies == [b"not zlib", b"next"]
+    assert box.messages[0].sys_flag & 1
+
+
+async def test_a_plain_function_runs_in_threads(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    for number in range(20):
+        broker.store("T", 0, b"%d" % number)
+    seen: list[tuple[bytes, bool]] = []
+    done = threading.Event()
+
+    def listener(messages: list[MessageExt]) -> None:
+        seen.extend(
+            (message.body, threading.current_thread() is threading.main_thread()) for message in messages
+        )
+        if len(seen) == 20:
+            done.set()
+
+    async with consumer(namesrv, listener):
+        assert await asyncio.to_thread(done.wait, 20)
+    assert sorted(seen) == sorted((b"%d" % number, False) for number in range(20))
+
+
+# -- pace
+
+
+async def test_a_slow_listener_stops_the_pulling(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+    for number in range(100):
+        broker.store("T", 0, b"%d" % number)
+    box.open.clear()
+    limits = FlowLimits(max_count=20)
+    async with consumer(
+        namesrv, box, pull_batch_size=10, flow_limits=limits, consume_concurrency=2
+    ) as member:
+        await broker.wait_for(lambda: len(broker.pulls) == 3)
+        await asyncio.sleep(0.05)
+        assert len(broker.pulls) == 3
+        (queue,) = member.health().queues
+        assert queue.held_count == 30
+        assert queue.waiting == "30 messages held, limit 20"
+        assert member.health().ok
+        box.open.set()
+        await box.has(100)
+    assert sorted(box.bodies, key=int) == [b"%d" % number for number in range(100)]
+
+
+async def test_suspend_and_resume(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+    broker.store("T", 0, b"a")
+
+    def moved(frame: Frame) -> Frame | None:
+        # Answers at once, as a broker whose long poll ends.
+        return broker._pull(frame) or pull_answer(frame, ResponseCode.PULL_NOT_FOUND, 1, 1)
+
+    broker.on(RequestCode.PULL_MESSAGE, moved)
+    async with consumer(namesrv, box, pull_interval_s=0.01) as member:
+        await box.has(1)
+        member.suspend()
+        async with asyncio.timeout(10):
+            while member.health().queues[0].waiting != "suspended":
+                await asyncio.sleep(0.01)
+        broker.store("T", 0, b"b")
+        pulls = len(broker.pulls)
+        await asyncio.sleep(0.05)
+        assert len(broker.pulls) == pulls
+        member.resume()
+        await box.has(2)
+
+
+# -- what brokers ask
+
+
+async def test_a_new_member_is_noticed_at_once(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+    namesrv.serve("T", broker, queues=4)
+    async with consumer(namesrv, box) as member:
+        assert len(member.assignment) == 4
+        broker.members = sorted([member.client.client_id, "~another"])
+        notice = NotifyConsumerIdsChangedRequestHeader(consumer_group="g")
+        broker.connections[-1].oneway(Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, notice))
+        async with asyncio.timeout(10):
+            while len(member.assignment) != 2:
+                await asyncio.sleep(0.01)
+        assert [queue.queue_id for queue in member.assignment] == [0, 1]
+
+
+async def test_an_administrator_moves_the_offsets(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+    for number in range(5):
+        broker.store("T", 0, b"%d" % number)
+    broker.on(
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        lambda frame: frame.response(0, ext={"offset": str(broker.offsets.get(("T", 0), 0))}),
+    )
+    async with consumer(namesrv, box):
+        await box.has(5)
+        header = ResetOffsetRequestHeader(topic="T", group="g", timestamp=0, is_force=True)
+        body = ResetOffsetBody(offset_table={QUEUE: 3}).encode()
+        answer = await broker.connections[-1].call(
+            Frame.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body), 10
+        )
+        assert answer.code == 0
+        await box.has(7)
+    assert box.bodies == [b"0", b"1", b"2", b"3", b"4", b"3", b"4"]
+    assert broker.offsets["T", 0] == 5
+
+
+async def test_brokers_are_told_what_they_ask(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+    broker.store("T", 0, b"a")
+    async with consumer(namesrv, box) as member:
+        await box.has(1)
+        connection = broker.connections[-1]
+        client_id = member.client.client_id
+        info_header = GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id=client_id)
+        info = await connection.call(Frame.request(RequestCode.GET_CONSUMER_RUNNING_INFO, info_header), 10)
+        running = ConsumerRunningInfo.decode(info.body)
+        assert running.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+        assert running.mq_table[QUEUE].cached_msg_count == 0
+        assert {subscription.topic for subscription in running.subscription_set} == {"T", "%RETRY%g"}
+
+        status_header = GetConsumerStatusRequestHeader(topic="T", group="g")
+        status = await connection.call(
+            Frame.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, status_header), 10
+        )
+        assert GetConsumerStatusBody.decode(status.body).message_queue_table == {QUEUE: 1}
+
+        direct_header = ConsumeMessageDirectlyRequestHeader(consumer_group="g", client_id=client_id)
+        record = encode_record("T", b"by hand")
+        direct = await connection.call(
+            Frame.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, direct_header, record), 10
+        )
+        assert ConsumeMessageDirectlyResult.decode(direct.body).consume_result == "CR_SUCCESS"
+        assert box.bodies == [b"a", b"by hand"]
+
+        other = GetConsumerRunningInfoRequestHeader(consumer_group="other", client_id=client_id)
+        refused = await connection.call(Frame.request(RequestCode.GET_CONSUMER_RUNNING_INFO, other), 10)
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+
+
+# -- connections
+
+
+async def test_a_lost_connection_is_made_again_and_announced(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    broker.store("T", 0, b"a")
+    async with consumer(namesrv, box):
+        await box.has(1)
+        beats = len(broker.heartbeats)
+        broker.connections[-1].abort()
+        broker.store("T", 0, b"b")
+        await box.has(2)
+        await broker.wait_for(lambda: len(broker.heartbeats) > beats)
+    assert box.bodies == [b"a", b"b"]
+
+
+async def test_subscriptions_change_while_running(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+    namesrv.serve("U", broker, queues=1)
+    broker.store("U", 0, b"of U")
+    async with consumer(namesrv, box) as member:
+        await member.subscribe("U", "*")
+        await box.has(1)
+        assert {queue.topic for queue in member.assignment} == {"T", "U"}
+        topics = {s.topic for s in broker.heartbeats[-1].consumer_data_set[0].subscription_data_set}
+        assert topics == {"T", "U", "%RETRY%g"}
+        await member.unsubscribe("U")
+        await member.rebalance()
+        assert {queue.topic for queue in member.assignment} == {"T"}
