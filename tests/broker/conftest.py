@@ -178,7 +178,7 @@ def offset_of(answer: Frame, name: str = "offset") -> int:
 async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
     """Wait for something that no event announces."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -72,7 +72,7 @@ async def test_a_dead_and_a_deaf_name_server_do_not_hold_up_the_living_one(tmp_p
     cluster = await start_cluster(namesrvAddr=addresses, registerBrokerTimeoutMills="300")
     await cluster.peer().send("Fresh")
     async with asyncio.timeout(0.25):
-        while await route(f"127.0.0.1:{living.port}", "Fresh") is None:  # noqa: ASYNC110
+        while await route(f"127.0.0.1:{living.port}", "Fresh") is None:
             await asyncio.sleep(0.005)
     deaf.close()
     await living.stop()
@@ -97,7 +97,7 @@ async def test_a_name_server_that_comes_later_is_told_by_the_periodic_registrati
     )
     await late.start()
     async with asyncio.timeout(5):
-        while await route(f"127.0.0.1:{port}", "Orders") is None:  # noqa: ASYNC110
+        while await route(f"127.0.0.1:{port}", "Orders") is None:
             await asyncio.sleep(0.02)
     await late.stop()
 

@@ -190,7 +190,7 @@ class TestCreatedTopics:
         await peer.send("Fresh")
         namesrv = cluster.peer(cluster.namesrv_addr)
         async with asyncio.timeout(5):
-            while (await namesrv.call(105, None, ext={"topic": "Fresh"})).code != 0:  # noqa: ASYNC110
+            while (await namesrv.call(105, None, ext={"topic": "Fresh"})).code != 0:
                 await asyncio.sleep(0.01)
         version = cluster.broker.parts.context.topics.version
         await cluster.restart()
