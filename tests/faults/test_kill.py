@@ -132,7 +132,7 @@ def header(queue_id: int, properties: str, **more: object) -> SendMessageRequest
 
 
 class Sender:
-    """Sends one thing after the other until the broker is gone: messages, batches, now and then a delayed one."""
+    """Sends one thing after the other until the broker is gone; some in batches, some delayed."""
 
     def __init__(
         self, name: str, client: RemotingClient, addr: str, ledger: Ledger, dice: random.Random
@@ -239,7 +239,7 @@ def plain(body: bytes) -> bytes:
 
 
 def check_queue(messages: list[MessageExt], first: int, ledger: Ledger, queue_id: int) -> None:
-    """No gap, nothing foreign, nothing twice, each sender's order, what was acknowledged where it was said to be."""
+    """No gap, nothing foreign or twice, the order of each sender, each acknowledgement kept."""
     assert [message.queue_offset for message in messages] == list(range(first, first + len(messages)))
     stored = {message.queue_offset: message.body for message in messages}
     lost = {
