@@ -244,7 +244,17 @@ class SyncPullConsumer(_Face):
     def seek_to_end(self, queue: MessageQueue) -> None:
         self._run(self._consumer.seek_to_end(queue))
 
-    def poll(self, timeout_s: float = 5.0) -> list[MessageExt]:
+    @property
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        return self._call(lambda: self._consumer.assignment)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        self._call(lambda: self._consumer.pause(queues))
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        self._call(lambda: self._consumer.resume(queues))
+
+    def poll(self, timeout_s: float | None = 5.0) -> list[MessageExt]:
         return self._run(self._consumer.poll(timeout_s))
 
     def committed(self, queue: MessageQueue) -> int | None:

@@ -20,6 +20,8 @@ __all__ = ["QueuePuller"]
 log = logging.getLogger("cometmq.client.consumer")
 
 _FLOW_CONTROL_DELAY_S = 0.02
+_HELD_S = 1.0
+"""A broker that refuses does so at once; one that has not answered after this holds the pull."""
 _FIRST_ERRORS_DELAY_S = 0.1
 """The first pull may overtake the heartbeat that announces us (codes 24 and 25): no reason to wait a
 second."""
@@ -52,12 +54,18 @@ class QueuePuller:
         self.waiting: str | None = None
         """Why we do not ask for more just now (our own doing: flow control, suspended), None while
         pulling."""
-        self.problem: str | None = None
-        """What went wrong at the last pull, None if nothing did."""
+        self._problem: str | None = None
+        self._asked_at: float | None = None
+        """When the pull that is under way began."""
 
     @property
     def message_queue(self) -> MessageQueue:
         return self.queue.message_queue
+
+    def problem(self, now: float) -> str | None:
+        """What went wrong at the last pull, None if nothing did, or if the broker holds our pull again."""
+        held = self._asked_at is not None and now - self._asked_at > _HELD_S
+        return None if held else self._problem
 
     def suspend(self) -> None:
         self._resumed.clear()
@@ -91,6 +99,7 @@ class QueuePuller:
 
     async def _pull_safely(self) -> float:
         """One pull; seconds to wait before the next."""
+        self._asked_at = asyncio.get_running_loop().time()
         try:
             delay = await self._pull_once()
         except BrokerError as error:
@@ -99,7 +108,9 @@ class QueuePuller:
             return self._failed(error)
         except CometError as error:
             return self._failed(error)
-        self.problem = None
+        finally:
+            self._asked_at = None
+        self._problem = None
         self._errors_in_a_row = 0
         return delay
 
@@ -110,10 +121,10 @@ class QueuePuller:
             ResponseCode.SUBSCRIPTION_NOT_LATEST,
         )
         self._errors_in_a_row += 1
-        if self.problem != text:
+        if self._problem != text:
             level = logging.DEBUG if starting and self._errors_in_a_row < 10 else logging.WARNING
             log.log(level, "%s: %s", self.message_queue, text)
-        self.problem = text
+        self._problem = text
         if starting and self._errors_in_a_row <= 10:
             return _FIRST_ERRORS_DELAY_S
         return self._group.options.pull_error_delay_s
@@ -123,7 +134,7 @@ class QueuePuller:
         group = self._group
         subscription = group.subscriptions.get(self.message_queue.topic)
         if subscription is None:
-            self.problem = "not subscribed any more"
+            self._problem = "not subscribed any more"
             return group.options.pull_error_delay_s
         addr, is_slave = await group.instance.pull_addr(self.message_queue, self._broker_id)
         commit = group.offsets.memory(self.message_queue) if group.clustering and not is_slave else None

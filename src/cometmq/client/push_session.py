@@ -129,7 +129,7 @@ class PushSession:
                 since_pull_s=now - held.queue.last_pull_at,
                 since_consume_s=now - held.queue.last_consume_at,
                 waiting=held.puller.waiting,
-                problem=held.puller.problem,
+                problem=held.puller.problem(now),
             )
             for queue, held in sorted(self.members.held.items())
         )
