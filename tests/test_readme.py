@@ -1,4 +1,4 @@
-"""The README's five-minute tour, typed as it stands there: every command and the Python program must work."""
+"""What the README and the client page show is typed here as it stands there, and must work."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from cometmq.testing import StandaloneProcess
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CLIENT_PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
 TOUR = README.partition("## Five minutes")[2].partition("\n## ")[0]
 
 
-def blocks(language: str) -> list[str]:
-    """The tour's code blocks of a language."""
-    return re.findall(rf"```{language}\n(.*?)```", TOUR, flags=re.DOTALL)
+def blocks(language: str, text: str = TOUR) -> list[str]:
+    """The code blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+DOC_PROGRAMS = blocks("python", CLIENT_PAGE)
 
 
 @pytest.fixture
@@ -75,6 +79,24 @@ def test_the_program_of_the_tour_works(cluster: StandaloneProcess) -> None:
     assert done.returncode == 0, done.stderr
     assert "SEND_OK" in done.stdout
     assert "('1',) b'{\"id\": 1}'" in done.stdout
+
+
+@pytest.mark.parametrize("number", range(len(DOC_PROGRAMS)))
+def test_the_programs_of_the_client_page_work(
+    cluster: StandaloneProcess, tmp_path: Path, number: int
+) -> None:
+    program = DOC_PROGRAMS[number].replace("/tmp/comet-test", str(tmp_path / "comet-test"))
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(cluster),
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
 
 
 def test_files_the_readme_points_at_are_there() -> None:
