@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -136,7 +137,8 @@ class RemotingClient:
         except TimeoutError:
             raise ConnectError(addr, f"no connection within {self._limits.connect_timeout_s:g} s") from None
         except OSError as error:
-            raise ConnectError(addr, error.strerror or str(error)) from error
+            # asyncio puts its own words into strerror; the system's say what happened.
+            raise ConnectError(addr, os.strerror(error.errno) if error.errno else str(error)) from error
         return connection
 
     def _dialled(self, addr: str, task: asyncio.Task[Connection]) -> None:

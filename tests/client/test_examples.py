@@ -1,0 +1,66 @@
+"""The example programs, as a user runs them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cometmq.testing import LocalBroker, local_broker
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SENT = 1 + 1000 + 3 + 10 + 1 + 1
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    with local_broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_orders_are_sent_consumed_and_read_again(broker: LocalBroker) -> None:
+    sent = run("send.py", broker.namesrv)
+    assert sent.returncode == 0, sent.stderr
+    assert sent.stdout.startswith("SEND_OK: ")
+    assert "1000 sent side by side" in sent.stdout
+
+    with subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "consume.py"), broker.namesrv], stdout=subprocess.PIPE, text=True
+    ) as consumer:
+        watchdog = threading.Timer(60, consumer.kill)
+        watchdog.start()
+        assert consumer.stdout is not None
+        lines = [consumer.stdout.readline() for _ in range(SENT)]
+        consumer.send_signal(signal.SIGINT)
+        rest = consumer.stdout.read()
+        assert consumer.wait(30) == 0
+        watchdog.cancel()
+    assert rest == f"{SENT} consumed, 0 failed\n"
+    steps = [line.split(": ")[1].strip() for line in lines if re.search(r": (created|paid|shipped)$", line)]
+    assert sorted(steps) == ["created", "paid", "shipped"]
+    assert any("remind me" in line for line in lines)
+
+    read = run("pull.py", broker.namesrv, "Orders")
+    assert read.returncode == 0, read.stderr
+    assert sum(int(count) for count in re.findall(r": (\d+) messages", read.stdout)) == SENT
+
+
+@pytest.mark.parametrize("name", ["send.py", "pull.py"])
+def test_without_a_cluster_an_example_says_what_is_missing(name: str) -> None:
+    failed = run(name, "127.0.0.1:1")
+    assert failed.returncode == 1
+    assert "127.0.0.1:1 answered 'cannot connect to 127.0.0.1:1: Connection refused'" in failed.stderr
+    assert "cometmq standalone" in failed.stderr
+    assert "Traceback" not in failed.stderr
