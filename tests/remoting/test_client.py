@@ -214,6 +214,35 @@ async def test_callers_share_one_attempt_to_connect() -> None:
     assert accepted == 1
 
 
+class SlowToDial(RemotingClient):
+    """Dials only once the gate is open."""
+
+    gate: asyncio.Event
+    dials = 0
+
+    async def _dial(self, addr: str) -> Connection:
+        self.dials += 1
+        await self.gate.wait()
+        return await super()._dial(addr)
+
+
+async def test_a_caller_that_gives_up_while_dialling_does_not_take_the_attempt_from_others() -> None:
+    server = RemotingServer({ECHO: echo})
+    addr = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    client = SlowToDial()
+    client.gate = asyncio.Event()
+    first = asyncio.create_task(client.call(addr, Frame.request(ECHO), 10))
+    second = asyncio.create_task(client.call(addr, Frame.request(ECHO, body=b"2"), 10))
+    await until(lambda: client.dials > 0)
+    first.cancel()
+    await until(first.cancelled)
+    client.gate.set()
+    assert (await soon(second)).body == b"2"
+    assert client.dials == 1
+    await client.close()
+    await server.stop()
+
+
 async def test_a_refused_connection_is_a_typed_error_that_names_the_address() -> None:
     listener = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     addr = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"

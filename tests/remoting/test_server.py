@@ -380,6 +380,28 @@ async def test_a_reader_that_never_drains_stops_being_read_and_is_evicted() -> N
             await writer.wait_closed()
 
 
+async def test_reading_stops_while_answers_wait_even_from_a_peer_that_asks_one_by_one() -> None:
+    limits = Limits(write_high=64 * 1024, write_low=16 * 1024)
+    handled = 0
+
+    def big(connection: Connection, request: Frame) -> Frame:
+        nonlocal handled
+        handled += 1
+        return request.response(0, body=bytes(100_000))
+
+    async with serving({ECHO: big}, limits=limits) as (server, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        for n in range(600):
+            writer.write(raw_frame(ECHO, n))
+            await asyncio.sleep(0.001 if n < 150 else 0)
+        (connection,) = server.connections
+        await until(lambda: connection._write_paused)
+        assert handled < 400
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
 async def test_a_slow_reader_gets_everything() -> None:
     limits = Limits(write_high=64 * 1024, write_low=16 * 1024, write_stall_s=5)
 
