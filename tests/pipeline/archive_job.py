@@ -1,4 +1,4 @@
-"""An archive job as a program of its own, to be killed: arguments namesrv, output, topics, records in a batch.
+"""An archive job as a program of its own, to be killed. Arguments: namesrv, output, topics, batch records.
 
 Prints a line for each step of progress, and the summary as JSON at the end.
 """

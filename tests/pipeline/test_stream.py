@@ -101,7 +101,7 @@ def test_killed_before_the_commit_log_entry_the_batch_is_replayed_exactly(
 def test_latest_is_the_same_place_after_a_crash_in_the_first_batch(
     spark: SparkSession, topic: Topic, home: Path
 ) -> None:
-    """The engine does not log where batch 0 starts and asks again on restart: nothing in between may be lost."""
+    """The engine does not log where batch 0 starts and asks again on restart: nothing may be lost."""
     topic.send(40)
     job = Job(spark, topic, home, startingOffsets="latest")
     query = job.start(processingTime="100 milliseconds")

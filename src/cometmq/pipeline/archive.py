@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 from pyspark.sql import SparkSession
 
-from cometmq.errors import ConfigError
+from cometmq.errors import CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
 from cometmq.pipeline.archive_task import QueueCount, Unit, UnitResult, run_units
 from cometmq.pipeline.cluster import Cluster
@@ -209,6 +209,8 @@ class _Job:
         self._totals = _Totals()
         self._started = time.monotonic()
         self._expected = 0
+        self._batch = 0
+        self._known: Offsets = {}
 
     def close(self) -> None:
         self._cluster.close()
@@ -216,62 +218,61 @@ class _Job:
 
     def run(self, interval_s: float | None, stop: threading.Event) -> ArchiveSummary:
         last = self._table.prepare()
-        batch = 0 if last is None else last["batch"] + 1
-        known = {} if last is None else from_tree(last["offsets"])
-        held = self._look()
-        start = self._entered(known, held)
-        if start != known:
-            # Where a queue begins is committed before anything is read, so that "latest" stays the same
-            # place.
-            self._table.commit(_commit(batch, self._table.run_id, start, [], [], 0.0))
-            batch, known = batch + 1, start
+        resumed_behind = None if last is None else last["batch"]
+        if last is not None:
+            self._batch, self._known = last["batch"] + 1, from_tree(last["offsets"])
         while True:
-            check_not_shrunk(known, held, fail=self._pull.fail_on_data_loss)
-            end = {
-                queue: max(held[queue].maximum, known[queue]) if queue in held else known[queue]
-                for queue in known
-            }
-            self._expected = self._totals.records + sum(end.values()) - sum(known.values())
-            while not stop.is_set() and end != known:
-                known = self._one_batch(batch, known, limit_ends(known, end, self._batch_records), held)
-                batch += 1
+            try:
+                self._round(stop)
+            except CometError as error:
+                if interval_s is None or not isinstance(error, Transient):
+                    raise
+                log.warning("batch %d is put off: %s", self._batch, error)
             if interval_s is None or stop.wait(interval_s):
-                break
-            held = self._look()
-            known = self._entered(known, held)
-        return self._summary(None if last is None else last["batch"])
+                return self._summary(resumed_behind)
 
-    def _look(self) -> dict[MessageQueue, Bounds]:
-        return self._cluster.bounds(self._cluster.queues(self._topics))
+    def _round(self, stop: threading.Event) -> None:
+        """Archive what the brokers hold now."""
+        held = self._cluster.bounds(self._cluster.queues(self._topics))
+        check_not_shrunk(self._known, held, fail=self._pull.fail_on_data_loss)
+        self._enter(held)
+        end = {
+            queue: max(held[queue].maximum, offset) if queue in held else offset
+            for queue, offset in self._known.items()
+        }
+        self._expected = self._totals.records + sum(end.values()) - sum(self._known.values())
+        while not stop.is_set() and end != self._known:
+            self._one_batch(self._known, limit_ends(self._known, end, self._batch_records), held)
 
-    def _entered(self, known: Offsets, held: dict[MessageQueue, Bounds]) -> Offsets:
-        """`known` with the starts of queues that are new to the archive."""
-        new = sorted(held.keys() - known.keys())
-        return known | self._cluster.resolve(self._starting, new) if new else known
+    def _enter(self, held: dict[MessageQueue, Bounds]) -> None:
+        """Commit where queues begin that are new to the archive, before anything of them is read: "latest"
+        must stay the same place. A queue that a known topic has got since begins at its beginning."""
+        topics = {queue.topic for queue in self._known}
+        new = sorted(held.keys() - self._known.keys())
+        if not new:
+            return
+        fresh = [queue for queue in new if queue.topic not in topics]
+        grown = {queue: held[queue].minimum for queue in new if queue.topic in topics}
+        self._commit(self._known | grown | self._cluster.resolve(self._starting, fresh), [], [], 0.0)
 
-    def _one_batch(
-        self, batch: int, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]
-    ) -> Offsets:
-        began = time.monotonic()
+    def _commit(
+        self, offsets: Offsets, ranges: list[dict[str, Any]], results: list[UnitResult], seconds: float
+    ) -> None:
+        self._table.commit(_commit(self._batch, self._table.run_id, offsets, ranges, results, seconds))
+        self._batch, self._known = self._batch + 1, offsets
+
+    def _one_batch(self, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]) -> None:
+        began, batch = time.monotonic(), self._batch
         ranges = queue_ranges(start, end, held, fail_on_data_loss=self._pull.fail_on_data_loss)
         results = self._spark_job(batch, [item for item in ranges if item.count])
         counted = _added_up(ranges, results)
         self._check(counted, start, end, results)
-        self._table.commit(
-            _commit(
-                batch,
-                self._table.run_id,
-                end,
-                [_range(q, start[q], end[q], n) for q, n in counted.items()],
-                results,
-                time.monotonic() - began,
-            )
-        )
+        rows = [_range(queue, start[queue], end[queue], count) for queue, count in counted.items()]
+        self._commit(end, rows, results, time.monotonic() - began)
         self._count(start, end, counted, results)
         if self._group is not None:
             self._cluster.commit(self._group, end)
         self._report(batch, 0)
-        return end
 
     def _spark_job(self, batch: int, ranges: list[QueueRange]) -> list[UnitResult]:
         context = self._spark.sparkContext
@@ -302,10 +303,11 @@ class _Job:
             self._report(batch, records * done // len(units))
 
         with watch_tasks(context, f"archive batch {batch}", report if self._on_progress else None):
-            results: list[UnitResult] = (
-                context.parallelize(units, len(units)).mapPartitions(run_units).collect()
-            )
-        return results
+            results = context.parallelize(units, len(units)).mapPartitions(run_units).collect()
+        for result in results:
+            if isinstance(result, CometError):
+                raise result
+        return [result for result in results if isinstance(result, UnitResult)]
 
     def _check(
         self, counted: dict[MessageQueue, QueueCount], start: Offsets, end: Offsets, results: list[UnitResult]

@@ -21,8 +21,8 @@ def _commits(spark: SparkSession, output: str) -> DataFrame:
 
 
 def manifest(spark: SparkSession, output: str) -> DataFrame:
-    """One row for each committed range: offsets `start` <= o < `end` of a queue, and how many became rows (records),
-    were set aside (bad) or were gone from the broker (lost)."""
+    """One row for each committed range: offsets `start` <= o < `end` of a queue, and how many became rows
+    (records), were set aside (bad) or were gone from the broker (lost)."""
     return (
         _commits(spark, output)
         .select("batch", "run", "time", F.explode("ranges").alias("r"))
@@ -38,8 +38,8 @@ def files(spark: SparkSession, output: str) -> DataFrame:
 def completeness(spark: SparkSession, output: str) -> DataFrame:
     """One row for each queue: its range, its records, and what is wrong with it.
 
-    gaps, overlaps: places where a range does not begin where the one before it ended; missing: offsets of the ranges
-    that are no rows of the table. All three are 0 when each message is in the table once.
+    gaps, overlaps: places where a range does not begin where the one before it ended; missing: offsets of the
+    ranges that are no rows of the table. All three are 0 when each message is in the table once.
     """
     queue = ["topic", "broker_name", "queue_id"]
     before = F.lag("end").over(Window.partitionBy(*queue).orderBy("start", "end"))
@@ -68,7 +68,7 @@ def completeness(spark: SparkSession, output: str) -> DataFrame:
 
 
 def archived(spark: SparkSession, output: str) -> DataFrame:
-    """The table as of the last commit: exactly its files, whatever a running job is moving around meanwhile."""
+    """The table as of the last commit: exactly its files, whatever a running job moves around."""
     base = output.rstrip("/")
     paths = [f"{base}/{row.path}" for row in files(spark, output).select("path").collect()]
     if not paths:

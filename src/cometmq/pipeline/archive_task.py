@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.partition_writer import PartitionWriter, runs
@@ -89,9 +90,15 @@ class UnitResult:
     queues: dict[MessageQueue, QueueCount]
 
 
-def run_units(units: Iterable[Unit]) -> Iterable[UnitResult]:
-    """For `RDD.mapPartitions`."""
-    return map(_run, units)
+def run_units(units: Iterable[Unit]) -> Iterable[UnitResult | CometError]:
+    """For `RDD.mapPartitions`. Errors of ours are results: the driver raises them as they are, and Spark does
+    not repeat what was tried for as long as the time-out allows. Spark repeats what a worker's death cut
+    short."""
+    for unit in units:
+        try:
+            yield _run(unit)
+        except CometError as error:
+            yield error
 
 
 def _run(unit: Unit) -> UnitResult:

@@ -123,8 +123,8 @@ class _BrokerReader:
                 if not self._flying:
                     break
                 try:
-                    frame = wire.receive()
-                    self._answered(self._flying.pop(frame.opaque), pull_reply(frame))
+                    for frame in wire.receive_some():
+                        self._answered(self._flying.pop(frame.opaque), pull_reply(frame))
                 except (SendFailed, RequestTimeout) as error:
                     wire = self._reconnect(error)
             yield from self._assembler.rest()

@@ -146,12 +146,12 @@ class Sender:
             self.bytes += sum(len(message.body) for message in batch.messages)
             return
         queue = batch.queue
-        error = BrokerError(
+        refusal = BrokerError(
             frame.code, remark=frame.remark or "", broker_addr=wire.address, topic=queue.topic
         )
         if frame.code not in _TRY_AGAIN:
-            raise error
-        self._again(batch, error)
+            raise refusal
+        self._again(batch, refusal)
 
     def _broken(self, name: str, error: CometError) -> None:
         """The connection is gone: what was in flight on it may or may not have arrived, and goes again."""

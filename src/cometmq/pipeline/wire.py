@@ -59,15 +59,33 @@ class Wire:
         """The next answer to anything sent. Its body is valid until the next `receive`."""
         deadline = time.monotonic() + self.timeout_s
         while True:
-            payload = self._payload(deadline)
-            try:
-                frame = decode_frame(payload)
-            except FrameError:
-                self.close()
-                raise
-            # A server's own requests (consumer change notices) are not for us.
-            if frame.is_response and self._codes.pop(frame.opaque, None) is not None:
+            frame = self._answer(self._payload(deadline))
+            if frame is not None:
                 return frame
+
+    def receive_some(self) -> list[Frame]:
+        """At least one answer, and all others that have arrived whole. Their bodies are valid until the next
+        call.
+        """
+        frames = [self.receive()]
+        while self._whole_frame():
+            frame = self._answer(self._payload(0.0))
+            if frame is not None:
+                frames.append(frame)
+        return frames
+
+    def _answer(self, payload: memoryview) -> Frame | None:
+        """The frame, None for a server's own request (consumer change notices are not for us)."""
+        try:
+            frame = decode_frame(payload)
+        except FrameError:
+            self.close()
+            raise
+        return frame if frame.is_response and self._codes.pop(frame.opaque, None) is not None else None
+
+    def _whole_frame(self) -> bool:
+        held = self._end - self._begin
+        return held >= 4 and held - 4 >= int.from_bytes(self._buffer[self._begin : self._begin + 4], "big")
 
     def call(self, code: int, header: Any = None, body: bytes = b"") -> Frame:
         """One request and its answer. Only while nothing else is in flight."""

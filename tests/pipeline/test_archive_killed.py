@@ -1,0 +1,98 @@
+"""The archive job as a process, killed with SIGKILL in the middle and started again: each message once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pyarrow.dataset
+import pytest
+from tests.pipeline.feeding import Topic
+
+CYCLES = int(os.environ.get("COMETMQ_ARCHIVE_KILLS", "3"))
+RECORDS = 40_000
+
+
+def start(topic: Topic, output: str, batch_records: int) -> subprocess.Popen[str]:
+    job = Path(__file__).with_name("archive_job.py")
+    return subprocess.Popen(
+        [sys.executable, str(job), topic.namesrv, output, topic.name, str(batch_records)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The job's process, its JVM and its Python workers."""
+    own = psutil.Process(process.pid)
+    return [own, *own.children(recursive=True)]
+
+
+def kill(process: subprocess.Popen[str], with_children: bool) -> None:
+    """SIGKILL: the driver alone (JVM and workers go on until they notice), or all at once."""
+    members = family(process)
+    for member in members if with_children else members[:1]:
+        try:
+            member.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            pass
+    process.wait(30)
+    _, alive = psutil.wait_procs(members, timeout=30)
+    assert not alive, "what the job started did not end after it was killed"
+
+
+def wait_for_progress(process: subprocess.Popen[str], steps: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        steps -= line.startswith("progress")
+        if steps <= 0:
+            return
+    pytest.fail("the job ended before it could be killed")
+
+
+def numbers(output: str) -> Counter[int]:
+    """The messages that any Parquet reader finds in the directory."""
+    if not list(Path(output).glob("topic=*/**/*.parquet")):
+        return Counter()
+    table = pyarrow.dataset.dataset(output, partitioning="hive").to_table(columns=["body"])
+    return Counter(int(body.as_py().split(b":")[0]) for body in table["body"])
+
+
+def test_killed_anywhere_and_restarted_the_table_has_each_message_once(topic: Topic, output: str) -> None:
+    topic.send(RECORDS)
+    random.seed(3)
+    committed = 0
+    for cycle in range(CYCLES):
+        with start(topic, output, batch_records=2500) as process:
+            wait_for_progress(process, random.randint(2, 5))
+            time.sleep(random.uniform(0, 0.3))  # into pulling, writing, committing or renaming
+            kill(process, with_children=bool(cycle % 2))
+        seen = numbers(output)
+        assert not seen or max(seen.values()) == 1
+        commits = len(list(Path(output).glob("_cometmq/commits/*.json")))
+        assert commits > committed, "each run gets further before it is killed"
+        committed = commits
+    with start(topic, output, batch_records=50_000) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        members = family(process)
+        printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    summary = json.loads(printed.splitlines()[-1].removeprefix("summary "))
+    assert 0 < summary["records"] < RECORDS, "it went on where the killed ones stopped"
+    assert numbers(output) == Counter(range(RECORDS))
+    _, alive = psutil.wait_procs(members, timeout=30)
+    assert not alive, "a job that ended left processes behind"
+
+
+@pytest.fixture(autouse=True)
+def spark_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "scratch"))
