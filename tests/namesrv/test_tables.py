@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cometmq.protocol.bodies import DataVersion, QueueData, TopicConfig
 
 from cometmq.namesrv.tables import EXPIRY_MS, Registered, Registration, RouteTables
+from cometmq.protocol.bodies import DataVersion, QueueData, TopicConfig
 
 T0 = 1_700_000_000_000
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from cometmq.protocol.bodies import DataVersion, TopicConfig
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cometmq.namesrv.tables import EXPIRY_MS, Registration, RouteTables
+from cometmq.protocol.bodies import DataVersion, TopicConfig
 
 names = st.sampled_from(["broker-a", "broker-b", "broker-c"])
 addrs = st.sampled_from([f"10.0.0.{n}:10911" for n in range(4)])
