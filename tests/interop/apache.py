@@ -38,13 +38,13 @@ class ApacheServer:
     ) -> None:
         self.version = version
         self.directory = directory
-        conf = _home(directory)
+        conf = rocketmq_home(directory)
         settings_file = conf / f"{name}.conf"
         settings_file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         command = [
             java_tool("java"),
             *jvm,
-            *_common_flags(directory),
+            *common_flags(directory),
             f"-Drmq.logback.configurationFile={conf / f'rmq.{name}.logback.xml'}",
             "-cp",
             class_path(version),
@@ -182,12 +182,12 @@ class ApacheCluster:
 
 def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 60.0) -> str:
     """Run one command of Apache's mqadmin; returns all it printed, since it seldom sets an exit code."""
-    conf = _home(directory)
+    conf = rocketmq_home(directory)
     command = [
         java_tool("java"),
         "-Xmx256m",
         "-XX:TieredStopAtLevel=1",
-        *_common_flags(directory),
+        *common_flags(directory),
         f"-Drmq.logback.configurationFile={conf / 'rmq.tools.logback.xml'}",
         "-cp",
         class_path(version),
@@ -205,7 +205,7 @@ def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 6
     return done.stdout + done.stderr
 
 
-def _home(directory: Path) -> Path:
+def rocketmq_home(directory: Path) -> Path:
     """Make ``directory`` a ROCKETMQ_HOME: the programs refuse to start without their logging set-up."""
     conf = directory / "conf"
     conf.mkdir(parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ def class_path(version: str) -> str:
     return os.pathsep.join(map(str, [launcher_classes(), *server_jars(version)]))
 
 
-def _common_flags(directory: Path) -> list[str]:
+def common_flags(directory: Path) -> list[str]:
     return [
         *OPENED,
         "-Xshare:auto",
