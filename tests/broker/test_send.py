@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -232,7 +233,6 @@ class TestSyncFlush:
         peer = cluster.peer()
         await peer.send()
         store = cluster.broker.parts.store
-        import threading
 
         blocked = threading.Event()
         real = store.disk.fdatasync
@@ -255,3 +255,26 @@ async def test_a_view_by_id_finds_what_the_answer_named(peer):
     offset = decode_offset_id(answer.ext["msgId"]).physical_offset
     found = await peer.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset))
     assert [m.body for m in records(found)] == [b"look at me"]
+
+
+async def test_a_stop_lets_senders_hear_of_their_flush(start_cluster, monkeypatch):
+    cluster = await start_cluster(flushDiskType="SYNC_FLUSH")
+    peer = cluster.peer()
+    await peer.send()
+    disk = cluster.broker.parts.store.disk
+    begun, go_on, real = threading.Event(), threading.Event(), disk.fdatasync
+
+    def slow(self, fd):
+        begun.set()
+        go_on.wait(20)
+        real(fd)
+
+    monkeypatch.setattr(type(disk), "fdatasync", slow)
+    sending = asyncio.create_task(peer.send(body=b"in flight"))
+    await asyncio.to_thread(begun.wait, 5)
+    stopping = asyncio.create_task(cluster.standalone.stop())
+    await asyncio.sleep(0.05)
+    assert not sending.done()
+    go_on.set()
+    assert (await sending).code == 0
+    await stopping

@@ -94,7 +94,7 @@ class SendProcessor:
         properties, wait = stored_form(header.properties, self._cluster_pair)
         if topic[0] == "%" or "DELAY\x01" in properties or "TRAN_MSG\x01" in properties:
             topic, queue_id, properties, delay_ms = self._redirect(frame, header, topic, queue_id, properties)
-        tag = value_of(properties, "TAGS") if "TAGS\x01" in properties else None
+        tag = tag_of(properties)
         born_host = connection.peer_host
         sys_flag = header.sys_flag | route.sys_flag
         if len(born_host) != 8:
@@ -253,6 +253,16 @@ class SendProcessor:
                 f"the broker[{context.config.broker_ip1}] sending transaction message is forbidden",
             )
         return delayed(context, topic, queue_id, properties)
+
+
+def tag_of(properties: str) -> str | None:
+    """The TAGS of a stored property string, which has CLUSTER behind it."""
+    at = properties.rfind("TAGS\x01")
+    if at < 0:
+        return None
+    if at and properties[at - 1] != "\x02":
+        return value_of(properties, "TAGS")  # a user's property whose name ends so
+    return properties[at + 5 : properties.find("\x02", at)] or None
 
 
 def delayed(context: BrokerContext, topic: str, queue_id: int, properties: str) -> Place:

@@ -226,6 +226,7 @@ class BrokerParts:
             timer.cancel()
         await self.schedule.stop()
         await self.pulls.stop()
+        await self.writer.drain(drain_s)
         for server in servers:
             await server.stop(drain_s)
         await self.client.close()

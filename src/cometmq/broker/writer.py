@@ -9,6 +9,7 @@ Budget: 1.5 µs of the 12 µs of a 1 KiB send are spent here (one tuple kept, on
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -52,6 +53,9 @@ class Writer:
         self._outcomes: list[Outcome] = []
         self._waiting_sends: list[PlainSend] = []
         self._waiting_outcomes: list[Outcome] = []
+        self._flushes = 0  # ticks whose senders wait for the flush
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def sent(self, send: PlainSend, wait: bool) -> None:
         """A plain send was appended. wait: its sender wants to know that it is as safe as the broker
@@ -97,6 +101,14 @@ class Writer:
         self._stats.put += len(arrivals)
         self.on_arrivals(arrivals)
 
+    async def drain(self, timeout_s: float) -> None:
+        """Commit what is left, and let the senders hear of their flush or of its time-out."""
+        self.end_tick()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            log.warning("%d ticks were not flushed within %g s", self._flushes, timeout_s)
+
     def _answer(self, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
         ok = self.replies.ok
         for connection, opaque, physical_offset, queue_id, queue_offset in sends:
@@ -114,7 +126,13 @@ class Writer:
             outcome(code, remark)
 
     def _await_flush(self, sends: list[PlainSend], outcomes: list[Outcome], end_offset: int) -> None:
+        self._flushes += 1
+        self._idle.clear()
+
         def flushed(ok: bool) -> None:
+            self._flushes -= 1
+            if not self._flushes:
+                self._idle.set()
             if ok:
                 self._answer(sends, outcomes)
             elif self.store.flush_failure is not None:
