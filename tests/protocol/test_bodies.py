@@ -356,6 +356,16 @@ class TestTables:
         with pytest.raises(BodyError, match=f"{cls.__name__}.*{field}"):
             cls.decode(data)
 
+    def test_servers_do_not_spend_seconds_on_a_long_body_of_the_other_dialect(self) -> None:
+        ids = b"a" * (1 << 20)
+
+        assert b.ConsumerList.decode(b'{"consumerIdList":["%b"]}' % ids).consumer_id_list == [ids.decode()]
+        with pytest.raises(BodyError, match="not standard JSON"):
+            b.ConsumerList.decode(b"{'consumerIdList':['%b']}" % ids)
+        assert b.ClusterInfo.decode(b"{'clusterAddrTable':{'%b':[]}}" % ids).cluster_addr_table == {
+            ids.decode(): []
+        }
+
     @pytest.mark.parametrize("cls", sorted(set(RECORDED.values()), key=lambda cls: cls.__name__))
     def test_hostile_text(self, cls: type[b.Body]) -> None:
         for data in (

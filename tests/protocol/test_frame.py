@@ -385,6 +385,13 @@ class TestHostileFrames:
         del ext["k0"]
         assert len(json_frame(code=105, extFields=ext).ext or ()) == 256
 
+    def test_a_long_header_is_only_read_if_it_is_standard_json(self) -> None:
+        long = b"v" * (300 << 10)
+
+        assert decode_frame(payload(b'{"code":1,"remark":"%b"}' % long)).remark == long.decode()
+        with pytest.raises(FrameError, match="not standard JSON"):
+            decode_frame(payload(b'{code:1,"remark":"%b"}' % long))
+
     def test_a_number_of_a_million_digits(self) -> None:
         with pytest.raises(FrameError):
             decode_frame(payload(b'{"code":1,"extFields":{"x":%b}}' % (b"9" * 1_000_000)))

@@ -20,7 +20,11 @@ from cometmq.protocol.headers import (
 )
 
 CLASSES = sorted(
-    (found for found in vars(headers).values() if isinstance(found, type) and issubclass(found, Header)),
+    (
+        found
+        for found in vars(headers).values()
+        if isinstance(found, type) and issubclass(found, Header) and found is not Header
+    ),
     key=lambda cls: cls.__name__,
 )
 

@@ -65,7 +65,7 @@ def test_what_fastjson_adds(text: str, value: Any) -> None:
         "", " ", "{", "}", "[", "]", "{}}", "[]]", "{]", "[}", "{a}", "{a:}", "{a:1", "{:1}", '{"a" 1}',
         "[1 2]", "{a:1 b:2}", "abc", "tru", "'a", '"a', '"\\', '"\\u12"', '"\\q"', "-", "+", ".",
         "1.2.3", "0x10", "1e", "--1", "/*", "// x", "{a:1}x", "[1]//y\n2", "Set", "Set{}", ",", ":",
-        "9" * 401, "1" * 100_000, "{[1]:2}",
+        "9" * 401, "1" * 100_000, "{[1]:2}", "{{{a:1}:2}:3}",
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str) -> None:
@@ -73,10 +73,16 @@ def test_what_is_refused(text: str) -> None:
         read_lenient(text)
 
 
-@pytest.mark.parametrize("opening", ["[", '{"a":', "{a:[", "{", "Set["])
+@pytest.mark.parametrize("opening", ["[", '{"a":', "{a:[", "{{a:", "Set["])
 def test_depth(opening: str) -> None:
-    with pytest.raises(LenientError, match="deeper than 64"):
+    with pytest.raises(LenientError, match=r"deeper than 64|within a key"):
         read_lenient(opening * 100_000)
+
+
+def test_keys_within_keys_do_not_grow() -> None:
+    # As text each level would double the quotes of the one within it.
+    with pytest.raises(LenientError, match="within a key"):
+        read_lenient("{" * 60 + "a:1" + "}:1" * 59 + "}")
 
 
 def test_depth_at_the_limit() -> None:

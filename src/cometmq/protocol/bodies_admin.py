@@ -9,6 +9,7 @@ from cometmq.protocol.bodies_client import SubscriptionData
 from cometmq.protocol.bodies_route import DataVersion
 from cometmq.protocol.codes import language_name
 from cometmq.protocol.json_body import (
+    CLIENT_MAX,
     Body,
     always,
     empty,
@@ -33,6 +34,7 @@ class TopicStatsTable(Body):
     """Bounds of the queues of a topic (code 202)."""
 
     STRICT: ClassVar[bool] = False
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     offset_table: dict[MessageQueue, TopicOffset] = empty(dict)
     topic_put_tps: float | None = None
@@ -59,6 +61,7 @@ class ConsumeStats(Body):
     """How far a group is in each queue (code 208). consume_tps: messages a second."""
 
     STRICT: ClassVar[bool] = False
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     offset_table: dict[MessageQueue, OffsetWrapper] = empty(dict)
     consume_tps: float = always(0.0)
@@ -76,6 +79,7 @@ class BrokerConsumeStats(Body):
     """How far every group of a broker is (code 317): one entry a group, with its topics' tables."""
 
     STRICT: ClassVar[bool] = False
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     broker_addr: str = always("")
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = empty(list)
@@ -221,6 +225,8 @@ class BrokerStatsData(Body):
 class ConsumerOffsetTable(Body):
     """Offsets by "topic@group" and queue id (code 43, consumerOffset.json)."""
 
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
+
     offset_table: dict[str, dict[int, int]] = empty(dict)
     data_version: DataVersion | None = None
 
@@ -237,6 +243,8 @@ class ConsumerOffsetTable(Body):
 class DelayOffsetTable(Body):
     """Next offset by delay level (code 45, delayOffset.json)."""
 
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
+
     offset_table: dict[int, int] = empty(dict)
     data_version: DataVersion | None = None
 
@@ -251,6 +259,8 @@ class DelayOffsetTable(Body):
 
 class QueryCorrectionOffsetBody(Body):
     """Offsets by queue id (code 308)."""
+
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     correction_offsets: dict[int, int] = empty(dict)
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
 from cometmq.protocol.json_body import (
+    CLIENT_MAX,
     Body,
     always,
     empty,
@@ -163,6 +164,7 @@ class ResetOffsetBody(Body):
     """New offsets by queue (codes 220 and 222)."""
 
     STRICT: ClassVar[bool] = False
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     offset_table: dict[MessageQueue, int] = empty(dict)
 
@@ -208,6 +210,7 @@ class GetConsumerStatusBody(Body):
     """Offsets of one consumer (code 221), or of each client id (code 223)."""
 
     STRICT: ClassVar[bool] = False
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     message_queue_table: dict[MessageQueue, int] = empty(dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = empty(dict)
@@ -263,6 +266,7 @@ class ConsumerRunningInfo(Body):
     """Everything about a consumer (code 307). properties: settings as text, some read by tools (PROP_...)."""
 
     STRICT: ClassVar[bool] = False
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     properties: dict[str, str] = empty(dict)
     subscription_set: list[SubscriptionData] = empty(list)

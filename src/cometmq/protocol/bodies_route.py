@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -14,6 +14,7 @@ from cometmq.errors import BodyError
 from cometmq.protocol.codes import VERSION_5_0_0
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.json_body import (
+    CLIENT_MAX,
     Body,
     Buffer,
     always,
@@ -155,6 +156,8 @@ def _optional(value: Any) -> bytes | None:
 class TopicRouteData(Body):
     """Where a topic lives (code 105). order_topic_conf: "broker-a:8;broker-b:8" for ordered topics."""
 
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
+
     queue_datas: list[QueueData] = empty(list)
     broker_datas: list[BrokerData] = empty(list)
     filter_server_table: dict[str, list[str]] = empty(dict)
@@ -185,6 +188,8 @@ class TopicRouteData(Body):
 
 class ClusterInfo(Body):
     """All brokers by name, and broker names by cluster (code 106)."""
+
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     broker_addr_table: dict[str, BrokerData] = empty(dict)
     cluster_addr_table: dict[str, list[str]] = empty(dict)

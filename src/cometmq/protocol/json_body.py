@@ -20,6 +20,11 @@ from cometmq.protocol.lenient import Json, LenientError, ObjectKey, read_lenient
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
+SERVER_MAX = 1 << 20
+"""For what servers read: nobody may keep them busy for seconds."""
+CLIENT_MAX = 16 << 20
+"""For what only clients and tools read: a table of queues may be as long as a frame."""
+
 _encode = msgspec.json.encode
 _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 
@@ -43,6 +48,8 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     # Bodies with queues as keys are no JSON: there is no strict reader for them.
     STRICT: ClassVar[bool] = True
+    # Longest body in bytes that is read although it is not standard JSON: that takes up to 1 µs a byte.
+    LENIENT_MAX: ClassVar[int] = SERVER_MAX
 
     def encode(self) -> bytes:
         """The body's bytes."""
@@ -62,6 +69,8 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
                 pass  # not JSON, or not quite these types: the way below says what is wrong
         if not data:
             raise BodyError(cls.__name__, "there is no body")
+        if len(data) > cls.LENIENT_MAX:
+            raise BodyError(cls.__name__, f"{len(data)} bytes are not standard JSON of the expected form")
         try:
             value = read_lenient(data)
         except LenientError as error:

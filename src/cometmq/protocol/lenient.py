@@ -78,11 +78,12 @@ def read_lenient(data: bytes | bytearray | memoryview | str) -> Json:
 
 
 class _Reader:
-    __slots__ = ("pos", "text")
+    __slots__ = ("pos", "text", "within_key")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.pos = 0
+        self.within_key = False
 
     def error(self, problem: str) -> LenientError:
         return LenientError(problem, self.pos)
@@ -134,7 +135,11 @@ class _Reader:
         if first in ('"', "'"):
             return self.string()
         if first == "{":
+            if self.within_key:
+                raise self.error("an object as a key within a key")
+            self.within_key = True
             pairs = self.object(depth + 1)
+            self.within_key = False
             return ObjectKey(
                 sorted(((str(key), _hashable(value)) for key, value in pairs.items()), key=_first)
             )
