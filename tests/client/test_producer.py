@@ -290,6 +290,8 @@ async def test_stored_but_not_safe_is_a_result(
         (Message("T" * 128, b"x"), "topic"),
         (Message("SCHEDULE_TOPIC_XXXX", b"x"), "topic"),
         (Message("T", b""), "body"),
+        (Message("T", "text"), "body"),  # type: ignore[arg-type]
+        (Message("T", b"x", keys="word"), "keys"),  # type: ignore[arg-type]
         (Message("T", bytes(1001)), "body"),
         (Message("T", b"x", properties={"": "v"}), ""),
         (Message("T", b"x", properties={"n": ""}), "n"),

@@ -248,6 +248,10 @@ class SyncPullConsumer(_Face):
     def assignment(self) -> tuple[MessageQueue, ...]:
         return self._call(lambda: self._consumer.assignment)
 
+    @property
+    def problems(self) -> dict[MessageQueue, str]:
+        return self._call(lambda: self._consumer.problems)
+
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         self._call(lambda: self._consumer.pause(queues))
 

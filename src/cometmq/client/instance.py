@@ -211,11 +211,12 @@ class ClientInstance:
 
     # -- brokers
 
-    def master_addr(self, broker_name: str) -> str:
-        """Raises NoRouteError for a broker that no route names, or that has no master."""
+    def master_addr(self, broker_name: str, topic: str = "*") -> str:
+        """Raises NoRouteError for a broker that no route names, or that has no master. `topic`: for its
+        text."""
         addr = self.routes.master(broker_name)
         if addr is None:
-            raise self._unknown_broker(broker_name)
+            raise self._unknown_broker(broker_name, topic)
         return addr
 
     async def find_addr(self, queue: MessageQueue) -> str:
@@ -226,7 +227,7 @@ class ClientInstance:
             await self._fetch(queue.topic)
             addr = self.routes.any(queue.broker_name)
             if addr is None:
-                raise self._unknown_broker(queue.broker_name)
+                raise self._unknown_broker(queue.broker_name, queue.topic)
         return addr
 
     async def find_master(self, queue: MessageQueue) -> str:
@@ -234,7 +235,7 @@ class ClientInstance:
         addr = self.routes.master(queue.broker_name)
         if addr is None:
             await self._fetch(queue.topic)
-            addr = self.master_addr(queue.broker_name)
+            addr = self.master_addr(queue.broker_name, queue.topic)
         return addr
 
     async def pull_addr(self, queue: MessageQueue, broker_id: int) -> tuple[str, bool]:
@@ -244,12 +245,12 @@ class ClientInstance:
             await self._fetch(queue.topic)
             found = self.routes.for_pull(queue.broker_name, broker_id)
             if found is None:
-                raise self._unknown_broker(queue.broker_name)
+                raise self._unknown_broker(queue.broker_name, queue.topic)
         return found
 
-    def _unknown_broker(self, broker_name: str) -> NoRouteError:
+    def _unknown_broker(self, broker_name: str, topic: str) -> NoRouteError:
         return NoRouteError(
-            "*",
+            topic,
             [(self.namesrv.current, f"no route names a master of broker {broker_name}")],
             "Is the broker down, or registered under another name? (mqadmin clusterList)",
         )
@@ -262,7 +263,7 @@ class ClientInstance:
                 return await self.brokers.consumer_ids(addr, group)
             except CometError as error:
                 failure = error
-        raise failure if failure is not None else self._unknown_broker("any of topic " + topic)
+        raise failure if failure is not None else self._unknown_broker("(any)", topic)
 
     # -- who we are, told to brokers
 

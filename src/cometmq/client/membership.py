@@ -19,6 +19,8 @@ from .start_offset import StartAt, StartAtMax, start_of
 
 __all__ = ["Held", "Membership"]
 
+_TAKEN_AT_ONCE = 32
+
 log = logging.getLogger("cometmq.client.consumer")
 
 _UNBALANCED_INTERVAL_S = 1.0
@@ -134,13 +136,13 @@ class Membership:
             return False
         change = changes([queue for queue in self.held if queue.topic == topic], mine)
         await self._give_up(change.drop)
-        taken = [await self._take(queue) for queue in change.add]
-        if all(taken):
+        taken = await self._take_all(change.add)
+        if taken:
             self.problems.pop(topic, None)
         if group.clustering and group.instance.client_id not in members:
             self.problems[topic] = f"the broker does not list this client in group {group.name} yet"
             return False
-        return all(taken)
+        return taken
 
     def _note_problem(self, topic: str, error: CometError) -> None:
         text = str(error)
@@ -151,6 +153,20 @@ class Membership:
         if self.problems.get(topic) != text:
             log.warning("group %s cannot share out %s: %s", self._group.name, topic, text)
         self.problems[topic] = text
+
+    async def _take_all(self, queues: Iterable[MessageQueue]) -> bool:
+        """Several at once: a member may hold thousands, and each needs a question or two to its broker."""
+        waiting = iter(queues)
+        good = True
+
+        async def some() -> None:
+            nonlocal good
+            for queue in waiting:
+                if not await self._take(queue):
+                    good = False
+
+        await asyncio.gather(*(some() for _ in range(_TAKEN_AT_ONCE)))
+        return good
 
     async def _take(self, queue: MessageQueue) -> bool:
         group = self._group

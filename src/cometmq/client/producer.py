@@ -160,7 +160,7 @@ class Producer:
         if selector is not None:
             queue = self._select(selector, route.write_queues, message, argument)
         chosen = queue if queue is not None else self._robin.select(route.write_queues)
-        connection = await client.remoting.connect(client.master_addr(chosen.broker_name))
+        connection = await client.remoting.connect(client.master_addr(chosen.broker_name, chosen.topic))
         connection.oneway(outgoing.frame(self.group, chosen, self.options))
 
     async def send_batch(
@@ -256,7 +256,7 @@ class Producer:
 
     async def _try(self, outgoing: Outgoing, queue: MessageQueue, timeout_s: float) -> SendResult:
         client = self.client
-        addr = client.master_addr(queue.broker_name)
+        addr = client.master_addr(queue.broker_name, queue.topic)
         connection = client.remoting.connection(addr)
         frame = outgoing.frame(self.group, queue, self.options)
         if connection is None:

@@ -232,6 +232,11 @@ class PullConsumer:
     def assignment(self) -> tuple[MessageQueue, ...]:
         return self._fetcher.queues
 
+    @property
+    def problems(self) -> dict[MessageQueue, str]:
+        """Assigned queues whose last pull failed, and why; they are tried again by themselves."""
+        return dict(self._fetcher.problems)
+
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on reading an assigned queue at `offset`. Raises ValueError outside [min, max]."""
         if queue not in self._fetcher.queues:

@@ -1,0 +1,205 @@
+"""The pull consumer: what it reads ahead, what counts as consumed, and what it does when a broker refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
+
+from cometmq import ConsumeFromWhere, MessageExt, MessageQueue, PullConsumer, PullOptions
+from cometmq.client import fetching
+from cometmq.errors import ClientStateError
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+OTHER = MessageQueue("T", "broker-a", 1)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    async with FakeBroker("broker-a") as one:
+        one.on(
+            RequestCode.GET_MAX_OFFSET,
+            lambda frame: frame.response(0, ext={"offset": str(len(one.records.get(("T", 0), [])))}),
+        )
+        one.on(RequestCode.GET_MIN_OFFSET, lambda frame: frame.response(0, ext={"offset": "0"}))
+        yield one
+
+
+@pytest.fixture
+async def consumer(broker: FakeBroker) -> AsyncIterator[PullConsumer]:
+    async with FakeNamesrv() as namesrv:
+        namesrv.serve("T", broker, queues=2)
+        options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, pull_batch_size=4)
+        async with PullConsumer("g", namesrv=namesrv.addr, options=options) as running:
+            yield running
+
+
+def store(broker: FakeBroker, *bodies: bytes, queue_id: int = 0, tags: str = "") -> None:
+    for body in bodies:
+        broker.store("T", queue_id, body, f"TAGS\x01{tags}".encode() if tags else b"")
+
+
+def texts(messages: list[MessageExt]) -> str:
+    return " ".join(message.body.decode() for message in messages)
+
+
+async def take(consumer: PullConsumer, count: int) -> str:
+    got: list[MessageExt] = []
+    async for message in consumer:
+        got.append(message)
+        if len(got) == count:
+            break
+    return texts(got)
+
+
+async def test_a_poll_says_that_the_one_before_was_consumed(
+    consumer: PullConsumer, broker: FakeBroker
+) -> None:
+    store(broker, b"0", b"1", b"2", b"3", b"4", b"5")
+    await consumer.assign([QUEUE])
+    assert texts(await consumer.poll()) == "0 1 2 3"
+    assert await consumer.committed(QUEUE) == 0
+    assert texts(await consumer.poll()) == "4 5"
+    assert await consumer.committed(QUEUE) == 4
+    assert await consumer.poll(0.01) == []
+    await consumer.commit()
+    assert broker.offsets["T", 0] == 6
+
+
+async def test_an_iteration_counts_message_by_message(consumer: PullConsumer, broker: FakeBroker) -> None:
+    store(broker, b"0", b"1", b"2", b"3", b"4", b"5")
+    await consumer.assign([QUEUE])
+    assert await take(consumer, 2) == "0 1"
+    # The last one given out is not known to be consumed.
+    assert await consumer.committed(QUEUE) == 1
+    assert await take(consumer, 1) == "2"
+    assert texts(await consumer.poll()) == "3"
+    assert texts(await consumer.poll()) == "4 5"
+
+
+async def test_seek_forgets_what_was_read_ahead(consumer: PullConsumer, broker: FakeBroker) -> None:
+    store(broker, *(b"%d" % number for number in range(10)))
+    await consumer.assign([QUEUE])
+    got = []
+    async for message in consumer:
+        got.append(int(message.body))
+        if got == [0, 1]:
+            await consumer.seek(QUEUE, 7)
+        if len(got) == 5:
+            break
+    assert got == [0, 1, 7, 8, 9]
+    await consumer.seek(QUEUE, 3)
+    assert await consumer.committed(QUEUE) == 3
+    assert texts(await consumer.poll()) == "3 4 5 6"
+
+
+async def test_seek_stays_within_the_queue_and_the_assignment(
+    consumer: PullConsumer, broker: FakeBroker
+) -> None:
+    store(broker, b"0")
+    await consumer.assign([QUEUE])
+    with pytest.raises(ValueError, match="outside 0 to 1"):
+        await consumer.seek(QUEUE, 2)
+    with pytest.raises(ClientStateError, match="not assigned"):
+        await consumer.seek(OTHER, 0)
+
+
+async def test_a_busy_queue_does_not_starve_the_others(consumer: PullConsumer, broker: FakeBroker) -> None:
+    store(broker, *(b"busy" for _ in range(1000)))
+    store(broker, b"quiet", queue_id=1)
+    await consumer.assign([QUEUE, OTHER])
+    polled = [texts((await consumer.poll())[:1]) for _ in range(6)]
+    assert "quiet" in polled
+
+
+async def test_a_paused_queue_is_not_read(consumer: PullConsumer, broker: FakeBroker) -> None:
+    await consumer.assign([QUEUE, OTHER])
+    await broker.wait_for(lambda: len(broker.pulls) == 2)
+    consumer.pause([QUEUE])
+    # Assigning it anew does not resume it.
+    await consumer.seek(QUEUE, 0)
+    store(broker, b"paused")
+    assert await consumer.poll(0.05) == []
+    consumer.resume([QUEUE])
+    assert texts(await consumer.poll()) == "paused"
+
+
+async def test_a_queue_no_longer_assigned_is_given_up(consumer: PullConsumer, broker: FakeBroker) -> None:
+    store(broker, b"0", b"1")
+    store(broker, b"other", queue_id=1)
+    await consumer.assign([QUEUE])
+    assert texts(await consumer.poll()) == "0 1"
+    consumer.update_offset(QUEUE, 2)
+    await consumer.assign([OTHER])
+    assert broker.offsets["T", 0] == 2
+    assert consumer.assignment == (OTHER,)
+    assert texts(await consumer.poll()) == "other"
+
+
+async def test_tags_are_compared_exactly(consumer: PullConsumer, broker: FakeBroker) -> None:
+    store(broker, b"0", b"1", tags="AaAa")
+    store(broker, b"2", tags="BBBB")
+    result = await consumer.pull(QUEUE, 0, expression="AaAa || C")
+    assert texts(result.messages) == "0 1"
+    assert result.next_begin_offset == 3
+    assert broker.pulls[-1].subscription == "AaAa || C"
+
+
+async def test_a_refused_pull_is_named_and_tried_again(
+    consumer: PullConsumer, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_ERROR_DELAY_S", 0.01)
+    store(broker, b"0")
+    broker.refuse(RequestCode.PULL_MESSAGE, ResponseCode.NO_PERMISSION, "not you")
+    await consumer.assign([QUEUE])
+    await broker.wait_for(lambda: broker.requests.count(RequestCode.PULL_MESSAGE) >= 3)
+    assert "not you" in consumer.problems[QUEUE]
+    del broker.scripts[RequestCode.PULL_MESSAGE]
+    assert texts(await consumer.poll()) == "0"
+    assert consumer.problems == {}
+
+
+async def test_an_offset_outside_the_queue_is_corrected(consumer: PullConsumer, broker: FakeBroker) -> None:
+    store(broker, *(b"%d" % number for number in range(4)))
+
+    def pull(frame: Frame) -> Frame | None:
+        answer = broker._pull(frame)
+        return (
+            pull_answer(frame, ResponseCode.PULL_OFFSET_MOVED, 2, 4)
+            if broker.pulls[-1].queue_offset == 9
+            else answer
+        )
+
+    broker.on(RequestCode.PULL_MESSAGE, pull)
+    broker.on(RequestCode.QUERY_CONSUMER_OFFSET, lambda frame: frame.response(0, ext={"offset": "9"}))
+    await consumer.assign([QUEUE])
+    assert texts(await consumer.poll()) == "2 3"
+
+
+async def test_a_cancelled_poll_loses_nothing(consumer: PullConsumer, broker: FakeBroker) -> None:
+    await consumer.assign([QUEUE])
+    polling = asyncio.create_task(consumer.poll(None))
+    await broker.wait_for(lambda: bool(broker.pulls))
+    polling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await polling
+    store(broker, b"0")
+    await consumer.seek(QUEUE, 0)
+    assert texts(await consumer.poll()) == "0"
+
+
+@pytest.mark.parametrize(("offset", "max_count"), [(-1, 1), (0, 0)])
+async def test_nonsense_is_refused(consumer: PullConsumer, offset: int, max_count: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        await consumer.pull(QUEUE, offset, max_count=max_count)
+
+
+async def test_a_stopped_consumer_says_so(consumer: PullConsumer) -> None:
+    await consumer.stop()
+    await consumer.stop()
+    with pytest.raises(ClientStateError):
+        await consumer.start()
