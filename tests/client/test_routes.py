@@ -1,0 +1,98 @@
+"""What a route means for producers and consumers, and which address is asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from cometmq.client.routes import RouteTable, template_route, topic_route
+from cometmq.message import MessageQueue
+from cometmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
+
+
+def route_data(
+    *queues: tuple[str, int, int, int], order: str | None = None, **brokers: dict[int, str]
+) -> TopicRouteData:
+    return TopicRouteData(
+        queue_datas=[
+            QueueData(broker_name=name, read_queue_nums=read, write_queue_nums=write, perm=perm)
+            for name, read, write, perm in queues
+        ],
+        broker_datas=[BrokerData(broker_name=name, broker_addrs=addrs) for name, addrs in brokers.items()],
+        order_topic_conf=order,
+    )
+
+
+def ids(queues: tuple[MessageQueue, ...]) -> str:
+    return " ".join(f"{queue.broker_name}{queue.queue_id}" for queue in queues)
+
+
+@pytest.mark.parametrize(
+    ("data", "write", "read"),
+    [
+        (route_data(("b", 2, 1, 6), ("a", 1, 2, 6), a={0: "a:1"}, b={0: "b:1"}), "a0 a1 b0", "a0 b0 b1"),
+        (route_data(("a", 1, 1, 4), a={0: "a:1"}), "", "a0"),
+        (route_data(("a", 1, 1, 2), a={0: "a:1"}), "a0", ""),
+        (route_data(("a", 1, 1, 6), a={1: "a:1"}), "", "a0"),
+        (route_data(("a", 1, 1, 6)), "", "a0"),
+        (route_data(("a", 2, 2, 6), order="z:1;a:2;nonsense", a={0: "a:1"}), "z0 a0 a1", "a0 a1"),
+        (route_data(), "", ""),
+    ],
+    ids=["sorted", "read only", "write only", "no master", "no broker", "ordered", "empty"],
+)
+def test_queues_of_a_route(data: TopicRouteData, write: str, read: str) -> None:
+    route = topic_route("T", data)
+    assert (ids(route.write_queues), ids(route.read_queues)) == (write, read)
+
+
+def test_the_template_lends_its_brokers_but_not_all_its_queues() -> None:
+    route = template_route("New", route_data(("a", 8, 8, 7), ("b", 2, 2, 7), a={0: "a:1"}, b={0: "b:1"}), 4)
+    assert ids(route.write_queues) == "a0 a1 a2 a3 b0 b1"
+    assert {queue.topic for queue in route.write_queues} == {"New"}
+    assert route.read_queues == ()
+    assert route.from_template
+
+
+def table() -> RouteTable:
+    routes = RouteTable()
+    routes.put(topic_route("T", route_data(("a", 1, 1, 6), a={0: "a:1", 1: "a:2"}, b={2: "b:3"})))
+    return routes
+
+
+def test_addresses_by_role() -> None:
+    routes = table()
+    assert (routes.master("a"), routes.master("b"), routes.master("c")) == ("a:1", None, None)
+    assert (routes.any("a"), routes.any("b"), routes.any("c")) == ("a:1", "b:3", None)
+    assert routes.addresses(replicas=False) == {"a:1"}
+    assert routes.addresses(replicas=True) == {"a:1", "a:2", "b:3"}
+    assert routes.addresses_of("T") == ["a:1"]
+    assert routes.addresses_of("U") == []
+
+
+@pytest.mark.parametrize(
+    ("broker_name", "broker_id", "expected"),
+    [
+        ("a", 0, ("a:1", False)),
+        ("a", 1, ("a:2", True)),
+        ("a", 7, ("a:1", False)),
+        ("b", 0, ("b:3", True)),
+        ("b", 1, ("b:3", True)),
+        ("c", 0, None),
+    ],
+)
+def test_where_to_pull(broker_name: str, broker_id: int, expected: tuple[str, bool] | None) -> None:
+    assert table().for_pull(broker_name, broker_id) == expected
+
+
+def test_put_says_whether_anything_changed() -> None:
+    routes = table()
+    same = topic_route("T", route_data(("a", 1, 1, 6), a={0: "a:1", 1: "a:2"}, b={2: "b:3"}))
+    assert not routes.put(same)
+    assert routes.put(topic_route("T", route_data(("a", 2, 1, 6), a={0: "a:1"})))
+    assert routes.put(template_route("T", route_data(("a", 2, 1, 6), a={0: "a:1"}), 4))
+
+
+def test_brokers_that_no_route_names_are_forgotten() -> None:
+    routes = table()
+    routes.put(topic_route("T", route_data(("a", 1, 1, 6), a={0: "a:9"})))
+    assert routes.forget_unrouted() == {"b"}
+    assert (routes.master("a"), routes.any("b")) == ("a:9", None)
