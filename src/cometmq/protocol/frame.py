@@ -11,7 +11,7 @@ FrameError.
 
 Budget: a send of the Java client (code 310, about 400 header bytes) costs at most 2.2 µs to decode, its typed
 header included. The headers of sends and pulls, nine tenths of all frames, are therefore decoded straight
-from JSON into a typed struct without an ext dict; measured 1.3 µs.
+from JSON into a typed struct without an ext dict: 1.8 µs, against 3.0 µs by way of a dict.
 """
 
 from __future__ import annotations

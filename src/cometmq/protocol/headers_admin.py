@@ -1,0 +1,49 @@
+"""Headers of the administration of topics and subscription groups (remoting.md 6.1, 6.2, 6.4)."""
+
+from __future__ import annotations
+
+from cometmq.protocol.ext import I32, Header
+
+
+class CreateTopicRequestHeader(Header, gc=False):
+    """Code 17. topic_filter_type: SINGLE_TAG or MULTI_TAG."""
+
+    topic: str
+    read_queue_nums: I32
+    write_queue_nums: I32
+    perm: I32
+    default_topic: str | None = None
+    topic_filter_type: str | None = None
+    topic_sys_flag: I32 | None = None
+    order: bool | None = None
+    attributes: str | None = None
+    force: bool | None = None
+
+
+class DeleteTopicRequestHeader(Header, gc=False):
+    """Codes 215 and 216; with a cluster's name only that cluster's brokers forget it (216)."""
+
+    topic: str
+    cluster_name: str | None = None
+
+
+class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
+    """Code 207. 4.9 says removeOffset, 5.x cleanOffset."""
+
+    group_name: str
+    remove_offset: bool | None = None
+    clean_offset: bool | None = None
+
+
+class GetAllSubscriptionGroupRequestHeader(Header, gc=False):
+    """Code 201, paged by 5.x."""
+
+    group_seq: I32 | None = None
+    max_group_num: I32 | None = None
+    data_version: str | None = None
+
+
+class GetBrokerConfigResponseHeader(Header, gc=False):
+    """Answer to 26. version: data version in JSON."""
+
+    version: str

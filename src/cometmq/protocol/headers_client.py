@@ -1,0 +1,154 @@
+"""Headers about clients, groups and their progress (remoting.md 3.6, 3.7, 4, 6.3)."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from cometmq.protocol.ext import I32, I64, Header
+
+
+class UnregisterClientRequestHeader(Header, gc=False):
+    """Code 35."""
+
+    client_id: str = field(name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class GetConsumerListByGroupRequestHeader(Header, gc=False):
+    """Code 38."""
+
+    consumer_group: str
+    bname: str | None = None
+
+
+class NotifyConsumerIdsChangedRequestHeader(Header, gc=False):
+    """Code 40, broker to client."""
+
+    consumer_group: str
+
+
+class GetConsumerConnectionListRequestHeader(Header, gc=False):
+    """Code 203."""
+
+    consumer_group: str
+
+
+class GetProducerConnectionListRequestHeader(Header, gc=False):
+    """Code 204."""
+
+    producer_group: str
+
+
+class GetConsumeStatsRequestHeader(Header, gc=False):
+    """Code 208. topic empty or absent: all."""
+
+    consumer_group: str
+    topic: str | None = None
+    topic_list: str | None = None
+
+
+class GetConsumerRunningInfoRequestHeader(Header, gc=False):
+    """Code 307."""
+
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool | None = None
+
+
+class ConsumeMessageDirectlyRequestHeader(Header, gc=False):
+    """Code 309. msg_id: offset id."""
+
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None
+    topic: str | None = None
+    topic_sys_flag: I32 | None = None
+    group_sys_flag: I32 | None = None
+
+
+class ResetOffsetRequestHeader(Header, gc=False):
+    """Codes 220 and 222. timestamp -1: to the end."""
+
+    topic: str
+    group: str
+    timestamp: I64
+    is_force: bool | None = None
+    queue_id: I32 | None = None
+    offset: I64 | None = None
+
+
+class GetConsumerStatusRequestHeader(Header, gc=False):
+    """Codes 221 and 223."""
+
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+class TopicRequestHeader(Header, gc=False):
+    """Any request whose only field is a topic (202, 300, 305 ...)."""
+
+    topic: str
+
+
+class GetTopicStatsInfoRequestHeader(TopicRequestHeader, gc=False):
+    """Code 202."""
+
+
+class QueryTopicConsumeByWhoRequestHeader(TopicRequestHeader, gc=False):
+    """Code 300."""
+
+
+class QueryConsumeTimeSpanRequestHeader(Header, gc=False):
+    """Code 303."""
+
+    topic: str
+    group: str
+
+
+class QueryCorrectionOffsetRequestHeader(Header, gc=False):
+    """Code 308."""
+
+    compare_group: str
+    topic: str
+    filter_groups: str | None = None
+
+
+class CloneGroupOffsetRequestHeader(Header, gc=False):
+    """Code 314."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool | None = None
+
+
+class ViewBrokerStatsDataRequestHeader(Header, gc=False):
+    """Code 315."""
+
+    stats_name: str
+    stats_key: str
+
+
+class GetBrokerConsumeStatsRequestHeader(Header, gc=False):
+    """Code 317."""
+
+    is_order: bool | None = None
+
+
+class QueryConsumeQueueRequestHeader(Header, gc=False):
+    """Code 321."""
+
+    topic: str
+    queue_id: I32
+    index: I64
+    count: I32
+    consumer_group: str | None = None
+
+
+class MessageIdRequestHeader(Header, gc=False):
+    """Code 323. msg_id: offset id."""
+
+    msg_id: str

@@ -1,0 +1,155 @@
+"""Headers of the name server's requests (remoting.md section 5)."""
+
+from __future__ import annotations
+
+from cometmq.protocol.ext import I32, I64, Header
+from cometmq.protocol.headers_client import TopicRequestHeader
+
+
+class GetRouteInfoRequestHeader(Header, gc=False):
+    """Code 105."""
+
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+class RegisterBrokerRequestHeader(Header, gc=False):
+    """Code 103. body_crc32: of the body as sent, top bit cleared; 0 or absent: not to be checked."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: I64
+    ha_server_addr: str | None = None
+    compressed: bool | None = None
+    body_crc32: I32 | None = None
+    heartbeat_timeout_millis: I64 | None = None
+    enable_acting_master: bool | None = None
+    zone_name: str | None = None
+
+
+class RegisterBrokerResponseHeader(Header, gc=False):
+    """Answer to 103: both only for a registrant that is not the master."""
+
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+
+
+class UnregisterBrokerRequestHeader(Header, gc=False):
+    """Code 104."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: I64
+
+
+class QueryDataVersionRequestHeader(UnregisterBrokerRequestHeader, gc=False):
+    """Code 322."""
+
+
+class QueryDataVersionResponseHeader(Header, gc=False):
+    """Answer to 322."""
+
+    changed: bool
+
+
+class PutKVConfigRequestHeader(Header, gc=False):
+    """Code 100."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+class GetKVConfigRequestHeader(Header, gc=False):
+    """Codes 101 and 102."""
+
+    namespace: str
+    key: str
+
+
+class DeleteKVConfigRequestHeader(GetKVConfigRequestHeader, gc=False):
+    """Code 102."""
+
+
+class GetKVConfigResponseHeader(Header, gc=False):
+    """Answer to 101."""
+
+    value: str | None = None
+
+
+class GetKVListByNamespaceRequestHeader(Header, gc=False):
+    """Code 219."""
+
+    namespace: str
+
+
+class BrokerNameRequestHeader(Header, gc=False):
+    """Codes 205 and 327."""
+
+    broker_name: str
+
+
+class WipeWritePermOfBrokerRequestHeader(BrokerNameRequestHeader, gc=False):
+    """Code 205."""
+
+
+class WipeWritePermOfBrokerResponseHeader(Header, gc=False):
+    """Answer to 205."""
+
+    wipe_topic_count: I32
+
+
+class AddWritePermOfBrokerRequestHeader(BrokerNameRequestHeader, gc=False):
+    """Code 327."""
+
+
+class AddWritePermOfBrokerResponseHeader(Header, gc=False):
+    """Answer to 327."""
+
+    add_topic_count: I32
+
+
+class GetTopicsByClusterRequestHeader(Header, gc=False):
+    """Code 224."""
+
+    cluster: str
+
+
+class RegisterTopicRequestHeader(TopicRequestHeader, gc=False):
+    """Code 217 (5.x)."""
+
+
+class GetBrokerMemberGroupRequestHeader(Header, gc=False):
+    """Code 901 (5.x)."""
+
+    cluster_name: str
+    broker_name: str
+
+
+class BrokerHeartbeatRequestHeader(Header, gc=False):
+    """Code 904 (5.x). heartbeat_timeout_mills is RocketMQ's own spelling."""
+
+    cluster_name: str
+    broker_addr: str
+    broker_name: str
+    broker_id: I64 | None = None
+    epoch: I32 | None = None
+    max_offset: I64 | None = None
+    confirm_offset: I64 | None = None
+    heartbeat_timeout_mills: I64 | None = None
+    election_priority: I32 | None = None
+
+
+class RegisterFilterServerRequestHeader(Header, gc=False):
+    """Code 301."""
+
+    filter_server_addr: str
+
+
+class RegisterFilterServerResponseHeader(Header, gc=False):
+    """Answer to 301."""
+
+    broker_name: str
+    broker_id: I64
