@@ -112,7 +112,8 @@ class PropertyColumns:
         width = int(codes.max()) + 1
         cell = record * width + codes
         if width * self.count <= _DENSE_LIMIT:
-            return cell[np.bincount(cell)[cell] > 1] // width
+            dense: Ints = cell[np.bincount(cell)[cell] > 1] // width
+            return dense
         distinct, seen = np.unique(cell, return_counts=True)
         rows: Ints = distinct[seen > 1] // width
         return rows
