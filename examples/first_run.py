@@ -215,7 +215,8 @@ def totals_of_source(source: pq.ParquetFile) -> Totals:
 
 def report(stages: list[Stage], expected: Totals, found: Totals, data: Path, seconds: float) -> None:
     """What a reader wants to know of the run, in two tables and two lines."""
-    table = Table("stage", title="CometMQ first run")
+    caption = "MB of bodies; for archive of whole records"
+    table = Table("stage", title="CometMQ first run", caption=caption)
     for name in ("messages", "MB", "seconds", "messages/s", "MB/s"):
         table.add_column(name, justify="right")
     for stage in stages:

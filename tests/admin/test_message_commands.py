@@ -142,15 +142,20 @@ class TestConsumeMessage:
 
         assert len(consumed(mq, "-t", "limited", "-c", "4")) == 4
 
-    def test_times_choose_messages(self, mq: Shell) -> None:
+    @pytest.mark.parametrize("gap_ms", [0, 30])
+    def test_times_choose_messages(self, mq: Shell, gap_ms: int) -> None:
+        topic = f"timed-{gap_ms}"
         queue = ("-b", mq.broker.broker_name, "-i", "0")
-        send(mq, "timed", "before", *queue)
+        send(mq, topic, "before", *queue)
         between = next_ms()
-        send(mq, "timed", "after", *queue)
+        # Nearer to the older message than to the younger one, which is what 4.9 looks at.
+        next_ms(gap_ms)
+        send(mq, topic, "after", *queue)
         next_ms()
 
-        assert [m["body"] for m in consumed(mq, "-t", "timed", "-s", str(between))] == ["after"]
-        assert [m["body"] for m in consumed(mq, "-t", "timed", "-e", str(between))] == ["before"]
+        assert [m["body"] for m in consumed(mq, "-t", topic, "-s", str(between))] == ["after"]
+        assert [m["body"] for m in consumed(mq, "-t", topic, "-e", str(between))] == ["before"]
+        assert len(consumed(mq, "-t", topic, "-e", "now")) == 2
 
     def test_text_shows_place_properties_and_body(self, mq: Shell) -> None:
         sent = send(mq, "shown", "the body", "-c", "T")
@@ -183,9 +188,9 @@ class TestConsumeMessage:
         assert words in failed.err
 
 
-def next_ms() -> int:
+def next_ms(later_ms: int = 0) -> int:
     """A time in ms after everything stored so far, once that time is over."""
-    moment = time.time_ns() // 1_000_000 + 1
+    moment = time.time_ns() // 1_000_000 + 1 + later_ms
     while time.time_ns() // 1_000_000 <= moment:
         time.sleep(0.001)
     return moment

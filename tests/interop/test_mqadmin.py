@@ -1,122 +1,191 @@
-"""Apache's own mqadmin, in each version, looking at our servers: what it prints comes from our answers."""
+"""Our mqadmin on Apache's servers, and Apache's beside ours on our servers: the same lines from both."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from tests.interop.driver import Driver, body_of, message
+from tests.interop.apache import ApacheCluster
+from tests.interop.apache import mqadmin as apaches_mqadmin
 from tests.interop.jars import SERVER_VERSIONS
-from tests.interop.mqadmin import AdminShell
-from tests.interop.processes import wait_until
-from tests.interop.space import Cluster, Space
+
+from cometmq.testing import LocalBroker, local_broker
+
+OURS = Path(sys.executable).parent / "mqadmin"
+APACHES_VERSION = "4.9.7"
+# What a JVM of our time says on standard error whatever it runs.
+JVM_TALK = re.compile(r"^(OpenJDK|WARNING:|RocketMQLog:|\d\d:\d\d:\d\d,\d+ \|-).*\n?", re.MULTILINE)
 
 
-@pytest.fixture(scope="module", params=SERVER_VERSIONS)
-def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminShell]:
-    running = AdminShell(request.param, tmp_path_factory.mktemp(f"mqadmin-{request.param}"))
-    yield running
-    running.stop()
+def our_mqadmin(namesrv: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(OURS), arguments[0], "-n", namesrv, *arguments[1:]], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.fixture
-def space(java_clients: Callable[[str], Driver], cluster: Cluster) -> Iterator[Space]:
-    room = Space(java_clients("4.9.8"), cluster)
-    yield room
-    room.close()
+def as_columns(text: str) -> list[list[str]]:
+    """Lines as words, blank lines left out: what a script sees."""
+    return [line.split() for line in text.splitlines() if line.strip()]
 
 
-@pytest.fixture
-def mqadmin(shell: AdminShell, cluster: Cluster) -> Callable[[str], str]:
-    def run(line: str) -> str:
-        printed = shell.run(*line.split(), "-n", cluster.namesrv)
-        assert "Exception" not in printed, printed
-        return printed
+class TestOursOnApachesServers:
+    """The operations a user does first, in the order they are done."""
 
-    return run
+    @pytest.mark.parametrize("version", SERVER_VERSIONS)
+    def test_a_topic_from_its_making_to_its_end(
+        self, apache_clusters: Callable[[str], ApacheCluster], version: str
+    ) -> None:
+        cluster = apache_clusters(version)
+        topic = "mqadmin-on-apache"
 
+        def run(*arguments: str) -> str:
+            return our_mqadmin(cluster.namesrv, *arguments)
 
-Run = Callable[[str], str]
+        made = run("updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "2", "-w", "2")
+        assert made.startswith(f"create topic to {cluster.broker_addr} success.\n")
+        assert topic in run("topicList").splitlines()
+        route = json.loads(run("topicRoute", "-t", topic))
+        assert route["queueDatas"][0]["writeQueueNums"] == 2
 
+        place = ("-b", cluster.broker.name, "-i", "1")
+        sent = json.loads(
+            run("sendMessage", "-t", topic, "-p", "bödy", "-k", "k1", "-c", "T", *place, "--json")
+        )
+        assert (sent["sendStatus"], sent["queueOffset"]) == ("SEND_OK", 0)
+        status = json.loads(run("topicStatus", "-t", topic, "--json"))
+        assert [(row["queueId"], row["maxOffset"]) for row in status] == [(0, 0), (1, 1)]
 
-def test_topics_are_made_listed_described_and_deleted(mqadmin: Run, space: Space) -> None:
-    topic = f"Made{space.number}"
-    made = mqadmin(f"updateTopic -c DefaultCluster -t {topic} -r 6 -w 5")
-    assert f"create topic to {space.cluster.broker_addr} success" in made
-    assert topic in mqadmin("topicList").split()
-    route = mqadmin(f"topicRoute -t {topic}")
-    assert re.search(r'"readQueueNums":\s*6', route)
-    assert re.search(r'"writeQueueNums":\s*5', route)
-    assert space.cluster.broker_addr in route
-    assert "success" in mqadmin(f"deleteTopic -c DefaultCluster -t {topic}")
-    assert topic not in mqadmin("topicList").split()
+        for found in (
+            run("queryMsgById", "-i", sent["offsetMsgId"], "--json"),
+            run("queryMsgByUniqueKey", "-t", topic, "-i", sent["msgId"], "--json"),
+            run("queryMsgByKey", "-t", topic, "-k", "k1", "--json"),
+        ):
+            (message,) = json.loads(found)
+            assert (message["body"], message["tags"], message["keys"]) == ("bödy", "T", ["k1"])
+        assert json.loads(run("consumeMessage", "-t", topic, "--json"))["msgId"] == sent["msgId"]
 
+        brokers = json.loads(run("clusterList", "--json"))
+        assert brokers[0]["brokerName"] == cluster.broker.name
+        assert brokers[0]["problem"] == ""
+        assert "bootTimestamp" in run("brokerStatus", "-b", cluster.broker_addr)
 
-def test_the_cluster_and_its_broker_are_shown(mqadmin: Run, space: Space) -> None:
-    (line,) = [
-        each.split() for each in mqadmin("clusterList").splitlines() if each.startswith("DefaultCluster")
-    ]
-    assert line[1:4] == ["broker-a", "0", space.cluster.broker_addr]
-    status = mqadmin(f"brokerStatus -b {space.cluster.broker_addr}")
-    for name in (
-        "bootTimestamp",
-        "brokerVersionDesc",
-        "commitLogMaxOffset",
-        "msgPutTotalTodayNow",
-        "runtime",
-    ):
-        assert name in status
-    assert "storePathRootDir" in mqadmin(f"getBrokerConfig -b {space.cluster.broker_addr}")
+        run("deleteTopic", "-t", topic, "-c", "DefaultCluster")
+        assert topic not in run("topicList").splitlines()
 
+    @pytest.mark.parametrize("version", SERVER_VERSIONS)
+    def test_the_progress_of_a_group(
+        self, apache_clusters: Callable[[str], ApacheCluster], version: str
+    ) -> None:
+        cluster = apache_clusters(version)
+        our_mqadmin(cluster.namesrv, "sendMessage", "-t", "mqadmin-progress", "-p", "x")
+        consumed = subprocess.run(
+            [str(OURS.with_name("cometmq")), "consume", "mqadmin-progress", "-n", cluster.namesrv,
+             "-g", "mqadmin-group", "-c", "1", "--timeout", "30"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )  # fmt: skip
+        assert consumed.returncode == 0, consumed.stderr
 
-def test_queues_and_consumers_are_counted(shell: AdminShell, mqadmin: Run, space: Space) -> None:
-    producer = space.producer(group="admin-producers")
-    space.java.send(producer, [message(space.topic, b"m%d" % n) for n in range(10)], "selector", select=1)
-    status = [each.split() for each in mqadmin(f"topicStatus -t {space.topic}").splitlines()[1:]]
-    rows = {int(each[1]): (int(each[2]), int(each[3])) for each in status if each[:1] == ["broker-a"]}
-    assert rows == {0: (0, 0), 1: (0, 10), 2: (0, 0), 3: (0, 0)}
-    consumer = space.push()
-    space.java.wait_delivered(consumer, 10)
+        progress = json.loads(
+            our_mqadmin(cluster.namesrv, "consumerProgress", "-g", "mqadmin-group", "--json")
+        )
 
-    def total() -> int:
-        # Before the first commit the command fails: there is nothing to show.
-        printed = shell.run("consumerProgress", "-g", space.group, "-n", space.cluster.namesrv)
-        found = re.search(r"Diff Total:\s*(\d+)", printed)
-        return int(found[1]) if found else -1
-
-    wait_until("offsets committed", lambda: total() == 0, 20, every_s=0.5)
-    assert space.topic in mqadmin(f"consumerProgress -g {space.group}")
-    connection = mqadmin(f"consumerConnection -g {space.group}")
-    assert "CONSUME_PASSIVELY" in connection
-    assert "CLUSTERING" in connection
-    assert f"{space.topic}" in connection
-    assert "127.0.0.1" in mqadmin(f"producerConnection -g admin-producers -t {space.topic}")
-
-
-def test_messages_are_found_by_id_key_and_unique_key(shell: AdminShell, mqadmin: Run, space: Space) -> None:
-    producer = space.producer()
-    (sent,) = space.java.send(producer, [message(space.topic, b"look me up", keys="needle", tags="hay")])
-    topic = f" -t {space.topic}" if shell.version.startswith("5") else ""
-    by_id = mqadmin(f"queryMsgById -i {sent['offsetMsgId']}{topic}")
-    assert sent["msgId"] in by_id
-    assert "hay" in by_id
-    assert sent["msgId"] in mqadmin(f"queryMsgByKey -t {space.topic} -k needle")
-    by_unique = mqadmin(f"queryMsgByUniqueKey -t {space.topic} -i {sent['msgId']}")
-    assert re.search(rf"Queue Offset:\s*{sent['queueOffset']}\n", by_unique)
-    assert re.search(r"Keys:\s*\[needle\]", by_unique)
+        rows = [row for row in progress["queues"] if row["topic"] == "mqadmin-progress"]
+        assert sum(row["consumerOffset"] for row in rows) == 1
+        assert sum(row["brokerOffset"] for row in rows) == 1
 
 
-@pytest.mark.parametrize(
-    "shell", ["4.9.7"], indirect=True
-)  # the client pauses ten seconds over it: once is enough
-def test_offsets_are_reset_while_a_consumer_runs(shell: AdminShell, space: Space) -> None:
-    producer = space.producer()
-    space.java.send(producer, [message(space.topic, b"again")])
-    consumer = space.push()
-    space.java.wait_delivered(consumer, 1)
-    line = f"resetOffsetByTime -g {space.group} -t {space.topic} -s 0 -n {space.cluster.namesrv}"
-    # Refused, as by Apache's broker, until the consumer has committed an offset of every queue.
-    wait_until("offsets reset", lambda: "Exception" not in shell.run(*line.split()), 30, every_s=0.5)
-    got = space.java.wait_delivered(consumer, 2, 60)
-    assert {body_of(each) for each in got} == {b"again"}
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Our servers, with a topic, messages and a group that has consumed some."""
+    with local_broker(tmp_path_factory.mktemp("comet")) as broker:
+        namesrv = broker.namesrv
+        our_mqadmin(namesrv, "updateTopic", "-c", "DefaultCluster", "-t", "compared", "-r", "2", "-w", "2")
+        place = ("-b", broker.broker_name, "-i", "0")
+        for number in range(3):
+            our_mqadmin(
+                namesrv, "sendMessage", "-t", "compared", "-p", f"{number}", "-k", "k", "-c", "T", *place
+            )
+        comet = str(OURS.with_name("cometmq"))
+        done = subprocess.run(
+            [comet, "consume", "compared", "-n", namesrv, "-g", "comparers", "-c", "2", "--timeout", "30"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        yield broker
+
+
+class TestApachesBesideOurs:
+    def both(
+        self, broker: LocalBroker, directory: Path, *arguments: str
+    ) -> tuple[list[list[str]], list[list[str]]]:
+        """The columns that Apache's and our tool print for the same command on our servers."""
+        theirs = apaches_mqadmin(
+            APACHES_VERSION, directory, arguments[0], "-n", broker.namesrv, *arguments[1:]
+        )
+        ours = our_mqadmin(broker.namesrv, *arguments)
+        return as_columns(JVM_TALK.sub("", theirs)), as_columns(ours)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("topicRoute", "-t", "compared", "-l"),
+            ("topicStatus", "-t", "compared"),
+            ("queryMsgByKey", "-t", "compared", "-k", "k"),
+            ("consumerProgress", "-g", "comparers"),
+        ],
+    )
+    def test_the_listings_are_equal(
+        self, broker: LocalBroker, tmp_path: Path, arguments: tuple[str, ...]
+    ) -> None:
+        theirs, ours = self.both(broker, tmp_path, *arguments)
+
+        # A rate falls between the two calls.
+        steady = [[line for line in lines if "TPS:" not in line] for lines in (theirs, ours)]
+        assert steady[0] == steady[1]
+        assert len(ours) == len(theirs) > 1
+
+    def test_the_topics_are_equal(self, broker: LocalBroker, tmp_path: Path) -> None:
+        theirs, ours = self.both(broker, tmp_path, "topicList")
+
+        assert sorted(ours) == sorted(theirs)
+
+    def test_the_keys_of_a_brokers_status_are_equal(self, broker: LocalBroker, tmp_path: Path) -> None:
+        theirs, ours = self.both(broker, tmp_path, "brokerStatus", "-b", broker.broker_addr)
+
+        assert [line[0] for line in ours] == [line[0] for line in theirs]
+
+    def test_the_cluster_has_the_same_columns(self, broker: LocalBroker, tmp_path: Path) -> None:
+        theirs, ours = self.both(broker, tmp_path, "clusterList")
+
+        assert ours[0] == theirs[0]
+        assert ours[1][:5] == theirs[1][:5]
+        assert len(ours[1]) == len(theirs[1])
+
+    def test_the_details_of_a_message_are_equal(self, broker: LocalBroker, tmp_path: Path) -> None:
+        hits = our_mqadmin(broker.namesrv, "queryMsgByKey", "-t", "compared", "-k", "k", "--json")
+        message = json.loads(hits)[0]
+
+        theirs, ours = self.both(broker, tmp_path, "queryMsgById", "-i", message["offsetMsgId"])
+
+        def facts(lines: list[list[str]]) -> dict[str, list[str]]:
+            """Name -> words, the properties in any order, without the place of the body."""
+            pairs = (" ".join(line).split(": ", 1) for line in lines if ": " in " ".join(line))
+            found = {name: sorted(re.split(r", |[{}]", text)) for name, text in pairs}
+            del found["Message Body Path"]
+            return found
+
+        assert facts(ours) == facts(theirs)
+        tracks = [line for line in ours if line[0] == "MessageTrack"]
+        assert tracks == [line for line in theirs if line[0] == "MessageTrack"]
+        assert "trackType=NOT_ONLINE," in tracks[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cometmq.client.instance import ClientInstance
-from cometmq.errors import BrokerError, CometError
+from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
     ConsumerConnection,
@@ -76,11 +76,12 @@ async def consume_stats(client: ClientInstance, addr: str, group: str) -> Consum
     return ConsumeStats.decode(answer.body)
 
 
-async def members(client: ClientInstance, route: TopicRouteData, group: str) -> ConsumerConnection | None:
-    """The members of a group as the first broker that has any knows them; None when nobody is online.
+async def members(client: ClientInstance, route: TopicRouteData, group: str) -> ConsumerConnection:
+    """The members of a group as the first broker that has any knows them.
 
-    Raises BrokerError for any other refusal.
+    Raises BrokerError, with CONSUMER_NOT_ONLINE when no broker has any.
     """
+    offline: BrokerError | None = None
     for addr in broker_addrs(route).values():
         try:
             answer = await client.brokers.call(
@@ -89,17 +90,30 @@ async def members(client: ClientInstance, route: TopicRouteData, group: str) -> 
                 GetConsumerConnectionListRequestHeader(consumer_group=group),
             )
         except BrokerError as error:
-            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                continue
-            raise
+            if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                raise
+            offline = error
+            continue
         return ConsumerConnection.decode(answer.body)
-    return None
+    raise offline or NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
+
+
+async def members_if_online(
+    client: ClientInstance, route: TopicRouteData, group: str
+) -> ConsumerConnection | None:
+    """The members of a group, None when nobody is online. Raises BrokerError for any other refusal."""
+    try:
+        return await members(client, route, group)
+    except BrokerError as error:
+        if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            return None
+        raise
 
 
 async def queue_owners(client: ClientInstance, route: TopicRouteData, group: str) -> dict[MessageQueue, str]:
     """Which member (the address part of its client id) holds each queue, as far as members answer."""
     owners: dict[MessageQueue, str] = {}
-    connected = await members(client, route, group)
+    connected = await members_if_online(client, route, group)
     for connection in connected.connection_set if connected else ():
         header = GetConsumerRunningInfoRequestHeader(
             consumer_group=group, client_id=connection.client_id, jstack_enable=False
@@ -122,7 +136,7 @@ async def summary(client: ClientInstance, group: str) -> GroupSummary:
     tps, diff = 0.0, 0
     try:
         route = await client.namesrv.route(RETRY_PREFIX + group)
-        connected = await members(client, route, group)
+        connected = await members_if_online(client, route, group)
         found = await progress(client, group)
         tps, diff = found.consume_tps, found.diff_total
     except CometError:
@@ -155,16 +169,17 @@ async def track(client: ClientInstance, message: MessageExt, group: str) -> Mess
     try:
         route = await client.namesrv.route(RETRY_PREFIX + group)
         connected = await members(client, route, group)
-        if connected is None:
-            return MessageTrack(
-                consumer_group=group,
-                track_type=TrackType.NOT_ONLINE,
-                exception_desc=f"CODE:{int(ResponseCode.CONSUMER_NOT_ONLINE)} DESC:no member is online",
-            )
         if connected.consume_type == PULL_TYPE:
             return MessageTrack(consumer_group=group, track_type=TrackType.PULL)
         if not await consumed(client, message, group):
             return MessageTrack(consumer_group=group, track_type=TrackType.NOT_CONSUME_YET)
+    except BrokerError as error:
+        offline = error.code == ResponseCode.CONSUMER_NOT_ONLINE
+        return MessageTrack(
+            consumer_group=group,
+            track_type=TrackType.NOT_ONLINE if offline else TrackType.UNKNOWN,
+            exception_desc=f"CODE:{error.code} DESC:{error.remark}",
+        )
     except CometError as error:
         return MessageTrack(consumer_group=group, track_type=TrackType.UNKNOWN, exception_desc=str(error))
     subscription = connected.subscription_table.get(message.topic)

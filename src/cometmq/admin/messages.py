@@ -86,11 +86,14 @@ async def read(
             )
             if result.status is PullStatus.NO_NEW_MSG or result.next_begin_offset <= start:
                 break
+            start = result.next_begin_offset
             for message in result.messages:
-                if message.queue_offset < end and left > 0:
+                if wanted.end_ms is not None and message.store_timestamp_ms >= wanted.end_ms:
+                    start = end  # store times grow along a queue: nothing behind it is older
+                    break
+                if message.queue_offset < end and message.store_timestamp_ms >= (wanted.begin_ms or 0):
                     left -= 1
                     yield message
-            start = result.next_begin_offset
 
 
 def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:
@@ -114,13 +117,15 @@ def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:
 async def bounds(
     client: ClientInstance, addr: str, queue: MessageQueue, wanted: ReadRange
 ) -> tuple[int, int]:
-    """First offset and the one behind the last of a range in one queue."""
+    """Where to begin reading a queue, and the offset behind its last message.
+
+    What lies before `begin_ms` is left to the reader: a 4.9 broker gives the message nearest to a time, which
+    may be an older one, or any of several of the same millisecond.
+    """
     first = await client.brokers.min_offset(addr, queue)
     end = await client.brokers.max_offset(addr, queue)
-    if wanted.begin_ms is not None:
-        first = max(first, await client.brokers.offset_by_time(addr, queue, wanted.begin_ms))
-    if wanted.end_ms is not None:
-        end = min(end, await client.brokers.offset_by_time(addr, queue, wanted.end_ms))
+    if wanted.begin_ms:
+        first = max(first, await client.brokers.offset_by_time(addr, queue, wanted.begin_ms - 1))
     if wanted.offset is not None:
         first = max(first, wanted.offset)
     return first, end
