@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from cometmq import (
+    ClientOptions,
     ConsumeContext,
     ConsumeFromWhere,
     ConsumeStatus,
@@ -39,6 +40,9 @@ Scenario = Callable[[str], Awaitable[None]]
 _numbers = itertools.count(1)
 FROM_FIRST = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
 PATIENCE_S = 60.0
+# A JVM that has just started on a busy machine takes seconds for its first answers.
+PATIENT = ProducerOptions(send_timeout_s=30.0)
+PATIENT_CLIENT = ClientOptions(api_timeout_s=30.0)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ def bodies(count: int, prefix: str = "m") -> list[bytes]:
 
 
 async def fill(namesrv: str, topic: str, sent: Iterable[bytes], **options: object) -> None:
-    async with Producer("p-fill", namesrv=namesrv) as producer:
+    async with Producer(
+        "p-fill", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
+    ) as producer:
         results = await producer.send_many([Message(topic, body) for body in sent])
         assert {result.status for result in results} == {SendStatus.SEND_OK}
 
@@ -106,7 +112,7 @@ async def fill(namesrv: str, topic: str, sent: Iterable[bytes], **options: objec
 async def read_all(namesrv: str, topic: str, group: str = "g-read") -> list[MessageExt]:
     """Every message of a topic, queue by queue."""
     found: list[MessageExt] = []
-    async with PullConsumer(group, namesrv=namesrv) as consumer:
+    async with PullConsumer(group, namesrv=namesrv, client_options=PATIENT_CLIENT) as consumer:
         for queue in await consumer.fetch_queues(topic):
             offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
             while offset < end:
@@ -123,7 +129,9 @@ async def read_all(namesrv: str, topic: str, group: str = "g-read") -> list[Mess
 async def send_in_every_mode(namesrv: str) -> None:
     topic = names("send").topic
     text = "Größe 訂單 🚀"
-    async with Producer("p-modes", namesrv=namesrv) as producer:
+    async with Producer(
+        "p-modes", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
+    ) as producer:
         full = Message(topic, b"full", tags="TagA", keys=("k1", "k2"), flag=7, properties={"note": text})
         result = await producer.send(full)
         assert result.status is SendStatus.SEND_OK
@@ -177,7 +185,12 @@ async def push_delivers_each_message_once(namesrv: str) -> None:
     await fill(namesrv, name.topic, sent)
     ledger = Ledger()
     async with PushConsumer(
-        name.group, ledger.listener, name.topic, namesrv=namesrv, options=FROM_FIRST
+        name.group,
+        ledger.listener,
+        name.topic,
+        namesrv=namesrv,
+        options=FROM_FIRST,
+        client_options=PATIENT_CLIENT,
     ) as consumer:
         await ledger.has_all(sent)
         assert consumer.health().ok
@@ -186,7 +199,14 @@ async def push_delivers_each_message_once(namesrv: str) -> None:
     more = bodies(20, "more")
     await fill(namesrv, name.topic, more)
     again = Ledger()
-    async with PushConsumer(name.group, again.listener, name.topic, namesrv=namesrv, options=FROM_FIRST):
+    async with PushConsumer(
+        name.group,
+        again.listener,
+        name.topic,
+        namesrv=namesrv,
+        options=FROM_FIRST,
+        client_options=PATIENT_CLIENT,
+    ):
         await again.has_all(more)
     assert again.bodies == Counter(more)
 
@@ -196,7 +216,9 @@ async def push_filters_tags_exactly(namesrv: str) -> None:
     # "AaAa" and "BBBB" have the same hash, so the broker lets both through.
     wanted = {tag: bodies(20, tag) for tag in ("AaAa", "TagB")}
     other = {tag: bodies(20, tag) for tag in ("BBBB", "TagC")}
-    async with Producer("p-tags", namesrv=namesrv) as producer:
+    async with Producer(
+        "p-tags", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
+    ) as producer:
         await producer.send_many(
             [
                 Message(name.topic, body, tags=tag)
@@ -208,7 +230,12 @@ async def push_filters_tags_exactly(namesrv: str) -> None:
     expected = [body for all_bodies in wanted.values() for body in all_bodies]
     subscriptions = {name.topic: "AaAa || TagB"}
     async with PushConsumer(
-        name.group, ledger.listener, subscriptions, namesrv=namesrv, options=FROM_FIRST
+        name.group,
+        ledger.listener,
+        subscriptions,
+        namesrv=namesrv,
+        options=FROM_FIRST,
+        client_options=PATIENT_CLIENT,
     ) as consumer:
         await ledger.has_all(expected)
 
@@ -296,12 +323,16 @@ async def leaving_in_order_repeats_nothing(namesrv: str) -> None:
         await asyncio.sleep(0.002)
         merged.add(messages)
 
-    one = PushConsumer(name.group, slow, name.topic, namesrv=namesrv, options=FROM_FIRST)
+    one = PushConsumer(
+        name.group, slow, name.topic, namesrv=namesrv, options=FROM_FIRST, client_options=PATIENT_CLIENT
+    )
     await one.start()
     await merged.wait_until(lambda ledger: len(ledger.messages) >= 100, "100 messages")
     await one.stop()
     at_stop = len(merged.messages)
-    async with PushConsumer(name.group, slow, name.topic, namesrv=namesrv, options=FROM_FIRST):
+    async with PushConsumer(
+        name.group, slow, name.topic, namesrv=namesrv, options=FROM_FIRST, client_options=PATIENT_CLIENT
+    ):
         await merged.has_all(sent)
     repeated = sum(merged.bodies.values()) - len(sent)
     # Only what was done out of order above the oldest unfinished message may come again: at most one
@@ -326,7 +357,12 @@ async def failed_messages_come_again(namesrv: str) -> None:
         return ConsumeStatus.SUCCESS
 
     async with PushConsumer(
-        name.group, fails_twice, name.topic, namesrv=namesrv, options=FROM_FIRST
+        name.group,
+        fails_twice,
+        name.topic,
+        namesrv=namesrv,
+        options=FROM_FIRST,
+        client_options=PATIENT_CLIENT,
     ) as consumer:
         await ledger.wait_until(
             lambda ledger: ledger.bodies[sent[0]] >= 3 and ledger.bodies[sent[1]] >= 3, "two retries each"
@@ -342,7 +378,9 @@ async def failed_messages_come_again(namesrv: str) -> None:
 async def part_of_a_batch_can_fail(namesrv: str) -> None:
     name = names("part")
     sent = bodies(4)
-    async with Producer("p-part", namesrv=namesrv) as producer:
+    async with Producer(
+        "p-part", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
+    ) as producer:
         await producer.send_batch([Message(name.topic, body) for body in sent])
     ledger = Ledger()
 
@@ -354,7 +392,14 @@ async def part_of_a_batch_can_fail(namesrv: str) -> None:
         return ConsumeStatus.SUCCESS
 
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_batch_max_size=8)
-    async with PushConsumer(name.group, acknowledges_two, name.topic, namesrv=namesrv, options=options):
+    async with PushConsumer(
+        name.group,
+        acknowledges_two,
+        name.topic,
+        namesrv=namesrv,
+        options=options,
+        client_options=PATIENT_CLIENT,
+    ):
         await ledger.wait_until(lambda ledger: sum(ledger.bodies.values()) >= 6, "two retried messages")
     assert ledger.bodies == Counter({sent[0]: 1, sent[1]: 1, sent[2]: 2, sent[3]: 2})
 
@@ -371,7 +416,7 @@ async def hopeless_messages_become_dead_letters(namesrv: str) -> None:
         return ConsumeStatus.RECONSUME_LATER
 
     async with PushConsumer(
-        name.group, hopeless, name.topic, namesrv=namesrv, options=FROM_FIRST
+        name.group, hopeless, name.topic, namesrv=namesrv, options=FROM_FIRST, client_options=PATIENT_CLIENT
     ) as consumer:
         await ledger.has_all(sent)
         # The dead-letter topic may only be written, so that nobody reads it by mistake; its queue can be
@@ -390,7 +435,9 @@ async def hopeless_messages_become_dead_letters(namesrv: str) -> None:
 
 async def delayed_messages_come_after_their_delay(namesrv: str) -> None:
     name = names("delay")
-    async with Producer("p-delay", namesrv=namesrv) as producer:
+    async with Producer(
+        "p-delay", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
+    ) as producer:
         await producer.send(Message(name.topic, b"now"))
         begun = time.time()
         await producer.send(Message(name.topic, b"1s", delay_level=1))
@@ -402,7 +449,9 @@ async def delayed_messages_come_after_their_delay(namesrv: str) -> None:
         came.update({message.body: time.time() - begun for message in messages})
         ledger.add(messages)
 
-    async with PushConsumer(name.group, stamp, name.topic, namesrv=namesrv, options=FROM_FIRST):
+    async with PushConsumer(
+        name.group, stamp, name.topic, namesrv=namesrv, options=FROM_FIRST, client_options=PATIENT_CLIENT
+    ):
         await ledger.has_all([b"now", b"1s", b"5s"])
     assert ledger.bodies == Counter([b"now", b"1s", b"5s"])
     assert 0.9 <= came[b"1s"] < 4.5
@@ -421,7 +470,14 @@ async def broadcasting_gives_every_member_every_message(namesrv: str) -> None:
             offset_dir=directory,
         )
         one, two = (
-            PushConsumer(name.group, ledger.listener, name.topic, namesrv=namesrv, options=options)
+            PushConsumer(
+                name.group,
+                ledger.listener,
+                name.topic,
+                namesrv=namesrv,
+                options=options,
+                client_options=PATIENT_CLIENT,
+            )
             for ledger in ledgers
         )
         async with one, two:
@@ -438,7 +494,9 @@ async def pull_reads_seeks_and_keeps_offsets(namesrv: str) -> None:
     sent = bodies(200)
     await fill(namesrv, name.topic, sent)
     options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    async with PullConsumer(name.group, namesrv=namesrv, options=options) as consumer:
+    async with PullConsumer(
+        name.group, namesrv=namesrv, options=options, client_options=PATIENT_CLIENT
+    ) as consumer:
         queues = await consumer.fetch_queues(name.topic)
         bounds = {
             queue: (await consumer.min_offset(queue), await consumer.max_offset(queue)) for queue in queues
@@ -462,7 +520,9 @@ async def pull_reads_seeks_and_keeps_offsets(namesrv: str) -> None:
         await consumer.commit()
         for each, (_, end) in bounds.items():
             consumer.update_offset(each, end)
-    async with PullConsumer(name.group, namesrv=namesrv, options=options) as consumer:
+    async with PullConsumer(
+        name.group, namesrv=namesrv, options=options, client_options=PATIENT_CLIENT
+    ) as consumer:
         assert [await consumer.committed(queue) for queue in queues] == [bounds[queue][1] for queue in queues]
         await consumer.assign(queues)
         assert await consumer.poll(0.3) == []
@@ -483,8 +543,8 @@ async def a_blocking_pull_ends_when_a_message_comes(namesrv: str) -> None:
     name = names("wait")
     await fill(namesrv, name.topic, [b"first"])
     async with (
-        PullConsumer(name.group, namesrv=namesrv) as consumer,
-        Producer("p-wait", namesrv=namesrv) as producer,
+        PullConsumer(name.group, namesrv=namesrv, client_options=PATIENT_CLIENT) as consumer,
+        Producer("p-wait", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT) as producer,
     ):
         queue = (await consumer.fetch_queues(name.topic))[0]
         end = await consumer.max_offset(queue)
@@ -499,7 +559,9 @@ async def a_blocking_pull_ends_when_a_message_comes(namesrv: str) -> None:
 async def large_messages_pass(namesrv: str) -> None:
     name = names("large")
     noise = random.Random(7).randbytes(3_000_000)
-    async with Producer("p-large", namesrv=namesrv, options=ProducerOptions(send_timeout_s=20)) as producer:
+    async with Producer(
+        "p-large", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
+    ) as producer:
         await producer.send(Message(name.topic, noise))
         await producer.send(Message(name.topic, bytes(3_000_000)))
     found = await read_all(namesrv, name.topic)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from tests.client.scenarios import SCENARIOS, Scenario
+from tests.client.scenarios import FROM_FIRST, SCENARIOS, Ledger, Scenario, bodies, fill, read_all, until
 from tests.interop.apache import ApacheCluster
+from tests.interop.driver import Driver, body_of
+from tests.interop.driver import message as java_message
 from tests.interop.jars import SERVER_VERSIONS
+from tests.interop.space import Space
+
+from cometmq import Message, Producer, PushConsumer
 
 
 @pytest.fixture(params=SERVER_VERSIONS)
@@ -19,3 +26,65 @@ def apache(request: pytest.FixtureRequest, apache_clusters: Callable[[str], Apac
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 async def test_scenario(scenario: Scenario, apache: ApacheCluster) -> None:
     await scenario(apache.namesrv)
+
+
+async def test_our_consumer_and_javas_share_a_group(
+    apache: ApacheCluster, java_clients: Callable[[str], Driver]
+) -> None:
+    """Both must come to the same assignment by themselves, or queues are read twice or by nobody."""
+    space = Space(java_clients("4.9.8"), apache)
+    ledger = Ledger()
+    await fill(apache.namesrv, space.topic, [b"makes the topic"])
+    try:
+        async with PushConsumer(
+            space.group, ledger.listener, space.topic, namesrv=apache.namesrv, options=FROM_FIRST
+        ) as ours:
+            await ledger.has_all([b"makes the topic"])
+            theirs = await asyncio.to_thread(space.push)
+
+            async def shared() -> bool:
+                return len([queue for queue in ours.assignment if queue.topic == space.topic]) == 2
+
+            await until(shared, "the queues shared evenly")
+            sent = bodies(200, "mixed")
+            await fill(apache.namesrv, space.topic, sent)
+            mine_at_least = 2 * len(sent) // 4
+            await ledger.wait_until(lambda ledger: len(ledger.messages) > mine_at_least, "our half consumed")
+            received = await asyncio.to_thread(space.java.wait_delivered, theirs, len(sent) - mine_at_least)
+    finally:
+        await asyncio.to_thread(space.close)
+    mine = [message.body for message in ledger.messages if message.body in set(sent)]
+    assert Counter(mine + [body_of(each) for each in received]) == Counter(sent)
+
+
+async def test_what_java_sends_is_read_whole_and_the_other_way_round(
+    apache: ApacheCluster, java_clients: Callable[[str], Driver]
+) -> None:
+    space = Space(java_clients("5.5.0"), apache)
+    text = {"note": "Größe 訂單 🚀", "b": "2"}
+    large = b"compressed " * 2000
+    try:
+        producer = await asyncio.to_thread(space.producer)
+        messages = [
+            java_message(space.topic, b"small", tags="A", keys="k1 k2", flag=5, properties=text),
+            java_message(space.topic, large),
+        ]
+        await asyncio.to_thread(space.java.send, producer, messages)
+        found = {message.body: message for message in await read_all(apache.namesrv, space.topic)}
+        assert set(found) == {b"small", large}
+        small = found[b"small"]
+        assert (small.tags, small.keys, small.flag, small.user_properties) == ("A", ("k1", "k2"), 5, text)
+
+        async with Producer("p", namesrv=apache.namesrv) as ours:
+            sent = Message(space.topic, b"ours", tags="B", keys=("k3",), flag=6, properties=text)
+            result = await ours.send(sent)
+            await ours.send(Message(space.topic, large + b"!"))
+        puller = await asyncio.to_thread(space.pull)
+        received = {body_of(each): each for each in await asyncio.to_thread(space.pull_topic, puller)}
+        assert set(received) == {b"small", large, b"ours", large + b"!"}
+        seen = received[b"ours"]
+        assert seen["msgId"] == result.msg_id
+        assert (seen["flag"], seen["properties"]["TAGS"], seen["properties"]["KEYS"]) == (6, "B", "k3")
+        assert {name: seen["properties"][name] for name in text} == text
+    finally:
+        await asyncio.to_thread(space.close)
