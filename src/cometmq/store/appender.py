@@ -86,22 +86,10 @@ class Appender:
                 item[0].next_offset = item[2]
 
     def append(
-        self,
-        topic: str,
-        queue_id: int,
-        body: bytes | bytearray | memoryview,
-        properties: bytes,
-        flag: int,
-        sys_flag: int,
-        born_ms: int,
-        born_host: bytes,
-        reconsume_times: int,
-        prepared_position: int,
-        tags_code: int,
-        keys: Sequence[str] | None,
-        store_host: bytes | None,
-        delay_ms: int | None,
-    ) -> Appended:
+        self, topic: str, queue_id: int, body: bytes | bytearray | memoryview, properties: bytes, flag: int,
+        sys_flag: int, born_ms: int, born_host: bytes, reconsume_times: int, prepared_position: int,
+        tags_code: int, keys: Sequence[str] | None, store_host: bytes | None, delay_ms: int | None,
+    ) -> Appended:  # fmt: skip
         """See MessageStore.append."""
         queue = self._queues.get(topic, queue_id)
         record_tail = queue.record_tail or self._record_tail(queue)
@@ -156,19 +144,9 @@ class Appender:
             tags_code = now + delay_ms
         if with_unit:
             queue.next_offset = queue_offset + 1
+        unit_of = queue if with_unit else None
         self._pending.append(
-            (
-                queue if with_unit else None,
-                topic,
-                queue_offset,
-                position,
-                size,
-                tags_code,
-                now,
-                properties,
-                keys,
-                kind != ROLLBACK,
-            )
+            (unit_of, topic, queue_offset, position, size, tags_code, now, properties, keys, kind != ROLLBACK)
         )
         return Appended(position, queue_offset, size, now)
 
