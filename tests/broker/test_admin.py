@@ -9,13 +9,16 @@ import pytest
 
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
+    BrokerConsumeStats,
     ConsumerConnection,
     ConsumeStats,
     GetConsumerStatusBody,
     GroupList,
     KVTable,
     ProducerConnection,
+    ProducerTableInfo,
     QueryConsumeQueueBody,
+    QueryConsumeTimeSpanBody,
     ResetOffsetBody,
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
@@ -27,6 +30,7 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
+    CloneGroupOffsetRequestHeader,
     ConsumeMessageDirectlyRequestHeader,
     CreateTopicRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
@@ -38,6 +42,7 @@ from cometmq.protocol.headers import (
     GetProducerConnectionListRequestHeader,
     GetRouteInfoRequestHeader,
     QueryConsumeQueueRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
     ResetOffsetRequestHeader,
     TopicRequestHeader,
     UpdateConsumerOffsetRequestHeader,
@@ -278,6 +283,86 @@ class TestStatistics:
             QueryConsumeQueueRequestHeader(topic="X", queue_id=0, index=0, count=1),
         ):
             assert (await peer.call(RequestCode.QUERY_CONSUME_QUEUE, bad)).code == 1
+
+
+class TestGroupsAsAWhole:
+    async def test_the_times_of_a_topics_queues(self, peer):
+        await create(peer)
+        for _ in range(3):
+            await peer.send()
+            await asyncio.sleep(0.01)
+        await commit(peer, 0, 2)
+        header = QueryConsumeTimeSpanRequestHeader(topic="Orders", group="G")
+        answer = await peer.call(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+        used, empty = QueryConsumeTimeSpanBody.decode(answer.body).consume_time_span_set
+        times = [message.store_timestamp_ms for message in records(await peer.pull())]
+        assert (used.message_queue, used.min_time_stamp, used.max_time_stamp) == (
+            queue(0),
+            times[0],
+            times[2],
+        )
+        assert used.consume_time_stamp == times[1]
+        assert used.delay_time >= 0
+        assert used.min_time_stamp_str.endswith(f":{times[0] % 1000:03d}")
+        assert (empty.min_time_stamp, empty.max_time_stamp, empty.delay_time) == (-1, -1, 0)
+        header = QueryConsumeTimeSpanRequestHeader(topic="X", group="G")
+        assert (await peer.call(RequestCode.QUERY_CONSUME_TIME_SPAN, header)).code == 17
+
+    async def test_offsets_are_cloned(self, cluster, peer):
+        await create(peer)
+        await commit(peer, 0, 4)
+        await commit(peer, 0, 9, topic="Gone")
+        header = CloneGroupOffsetRequestHeader(src_group="G", dest_group="H")
+        assert (await peer.call(RequestCode.CLONE_GROUP_OFFSET, header)).code == 0
+        offsets = cluster.broker.parts.context.offsets
+        assert (offsets.query("H", "Orders", 0), offsets.query("H", "Gone", 0)) == (4, -1)
+        await peer.heartbeat(topics={"Other": "*"})
+        header = CloneGroupOffsetRequestHeader(src_group="G", dest_group="I")
+        await peer.call(RequestCode.CLONE_GROUP_OFFSET, header)
+        assert offsets.query("I", "Orders", 0) == -1  # the online source does not subscribe it
+
+    async def test_the_progress_of_all_groups(self, cluster, peer):
+        await create(peer)
+        for _ in range(5):
+            await peer.send()
+        await peer.pull()  # makes the group
+        await commit(peer, 0, 2)
+        answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, None, ext={"isOrder": "false"})
+        body = BrokerConsumeStats.decode(answer.body)
+        assert (body.broker_addr, body.total_diff) == (cluster.addr, 3)
+        tables = {group: tables for row in body.consume_stats_list for group, tables in row.items()}
+        assert tables["G"][0].offset_table[queue(0)].consumer_offset == 2
+        assert tables["TOOLS_CONSUMER"] == []
+        answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, None, ext={"isOrder": "true"})
+        assert BrokerConsumeStats.decode(answer.body).total_diff == 0
+
+    async def test_all_producers(self, peer):
+        await peer.heartbeat("c1", None, producers=("P", "Q"))
+        answer = await peer.call(RequestCode.GET_ALL_PRODUCER_INFO)
+        data = ProducerTableInfo.decode(answer.body).data
+        assert {group: [info.client_id for info in infos] for group, infos in data.items()} == {
+            "P": ["c1"],
+            "Q": ["c1"],
+        }
+        assert data["P"][0].remote_ip.startswith("/127.0.0.1:")
+
+    async def test_what_5_x_tools_ask_of_a_group(self, cluster, peer):
+        await commit(peer, 0, 2)
+        await peer.heartbeat(topics={"Orders": "TagA"})
+        answer = await peer.call(RequestCode.QUERY_TOPICS_BY_CONSUMER, None, ext={"group": "G"}, version=NEW)
+        assert json.loads(bytes(answer.body)) == {"brokerAddr": cluster.addr, "topicList": ["Orders"]}
+        ext = {"group": "G", "topic": "Orders"}
+        answer = await peer.call(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, None, ext=ext, version=NEW)
+        body = json.loads(bytes(answer.body))
+        assert (body["group"], body["topic"], body["subscriptionData"]["subString"]) == (
+            "G",
+            "Orders",
+            "TagA",
+        )
+        answer = await peer.call(
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, None, ext={"group": "X"}, version=NEW
+        )
+        assert json.loads(bytes(answer.body)) == {"group": "X", "topic": ""}
 
 
 class TestConsumersAreTold:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cometmq.broker.clients import Members
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.store_views import queue_entries
@@ -104,6 +106,11 @@ class StatsAdmin:
             topics = [name for name in header.topic_list.split(";") if name]
         else:
             topics = sorted(context.offsets.topics_of(group))
+        return frame.response(SUCCESS, body=self.progress_of(group, topics).encode())
+
+    def progress_of(self, group: str, topics: Iterable[str]) -> ConsumeStats:
+        """How far a group is in these topics; those that it does not subscribe while online are left out."""
+        context = self._context
         online = context.consumers.groups.get(group)
         stats = ConsumeStats(offset_table={}, consume_tps=0.0)
         for topic in topics:
@@ -115,7 +122,7 @@ class StatsAdmin:
             for queue_id in range(config.read_queue_nums):
                 stats.offset_table[context.queue(topic, queue_id)] = self._progress(group, topic, queue_id)
             stats.consume_tps += context.stats.group_rate(group, topic, context.clock.time_ms())
-        return frame.response(SUCCESS, body=stats.encode())
+        return stats
 
     def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
         context = self._context

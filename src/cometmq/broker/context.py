@@ -40,6 +40,8 @@ class BrokerContext(msgspec.Struct, kw_only=True, eq=False, dict=True):
     stats: Stats
     replies: SendReplies
     writer: Writer
+    # "ip:port" that clients and name servers use; known once the broker listens.
+    addr: str = ""
     # Done when every name server has answered a registration that began after the call.
     registered: Callable[[], Awaitable[None]]
 

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
+from cometmq.broker.admin_groups import GroupAdmin
 from cometmq.broker.admin_offsets import ConsumerAdmin
 from cometmq.broker.admin_runtime import RuntimeAdmin
 from cometmq.broker.admin_stats import StatsAdmin
@@ -157,6 +158,7 @@ class BrokerParts:
     def _server(self, tick: Tick, without: Sequence[int]) -> RemotingServer:
         context = self.context
         handlers: dict[int, Handler] = {}
+        stats = StatsAdmin(context)
         for part in (
             self.sends,
             self.pulls,
@@ -166,7 +168,8 @@ class BrokerParts:
             QueryProcessor(context),
             self.schedule,
             TopicAdmin(context, self.pulls),
-            StatsAdmin(context),
+            stats,
+            GroupAdmin(context, stats),
             ConsumerAdmin(context),
             self.runtime,
         ):
@@ -180,6 +183,7 @@ class BrokerParts:
         store_host = pack_host(host_port(config.broker_ip1, port))
         self.store.set_store_host(store_host)
         self.context.replies.use_host(store_host)
+        self.context.addr = host_port(config.broker_ip1, port)
         self.registrar.use_addresses(
             host_port(config.broker_ip1, port),
             host_port(config.broker_ip2 or config.broker_ip1, port + HA_OFFSET),
