@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
@@ -16,12 +17,14 @@ from cometmq import (
     ConsumeStatus,
     FlowLimits,
     MessageExt,
+    MessageModel,
     MessageQueue,
     PushConsumer,
     PushOptions,
     sql92,
 )
 from cometmq.client import settle
+from cometmq.client.offset_files import parse_offsets
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -464,3 +467,31 @@ async def test_subscriptions_change_while_running(namesrv: FakeNamesrv, broker: 
         await member.unsubscribe("U")
         await member.rebalance()
         assert {queue.topic for queue in member.assignment} == {"T"}
+
+
+async def test_a_broadcasting_member_keeps_its_name_and_its_own_offsets(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, tmp_path: Path
+) -> None:
+    broker.store("T", 0, b"a")
+    options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
+    async with consumer(namesrv, box, **options) as member:
+        await box.has(1)
+        # The offsets' place depends on the client id, which therefore must not change with the process.
+        assert member.client.client_id == "127.0.0.1@DEFAULT"
+        (group,) = broker.heartbeats[-1].consumer_data_set
+        assert [subscription.topic for subscription in group.subscription_data_set] == ["T"]
+    assert broker.offsets == {}
+    assert parse_offsets((tmp_path / "127.0.0.1@DEFAULT" / "g" / "offsets.json").read_bytes()) == {QUEUE: 1}
+
+
+async def test_a_failed_broadcast_message_is_dropped(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, tmp_path: Path
+) -> None:
+    for body in (b"a", b"b"):
+        broker.store("T", 0, body)
+    box.status = ConsumeStatus.RECONSUME_LATER
+    options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
+    async with consumer(namesrv, box, **options):
+        await box.has(2)
+    assert broker.sent_back == []
+    assert parse_offsets((tmp_path / "127.0.0.1@DEFAULT" / "g" / "offsets.json").read_bytes()) == {QUEUE: 2}

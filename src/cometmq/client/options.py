@@ -65,7 +65,8 @@ class ClientOptions:
     """Part of the client id and of message ids; None: the address this machine uses towards the name
     server."""
     instance_name: str | None = None
-    """None: unique per instance (process id and a clock)."""
+    """None: unique per instance (process id and a clock); DEFAULT for broadcasting consumers, whose offsets
+    lie in a local file under this name: give each of several on one machine a name of its own."""
     unit_name: str | None = None
     route_interval_s: float = 30.0
     heartbeat_interval_s: float = 30.0

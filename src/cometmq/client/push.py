@@ -14,6 +14,7 @@ retry.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -86,7 +87,7 @@ class PushConsumer:
         self._state = "starting"
         try:
             if self._client is None:
-                self._client = ClientInstance(self._namesrv, self._client_options)
+                self._client = ClientInstance(self._namesrv, self._instance_options())
             client = self._client
             await client.start()
             session = PushSession(self.group, self._listener, self._subscriptions, self._options, client)
@@ -100,6 +101,13 @@ class PushConsumer:
             await self._close()
             raise
         self._state = "running"
+
+    def _instance_options(self) -> ClientOptions:
+        options = self._client_options if self._client_options is not None else ClientOptions()
+        if self._options.message_model is MessageModel.BROADCASTING and options.instance_name is None:
+            # The local offsets lie under the client id: it has to be the same after a restart.
+            return dataclasses.replace(options, instance_name="DEFAULT")
+        return options
 
     async def stop(self) -> None:
         """Stop pulling, let running listeners end, store the offsets, leave the group. May be called again.
