@@ -1,0 +1,123 @@
+"""Apache's own mqadmin, in each version, looking at our servers: what it prints comes from our answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.interop.driver import Driver, body_of, message
+from tests.interop.jars import SERVER_VERSIONS
+from tests.interop.mqadmin import AdminShell
+from tests.interop.processes import wait_until
+from tests.interop.space import Cluster, Space
+
+
+@pytest.fixture(scope="module", params=SERVER_VERSIONS)
+def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminShell]:
+    running = AdminShell(request.param, tmp_path_factory.mktemp(f"mqadmin-{request.param}"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def space(java_clients: Callable[[str], Driver], cluster: Cluster) -> Iterator[Space]:
+    room = Space(java_clients("4.9.8"), cluster)
+    yield room
+    room.close()
+
+
+@pytest.fixture
+def mqadmin(shell: AdminShell, cluster: Cluster) -> Callable[[str], str]:
+    def run(line: str) -> str:
+        printed = shell.run(*line.split(), "-n", cluster.namesrv)
+        assert "Exception" not in printed, printed
+        return printed
+
+    return run
+
+
+Run = Callable[[str], str]
+
+
+def test_topics_are_made_listed_described_and_deleted(mqadmin: Run, space: Space) -> None:
+    topic = f"Made{space.number}"
+    made = mqadmin(f"updateTopic -c DefaultCluster -t {topic} -r 6 -w 5")
+    assert f"create topic to {space.cluster.broker_addr} success" in made
+    assert topic in mqadmin("topicList").split()
+    route = mqadmin(f"topicRoute -t {topic}")
+    assert re.search(r'"readQueueNums":\s*6', route)
+    assert re.search(r'"writeQueueNums":\s*5', route)
+    assert space.cluster.broker_addr in route
+    assert "success" in mqadmin(f"deleteTopic -c DefaultCluster -t {topic}")
+    assert topic not in mqadmin("topicList").split()
+
+
+def test_the_cluster_and_its_broker_are_shown(mqadmin: Run, space: Space) -> None:
+    (line,) = [
+        each.split() for each in mqadmin("clusterList").splitlines() if each.startswith("DefaultCluster")
+    ]
+    assert line[1:4] == ["broker-a", "0", space.cluster.broker_addr]
+    status = mqadmin(f"brokerStatus -b {space.cluster.broker_addr}")
+    for name in (
+        "bootTimestamp",
+        "brokerVersionDesc",
+        "commitLogMaxOffset",
+        "msgPutTotalTodayNow",
+        "runtime",
+    ):
+        assert name in status
+    assert "storePathRootDir" in mqadmin(f"getBrokerConfig -b {space.cluster.broker_addr}")
+
+
+def test_queues_and_consumers_are_counted(shell: AdminShell, mqadmin: Run, space: Space) -> None:
+    producer = space.producer(group="admin-producers", heartbeatMillis=500)
+    space.java.send(producer, [message(space.topic, b"m%d" % n) for n in range(10)], "selector", select=1)
+    status = [each.split() for each in mqadmin(f"topicStatus -t {space.topic}").splitlines()[1:]]
+    rows = {int(each[1]): (int(each[2]), int(each[3])) for each in status if each[:1] == ["broker-a"]}
+    assert rows == {0: (0, 0), 1: (0, 10), 2: (0, 0), 3: (0, 0)}
+    consumer = space.push()
+    space.java.wait_delivered(consumer, 10)
+
+    def total() -> int:
+        # Before the first commit the command fails: there is nothing to show.
+        printed = shell.run("consumerProgress", "-g", space.group, "-n", space.cluster.namesrv)
+        found = re.search(r"Diff Total:\s*(\d+)", printed)
+        return int(found[1]) if found else -1
+
+    wait_until("offsets committed", lambda: total() == 0, 20, every_s=0.5)
+    assert space.topic in mqadmin(f"consumerProgress -g {space.group}")
+    connection = mqadmin(f"consumerConnection -g {space.group}")
+    assert "CONSUME_PASSIVELY" in connection
+    assert "CLUSTERING" in connection
+    assert f"{space.topic}" in connection
+    line = f"producerConnection -g admin-producers -t {space.topic} -n {space.cluster.namesrv}"
+    wait_until("the producer's heartbeat", lambda: "127.0.0.1" in shell.run(*line.split()), 20, every_s=0.5)
+
+
+def test_messages_are_found_by_id_key_and_unique_key(shell: AdminShell, mqadmin: Run, space: Space) -> None:
+    producer = space.producer()
+    (sent,) = space.java.send(producer, [message(space.topic, b"look me up", keys="needle", tags="hay")])
+    topic = f" -t {space.topic}" if shell.version.startswith("5") else ""
+    by_id = mqadmin(f"queryMsgById -i {sent['offsetMsgId']}{topic}")
+    assert sent["msgId"] in by_id
+    assert "hay" in by_id
+    assert sent["msgId"] in mqadmin(f"queryMsgByKey -t {space.topic} -k needle")
+    by_unique = mqadmin(f"queryMsgByUniqueKey -t {space.topic} -i {sent['msgId']}")
+    assert re.search(rf"Queue Offset:\s*{sent['queueOffset']}\n", by_unique)
+    assert re.search(r"Keys:\s*\[needle\]", by_unique)
+
+
+@pytest.mark.parametrize(
+    "shell", ["4.9.7"], indirect=True
+)  # the client pauses ten seconds over it: once is enough
+def test_offsets_are_reset_while_a_consumer_runs(shell: AdminShell, space: Space) -> None:
+    producer = space.producer()
+    space.java.send(producer, [message(space.topic, b"again")])
+    consumer = space.push()
+    space.java.wait_delivered(consumer, 1)
+    line = f"resetOffsetByTime -g {space.group} -t {space.topic} -s 0 -n {space.cluster.namesrv}"
+    # Refused, as by Apache's broker, until the consumer has committed an offset of every queue.
+    wait_until("offsets reset", lambda: "Exception" not in shell.run(*line.split()), 30, every_s=0.5)
+    got = space.java.wait_delivered(consumer, 2, 60)
+    assert {body_of(each) for each in got} == {b"again"}
