@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.admin.conftest import Shell
 
 from cometmq.client import ConsumeFromWhere, PushConsumer, PushOptions
@@ -120,6 +121,37 @@ def test_a_member_is_counted_and_shown_beside_its_queues(mq: Shell) -> None:
     row = next(line.split() for line in lines if line.startswith("watched") and line.split()[2] == "0")
     assert row[5] == "127.0.0.1"
     assert (group["count"], group["consumeType"], group["messageModel"]) == (1, "PUSH", "CLUSTERING")
+
+
+async def process_directly(
+    namesrv: str, shell: Shell, arguments: tuple[str, ...]
+) -> tuple[list[str], list[bytes]]:
+    """Run a command while a group has one member; what it printed, and the bodies the listener was given."""
+    bodies: list[bytes] = []
+
+    async def take(messages: list[MessageExt]) -> None:
+        bodies.extend(bytes(message.body) for message in messages)
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.LAST_OFFSET)
+    async with PushConsumer("direct", take, "directed", namesrv=namesrv, options=options) as consumer:
+        client_id = consumer.client.client_id
+        outcome = await asyncio.to_thread(lambda: shell.ok(*arguments, "-g", "direct", "-d", client_id))
+    return outcome.lines, bodies
+
+
+@pytest.mark.parametrize("by", ["queryMsgById", "queryMsgByUniqueKey"])
+def test_a_message_is_processed_by_the_member_that_was_named(mq: Shell, by: str) -> None:
+    sent = mq.ok("sendMessage", "-t", "directed", "-p", by, "--json").json
+    msg_id = sent["offsetMsgId"] if by == "queryMsgById" else sent["msgId"]
+    topic = () if by == "queryMsgById" else ("-t", "directed")
+
+    lines, bodies = asyncio.run(process_directly(mq.broker.namesrv, mq, (by, "-i", msg_id, *topic)))
+
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        "ConsumeMessageDirectlyResult [order=false, autoCommit=true, consumeResult=CR_SUCCESS, remark=null, "
+    )
+    assert by.encode() in bodies
 
 
 def test_a_group_nobody_knows_is_an_error(mq: Shell) -> None:

@@ -215,3 +215,13 @@ class TestStandalone:
         assert len(made.stdout.splitlines()) == 3
         assert {line.split()[2] for line in sent.stdout.splitlines()} == {"broker-a", "broker-b"}
         assert (tmp_path / "data" / "broker-b" / "broker.conf").exists()
+
+    def test_a_port_in_use_stops_the_whole_start(self, serve: Serve, run: Run, tmp_path: Path) -> None:
+        with serve("mqnamesrv", "--port", "0") as namesrv:
+            port = str(port_of(namesrv.wait_ready()))
+            failed = run("cometmq", "standalone", "--data", str(tmp_path / "data"), "--namesrv-port", port)
+
+        assert failed.returncode == 1
+        assert failed.stdout == ""
+        assert "in use" in failed.stderr
+        assert failed.stderr.count("\n") == 1

@@ -20,7 +20,12 @@ from cometmq.client.options import ClientOptions
 from cometmq.client.producer import Producer
 from cometmq.errors import CometError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
-from cometmq.protocol.bodies import ClusterInfo, TopicRouteData, TopicStatsTable
+from cometmq.protocol.bodies import (
+    ClusterInfo,
+    ConsumeMessageDirectlyResult,
+    TopicRouteData,
+    TopicStatsTable,
+)
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode
 from cometmq.protocol.headers import GetTopicStatsInfoRequestHeader
 from cometmq.protocol.properties import is_reserved
@@ -282,8 +287,10 @@ class Admin:
         found = [await groups.summary(self.client, name) for name in names]
         return sorted(found, key=lambda row: (-row.diff_total, row.group))
 
-    async def consume_directly(self, group: str, client_id: str, offset_msg_id: str) -> str:
-        """Have one member of a group process one message at once; returns the client's answer as text."""
+    async def consume_directly(
+        self, group: str, client_id: str, offset_msg_id: str
+    ) -> ConsumeMessageDirectlyResult:
+        """Have one member of a group process one message at once; what its listener said."""
         return await groups.consume_directly(self.client, group, client_id, offset_msg_id)
 
     # -- messages

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from cometmq.message import MessageExt, SendResult
+from cometmq.protocol.bodies import ConsumeMessageDirectlyResult
 
 from .values import (
     BrokerStatus,
@@ -209,6 +210,16 @@ def message_tracks(tracks: list[MessageTrack]) -> Iterator[str]:
             f"MessageTrack [consumerGroup={track.consumer_group}, trackType={track.track_type}, "
             f"exceptionDesc={track.exception_desc or 'null'}]"
         )
+
+
+def direct_result(result: ConsumeMessageDirectlyResult) -> Iterator[str]:
+    """One line as Java prints it: Java's words for true, false and nothing."""
+    order, auto_commit = str(result.order).lower(), str(result.auto_commit).lower()
+    yield (
+        f"ConsumeMessageDirectlyResult [order={order}, autoCommit={auto_commit}, "
+        f"consumeResult={result.consume_result or 'null'}, remark={result.remark or 'null'}, "
+        f"spentTimeMills={result.spent_time_mills}]"
+    )
 
 
 def send_result(result: SendResult) -> Iterator[str]:

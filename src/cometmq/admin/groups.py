@@ -8,6 +8,7 @@ from cometmq.client.instance import ClientInstance
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
     ConsumerConnection,
     ConsumerRunningInfo,
     ConsumeStats,
@@ -207,7 +208,9 @@ async def consumed(client: ClientInstance, message: MessageExt, group: str) -> b
     )
 
 
-async def consume_directly(client: ClientInstance, group: str, client_id: str, offset_msg_id: str) -> str:
+async def consume_directly(
+    client: ClientInstance, group: str, client_id: str, offset_msg_id: str
+) -> ConsumeMessageDirectlyResult:
     """Have one member process one message at once, through the broker that stores it."""
     place = decode_offset_id(offset_msg_id)
     header = ConsumeMessageDirectlyRequestHeader(
@@ -216,4 +219,4 @@ async def consume_directly(client: ClientInstance, group: str, client_id: str, o
     answer = await client.brokers.call(
         place.host, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=STATS_TIMEOUT_S
     )
-    return bytes(answer.body).decode("utf-8", "replace")
+    return ConsumeMessageDirectlyResult.decode(answer.body)

@@ -55,7 +55,8 @@ def query_msg_by_id(
         messages = [await admin.message_by_id(msg_id) for msg_id in ids]
         if group and client_id:
             for msg_id in ids:
-                click.echo(await admin.consume_directly(group, client_id, msg_id))
+                result = await admin.consume_directly(group, client_id, msg_id)
+                show_json(result) if as_json else show(formats.direct_result(result))
         elif resend:
             for message in messages:
                 click.echo(f"prepare resend msg. originalMsgId={message.offset_msg_id}")
@@ -111,7 +112,8 @@ def query_msg_by_unique_key(
             raise click.ClickException(f"no message with id {msg_id} in topic {topic}")
         shown = messages if show_all else messages[:1]
         if group and client_id:
-            click.echo(await admin.consume_directly(group, client_id, messages[0].offset_msg_id))
+            result = await admin.consume_directly(group, client_id, messages[0].offset_msg_id)
+            show_json(result) if as_json else show(formats.direct_result(result))
         elif as_json:
             show_json([MessageView.of(message) for message in shown])
         else:
