@@ -244,4 +244,7 @@ def report(stages: list[Stage], expected: Totals, found: Totals, data: Path, sec
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("first_run: stopped")
