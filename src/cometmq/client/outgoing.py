@@ -181,7 +181,7 @@ def _check(message: Message, options: ProducerOptions) -> None:
         if len(_good_topics) >= _GOOD_TOPICS_MAX:
             _good_topics.clear()
         _good_topics.add(topic)
-    if not isinstance(message.body, bytes | bytearray | memoryview):
+    if not isinstance(message.body, (bytes, bytearray, memoryview)):
         raise MessageIllegal(f"the body is bytes, not {type(message.body).__name__}", topic, "body")
     if isinstance(message.keys, str):
         # Joined by blanks its letters would become keys.

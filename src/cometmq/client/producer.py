@@ -26,6 +26,7 @@ from .outgoing import Outgoing, prepare, prepare_batch
 from .retry import SendAttempts
 from .routes import TopicRoute
 from .selectors import QueueSelector, RoundRobin
+from .slots import Slots
 
 __all__ = ["Producer", "select_by_random"]
 
@@ -62,7 +63,7 @@ class Producer:
         self._client: ClientInstance | None = client
         self._state = "new"
         self._robin = RoundRobin(random.getrandbits(31))
-        self._slots = asyncio.Semaphore(self.options.max_in_flight)
+        self._slots = Slots(self.options.max_in_flight)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -91,17 +92,12 @@ class Producer:
         self._state = "stopping"
         client = self.client
         try:
-            await self._drain()
+            await self._slots.drained()  # each send ends within its own budget
             await client.unregister_producer(self.group)
         finally:
             if client is not self._shared_client:
                 await client.close()
             self._state = "stopped"
-
-    async def _drain(self) -> None:
-        """Wait until no send is under way; each ends within its own budget."""
-        for _ in range(self.options.max_in_flight):
-            await self._slots.acquire()
 
     @property
     def started(self) -> bool:
@@ -214,21 +210,24 @@ class Producer:
         self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None
     ) -> SendResult:
         slots = self._slots
-        await slots.acquire()
+        if slots.full:
+            await slots.room()
+        slots.take()
         try:
             options = self.options
+            client = self.client
             budget_s = options.send_timeout_s if timeout_s is None else timeout_s
-            begun = self.client.loop.time()
-            route = self.client.routes.get(outgoing.topic)
-            if route is None or route.from_template or not route.write_queues:
-                route = await self._route_within(outgoing.topic, budget_s)
-                budget_s -= self.client.loop.time() - begun
-            chosen = queue if queue is not None else self._robin.select(route.write_queues)
+            begun = client.loop.time()
             attempts = None
             if queue is None and options.retry_times > 0:
                 attempts = (begun, begun + budget_s)
-                if options.try_timeout_s is not None:
-                    budget_s = min(budget_s, options.try_timeout_s)
+            route = client.routes.get(outgoing.topic)
+            if route is None or route.from_template or not route.write_queues:
+                route = await self._route_within(outgoing.topic, budget_s)
+                budget_s -= client.loop.time() - begun
+            chosen = queue if queue is not None else self._robin.select(route.write_queues)
+            if attempts is not None and options.try_timeout_s is not None:
+                budget_s = min(budget_s, options.try_timeout_s)
             try:
                 result = await self._try(outgoing, chosen, budget_s)
             except (RemotingError, BrokerError) as error:
@@ -243,7 +242,7 @@ class Producer:
                 return result
             return await self._send_again(outgoing, chosen, result, *attempts)
         finally:
-            slots.release()
+            slots.give_back()
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
         """The route, asked for within a send's own budget."""
