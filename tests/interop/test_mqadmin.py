@@ -6,20 +6,18 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.interop.apache import ApacheCluster
-from tests.interop.apache import mqadmin as apaches_mqadmin
 from tests.interop.jars import SERVER_VERSIONS
+from tests.interop.mqadmin import AdminShell
 
 from cometmq.testing import LocalBroker, local_broker
 
 OURS = Path(sys.executable).parent / "mqadmin"
 APACHES_VERSION = "4.9.7"
-# What a JVM of our time says on standard error whatever it runs.
-JVM_TALK = re.compile(r"^(OpenJDK|WARNING:|RocketMQLog:|\d\d:\d\d:\d\d,\d+ \|-).*\n?", re.MULTILINE)
 
 
 def our_mqadmin(namesrv: str, *arguments: str) -> str:
@@ -104,7 +102,7 @@ class TestOursOnApachesServers:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> object:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
     """Our servers, with a topic, messages and a group that has consumed some."""
     with local_broker(tmp_path_factory.mktemp("comet")) as broker:
         namesrv = broker.namesrv
@@ -125,17 +123,29 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> object:
         yield broker
 
 
-class TestApachesBesideOurs:
-    def both(
-        self, broker: LocalBroker, directory: Path, *arguments: str
-    ) -> tuple[list[list[str]], list[list[str]]]:
-        """The columns that Apache's and our tool print for the same command on our servers."""
-        theirs = apaches_mqadmin(
-            APACHES_VERSION, directory, arguments[0], "-n", broker.namesrv, *arguments[1:]
-        )
-        ours = our_mqadmin(broker.namesrv, *arguments)
-        return as_columns(JVM_TALK.sub("", theirs)), as_columns(ours)
+@pytest.fixture(scope="module")
+def apaches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminShell]:
+    """Apache's mqadmin in one JVM."""
+    shell = AdminShell(APACHES_VERSION, tmp_path_factory.mktemp("apaches-tools"))
+    yield shell
+    shell.stop()
 
+
+Both = Callable[..., "tuple[list[list[str]], list[list[str]]]"]
+
+
+@pytest.fixture
+def both(broker: LocalBroker, apaches: AdminShell) -> Both:
+    """The columns that Apache's and our tool print for the same command on our servers."""
+
+    def run(*arguments: str) -> tuple[list[list[str]], list[list[str]]]:
+        theirs = apaches.run(*arguments, "-n", broker.namesrv)
+        return as_columns(theirs), as_columns(our_mqadmin(broker.namesrv, *arguments))
+
+    return run
+
+
+class TestApachesBesideOurs:
     @pytest.mark.parametrize(
         "arguments",
         [
@@ -145,38 +155,36 @@ class TestApachesBesideOurs:
             ("consumerProgress", "-g", "comparers"),
         ],
     )
-    def test_the_listings_are_equal(
-        self, broker: LocalBroker, tmp_path: Path, arguments: tuple[str, ...]
-    ) -> None:
-        theirs, ours = self.both(broker, tmp_path, *arguments)
+    def test_the_listings_are_equal(self, both: Both, arguments: tuple[str, ...]) -> None:
+        theirs, ours = both(*arguments)
 
         # A rate falls between the two calls.
         steady = [[line for line in lines if "TPS:" not in line] for lines in (theirs, ours)]
         assert steady[0] == steady[1]
         assert len(ours) == len(theirs) > 1
 
-    def test_the_topics_are_equal(self, broker: LocalBroker, tmp_path: Path) -> None:
-        theirs, ours = self.both(broker, tmp_path, "topicList")
+    def test_the_topics_are_equal(self, both: Both) -> None:
+        theirs, ours = both("topicList")
 
         assert sorted(ours) == sorted(theirs)
 
-    def test_the_keys_of_a_brokers_status_are_equal(self, broker: LocalBroker, tmp_path: Path) -> None:
-        theirs, ours = self.both(broker, tmp_path, "brokerStatus", "-b", broker.broker_addr)
+    def test_the_keys_of_a_brokers_status_are_equal(self, both: Both, broker: LocalBroker) -> None:
+        theirs, ours = both("brokerStatus", "-b", broker.broker_addr)
 
         assert [line[0] for line in ours] == [line[0] for line in theirs]
 
-    def test_the_cluster_has_the_same_columns(self, broker: LocalBroker, tmp_path: Path) -> None:
-        theirs, ours = self.both(broker, tmp_path, "clusterList")
+    def test_the_cluster_has_the_same_columns(self, both: Both) -> None:
+        theirs, ours = both("clusterList")
 
         assert ours[0] == theirs[0]
         assert ours[1][:5] == theirs[1][:5]
         assert len(ours[1]) == len(theirs[1])
 
-    def test_the_details_of_a_message_are_equal(self, broker: LocalBroker, tmp_path: Path) -> None:
+    def test_the_details_of_a_message_are_equal(self, both: Both, broker: LocalBroker) -> None:
         hits = our_mqadmin(broker.namesrv, "queryMsgByKey", "-t", "compared", "-k", "k", "--json")
         message = json.loads(hits)[0]
 
-        theirs, ours = self.both(broker, tmp_path, "queryMsgById", "-i", message["offsetMsgId"])
+        theirs, ours = both("queryMsgById", "-i", message["offsetMsgId"])
 
         def facts(lines: list[list[str]]) -> dict[str, list[str]]:
             """Name -> words, the properties in any order, without the place of the body."""
