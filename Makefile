@@ -22,6 +22,7 @@ run: install  ## start a cluster, send TPC-H orders, archive them with Spark, ch
 
 check: install  ## lint, format, strict types, import directions
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
