@@ -75,11 +75,11 @@ class Driver:
         flags = jvm if jvm is not None else ["-Xmx512m", "-XX:+UseSerialGC"]
         command = [
             java_tool("java"),
-            *flags,
             *OPENED,
             "-XX:-UsePerfData",
             "-Dfile.encoding=UTF-8",
             "-Drocketmq.client.rebalance.waitInterval=1000",
+            *flags,  # the last one wins
             "-Djava.net.preferIPv4Stack=true",
             f"-Duser.home={directory}",
             f"-Drocketmq.client.logRoot={directory / 'logs'}",

@@ -46,7 +46,7 @@ def test_a_waiting_consumer_gets_a_new_message_at_once(space: Space) -> None:
         space.java.send(producer, [message(space.topic, b"now %d" % number)])
         space.java.wait_delivered(consumer, 9 + number)
         waits.append(time.monotonic() - began)
-    assert sorted(waits)[5] < 0.5, waits  # a broker that only polled would need seconds
+    assert sorted(waits)[5] < 1, waits  # a broker that only polled would need seconds
 
 
 def test_a_restarted_group_goes_on_where_it_stopped(space: Space) -> None:
@@ -144,55 +144,63 @@ def test_lite_pull_reads_all_commits_and_resumes(space: Space) -> None:
     assert_exactly_once(again, more)
 
 
-def test_two_consumers_share_the_queues_and_hand_them_over(space: Space) -> None:
+PATIENT = "-Drocketmq.client.rebalance.waitInterval=20000"
+"""Apache's own interval. The other tests' clients rebalance each second; where the broker has to tell its clients
+of a change, they must not find it out by themselves."""
+
+
+def test_two_consumers_share_the_queues_and_hand_them_over(
+    space: Space, own_java_client: Callable[..., Driver]
+) -> None:
+    java = own_java_client(space.java.version, PATIENT)
     _send(space, 8, "warm-up")
-    first, second = space.push(), space.push()
+    first, second = (space.push(java=java, routeMillis=30_000) for _ in range(2))
     for each in (first, second):
-        wait_until(f"{each} has two queues", lambda name=each: len(_queues(space, space.java, name)) == 2)
+        wait_until(f"{each} has two queues", lambda name=each: len(_queues(space, java, name)) == 2, 15)
     shared = _send(space, 80, "shared")
-    java = space.java
 
     def both() -> list[Json]:
         return [each for each in java.delivered(first) + java.delivered(second) if body_of(each) in shared]
 
     wait_until("80 messages on two consumers", lambda: len(both()) >= 80)
     assert_exactly_once(both(), shared)
-    assert {each["queueId"] for each in java.delivered(first) if body_of(each) in shared} == _queues(
-        space, java, first
-    )
-    space.stop(second)  # says goodbye: the first one has everything before its next regular rebalance
-    began = time.monotonic()
-    wait_until("first has all queues", lambda: len(_queues(space, java, first)) == 4)
-    assert time.monotonic() - began < 10
+    of_first = {each["queueId"] for each in java.delivered(first) if body_of(each) in shared}
+    assert of_first == _queues(space, java, first)
+    space.stop(
+        second
+    )  # says goodbye: the first one is told, and has everything long before its own next look
+    wait_until("first has all queues", lambda: len(_queues(space, java, first)) == 4, 10)
     alone = _send(space, 40, "alone")
-    wait_until(
-        "40 messages on one", lambda: sum(body_of(each) in alone for each in java.delivered(first)) >= 40
-    )
-    assert_exactly_once([each for each in java.delivered(first) if body_of(each) in alone], alone)
+
+    def by_first() -> list[Json]:
+        return [each for each in java.delivered(first) if body_of(each) in alone]
+
+    wait_until("40 messages on one", lambda: len(by_first()) >= 40)
+    assert_exactly_once(by_first(), alone)
 
 
 def test_the_survivor_takes_over_when_a_consumer_is_killed(
-    space: Space, own_java_client: Callable[[str], Driver]
+    space: Space, own_java_client: Callable[..., Driver]
 ) -> None:
-    victim = own_java_client(space.java.version)
+    healthy, victim = (own_java_client(space.java.version, PATIENT) for _ in range(2))
     _send(space, 8, "warm-up")
-    survivor = space.push()
-    dying = space.push(java=victim)
-    for java, each in ((space.java, survivor), (victim, dying)):
-        wait_until(f"{each} has two queues", lambda j=java, name=each: len(_queues(space, j, name)) == 2)
+    survivor = space.push(java=healthy, routeMillis=30_000)
+    dying = space.push(java=victim, routeMillis=30_000)
+    for java, each in ((healthy, survivor), (victim, dying)):
+        wait_until(f"{each} has two queues", lambda j=java, name=each: len(_queues(space, j, name)) == 2, 15)
     before = _send(space, 100, "before")
-    wait_until("both consume", lambda: victim.delivered(dying) and space.java.delivered(survivor))
+    wait_until("both consume", lambda: victim.delivered(dying) and healthy.delivered(survivor))
     victim.kill()
     after = _send(space, 100, "after")
-    wait_until("survivor has all queues", lambda: len(_queues(space, space.java, survivor)) == 4)
+    wait_until("survivor has all queues", lambda: len(_queues(space, healthy, survivor)) == 4, 10)
     seen_by_dead = {body_of(each) for each in victim.delivered(dying)}
 
     def missing() -> set[bytes]:
-        seen = {body_of(each) for each in space.java.delivered(survivor)} | seen_by_dead
+        seen = {body_of(each) for each in healthy.delivered(survivor)} | seen_by_dead
         return set(before + after) - seen
 
     wait_until("every message seen", lambda: not missing(), 30)
-    counts = Counter(body_of(each) for each in space.java.delivered(survivor))
+    counts = Counter(body_of(each) for each in healthy.delivered(survivor))
     twice = {body for body, count in counts.items() if count > 1}
     assert not twice  # only what the dead one had not committed comes again, and once
 
@@ -257,7 +265,7 @@ def test_a_delayed_message_comes_when_it_is_due(space: Space, level: int, second
     assert_exactly_once(got, sent)
     for each in got:
         waited = each["storeTimestamp"] - each["bornTimestamp"]  # stored anew when delivered
-        assert seconds * 1000 <= waited < seconds * 1000 + 2500
+        assert seconds * 1000 <= waited < seconds * 1000 + 4000
         assert (each["topic"], each["tags"], each["properties"]["DELAY"]) == (space.topic, "late", str(level))
 
 
