@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from cometmq.client.consuming import ConcurrentConsuming
 from cometmq.client.listener import BoundListener, ConsumeContext, ConsumeStatus
 from cometmq.client.process_queue import Batch, ProcessQueue
@@ -67,10 +69,11 @@ async def test_calls_run_side_by_side_up_to_the_limit() -> None:
     assert most == 4
 
 
-async def test_an_exception_means_later_and_the_worker_goes_on() -> None:
+@pytest.mark.parametrize("failure", [RuntimeError("boom"), asyncio.CancelledError()])
+async def test_an_exception_means_later_and_the_worker_goes_on(failure: BaseException) -> None:
     async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
         if messages[0].queue_offset == 1:
-            raise RuntimeError("boom")
+            raise failure
         return OK
 
     assert await consumed(listener, 3, 1) == [(0, OK), (1, ConsumeStatus.RECONSUME_LATER), (2, OK)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from cometmq import (
     MessageExt,
     MessageModel,
     MessageQueue,
+    NoRouteError,
     PushConsumer,
     PushOptions,
     sql92,
@@ -159,6 +161,14 @@ async def test_a_topic_without_a_route_is_waited_for_and_named(
         await member.rebalance()
         await box.has(1)
         assert member.health().ok
+
+
+async def test_a_start_without_any_name_server_fails_and_says_so(box: Box) -> None:
+    member = PushConsumer("g", box, ["T", "U"], namesrv="127.0.0.1:1")
+    with pytest.raises(NoRouteError, match=r"127\.0\.0\.1:1 answered 'cannot connect") as caught:
+        await member.start()
+    assert pickle.loads(pickle.dumps(caught.value)).asked == caught.value.asked
+    assert member.health().state == "stopped"
 
 
 async def test_an_expression_the_broker_cannot_compile_fails_the_start(

@@ -125,7 +125,10 @@ class ConcurrentConsuming:
         self.running += 1
         try:
             status = await self._listener(batch.messages, context)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # we are cancelled; otherwise something that the listener awaited was
             self.last_error = error
             status = ConsumeStatus.RECONSUME_LATER
             log.warning(

@@ -57,7 +57,7 @@ class ClientInstance:
         """Broker address -> why the last heartbeat failed."""
         self._state = "new"
         self.loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
         self._template_until: dict[str, float] = {}
         self._announced: set[str] = set()
@@ -96,12 +96,12 @@ class ClientInstance:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.remoting.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, object], name: str) -> None:
         task = self.loop.create_task(work, name=f"cometmq-{name}-{self.client_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _every(self, interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
         while True:
             await asyncio.sleep(interval_s)
             try:
@@ -190,24 +190,30 @@ class ClientInstance:
     def refresh_soon(self, topic: str) -> None:
         """Ask for a route in the background: something says that it may be old."""
         if self._state == "running" and topic not in self._fetching:
-            self._spawn(self._refresh(topic), "refresh")
+            self._spawn(self.refresh_routes([topic]), "refresh")
 
-    async def refresh_routes(self, topics: Iterable[str] | None = None) -> None:
-        """Ask for the routes of these topics, else of all that are used. Failures are kept for health() and
-        errors of sends; a route that is known stays good until brokers say otherwise."""
+    async def refresh_routes(self, topics: Iterable[str] | None = None) -> dict[str, CometError]:
+        """Ask for the routes of these topics, else of all that are used; the failures by topic. A route that
+        is known stays good until brokers say otherwise."""
         wanted = set(self.routes.topics) if topics is None else set(topics)
         if topics is None:
             for consumer in self.consumers.values():
                 wanted.update(consumer.topics())
+        failures: dict[str, CometError] = {}
         for topic in sorted(wanted):
-            await self._refresh(topic)
+            failure = await self._refresh(topic)
+            if failure is not None:
+                failures[topic] = failure
         self.routes.forget_unrouted()
+        return failures
 
-    async def _refresh(self, topic: str) -> None:
+    async def _refresh(self, topic: str) -> CometError | None:
         try:
             await self._fetch(topic)
         except CometError as error:
             log.debug("route of %s was not refreshed: %s", topic, error)
+            return error
+        return None
 
     # -- brokers
 

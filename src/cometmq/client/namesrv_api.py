@@ -20,7 +20,7 @@ from cometmq.remoting import RemotingClient
 
 from .calls import Calls, broker_error
 
-__all__ = ["NamesrvApi"]
+__all__ = ["NameServersUnreachable", "NamesrvApi"]
 
 NO_ROUTE_HINT = (
     "Create the topic (mqadmin updateTopic), or let brokers create it (autoCreateTopicEnable=true); "
@@ -29,6 +29,10 @@ NO_ROUTE_HINT = (
 UNREACHABLE_HINT = (
     "No name server answered: is one running there? (cometmq standalone starts one at 127.0.0.1:9876)"
 )
+
+
+class NameServersUnreachable(NoRouteError):
+    """None of the name servers answered."""
 
 
 class NamesrvApi(Calls):
@@ -84,7 +88,9 @@ class NamesrvApi(Calls):
             if answer.code == ResponseCode.SUCCESS and answer.body:
                 return TopicRouteData.decode(answer.body)
             asked.append((addr, str(broker_error(answer, ""))))
-        raise NoRouteError(topic, asked, UNREACHABLE_HINT if reached is None else NO_ROUTE_HINT)
+        if reached is None:
+            raise NameServersUnreachable(topic, asked, UNREACHABLE_HINT)
+        raise NoRouteError(topic, asked, NO_ROUTE_HINT)
 
     async def cluster_info(self) -> ClusterInfo:
         answer = await self.ask_any(RequestCode.GET_BROKER_CLUSTER_INFO)

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteError, RemotingError
+from cometmq.errors import BrokerError, ClientStateError, CometError, RemotingError
 from cometmq.message import Message, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import check_group_name
 
 from .instance import ClientInstance
-from .namesrv_api import UNREACHABLE_HINT
+from .namesrv_api import UNREACHABLE_HINT, NameServersUnreachable
 from .options import ClientOptions, ProducerOptions
 from .outgoing import Outgoing, prepare, prepare_batch
 from .retry import SendAttempts
@@ -251,7 +251,7 @@ class Producer:
                 return await self._route(topic)
         except TimeoutError:
             late = [(addr, f"nothing within {budget_s:g} s") for addr in self.client.namesrv.addrs]
-            raise NoRouteError(topic, late, UNREACHABLE_HINT) from None
+            raise NameServersUnreachable(topic, late, UNREACHABLE_HINT) from None
 
     async def _try(self, outgoing: Outgoing, queue: MessageQueue, timeout_s: float) -> SendResult:
         client = self.client

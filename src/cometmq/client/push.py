@@ -26,6 +26,7 @@ from cometmq.protocol.codes import check_group_name
 from .health import ConsumerHealth
 from .instance import ClientInstance
 from .listener import Listener
+from .namesrv_api import NameServersUnreachable
 from .options import ClientOptions, MessageModel, PushOptions
 from .push_peer import PushPeer
 from .push_session import PushSession
@@ -77,8 +78,8 @@ class PushConsumer:
         """Join the group. Returns when the subscriptions are announced and the first rebalance was tried.
 
         A topic without a route is no error here: it is taken up when it appears, and health() names it until
-        then. Raises NoRouteError only when no name server answers at all, BrokerError when an SQL92
-        expression is refused.
+        then. Raises NameServersUnreachable (a NoRouteError) when no name server answers at all, BrokerError
+        when an SQL92 expression is refused.
         """
         if self._state != "new":
             raise ClientStateError(f"push consumer of group {self.group} is {self._state}; it starts once")
@@ -93,7 +94,10 @@ class PushConsumer:
             session = PushSession(self.group, self._listener, self._subscriptions, self._options, client)
             self._session = session
             client.register_consumer(self.group, PushPeer(session))
-            await client.refresh_routes(session.group.subscriptions)
+            failures = await client.refresh_routes(session.group.subscriptions)
+            unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
+            if len(unreachable) == len(session.group.subscriptions):
+                raise unreachable[0]
             await self._check_expressions(session)
             await client.send_heartbeats()
             await session.start()
