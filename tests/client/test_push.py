@@ -30,6 +30,7 @@ from cometmq.client.offset_files import parse_offsets
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
+    ConsumerList,
     ConsumerRunningInfo,
     GetConsumerStatusBody,
     ResetOffsetBody,
@@ -463,6 +464,36 @@ async def test_a_lost_connection_is_made_again_and_announced(
         await box.has(2)
         await broker.wait_for(lambda: len(broker.heartbeats) > beats)
     assert box.bodies == [b"a", b"b"]
+
+
+async def test_a_broker_that_forgot_us_is_told_again_before_anything_is_given_up(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    async with consumer(namesrv, box) as member:
+        (held,) = member.assignment
+        before = member._session.members.held[held]
+        beats = len(broker.heartbeats)
+        broker.members = ["somebody-else"]
+        await member.rebalance()
+        assert member._session.members.held[held] is before
+        assert not member.health().ok
+        await broker.wait_for(lambda: len(broker.heartbeats) > beats)
+        await member.rebalance()
+        assert member._session.members.held[held] is before
+        assert member.health().ok
+
+
+async def test_a_member_the_broker_refuses_to_list_gives_its_queues_up(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    async with consumer(namesrv, box) as member:
+        broker.on(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            lambda frame: frame.response(0, body=ConsumerList(consumer_id_list=["other"]).encode()),
+        )
+        await member.rebalance()
+        await member.rebalance()
+        assert member.assignment == ()
 
 
 async def test_subscriptions_change_while_running(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:

@@ -307,6 +307,10 @@ class ClientInstance:
 
         await asyncio.gather(*(tell(addr) for addr in sorted(self._announced)))
 
+    def heartbeat_soon(self) -> None:
+        """Announce all groups in the background."""
+        self._heartbeat_wanted.set()
+
     async def send_heartbeats(self) -> None:
         """Announce all groups to all brokers. Never raises: `heartbeat_problems` says what failed."""
         self._heartbeat_wanted.clear()

@@ -20,6 +20,8 @@ from .start_offset import StartAt, StartAtMax, start_of
 __all__ = ["Held", "Membership"]
 
 _TAKEN_AT_ONCE = 32
+_RETRY_TOPIC_PATIENCE = 10
+"""Quick rounds that wait for the retry topic; a broker may be forbidden to create it."""
 
 log = logging.getLogger("cometmq.client.consumer")
 
@@ -48,6 +50,9 @@ class Membership:
         self._round = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._suspended = False
+        self._unlisted: set[str] = set()
+        """Topics whose broker did not know us in the last round."""
+        self._retry_topic_misses = 0
         self._limits = group.options.flow_limits
 
     def start(self) -> None:
@@ -132,27 +137,39 @@ class Membership:
                 mine = sorted(queues)
         except CometError as error:
             # Nothing is known that would justify giving up what we hold.
-            self._note_problem(topic, error)
-            return False
+            return self._note_problem(topic, error)
+        if group.clustering and group.instance.client_id not in members:
+            self.problems[topic] = f"the broker does not list this client in group {group.name} yet"
+            group.instance.heartbeat_soon()
+            if topic not in self._unlisted:
+                # A broker that was restarted, or whose connection was lost, knows us again after the next
+                # heartbeat. Until then we keep what we hold: giving it up and taking it anew would repeat
+                # messages.
+                self._unlisted.add(topic)
+                return False
+        else:
+            self._unlisted.discard(topic)
         change = changes([queue for queue in self.held if queue.topic == topic], mine)
         await self._give_up(change.drop)
         taken = await self._take_all(change.add)
+        if topic in self._unlisted:
+            return False
         if taken:
             self.problems.pop(topic, None)
-        if group.clustering and group.instance.client_id not in members:
-            self.problems[topic] = f"the broker does not list this client in group {group.name} yet"
-            return False
         return taken
 
-    def _note_problem(self, topic: str, error: CometError) -> None:
+    def _note_problem(self, topic: str, error: CometError) -> bool:
+        """Keep it for health(); True if it is none that has to be looked after soon."""
         text = str(error)
         if isinstance(error, NoRouteError) and topic == self._group.retry_topic:
             # The first heartbeat creates it; until then there is nothing to retry either.
             self.problems.pop(topic, None)
-            return
+            self._retry_topic_misses += 1
+            return self._retry_topic_misses > _RETRY_TOPIC_PATIENCE
         if self.problems.get(topic) != text:
             log.warning("group %s cannot share out %s: %s", self._group.name, topic, text)
         self.problems[topic] = text
+        return False
 
     async def _take_all(self, queues: Iterable[MessageQueue]) -> bool:
         """Several at once: a member may hold thousands, and each needs a question or two to its broker."""

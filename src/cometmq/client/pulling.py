@@ -121,6 +121,8 @@ class QueuePuller:
             ResponseCode.SUBSCRIPTION_NOT_LATEST,
         )
         self._errors_in_a_row += 1
+        if starting and self._errors_in_a_row == 1:
+            self._group.instance.heartbeat_soon()
         if self._problem != text:
             level = logging.DEBUG if starting and self._errors_in_a_row < 10 else logging.WARNING
             log.log(level, "%s: %s", self.message_queue, text)
