@@ -36,6 +36,7 @@ class ConsumeQueue:
     __slots__ = (
         "_dir_made",
         "_files",
+        "damaged",
         "deleted",
         "dirty",
         "file_size",
@@ -74,6 +75,7 @@ class ConsumeQueue:
         self.synced = 0
         self.dirty = False
         self.deleted = False
+        self.damaged = False  # units have certainly been lost from its files
         self.unsynced_files: set[int] = set()
 
     # -- writing ----------------------------------------------------------------------------------
@@ -111,8 +113,8 @@ class ConsumeQueue:
             count = min(self.max_offset - self.written, (base + self.file_size - position) // UNIT)
             fd = self._open(base, position)
             begin = (self.written - self.window_start) * UNIT
-            with memoryview(self.window) as view:
-                write_all(self._files.disk, fd, view[begin : begin + count * UNIT], position - base)
+            # A copy, not a view: a view kept alive by a failure's traceback would forbid the window to grow.
+            write_all(self._files.disk, fd, self.window[begin : begin + count * UNIT], position - base)
             self.written += count
             self.unsynced_files.add(base)
         surplus = self.written - self.window_start - _KEEP
@@ -268,10 +270,12 @@ class ConsumeQueue:
             if facts.size != self.file_size:
                 notes.append(f"{path}: {facts.size} bytes instead of {self.file_size}, set right")
                 disk.truncate(self._files.descriptors.get(path), self.file_size)
+                self.damaged = True
             self.positions.append(int(name))
         for before, after in zip(self.positions, self.positions[1:], strict=False):
             if after != before + self.file_size:
                 notes.append(f"{self.path}: file {file_name(before + self.file_size)} is missing")
+                self.damaged = True
         self._find_end(log_end)
         return notes
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from datetime import datetime, timedelta
 
 import numpy as np
 
@@ -144,13 +145,16 @@ class IndexService:
         self.files.append(file)
 
     def _new_path(self) -> str:
-        """A name from the local time, `yyyyMMddHHmmssSSS`, behind every existing one."""
+        """A name from the local time, `yyyyMMddHHmmssSSS`, behind every existing one even if the clock is
+        not."""
         now = self._clock.time_ms()
-        while True:
-            name = time.strftime("%Y%m%d%H%M%S", time.localtime(now / 1000)) + f"{now % 1000:03d}"
-            if not self.files or name > os.path.basename(self.files[-1].path):
-                return os.path.join(self._directory, name)
-            now += 1
+        name = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}"
+        if self.files:
+            last = os.path.basename(self.files[-1].path)
+            if name <= last:
+                moment = datetime.strptime(last + "000", "%Y%m%d%H%M%S%f") + timedelta(milliseconds=1)
+                name = moment.strftime("%Y%m%d%H%M%S%f")[:17]
+        return os.path.join(self._directory, name)
 
     def write(self, *, slots: bool = False) -> list[str]:
         """Settle and write; returns the paths that a sync should make durable. Raises OSError."""
@@ -186,6 +190,8 @@ class IndexService:
         is checked entry by entry, and deleted only if something is wrong with it.
         """
         notes: list[str] = []
+        if not self.enabled:
+            return notes, False
         for name in self._files.disk.listdir(self._directory):
             path = os.path.join(self._directory, name)
             if len(name) != 17 or not name.isdigit():

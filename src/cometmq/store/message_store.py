@@ -27,6 +27,7 @@ from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import UNIT_STRUCT
+from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk
 from cometmq.store.files import NotCached, StoreFiles
 from cometmq.store.flags import Flag, RunningFlags
@@ -89,10 +90,11 @@ class MessageStore:
         self.queues = QueueTable(self.files, config)
         self.index = IndexService(self.files, clock, config)
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
+        self.deleted = DeletedTopics(disk, config.root)
         clean = not abort.exists()
         abort.set()
         self.recovered: Recovered = Recovery(
-            disk, config, self.log, self.queues, self.index, self.checkpoint
+            disk, config, self.log, self.queues, self.index, self.checkpoint, self.deleted
         ).run(clean=clean)
         self.flusher = LogFlusher(self.log, disk, clock, config)
         self.flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
@@ -403,12 +405,17 @@ class MessageStore:
     # -- deleting ---------------------------------------------------------------------------------
 
     def delete_topic(self, topic: str) -> int:
-        """Destroy the queues of a topic; its records go with their segments. Returns the number of queues."""
-        return self.queues.delete_topic(topic)
+        """Destroy the queues of a topic, those of this tick's messages included; its records go with their
+        segments. Returns the number of queues. Raises OSError; then the topic is still there."""
+        return self._delete_topics([topic])
 
     def keep_topics(self, known: set[str]) -> list[str]:
         """Destroy the queues of every topic that is not in `known`; returns those topics."""
         gone = [topic for topic in self.topics() if topic not in known]
-        for topic in gone:
-            self.delete_topic(topic)
+        if gone:
+            self._delete_topics(gone)
         return gone
+
+    def _delete_topics(self, topics: list[str]) -> int:
+        self.deleted.add(topics, self.log.next, self.log.min_position)
+        return sum(self.queues.delete_topic(topic) for topic in topics)

@@ -9,17 +9,20 @@ cost one system call and one copy from the page cache.
 from __future__ import annotations
 
 import enum
+import struct
 import zlib
 from collections.abc import Callable, Container
 
 import msgspec
 
+from cometmq.protocol.record import MAGIC_V1, MAGIC_V2, MIN_SIZE
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, ConsumeQueue
 from cometmq.store.disk import Buffer
 from cometmq.store.files import NotCached
 
+_start_of = struct.Struct(">ii").unpack_from
 _GAP = 12 << 10
 _MAX_RUN = 128 << 10
 
@@ -165,7 +168,7 @@ class QueueReader:
                     code = ((code + 0x80000000) & 0xFFFFFFFF) - 0x80000000
                 if not accepts(code):
                     continue
-            if size == FILLER_SIZE:
+            if not MIN_SIZE <= size < FILLER_SIZE:
                 continue
             chosen.append((position, size))
             count += 1
@@ -200,11 +203,16 @@ class QueueReader:
             data = read(start, stop - start, wait=wait)
             if data is None or isinstance(data, NotCached):
                 return data
+            run = chosen[first:index]
+            for at, size in run:
+                stored, magic = _start_of(data, at - start)
+                if stored != size or (magic != MAGIC_V1 and magic != MAGIC_V2):
+                    return None  # a lost page reads as zeros: never hand that to a client
             if not gaps and not self._check_crc:
                 buffers.append(data)
                 continue
             view = memoryview(data)
-            parts = [view[at - start : at - start + size] for at, size in chosen[first:index]]
+            parts = [view[at - start : at - start + size] for at, size in run]
             if self._check_crc and not all(map(_crc_holds, parts)):
                 return None
             buffers += parts
@@ -231,7 +239,7 @@ class QueueReader:
             if self._batch_full(position, size, len(buffers), total, max_count, max_bytes):
                 break
             scanned += 1
-            if size == FILLER_SIZE or position < skip_below or not _tag_matches(tags, code):
+            if not MIN_SIZE <= size < FILLER_SIZE or position < skip_below or not _tag_matches(tags, code):
                 continue
             record = log.read(position, size, wait=wait)
             if isinstance(record, NotCached):
@@ -239,7 +247,7 @@ class QueueReader:
                     return record
                 scanned -= 1
                 break
-            if record is None:
+            if record is None or not _begins(record, size):
                 missing = True
                 if position < log.min_position:
                     skip_below = position - position % log.segment_size + log.segment_size
@@ -290,6 +298,11 @@ def _tag_matches(tags: TagFilter, code: int) -> bool:
     if callable(tags):
         return tags(code)
     return ((code + 0x80000000) & 0xFFFFFFFF) - 0x80000000 in tags
+
+
+def _begins(record: Buffer, size: int) -> bool:
+    stored, magic = _start_of(record, 0)
+    return stored == size and magic in (MAGIC_V1, MAGIC_V2)
 
 
 def _crc_holds(record: memoryview) -> bool:

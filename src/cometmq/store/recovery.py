@@ -23,6 +23,7 @@ from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk
 from cometmq.store.index import IndexService
 from cometmq.store.keys import property_value, stored_tags_code
@@ -45,6 +46,7 @@ class Recovered:
     end: int = 0
     last_store_ms: int = 0
     records: int = 0
+    rebuilt: bool = False  # queues or index were built anew, and are not durable yet
     notes: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
 
@@ -109,7 +111,9 @@ class Recovery:
         queues: QueueTable,
         index: IndexService,
         checkpoint: Checkpoint,
+        deleted: DeletedTopics,
     ) -> None:
+        self._deleted = deleted
         self._disk = disk
         self._config = config
         self._log = commit_log
@@ -129,11 +133,20 @@ class Recovery:
             if not self._clean_end_holds():
                 result.notes.append("queues and log do not fit although the last stop was clean")
                 result.clean = clean = False
+        if any(queue.damaged for queue in self._queues):
+            result.clean = clean = False
         index_notes, index_lost = self._index.load(clean=clean, checkpoint_ms=self._checkpoint.index_ms)
         result.notes += index_notes
+        result.rebuilt = index_lost or not clean
+        if index_lost and self._segments:
+            self._distrust()
         start = max(self._queues.max_physical, self._first) if clean else self._checked_start()
         if not clean:
             self._reload(start, result)
+            if any(queue.damaged for queue in self._queues):
+                self._distrust()
+                start = self._first
+                self._reload(start, result)
         index_from = self._index.end_position if index_lost and self._index.enabled else start
         self._index.resume(clean=clean, cut_at=None if clean and not index_lost else min(start, index_from))
         self._walk_all(start, min(start, index_from), result)
@@ -187,6 +200,14 @@ class Recovery:
                 return base
         return self._first
 
+    def _distrust(self) -> None:
+        """Before a rebuild from further back than the checkpoint: should it be interrupted, the next one
+        must begin there too."""
+        checkpoint = self._checkpoint
+        if checkpoint.physic_ms or checkpoint.logics_ms or checkpoint.index_ms:
+            checkpoint.physic_ms = checkpoint.logics_ms = checkpoint.index_ms = 0
+            checkpoint.flush()
+
     def _reload(self, start: int, result: Recovered) -> None:
         self._queues.clear()
         result.notes += [note for note in self._queues.load(start) if note not in result.notes]
@@ -200,7 +221,8 @@ class Recovery:
         except _StartEarlier as reason:
             log.warning("%s: all queues are built anew from the log", reason)
             result.notes.append(f"{reason}: all queues were built anew from the log")
-            result.clean = False
+            self._distrust()
+            result.clean, result.rebuilt = False, True
             start = self._first
             self._reload(start, result)
             self._index.forget_waiting()
@@ -257,6 +279,8 @@ class Recovery:
     def _dispatch(
         self, facts: Facts, start: int, index_from: int, touched: set[ConsumeQueue], result: Recovered
     ) -> None:
+        if self._deleted and self._deleted.hides(facts.topic, facts.position):
+            return
         kind = facts.sys_flag & _TRANSACTION_MASK
         if self._index.enabled and facts.position >= index_from:
             record: Pending = (

@@ -156,6 +156,7 @@ class SegmentScan:
             if found is None:
                 return
             self.damage.append(Damage(self._path, self._base + at, self._base + found))
+            self.dirt = False
             at = found
 
     def _blank(self, data: memoryview, offset: int, at: int) -> bool:

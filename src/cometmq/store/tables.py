@@ -111,7 +111,6 @@ class JsonTable:
     def _readable(text: bytes) -> bool:
         """A damaged table must not take the place of a good `.bak`."""
         try:
-            read_lenient(text)
+            return isinstance(read_lenient(text), dict)
         except ProtocolError:
             return False
-        return True

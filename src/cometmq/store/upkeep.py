@@ -230,5 +230,5 @@ class Upkeep:
     def settle_recovery(self) -> None:
         """After an unclean stop: make what recovery found durable before anything is built on it. Raises
         OSError."""
-        if not self._store.recovered.clean and not self.settle_all(slots=False):
+        if self._store.recovered.rebuilt and not self.settle_all(slots=False):
             raise OSError("the recovered store could not be written")

@@ -1,0 +1,43 @@
+"""Which part of the log belongs to topics that have been deleted.
+
+Deleting a topic removes its queues; its records stay in the log until their segments go. A later recovery
+that walks the log must not bring them back, nor take them for records of a new topic of the same name. So
+each deletion is kept, with the end of the log at that moment, until the log begins behind it. Apache's
+broker does not know this file (there, deleted messages can come back and hide new ones after a crash) and
+is not disturbed by it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cometmq.store.disk import Disk
+from cometmq.store.tables import JsonTable
+
+
+class DeletedTopics:
+    """`config/deletedTopics.json`: topic -> log position before which its records do not count."""
+
+    __slots__ = ("_ends", "_table")
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        """Raises StoreCorrupt when neither the file nor its backup can be read."""
+        self._table = JsonTable(os.path.join(root, "config", "deletedTopics.json"), disk)
+        found = self._table.load().get("deletedTopics")
+        self._ends: dict[str, int] = {}
+        if isinstance(found, dict):
+            self._ends = {str(topic): end for topic, end in found.items() if isinstance(end, int)}
+
+    def add(self, topics: list[str], log_end: int, log_min: int) -> None:
+        """Keep a deletion, on the device when this returns. Raises OSError; then nothing is kept."""
+        ends = {topic: end for topic, end in self._ends.items() if end > log_min}
+        ends.update(dict.fromkeys(topics, log_end))
+        self._table.save({"deletedTopics": ends})
+        self._ends = ends
+
+    def hides(self, topic: str, position: int) -> bool:
+        """Whether the record at `position` belongs to a deleted topic."""
+        return position < self._ends.get(topic, 0)
+
+    def __bool__(self) -> bool:
+        return bool(self._ends)

@@ -1,0 +1,193 @@
+"""Disks that fill up or fail: refusals that say why, nothing half stored, work goes on when the cause is
+gone."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from tests.store.kit import bodies, committed, everything, open_store, put, send
+
+from cometmq.store import JsonTable, StoreRefused
+from cometmq.testing.faulty_disk import FaultyDisk
+
+
+def test_a_full_disk_refuses_the_send_and_leaves_no_file(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    send(store, bytes(40_000))
+    disk.fail("reserve", error=errno.ENOSPC, times=1000)
+    with pytest.raises(StoreRefused, match="No space left") as refused:
+        put(store, bytes(40_000))
+    assert refused.value.response_code == 1
+    assert [path.name for path in (tmp_path / "commitlog").iterdir()] == [f"{0:020d}"]
+    assert send(store, b"small ones still fit").queue_offset == 1
+    disk.heal()
+    assert send(store, bytes(40_000)).queue_offset == 2
+    assert [len(body) for body in everything(store)] == [40_000, 20, 40_000]
+    store.close()
+
+
+@pytest.mark.parametrize("partial", [0.0, 0.4, 0.99])
+def test_a_failed_write_takes_the_whole_tick_back(tmp_path: Path, partial: float) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    send(store, b"first")
+    end = store.commit_log_max
+    for number in range(5):
+        put(store, b"refused %d" % number, queue_id=number % 2)
+    disk.fail("pwrite", match="commitlog", partial=partial)
+    commit = store.commit()
+    assert commit.error is not None
+    assert commit.error.response_code == 1
+    assert "Input/output error" in commit.error.remark
+    assert (commit.arrivals, store.commit_log_max) == ([], end)
+    again = send(store, b"again")
+    assert (again.physical_offset, again.queue_offset) == (end, 1)
+    store.crash()
+    store = open_store(tmp_path)  # nothing of the refused tick comes to life
+    assert (everything(store), everything(store, "T", 1)) == ([b"first", b"again"], [])
+    assert store.recovered.damage == []
+    store.close()
+
+
+def test_a_failed_write_over_a_roll_takes_both_segments_back(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    send(store, bytes(40_000))
+    end = store.commit_log_max
+    put(store, b"in the old segment")
+    put(store, bytes(40_000))
+    put(store, b"in the new segment")
+    disk.fail("pwrite", match=f"{65536:020d}", partial=0.5)
+    assert store.commit().error is not None
+    assert store.commit_log_max == end
+    assert send(store, b"kept").physical_offset == end
+    assert send(store, bytes(40_000)).physical_offset == 65536
+    store.crash()
+    store = open_store(tmp_path)
+    assert [len(body) for body in everything(store)] == [40_000, 4, 40_000]
+    store.close()
+
+
+def test_nothing_is_written_over_remains_that_could_not_be_cleared(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    put(store, bytes(1000))
+    put(store, bytes(1000))
+    disk.fail("pwrite", match="commitlog", partial=0.9)
+    disk.fail("pwrite", match="commitlog", times=2)
+    assert store.commit().error is not None
+    for _ in range(2):
+        with pytest.raises(StoreRefused):
+            put(store, b"too early")
+    assert send(store, b"now").physical_offset == 0
+    store.crash()
+    store = open_store(tmp_path)
+    assert everything(store) == [b"now"]
+    store.close()
+
+
+@pytest.mark.parametrize("where", ["/consumequeue/", "/index/"])
+@pytest.mark.parametrize("operation", ["pwrite", "truncate", "open"])
+async def test_queues_and_index_wait_in_memory_while_they_cannot_be_written(
+    tmp_path: Path, where: str, operation: str
+) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    disk.fail(operation, error=errno.ENOSPC, match=where, times=1000)
+    for number in range(10):
+        put(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)
+    committed(store.commit())
+    await store.upkeep._write_derived()
+    assert len(bodies(store.get_messages("T", 0, 0, 32))) == 10
+    with pytest.raises(StoreRefused, match="No space left") as refused:
+        put(store)
+    assert refused.value.response_code == 14
+    disk.heal()
+    await store.upkeep._write_derived()
+    send(store, b"works again")
+    assert len(store.query_by_key("T", "k3", 9, 0, 1 << 60)) == 1
+    store.close()
+    assert not (tmp_path / "abort").exists()
+    store = open_store(tmp_path)
+    assert len(everything(store)) == 11
+    assert len(store.query_by_key("T", "k3", 9, 0, 1 << 60)) == 1
+    store.close()
+
+
+def workload(root: Path, disk: FaultyDisk) -> tuple[list[bytes], list[bytes]]:
+    """Open, send, delete a topic, stop; ([acknowledged], [refused or unknown]) bodies. Faults may strike
+    anywhere."""
+    acknowledged: list[bytes] = []
+    open_ended: list[bytes] = []
+    try:
+        store = open_store(root, disk)
+    except OSError:
+        return acknowledged, open_ended
+    try:
+        for number in range(60):
+            body = b"%d:" % number + bytes(2500)
+            try:
+                put(store, body, queue_id=number % 3, properties=b"KEYS\x01k%d" % number)
+                (open_ended if store.commit().error else acknowledged).append(body)
+            except StoreRefused:
+                open_ended.append(body)
+            if number % 20 == 19:
+                store.upkeep.settle_all(slots=False)
+    finally:
+        try:
+            store.close()
+        except OSError:
+            pass  # a clean stop that fails is an unclean one
+    return acknowledged, open_ended
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("times", [1, 10_000])
+def test_an_error_at_every_single_operation_loses_nothing_acknowledged(
+    tmp_path: Path, error: int, times: int
+) -> None:
+    counting = FaultyDisk(really_sync=False)
+    acknowledged, _ = workload(tmp_path / "count", counting)
+    assert len(acknowledged) == 60
+    total = counting.calls["*"]
+    assert total > 90
+    for number in range(1, total + 1):
+        disk = FaultyDisk(really_sync=False)
+        disk.fail("*", error=error, first=number, times=times)
+        root = tmp_path / f"{number}"
+        acknowledged, open_ended = workload(root, disk)
+        store = open_store(root, FaultyDisk(really_sync=False))
+        found = [body for queue_id in range(3) for body in everything(store, "T", queue_id)]
+        missing = set(acknowledged) - set(found)
+        invented = set(found) - set(acknowledged) - set(open_ended)
+        assert not missing, (number, len(missing))
+        assert not invented, (number, len(invented))
+        assert len(found) == len(set(found))
+        for body in acknowledged:
+            key = "k" + body.split(b":")[0].decode()
+            assert len(store.query_by_key("T", key, 9, 0, 1 << 60)) == 1, (number, key)
+        store.close()
+
+
+def test_json_tables_survive_an_error_at_every_operation(tmp_path: Path) -> None:
+    for number in range(1, 30):
+        path = tmp_path / f"{number}" / "topics.json"
+        JsonTable(str(path)).save({"n": 1})
+        JsonTable(str(path)).save({"n": 2})
+        disk = FaultyDisk()
+        disk.fail("*", error=errno.ENOSPC, first=number)
+        try:
+            JsonTable(str(path), disk).save({"n": 3})
+            saved = True
+        except OSError:
+            saved = False
+        assert JsonTable(str(path)).load()["n"] in ((3,) if saved else (2, 3)), number
+        if saved and not disk.faults[0].times:
+            continue
+        if disk.faults[0].times:
+            break
+    else:
+        raise AssertionError("the save never got by without an error")

@@ -1,0 +1,223 @@
+"""Flushing: who waits for what, and what a failed sync means."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.store.kit import bodies, committed, everything, got, open_store, put, send, small
+
+from cometmq.store import GetStatus, MessageStore, StoreRefused
+from cometmq.testing.faulty_disk import FaultyDisk
+
+
+class GatedDisk(FaultyDisk):
+    """Syncs of the commit log wait at a gate; `at_gate` is set whenever one has arrived there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(0)
+        self.gated = True
+        self.syncs = 0
+
+    def fdatasync(self, fd: int) -> None:
+        if "commitlog" in self._paths[fd] and self.gated:
+            self.syncs += 1
+            self.arrived.release()
+            assert self.gate.acquire(timeout=20)
+        super().fdatasync(fd)
+
+    async def sync_arrives(self) -> None:
+        assert await asyncio.get_running_loop().run_in_executor(
+            None, lambda: self.arrived.acquire(timeout=20)
+        )
+
+    def open_gate(self) -> None:
+        self.gated = False
+        self.gate.release(100)
+
+
+@pytest.fixture
+async def sync_store(tmp_path: Path) -> AsyncIterator[tuple[MessageStore, GatedDisk]]:
+    disk = GatedDisk()
+    store = MessageStore.open(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
+    store.start()
+    yield store, disk
+    disk.open_gate()
+    await store.stop()
+
+
+async def resolved(future: asyncio.Future[bool]) -> bool:
+    return await asyncio.wait_for(future, 20)
+
+
+def waiter(store: MessageStore) -> asyncio.Future[bool]:
+    future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    store.when_flushed(store.commit_log_max, future.set_result)
+    return future
+
+
+async def test_messages_become_visible_with_their_flush_and_not_before(
+    sync_store: tuple[MessageStore, GatedDisk],
+) -> None:
+    store, disk = sync_store
+    events: list[object] = []
+    store.on_arrivals = lambda arrivals: events.extend(arrival[2] for arrival in arrivals)
+    put(store, b"a")
+    assert committed(store.commit()).arrivals == []
+    done = waiter(store)
+    done.add_done_callback(lambda _: events.append("acknowledged"))
+    store.when_flushed(store.commit_log_max, lambda ok: events.append(ok))
+    await disk.sync_arrives()
+    assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert events == []
+    disk.gate.release()
+    assert await resolved(done)
+    assert bodies(store.get_messages("T", 0, 0, 32)) == [b"a"]
+    assert events[:2] == [True, 1]  # acknowledged first, then the readers
+
+
+async def test_waiters_share_syncs_and_are_answered_in_order(
+    sync_store: tuple[MessageStore, GatedDisk],
+) -> None:
+    store, disk = sync_store
+    order: list[int] = []
+    send(store)
+    store.when_flushed(store.commit_log_max, lambda ok: order.append(0))
+    await disk.sync_arrives()  # the first sync is in flight; everything from here on shares the second
+    for number in range(1, 101):
+        send(store)
+        store.when_flushed(store.commit_log_max, lambda ok, number=number: order.append(number))
+    last = waiter(store)
+    disk.gate.release()
+    await disk.sync_arrives()
+    assert order == [0]
+    disk.gate.release()
+    assert await resolved(last)
+    assert order == list(range(101))
+    assert disk.syncs == 2
+
+
+async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
+    sync_store: tuple[MessageStore, GatedDisk], caplog: pytest.LogCaptureFixture
+) -> None:
+    store, disk = sync_store
+    send(store)
+
+    def broken(_ok: bool) -> None:
+        raise RuntimeError("no")
+
+    store.when_flushed(store.commit_log_max, broken)
+    done = waiter(store)
+    disk.open_gate()
+    assert await resolved(done)
+    assert "a waiter for the flush failed" in caplog.text
+
+
+async def test_a_slow_flush_times_out_but_the_message_is_stored(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    config = small(tmp_path, flush_disk_type="SYNC_FLUSH", sync_flush_timeout=20)
+    store = MessageStore.open(config, disk)
+    store.start()
+    send(store, b"slow")
+    assert await resolved(waiter(store)) is False
+    assert store.flush_failure is None
+    disk.open_gate()
+    await store.stop()
+    store = open_store(tmp_path)
+    assert everything(store) == [b"slow"]
+    store.close()
+
+
+async def test_nothing_is_acknowledged_after_a_failed_sync(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FaultyDisk()
+    store = MessageStore.open(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
+    store.start()
+    send(store, b"before")
+    assert await resolved(waiter(store))
+    disk.fail("fdatasync", error=errno.EIO, match="commitlog")  # once: a later success would prove nothing
+    send(store, b"lost")
+    assert await resolved(waiter(store)) is False
+    assert isinstance(store.flush_failure, OSError)
+    assert await resolved(waiter(store)) is False
+    with pytest.raises(StoreRefused, match="could not be flushed") as refused:
+        put(store)
+    assert refused.value.response_code == 14
+    assert bodies(store.get_messages("T", 0, 0, 32)) == [b"before"]
+    assert "read-only" in caplog.text
+    await store.stop()
+    assert (tmp_path / "abort").exists()
+
+
+async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_path: Path) -> None:
+    from cometmq.store import ManualClock
+
+    disk, clock = FaultyDisk(), ManualClock()
+    store = MessageStore.open(small(tmp_path), disk, clock)
+    send(store, bytes(100))
+    store.flusher.timed()
+    assert store.flusher.flushed == 0  # less than four pages
+    clock.advance(10)
+    store.flusher.timed()
+    assert store.flusher.flushed == store.commit_log_max
+    send(store, bytes(16_384))
+    store.flusher.timed()
+    assert store.flusher.flushed == store.commit_log_max
+    syncs = disk.calls["fdatasync"]
+    store.flusher.timed()
+    assert disk.calls["fdatasync"] == syncs
+    store.close()
+
+
+async def test_the_background_makes_everything_durable_and_moves_the_checkpoint(tmp_path: Path) -> None:
+    config = small(
+        tmp_path,
+        flush_interval_commit_log=5,
+        flush_interval_consume_queue=5,
+        flush_consume_queue_thorough_interval=5,
+    )
+    store = MessageStore.open(config)
+    store.start()
+    for number in range(300):
+        put(store, bytes(100), queue_id=number % 7, properties=b"KEYS\x01k%d" % number)
+    committed(store.commit())
+    last_ms = store.dispatched_ms
+    deadline = asyncio.get_running_loop().time() + 20
+    while store.checkpoint.logics_ms < last_ms:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+    assert store.checkpoint.physic_ms >= last_ms
+    assert all(queue.written == queue.max_offset for queue in store.queues)
+    assert store.index.files[-1].written == store.index.files[-1].count == 301
+    store.crash()
+
+
+async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = MessageStore.open(small(tmp_path), disk)
+    store.start()
+    send(store, bytes(40_000))
+    assert store.log._reserving is not None
+    store.log._reserving[1].result(timeout=20)
+    reserved = disk.calls["reserve"]
+    disk.fail("reserve", error=errno.ENOSPC, times=99)
+    assert send(store, bytes(30_000)).physical_offset == 65536
+    assert (disk.calls["reserve"], reserved) == (2, 2)
+    await store.stop()
+    names = sorted(path.name for path in (tmp_path / "commitlog").iterdir())
+    assert names == [f"{0:020d}", f"{65536:020d}"]
+
+
+async def test_a_reserved_segment_that_was_not_needed_is_deleted_at_the_stop(tmp_path: Path) -> None:
+    store = MessageStore.open(small(tmp_path))
+    store.start()
+    send(store, bytes(40_000))
+    await store.stop()
+    assert [path.name for path in (tmp_path / "commitlog").iterdir()] == [f"{0:020d}"]

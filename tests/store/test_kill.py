@@ -1,0 +1,96 @@
+"""kill -9 of a process that writes to a store: what it acknowledged is there, in order, without a gap."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.store.kit import everything, open_store
+
+from cometmq.store import MessageStore
+
+WRITER = """
+import asyncio, os, sys
+from tests.store.kit import HOST, small
+from cometmq.store import MessageStore
+
+async def main(root, first, sync):
+    changes = {"flush_interval_commit_log": 5, "flush_interval_consume_queue": 7,
+               "flush_consume_queue_thorough_interval": 20, "mapped_file_size_commit_log": 256 << 10,
+               "flush_disk_type": "SYNC_FLUSH" if sync else "ASYNC_FLUSH"}
+    store = MessageStore.open(small(root, **changes))
+    store.start()
+    number = first
+    while True:
+        sent = []
+        for _ in range(number % 9 + 1):
+            body = b"%d:" % number + bytes(number * 7919 % 3000)
+            store.append("T", number % 3, body, b"KEYS\\x01k%d" % number, born_timestamp_ms=1, born_host=HOST)
+            sent.append(number)
+            number += 1
+        commit = store.commit()
+        assert commit.error is None
+        line = b"".join(b"%d\\n" % each for each in sent)
+        if sync:
+            answer = lambda ok, line=line: os.write(1, line) if ok else os._exit(7)
+            store.when_flushed(commit.end_offset, answer)
+        else:
+            os.write(1, line)
+        await asyncio.sleep(0)
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "sync"))
+"""
+CYCLES = int(os.environ.get("COMETMQ_KILL_CYCLES", "5"))
+
+
+def check(store: MessageStore, acknowledged: set[int], keys: list[int]) -> int:
+    """Every queue in order and without a gap, nothing acknowledged missing; the next free number."""
+    found: list[int] = []
+    for queue_id in range(3):
+        numbers = [int(body.split(b":")[0]) for body in everything(store, "T", queue_id)]
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == store.max_offset("T", queue_id) - store.min_offset("T", queue_id)
+        found += numbers
+    assert acknowledged <= set(found)
+    for key in keys:
+        assert len(store.query_by_key("T", f"k{key}", 9, 0, 1 << 60)) == 1, key
+    return max(found, default=-1) + 1
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_nothing_acknowledged_is_missing_after_kill_9(tmp_path: Path, mode: str) -> None:
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    acknowledged: set[int] = set()
+    number = 0
+    for cycle in range(CYCLES):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), str(number), mode],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        assert writer.stdout is not None
+        target = chance.randrange(1, 3000)
+        lines = []
+        for line in writer.stdout:
+            lines.append(int(line))
+            if len(lines) >= target:
+                writer.send_signal(signal.SIGKILL)
+                break
+        lines += [int(line) for line in writer.stdout if line.endswith(b"\n")]
+        writer.stdout.close()
+        assert writer.wait(20) == -signal.SIGKILL, f"cycle {cycle}, seed {seed}"
+        acknowledged.update(lines)
+        store = open_store(tmp_path, mapped_file_size_commit_log=256 << 10)
+        assert store.recovered.damage == []
+        number = check(store, acknowledged, chance.sample(sorted(acknowledged), min(50, len(acknowledged))))
+        if cycle % 2:
+            store.close()
+        else:
+            store.crash()
+    assert len(acknowledged) > CYCLES

@@ -1,0 +1,361 @@
+"""Stops of every kind, and damage of every kind, each with its documented outcome."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.store.kit import bodies, committed, everything, got, open_store, put, send
+
+from cometmq.protocol.record import decode_record
+from cometmq.store import GetStatus, ManualClock, MessageStore
+from cometmq.testing.faulty_disk import FaultyDisk
+
+QUEUES = 3
+
+
+def quick(root: Path, clock: ManualClock | None = None) -> MessageStore:
+    return open_store(root, FaultyDisk(really_sync=False), clock)
+
+
+def fill(root: Path, count: int = 300, size: int = 800) -> dict[int, list[bytes]]:
+    """A store with `count` messages in several segments, stopped cleanly; bodies by queue."""
+    clock = ManualClock()
+    store = quick(root, clock)
+    sent: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
+    for number in range(count):
+        clock.now_ms += 100
+        body = b"%d:" % number + bytes(number % 251 for _ in range(size))
+        put(store, body, queue_id=number % QUEUES, properties=b"KEYS\x01k%d" % number)
+        sent[number % QUEUES].append(body)
+        if number % 5 == 0:
+            committed(store.commit())
+    committed(store.commit())
+    assert len(store.log.segments) > 3
+    store.close()
+    return sent
+
+
+def contents(store: MessageStore) -> dict[int, list[bytes]]:
+    return {queue_id: everything(store, "T", queue_id) for queue_id in range(QUEUES)}
+
+
+def unclean(root: Path) -> None:
+    (root / "abort").touch()
+
+
+def segment(root: Path, number: int) -> Path:
+    return sorted((root / "commitlog").iterdir())[number]
+
+
+def alter(path: Path, at: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def end_of_log(root: Path) -> tuple[Path, int]:
+    """The last segment, and the end of its records in it."""
+    path = segment(root, -1)
+    data = path.read_bytes()
+    at = 0
+    while struct.unpack_from(">i", data, at)[0]:
+        at += int(struct.unpack_from(">i", data, at)[0])
+    return path, at
+
+
+def assert_serves_all(root: Path, sent: dict[int, list[bytes]]) -> MessageStore:
+    store = quick(root)
+    assert contents(store) == sent
+    for number in (0, 7, 150, 299):
+        assert len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1, number
+    assert all(len(sent[queue_id]) == store.max_offset("T", queue_id) for queue_id in range(QUEUES))
+    return store
+
+
+DAMAGE_REPAIRED: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda root: None,
+    "unclean stop": unclean,
+    "checkpoint missing": lambda root: (os.unlink(root / "checkpoint"), unclean(root)),
+    "checkpoint garbage": lambda root: (alter(root / "checkpoint", 0, b"\xff" * 24), unclean(root)),
+    "checkpoint short": lambda root: (os.truncate(root / "checkpoint", 11), unclean(root)),
+    "queues missing": lambda root: shutil.rmtree(root / "consumequeue"),
+    "queues missing, unclean": lambda root: (shutil.rmtree(root / "consumequeue"), unclean(root)),
+    "one queue missing, unclean": lambda root: (shutil.rmtree(root / "consumequeue/T/1"), unclean(root)),
+    "index missing": lambda root: shutil.rmtree(root / "index"),
+    "index missing, unclean": lambda root: (shutil.rmtree(root / "index"), unclean(root)),
+    "index header garbage": lambda root: alter(next((root / "index").iterdir()), 36, b"\x7f\xff\xff\xff"),
+    "index short": lambda root: os.truncate(next((root / "index").iterdir()), 5000),
+    "index entries zeroed, unclean": lambda root: (
+        alter(next((root / "index").iterdir()), 40 + 400 + 20 * 100, bytes(2000)),
+        unclean(root),
+    ),
+    "index slots zeroed, unclean": lambda root: (
+        alter(next((root / "index").iterdir()), 40, bytes(400)),
+        unclean(root),
+    ),
+    "queue file zeroed at its end, unclean": lambda root: (
+        alter(max((root / "consumequeue/T/2").iterdir()), 0, bytes(2000)),
+        unclean(root),
+    ),
+    "queue file full of garbage, unclean": lambda root: (
+        alter(max((root / "consumequeue/T/2").iterdir()), 0, b"\x01" * 2000),
+        os.unlink(root / "checkpoint"),
+        unclean(root),
+    ),
+    "queue file short": lambda root: os.truncate(max((root / "consumequeue/T/0").iterdir()), 7),
+    "reserved segment": lambda root: (root / "commitlog" / f"{1 << 20:020d}").write_bytes(bytes(65536)),
+    "half reserved segment": lambda root: (
+        (root / "commitlog" / f"{1 << 20:020d}").write_bytes(b""),
+        unclean(root),
+    ),
+    "foreign files": lambda root: (
+        (root / "commitlog" / "notes.txt").write_text("x"),
+        (root / "consumequeue" / "T" / "0" / "notes.txt").write_text("x"),
+        (root / "consumequeue" / "notes.txt").write_text("x"),
+        (root / "index" / "notes.txt").write_text("x"),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE_REPAIRED)
+def test_nothing_is_missing_after(tmp_path: Path, damage: str) -> None:
+    sent = fill(tmp_path)
+    DAMAGE_REPAIRED[damage](tmp_path)
+    store = assert_serves_all(tmp_path, sent)
+    send(store, b"and on", queue_id=1)
+    sent[1].append(b"and on")
+    store.crash()
+    assert_serves_all(tmp_path, sent).close()
+    assert_serves_all(tmp_path, sent).close()
+
+
+TORN: dict[str, Callable[[Path, int], object]] = {
+    "half a record": lambda path, at: alter(
+        path, at, struct.pack(">ii", 900, 0xDAA320A7 - (1 << 32)) + b"\x55" * 400
+    ),
+    "a size and nothing else": lambda path, at: alter(path, at, struct.pack(">i", 900)),
+    "garbage": lambda path, at: alter(path, at, os.urandom(3000)),
+    "far garbage": lambda path, at: alter(path, at + 9000, b"x"),
+    "a huge size": lambda path, at: alter(path, at, b"\x7f\xff\xff\xff\xda\xa3\x20\xa7"),
+    "a negative size": lambda path, at: alter(path, at, b"\xff\xff\xff\xff\xda\xa3\x20\xa7"),
+    "the end of the file cut off": lambda path, at: os.truncate(path, at),
+}
+
+
+@pytest.mark.parametrize("torn", TORN)
+def test_a_torn_tail_is_cut_and_zeroed(tmp_path: Path, torn: str) -> None:
+    sent = fill(tmp_path)
+    path, at = end_of_log(tmp_path)
+    TORN[torn](path, at)
+    unclean(tmp_path)
+    store = assert_serves_all(tmp_path, sent)
+    assert store.recovered.damage == []
+    store.crash()
+    data = path.read_bytes()
+    assert (len(data), data[at:].strip(b"\0")) == (65536, b"")
+
+
+def test_the_last_record_cut_in_half_is_lost_alone(tmp_path: Path) -> None:
+    sent = fill(tmp_path)
+    path, at = end_of_log(tmp_path)
+    alter(path, at - 300, bytes(300))
+    unclean(tmp_path)
+    lost = sent[299 % QUEUES].pop()
+    store = quick(tmp_path)
+    assert contents(store) == sent
+    assert store.max_offset("T", 299 % QUEUES) == len(sent[299 % QUEUES])
+    assert send(store, lost, queue_id=299 % QUEUES).queue_offset == len(sent[299 % QUEUES])
+    store.close()
+
+
+def test_a_stale_record_behind_the_cut_never_comes_back(tmp_path: Path) -> None:
+    """Two records behind a torn one would be valid again once new ones end exactly where they begin."""
+    store = quick(tmp_path)
+    places = [send(store, b"%d" % number + bytes(100)) for number in range(3)]
+    store.crash()
+    path = segment(tmp_path, 0)
+    alter(path, places[1].physical_offset, bytes(places[1].size + places[2].size))
+    alter(path, places[2].physical_offset + 20, b"stale bytes, no record")
+    store = quick(tmp_path)
+    assert send(store, b"n" + bytes(100)).physical_offset == places[1].physical_offset
+    store.crash()
+    store = quick(tmp_path)
+    assert [body[:1] for body in everything(store)] == [b"0", b"n"]
+    store.close()
+
+
+@pytest.mark.parametrize("what", ["body", "magic", "size", "zeros"])
+def test_damage_in_the_middle_hides_only_what_it_hit(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = fill(tmp_path)
+    store = quick(tmp_path)
+    unit = store.queues.get("T", 1).unit(50)
+    assert unit is not None
+    store.close()
+    position, size, _ = unit
+    path = segment(tmp_path, position // 65536)
+    at = position % 65536
+    alter(path, *{
+        "body": (at + 300, b"\xee"),
+        "magic": (at + 5, b"\xee"),
+        "size": (at, b"\x00\x00\x00\x10"),
+        "zeros": (at, bytes(size)),
+    }[what])  # fmt: skip
+    shutil.rmtree(tmp_path / "consumequeue")
+    shutil.rmtree(tmp_path / "index")
+    unclean(tmp_path)
+    store = quick(tmp_path)
+    assert [(damage.path, damage.start, damage.stop) for damage in store.recovered.damage] == [
+        (str(path), position, position + size)
+    ]
+    assert f"no valid record in positions {position} to {position + size}" in caplog.text
+    del sent[1][50]
+    assert contents(store) == sent
+    assert store.max_offset("T", 1) == len(sent[1]) + 1
+    answer = got(store.get_messages("T", 1, 50, 1))
+    assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 51)
+    assert send(store, b"next", queue_id=1).queue_offset == len(sent[1]) + 1
+    store.crash()
+    store = quick(tmp_path)
+    assert everything(store, "T", 1) == [*sent[1], b"next"]
+    store.close()
+
+
+def test_a_missing_segment_costs_its_own_messages_only(tmp_path: Path) -> None:
+    sent = fill(tmp_path)
+    victim = segment(tmp_path, 1)
+    unclean(tmp_path)
+    lost = {decode.body for decode in records_of(victim)}
+    victim.unlink()
+    store = quick(tmp_path)
+    found = contents(store)
+    assert found == {
+        queue_id: [body for body in sent[queue_id] if body not in lost] for queue_id in range(QUEUES)
+    }
+    assert 0 < len(lost) < 100
+    store.close()
+
+
+def records_of(path: Path) -> list[object]:
+    data = path.read_bytes()
+    at, found = 0, []
+    while struct.unpack_from(">i", data, at + 4)[0] == 0xDAA320A7 - (1 << 32):
+        found.append(decode_record(data, at))
+        at += found[-1].store_size
+    return found  # type: ignore[return-value]
+
+
+def test_a_truncated_segment_in_the_middle_gets_its_length_back(tmp_path: Path) -> None:
+    sent = fill(tmp_path)
+    path = segment(tmp_path, 1)
+    kept = {record.body for record in records_of(path)[:20]}
+    lost = {record.body for record in records_of(path)[20:]}
+    os.truncate(path, sum(record.store_size for record in records_of(path)[:20]))
+    unclean(tmp_path)
+    store = quick(tmp_path)
+    assert path.stat().st_size == 65536
+    found = {body for queue in contents(store).values() for body in queue}
+    assert found == {body for queue in sent.values() for body in queue} - lost
+    assert kept <= found
+    store.close()
+
+
+def test_a_message_whose_header_lies_about_its_queue_offset_is_not_served(tmp_path: Path) -> None:
+    store = quick(tmp_path)
+    places = [send(store, b"%d" % number) for number in range(5)]
+    store.crash()
+    alter(segment(tmp_path, 0), places[2].physical_offset + 20, struct.pack(">q", 1 << 40))
+    store = quick(tmp_path)
+    assert everything(store) == [b"0", b"1", b"3", b"4"]
+    assert any("queue offset" in note for note in store.recovered.notes)
+    store.close()
+
+
+def test_recovery_starts_at_the_checkpoint_not_at_the_beginning(tmp_path: Path) -> None:
+    sent = fill(tmp_path, 600)
+    unclean(tmp_path)
+    store = assert_serves_all(tmp_path, sent)
+    assert store.recovered.start >= store.log.segments[-1] - 65536
+    assert store.recovered.records < 160
+    store.close()
+
+
+def test_a_clean_start_walks_nothing(tmp_path: Path) -> None:
+    sent = fill(tmp_path)
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    assert (store.recovered.clean, store.recovered.records) == (True, 0)
+    assert contents(store) == sent
+    store.close()
+
+
+def test_queues_that_point_behind_the_log_are_cut(tmp_path: Path) -> None:
+    sent = fill(tmp_path)
+    last = segment(tmp_path, -1)
+    lost = {record.body for record in records_of(last)}
+    last.unlink()
+    store = quick(tmp_path)
+    assert not store.recovered.clean
+    expected = {q: [body for body in sent[q] if body not in lost] for q in range(QUEUES)}
+    assert contents(store) == expected
+    assert all(store.max_offset("T", q) == len(expected[q]) for q in range(QUEUES))
+    assert store.query_by_key("T", "k299", 9, 0, 1 << 60) == []
+    store.close()
+
+
+def test_recovering_twice_is_the_same_as_once(tmp_path: Path) -> None:
+    fill(tmp_path)
+    path, at = end_of_log(tmp_path)
+    alter(path, at, b"\x55" * 500)
+    unclean(tmp_path)
+    quick(tmp_path).crash()
+    once = {item: item.read_bytes() for item in tmp_path.rglob("*") if item.is_file()}
+    quick(tmp_path).crash()
+    twice = {item: item.read_bytes() for item in tmp_path.rglob("*") if item.is_file()}
+    assert once == twice
+
+
+def test_an_empty_store_can_be_opened_again_and_again(tmp_path: Path) -> None:
+    for stop in ("close", "crash", "close", "crash"):
+        store = quick(tmp_path)
+        assert (store.commit_log_min, store.commit_log_max, store.topics()) == (0, 0, [])
+        getattr(store, stop)()
+    store = quick(tmp_path)
+    send(store, b"at last")
+    assert bodies(store.get_messages("T", 0, 0, 32)) == [b"at last"]
+    store.close()
+
+
+def test_deleted_messages_stay_deleted_and_do_not_hide_new_ones(tmp_path: Path) -> None:
+    store = quick(tmp_path)
+    for number in range(5):
+        send(store, b"old %d" % number, topic="again")
+        send(store, b"old %d" % number, topic="gone")
+    store.delete_topic("again")
+    store.delete_topic("gone")
+    send(store, b"new", topic="again")
+    for _ in range(2):
+        store.crash()
+        shutil.rmtree(tmp_path / "consumequeue")
+        store = quick(tmp_path)
+        assert (everything(store, "again"), store.topics()) == ([b"new"], ["again"])
+    store.close()
+
+
+def test_a_clock_far_behind_the_newest_index_file_is_no_trouble(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock)
+    for number in range(1000):
+        clock.now_ms -= 86_400_000
+        send(store, b"x", properties=b"KEYS\x01k%d" % number)
+    assert len(store.query_by_key("T", "k999", 9, 0, 1 << 60)) == 1
+    names = [path.name for path in sorted((tmp_path / "index").iterdir())]
+    assert len(names) == len(store.index.files) == 3
+    assert names == [os.path.basename(file.path) for file in store.index.files]
+    store.close()

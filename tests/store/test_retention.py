@@ -1,0 +1,177 @@
+"""Deletion of what is old: when, what, how much, and what readers see afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.store.kit import committed, everything, got, open_store, put, send
+
+from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
+from cometmq.store.disk import DiskUsage
+from cometmq.testing.faulty_disk import FaultyDisk
+
+HOUR = 3_600_000
+NOON = 1_700_000_000_000  # no test depends on the time zone: deleteWhen is taken from the clock's local hour
+
+
+class Partition(FaultyDisk):
+    """A disk whose fullness the test sets."""
+
+    def __init__(self) -> None:
+        super().__init__(really_sync=False)
+        self.percent = 10
+
+    def usage(self, path: str) -> DiskUsage:
+        if self.percent < 0:
+            raise OSError(5, "Input/output error")
+        return DiskUsage(100, self.percent, 100 - self.percent)
+
+
+def hour_of(clock: ManualClock) -> int:
+    import time
+
+    return time.localtime(clock.now_ms / 1000).tm_hour
+
+
+def filled(root: Path, segments: int = 14, **changes: Any) -> tuple[MessageStore, Partition, ManualClock]:
+    disk, clock = Partition(), ManualClock(NOON)
+    changes.setdefault("delete_when", str((hour_of(clock) + 5) % 24))
+    store = open_store(root, disk, clock, **changes)
+    number = 0
+    while len(store.log.segments) < segments:
+        clock.now_ms += 10
+        put(store, bytes(2000), queue_id=number % 2, properties=b"KEYS\x01k%d" % number)
+        number += 1
+        if number % 10 == 0:
+            committed(store.commit())
+    committed(store.commit())
+    store.queues.write_dirty()
+    store.index.write()
+    age(root, range(segments), NOON - 73 * HOUR)
+    return store, disk, clock
+
+
+def age(root: Path, numbers: range, modified_ms: int) -> None:
+    paths = sorted((root / "commitlog").iterdir())
+    for number in numbers:
+        os.utime(paths[number], (modified_ms / 1000, modified_ms / 1000))
+
+
+def test_outside_the_hour_and_with_room_nothing_is_deleted(tmp_path: Path) -> None:
+    store, _, _ = filled(tmp_path)
+    assert store.retention.round() == []
+    store.close()
+
+
+def test_in_the_hour_expired_segments_go_ten_at_a_time_and_never_the_last(tmp_path: Path) -> None:
+    store, _, clock = filled(tmp_path, delete_when="99")
+    store.config = store.config.replace(delete_when=f"30;{hour_of(clock)}")
+    assert len([path for path in store.retention.round() if "commitlog" in path]) == 10
+    assert len([path for path in store.retention.round() if "commitlog" in path]) == 3
+    assert store.retention.round() == []
+    assert len(store.log.segments) == 1
+    store.close()
+
+
+def test_deletion_stops_at_the_first_segment_that_is_young(tmp_path: Path) -> None:
+    store, _, _ = filled(tmp_path)
+    age(tmp_path, range(3, 4), NOON - 71 * HOUR)
+    store.retention.delete_now()
+    assert len([path for path in store.retention.round() if "commitlog" in path]) == 3
+    store.close()
+
+
+@pytest.mark.parametrize(("percent", "deleted"), [(75, 0), (76, 10), (-1, 10)])
+def test_a_full_disk_makes_deletion_due_at_any_hour(tmp_path: Path, percent: int, deleted: int) -> None:
+    store, disk, _ = filled(tmp_path)
+    disk.percent = percent
+    assert len([path for path in store.retention.round() if "commitlog" in path]) == deleted
+    store.close()
+
+
+@pytest.mark.parametrize(("percent", "forcibly", "deleted"), [(85, True, 0), (86, True, 10), (86, False, 0)])
+def test_a_dangerously_full_disk_ignores_the_age(
+    tmp_path: Path, percent: int, forcibly: bool, deleted: int
+) -> None:
+    store, disk, _ = filled(tmp_path, clean_file_forcibly_enable=forcibly)
+    age(tmp_path, range(14), NOON)
+    disk.percent = percent
+    assert len([path for path in store.retention.round() if "commitlog" in path]) == deleted
+    store.close()
+
+
+def test_writing_stops_above_the_watermark_and_goes_on_below(tmp_path: Path) -> None:
+    store, disk, _ = filled(tmp_path, segments=2, clean_file_forcibly_enable=False)
+    age(tmp_path, range(2), NOON)
+    disk.percent = 90
+    store.retention.round()
+    send(store)
+    disk.percent = 91
+    store.retention.round()
+    with pytest.raises(StoreRefused, match=r"CL:  0\.91 CQ:  0\.91 INDEX:  0\.91") as refused:
+        put(store)
+    assert refused.value.response_code == 14
+    assert got(store.get_messages("T", 0, 0, 32)).count > 0
+    disk.percent = 90
+    store.retention.round()
+    send(store)
+    store.close()
+
+
+def test_a_stop_while_the_disk_is_full_counts_as_unclean(tmp_path: Path) -> None:
+    store, disk, _ = filled(tmp_path, segments=2)
+    disk.percent = 95
+    store.retention.round()
+    store.close()
+    assert (tmp_path / "abort").exists()
+
+
+def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
+    store, _, _ = filled(tmp_path, segments=30, max_index_num=100)
+    count = store.max_offset("T", 0)
+    index_files = len(store.index.files)
+    store.retention.delete_now()
+    deleted = store.retention.round()
+    first = store.queues.get("T", 0).unit(store.min_offset("T", 0))
+    assert first is not None
+    assert first[0] in (store.commit_log_min, store.commit_log_min + 2_110, store.commit_log_min + 2_111)
+    assert 0 < store.min_offset("T", 0) < count
+    assert any("consumequeue" in path for path in deleted)
+    assert len(store.index.files) < index_files
+    answer = got(store.get_messages("T", 0, 0, 32))
+    assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, store.min_offset("T", 0))
+    assert len(everything(store)) == count - store.min_offset("T", 0)
+    assert store.query_by_key("T", "k0", 9, 0, 1 << 60) == []
+    low, high = store.min_offset("T", 0), store.max_offset("T", 0)
+    for stop in ("close", "crash"):
+        getattr(store, stop)()
+        store = open_store(tmp_path, Partition(), max_index_num=100)
+        assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (low, high)
+        assert len(everything(store)) == high - low
+    store.close()
+
+
+def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path) -> None:
+    disk, clock = Partition(), ManualClock(NOON)
+    store = open_store(tmp_path, disk, clock)
+    for _ in range(5):
+        send(store, topic="old")
+    for _ in range(40):
+        send(store, bytes(5000), topic="new")
+    store.queues.write_dirty()
+    age(tmp_path, range(4), NOON - 100 * HOUR)
+    store.retention.delete_now()
+    store.retention.round()
+    assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
+    answer = got(store.get_messages("old", 0, 5, 32))
+    assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 5)
+    for stop in ("close", "crash"):
+        getattr(store, stop)()
+        store = open_store(tmp_path, Partition())
+        assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
+    assert send(store, b"and on", topic="old").queue_offset == 5
+    assert everything(store, "old") == [b"and on"]
+    store.close()
