@@ -495,6 +495,7 @@ class TestSettings:
             (b"autoCreateTopicEnable=maybe\n", 1, "true or false"),
             (b"brokerPermission=99\n", 1, "brokerPermission"),
             (b"maxMessageSize=big\n", 1, "whole number"),
+            (b"messageDelayLevel=1x\n", 1, "delays"),
             (b"\xff\xfe", 1, "string2Properties"),
         ],
     )
@@ -504,6 +505,11 @@ class TestSettings:
         assert answer.code == code
         assert words in answer.remark
         assert cluster.broker.config.properties() == before
+
+    async def test_what_answers_to_sends_say_of_traces(self, peer):
+        await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b'traceOn=false\nregionId=100% "north"\n')
+        ext = (await peer.send()).ext
+        assert (ext["TRACE_ON"], ext["MSG_REGION"]) == ("false", '100% "north"')
 
     async def test_a_changed_permission_reaches_the_routes(self, cluster, peer):
         await create(peer)

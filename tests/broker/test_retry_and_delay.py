@@ -12,6 +12,7 @@ from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, CreateTopicRequestHeader
 from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.record import iter_records
 
 from .conftest import records, until
 
@@ -216,3 +217,38 @@ async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
     assert [m.body for m in await take(peer, "Orders", 1)] == [b"stubborn"]
     assert len(refused) == 2
     await until(lambda: fast.broker.parts.schedule.to_table() == {"offsetTable": {1: 1}})
+
+
+async def test_one_bad_message_does_not_stop_its_level(fast):
+    """Records without a destination (of another program, of a bug) are dropped with a word in the log."""
+    peer = fast.peer()
+    store = fast.broker.parts.store
+    for properties in (b"", b"REAL_TOPIC\x01Orders\x02REAL_QID\x01x", b"REAL_QID\x010"):
+        store.append(
+            "SCHEDULE_TOPIC_XXXX",
+            0,
+            b"lost",
+            properties,
+            born_timestamp_ms=1,
+            born_host=bytes(8),
+            delay_ms=200,
+        )
+    await peer.send(body=b"good", properties={"DELAY": "1"})
+    assert [m.body for m in await take(peer, "Orders", 1)] == [b"good"]
+
+
+async def test_an_error_of_ours_is_survived(fast, monkeypatch):
+    monkeypatch.setattr("cometmq.broker.schedule.ERROR_S", 0.1)
+    peer = fast.peer()
+    real, raised = iter_records, []
+
+    def broken(data):
+        if not raised:
+            raised.append(True)
+            raise RuntimeError("a bug")
+        return real(data)
+
+    monkeypatch.setattr("cometmq.broker.schedule.iter_records", broken)
+    await peer.send(body=b"good", properties={"DELAY": "1"})
+    assert [m.body for m in await take(peer, "Orders", 1)] == [b"good"]
+    assert raised

@@ -195,7 +195,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         new_store = (
             StoreConfig.from_properties({**self.store.to_properties(), **store}) if store else self.store
         )
-        trial = msgspec.structs.replace(self, **values)
+        trial = msgspec.structs.replace(self, **values, store=new_store)
         trial.check()
         for field, value in values.items():
             setattr(self, field, value)

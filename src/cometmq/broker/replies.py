@@ -38,11 +38,15 @@ class SendReplies:
     __slots__ = ("_before", "_ids_prefix")
 
     def __init__(self, region: str, trace_on: bool) -> None:
+        self._ids_prefix = b""
+        self.configure(region, trace_on)
+
+    def configure(self, region: str, trace_on: bool) -> None:
+        """What clients are told about message traces: regionId and traceOn."""
         region_text = json.dumps(region).encode().replace(b"%", b"%%")
         # Everything that does not change between answers is filled in once.
         trace = b"true" if trace_on else b"false"
         self._before = _SEND.replace(b"%b", region_text, 1).replace(b"%b", trace, 1)
-        self._ids_prefix = b""
 
     def use_host(self, store_host: bytes) -> None:
         """The broker's address and port, 8 or 20 bytes as in records: the first part of message ids."""

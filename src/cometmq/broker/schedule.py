@@ -18,7 +18,7 @@ from cometmq.broker.writer import ArrivalTuple
 from cometmq.errors import StoreError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import DelayOffsetTable
-from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties import encode_properties, tags_code
@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 BATCH = 32
 # After a refused delivery the same message is tried again so much later.
 RETRY_S = 0.1
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+# After an error of ours, as Apache's loop does.
+ERROR_S = 10.0
+# However long a message waits, the wall clock is looked at again after this: it may have been set forward.
+LOOK_AGAIN_S = 10.0
 
 
 class LevelCursor:
@@ -122,31 +125,36 @@ class ScheduleService:
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
         if not self._stopped:
-            cursor.timer = self._loop.call_later(delay_s, self._run, cursor)
+            cursor.timer = self._loop.call_later(min(delay_s, LOOK_AGAIN_S), self._run, cursor)
 
     def _run(self, cursor: LevelCursor) -> None:
         cursor.timer = None
         cursor.busy = True
-        got = self._context.store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH)
-        if isinstance(got, NotCached):
-            task = self._loop.create_task(self._run_cold(cursor, got))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        else:
-            self._deliver(cursor, got)
+        try:
+            got = self._context.store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH)
+            if isinstance(got, NotCached):
+                task = self._loop.create_task(self._run_cold(cursor, got))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                self._deliver(cursor, got)
+        except Exception:
+            self._failed(cursor)
 
     async def _run_cold(self, cursor: LevelCursor, missing: NotCached) -> None:
         try:
             got = await self._context.store.get_messages_cold(
                 missing, SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH
             )
+            if not self._stopped:
+                self._deliver(cursor, got)
         except Exception:
-            log.exception("delay level %d: reading at %d failed", cursor.level, cursor.offset)
-            cursor.busy = False
-            self._wake(cursor, 10.0)
-            return
-        if not self._stopped:
-            self._deliver(cursor, got)
+            self._failed(cursor)
+
+    def _failed(self, cursor: LevelCursor) -> None:
+        log.exception("delay level %d: delivery at %d failed", cursor.level, cursor.offset)
+        cursor.busy = False
+        self._wake(cursor, ERROR_S)
 
     def _deliver(self, cursor: LevelCursor, got: Got) -> None:
         """Store what is due of one read, and say when to go on."""
@@ -202,7 +210,7 @@ class ScheduleService:
         """Store the real message; False if it has no destination and is dropped."""
         properties = message.properties
         topic, queue_id = properties.get("REAL_TOPIC"), properties.get("REAL_QID")
-        if not topic or queue_id is None or topic == HALF_TOPIC:
+        if not topic or not queue_id or not queue_id.isdecimal() or topic == TRANS_HALF_TOPIC:
             log.warning("delayed message %s has no destination and is dropped", message.offset_msg_id)
             return False
         tag = properties.get("TAGS")

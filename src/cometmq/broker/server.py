@@ -257,6 +257,7 @@ class BrokerParts:
 
     def _settings_changed(self, keys: list[str]) -> None:
         self.sends.forget_routes()
+        self.context.replies.configure(self._config.region_id, self._config.trace_on)
         apply_settings(self.store, self._config.store)
         if "brokerPermission" in keys:
             self.context.topics.touch()
