@@ -1,8 +1,8 @@
-"""Where Spark looks for the format `cometmq`: it imports every module named `pyspark_*` and takes its
-`DefaultSource`.
+"""Where Spark looks for the format `cometmq`.
 
-Spark does so for any format name it does not know, and an exception here would hide other people's sources, so
-nothing heavy is imported before somebody uses the format.
+Spark imports every module named `pyspark_*` and takes its `DefaultSource`. It does so for any format name it
+does not know, and an exception here would hide other people's sources: nothing heavy is imported before the
+format is used.
 """
 
 from __future__ import annotations

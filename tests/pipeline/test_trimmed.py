@@ -42,7 +42,7 @@ def trimmed(forgetful: Standalone, request: pytest.FixtureRequest) -> Topic:
 
 
 def let_it_forget(topic: Topic) -> None:
-    """Send until what was sent before is gone, and no more is going: one second is ten of the broker's passes."""
+    """Send until what was sent before is gone and no more goes: a second is ten of the broker's passes."""
     topic.send(900, body_size=1000)
     last, since = topic.bounds(), time.monotonic()
 

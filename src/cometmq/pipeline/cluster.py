@@ -271,8 +271,10 @@ class Cluster:
 
     def _call(self, address: str, frames: Sequence[Frame]) -> list[Frame]:
         wire = self._wires.pop(address, None)
-        if wire is None or not wire.usable():
-            wire = Wire(address, self._timeout_s)
+        if wire is not None and not wire.usable():
+            wire.close()
+            wire = None
+        wire = wire or Wire(address, self._timeout_s)
         answers = wire.call_many(frames)
         self._wires[address] = wire
         return answers

@@ -85,7 +85,6 @@ class PullWindow:
         self._fresh = _segments(ranges, FILTERED_SEGMENT if filtered else step)
         self._open: deque[Segment] = deque()
         self._again: deque[Segment] = deque()
-        self._flying = 0
 
     def requests(self) -> Iterator[Request]:
         """The pulls to send now."""
@@ -99,20 +98,18 @@ class PullWindow:
             yield self._request(segment)
 
     def _request(self, segment: Segment) -> Request:
-        self._flying += 1
         count = self._step if self._filtered else min(self._step, segment.end - segment.at)
         return Request(segment, segment.at, count)
 
     @property
-    def in_flight(self) -> int:
-        """Requests sent whose answers have not come."""
-        return self._flying
+    def finished(self) -> bool:
+        """Whether all segments are done and taken (ask after `requests`)."""
+        return not self._open
 
     def answered(self, segment: Segment, reply: Reply) -> Verdict:
         """Take the answer to the segment's request. Unless it is PROGRESS, nothing changed: call `retry` or
         `give_up`.
         """
-        self._flying -= 1
         verdict = self._judge(segment, reply)
         if verdict is Verdict.PROGRESS and not segment.done:
             self._again.append(segment)
@@ -124,7 +121,6 @@ class PullWindow:
 
     def lost_connection(self) -> None:
         """No answer will come to what was asked: ask for every unfinished segment again."""
-        self._flying = 0
         self._again = deque(segment for segment in self._open if not segment.done)
 
     def give_up(self, segment: Segment, reply: Reply) -> None:

@@ -117,16 +117,19 @@ class _BrokerReader:
         try:
             while True:
                 complete = list(self._window.ready())
-                # The next pulls leave before the batch is decoded: the broker works while we do.
-                self._send(wire, list(self._window.requests()))
+                try:
+                    # The next pulls leave before the batch is decoded: the broker works while we do.
+                    self._send(wire, list(self._window.requests()))
+                except SendFailed:
+                    wire = self._reconnect()
                 yield from self._assembler.take(complete)
-                if not self._flying:
+                if self._window.finished:
                     break
                 try:
-                    for frame in wire.receive_some():
+                    for frame in wire.receive_some() if self._flying else ():
                         self._answered(self._flying.pop(frame.opaque), pull_reply(frame))
-                except (SendFailed, RequestTimeout) as error:
-                    wire = self._reconnect(error)
+                except (SendFailed, RequestTimeout):
+                    wire = self._reconnect()
             yield from self._assembler.rest()
         except BaseException:
             # Also GeneratorExit (Spark's `limit`): answers are still on their way on this connection.
@@ -171,34 +174,40 @@ class _BrokerReader:
             raise _refused(reply, self._address, segment.source.queue)
 
     def _connect(self) -> Wire:
-        wire = _wires.pop(self._address, None)
-        if wire is not None and wire.usable():
-            return wire
         if self._address:
             try:
-                return Wire(self._address, self._options.timeout_ms / 1000)
-            except ConnectError as error:
-                return self._find_again(error)
-        return self._find_again(None)
+                return _wire_to(self._address, self._options)
+            except ConnectError:
+                pass  # the broker may have moved since this was planned: the name server knows
+        return self._find()
 
-    def _reconnect(self, error: CometError) -> Wire:
+    def _reconnect(self) -> Wire:
         self._flying.clear()
         self._window.lost_connection()
-        return self._find_again(error)
+        return self._find()
 
-    def _find_again(self, error: CometError | None) -> Wire:
+    def _find(self) -> Wire:
         """Ask the name server where the broker is now and connect, for as long as the time-out allows."""
         deadline = time.monotonic() + self._options.timeout_ms / 1000
         with Cluster(self._namesrv, timeout_ms=self._options.timeout_ms) as cluster:
             while True:
                 try:
                     self._address = cluster.address_of(self._queue)
-                    return Wire(self._address, self._options.timeout_ms / 1000)
-                except CometError as problem:
-                    error = problem
-                if time.monotonic() > deadline:
-                    raise error
+                    return _wire_to(self._address, self._options)
+                except CometError:
+                    if time.monotonic() > deadline:
+                        raise
                 time.sleep(0.2)
+
+
+def _wire_to(address: str, options: PullOptions) -> Wire:
+    """The connection that an earlier task of this process left, or a new one. Raises ConnectError."""
+    wire = _wires.pop(address, None)
+    if wire is not None:
+        if wire.usable():
+            return wire
+        wire.close()
+    return Wire(address, options.timeout_ms / 1000)
 
 
 def _refused(reply: Reply, address: str, queue: MessageQueue) -> BrokerError:
