@@ -7,10 +7,14 @@ import time
 
 import pytest
 
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.server import Broker
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import CreateTopicRequestHeader
+from cometmq.standalone import small_files
+from cometmq.store.disk import OsDisk
 
-from .conftest import COMMIT, SUSPEND, records, until
+from .conftest import COMMIT, SUSPEND, Peer, records, until
 
 
 def bounds(answer):
@@ -227,3 +231,57 @@ class TestRefusals:
         peer = cluster.peer()
         await peer.send()
         assert (await peer.pull()).code == 16
+
+
+class ColdDisk(OsDisk):
+    """A disk of which nothing is in the page cache."""
+
+    __slots__ = ("refused",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = 0
+
+    def pread_cached(self, fd, length, offset):
+        self.refused += 1
+
+
+class TestColdReads:
+    @pytest.fixture
+    async def cold(self, tmp_path):
+        """A broker that was started anew on a store of 40 messages, and finds none of them in memory."""
+        settings = {"storePathRootDir": str(tmp_path), "brokerIP1": "127.0.0.1", "listenPort": "0"}
+        config = BrokerConfig.from_properties({**small_files(), **settings})
+        first = Broker(config)
+        await first.start()
+        peer = Peer(first.addr)
+        for number in range(40):
+            await peer.send(body=b"%d" % number * 500, properties={"TAGS": "A" if number % 2 else "B"})
+        await peer.close()
+        await first.stop()
+        broker = Broker(config, disk=ColdDisk())
+        await broker.start()
+        yield broker
+        await broker.stop()
+
+    async def test_records_that_are_not_in_memory_come_by_way_of_a_thread(self, cold):
+        peer = Peer(cold.addr)
+        answers = await asyncio.gather(*(peer.pull(offset=n) for n in (0, 8, 16)))
+        assert cold.parts.store.disk.refused > 0
+        for first, answer in zip((0, 8, 16), answers, strict=True):
+            found = records(answer)
+            assert [m.queue_offset for m in found] == list(range(first, first + len(found)))
+        assert {m.tags for m in records(await peer.pull(expression="A"))} == {"A"}
+        await peer.close()
+
+    async def test_a_read_that_fails_is_answered(self, cold, monkeypatch):
+        peer = Peer(cold.addr)
+
+        async def fail(*_args, **_named):
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(type(cold.parts.store), "get_messages_cold", fail)
+        answer = await peer.pull()
+        assert answer.code == 1
+        assert "Input/output error" in answer.remark
+        await peer.close()
