@@ -145,8 +145,8 @@ def test_lite_pull_reads_all_commits_and_resumes(space: Space) -> None:
 
 
 PATIENT = "-Drocketmq.client.rebalance.waitInterval=20000"
-"""Apache's own interval. The other tests' clients rebalance each second; where the broker has to tell its clients
-of a change, they must not find it out by themselves."""
+"""Apache's own interval. The other tests' clients rebalance each second; where the broker has to tell its
+clients of a change, they must not find it out by themselves."""
 
 
 def test_two_consumers_share_the_queues_and_hand_them_over(
