@@ -187,7 +187,16 @@ def test_heavy_and_optional_packages_stay_in_their_rooms() -> None:
 
 @pytest.mark.parametrize("module", ["cometmq", "cometmq.client"])
 def test_a_client_user_pays_for_no_server_command_line_or_spark(module: str) -> None:
-    heavy = ("pyspark", "pyarrow", "click", "rich", "cometmq.broker", "cometmq.store", "cometmq.namesrv")
+    heavy = (
+        "pyspark",
+        "pyarrow",
+        "numpy",
+        "click",
+        "rich",
+        "cometmq.broker",
+        "cometmq.store",
+        "cometmq.namesrv",
+    )
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
 
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).strip() == "[]"

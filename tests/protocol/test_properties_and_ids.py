@@ -27,7 +27,6 @@ from cometmq.protocol.properties import (
     index_hash,
     is_reserved,
     java_hash,
-    java_hash_many,
     tags_code,
 )
 
@@ -53,17 +52,6 @@ HASHES = {
 def test_java_hash_vectors(text: str) -> None:
     assert java_hash(text) == HASHES[text]
     assert tags_code(text) == HASHES[text]
-
-
-def test_many_hashes_at_once() -> None:
-    assert java_hash_many(list(HASHES)).tolist() == list(HASHES.values())
-    assert java_hash_many([]).tolist() == []
-    assert java_hash_many(["", ""]).tolist() == [0, 0]
-
-
-@given(st.lists(st.text(st.characters(max_codepoint=127), max_size=40) | st.text(max_size=5)))
-def test_many_hashes_are_single_hashes(texts: list[str]) -> None:
-    assert java_hash_many(texts).tolist() == [java_hash(text) for text in texts]
 
 
 def test_index_hash_has_no_sign() -> None:

@@ -7,10 +7,7 @@ does; of duplicates the last wins (storage.md 2.3, remoting.md 10).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping
 
 from cometmq.errors import MessageIllegal
 
@@ -150,47 +147,3 @@ def index_hash(text: str) -> int:
     """The hash of an index key: absolute value of Java's, and 0 for the one number that has none."""
     value = abs(java_hash(text))
     return 0 if value == 0x8000_0000 else value
-
-
-def java_hash_many(texts: Sequence[str]) -> npt.NDArray[np.int32]:
-    """java_hash of many strings at once: array of int32, one for each."""
-    try:
-        encoded: Iterable[bytes] = [text.encode("ascii") for text in texts]
-    except UnicodeEncodeError:
-        return np.array([java_hash(text) for text in texts], dtype=np.int32)
-    return java_hash_ascii(list(encoded))
-
-
-def java_hash_ascii(texts: Sequence[bytes]) -> npt.NDArray[np.int32]:
-    """java_hash of many ASCII strings given as bytes.
-
-    One multiplication by a table of powers of 31 and one segmented sum, whatever the lengths are.
-    """
-    count = len(texts)
-    hashes = np.zeros(count, dtype=np.uint32)
-    if not count:
-        return hashes.view(np.int32)
-    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=count)
-    units = np.frombuffer(b"".join(texts), dtype=np.uint8)
-    ends = np.cumsum(lengths)
-    filled = lengths > 0
-    # Exponent of 31 for each unit: how many units follow it in its own string.
-    exponents = np.repeat(ends, lengths) - np.arange(1, len(units) + 1)
-    products = units * _powers(int(lengths.max()))[exponents]
-    if units.size:
-        hashes[filled] = np.add.reduceat(products, (ends - lengths)[filled], dtype=np.uint32)
-    return hashes.view(np.int32)
-
-
-_POWERS = np.ones(1, dtype=np.uint32)
-
-
-def _powers(count: int) -> npt.NDArray[np.uint32]:
-    """31**0 ... 31**(count - 1), modulo 2**32."""
-    global _POWERS
-    if len(_POWERS) < count:
-        size = max(count, 256)
-        powers = np.full(size, 31, dtype=np.uint32)
-        powers[0] = 1
-        _POWERS = np.multiply.accumulate(powers, dtype=np.uint32)
-    return _POWERS[:count] if count else _POWERS
