@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -26,9 +27,10 @@ class CometServer:
         settings_file = directory / f"{name}.conf"
         settings_file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         line = [sys.executable, *(launcher or [str(HERE / "attached.py")]), command, "-c", str(settings_file)]
-        root = str(HERE.parent.parent)  # where a launcher finds these packages
+        # Where a launcher finds these packages, before whatever the caller's own path says.
+        path = os.pathsep.join(filter(None, [str(HERE.parent.parent), os.environ.get("PYTHONPATH")]))
         self.process = Process(
-            f"CometMQ {name}", line, directory / f"{name}.log", cwd=directory, env={"PYTHONPATH": root}
+            f"CometMQ {name}", line, directory / f"{name}.log", cwd=directory, env={"PYTHONPATH": path}
         )
 
     @property
