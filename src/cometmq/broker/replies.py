@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 
 from cometmq.protocol.codes import VERSION_4_9_7
 
@@ -55,6 +56,10 @@ class SendReplies:
     def message_id(self, physical_offset: int) -> bytes:
         """The offset id of a record of this broker."""
         return b"%b%016X" % (self._ids_prefix, physical_offset)
+
+    def message_ids(self, physical_offsets: Sequence[int]) -> bytes:
+        """The offset ids of a batch, joined by commas, with one formatting for all of them."""
+        return b",".join([self._ids_prefix + b"%016X"] * len(physical_offsets)) % tuple(physical_offsets)
 
     def ok(self, opaque: int, physical_offset: int, queue_id: int, queue_offset: int) -> bytes:
         """The answer to a plain send that succeeded."""

@@ -117,9 +117,9 @@ class ScheduleService:
 
     def arrived(self, arrivals: list[ArrivalTuple]) -> None:
         """Wake the levels that got their first message."""
-        for topic, queue_id, *_ in arrivals:
-            if topic == SCHEDULE_TOPIC:
-                cursor = self._cursors.get(queue_id + 1)
+        for arrival in arrivals:
+            if arrival[0] == SCHEDULE_TOPIC:
+                cursor = self._cursors.get(arrival[1] + 1)
                 if cursor is not None and cursor.timer is None and not cursor.busy:
                     self._wake(cursor)
 

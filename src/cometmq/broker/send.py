@@ -172,7 +172,7 @@ class SendProcessor:
             self._writer.appended()
             return None
         replies = self._context.replies
-        ids = b",".join([replies.message_id(item.physical_offset) for item in batch])
+        ids = replies.message_ids([item.physical_offset for item in batch])
         opaque, queue_offset = frame.opaque, batch[0].queue_offset
 
         def answer(code: int, remark: str | None) -> None:
