@@ -8,6 +8,7 @@ of the first two.
 
 from __future__ import annotations
 
+import os
 import struct
 
 from cometmq.store.disk import Disk, write_all
@@ -53,9 +54,12 @@ class Checkpoint:
 
     def flush(self) -> None:
         """Write and sync. Raises OSError."""
+        made = self._disk.facts(self._path) is None
         fd = self._disk.open(self._path, create=True)
         try:
             write_all(self._disk, fd, self.encode(), 0)
             self._disk.fdatasync(fd)
         finally:
             self._disk.close(fd)
+        if made:
+            self._disk.fsync_dir(os.path.dirname(self._path))

@@ -43,6 +43,7 @@ class ConsumeQueue:
         "max_offset",
         "max_physical",
         "min_offset",
+        "new_names",
         "next_offset",
         "path",
         "positions",
@@ -77,6 +78,7 @@ class ConsumeQueue:
         self.deleted = False
         self.damaged = False  # units have certainly been lost from its files
         self.unsynced_files: set[int] = set()
+        self.new_names = False  # files or directories have been made whose names are not synced
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -142,6 +144,7 @@ class ConsumeQueue:
             self._files.delete(path)
             raise
         self._files.descriptors.put(path, fd)
+        self.new_names = True
         self.positions.append(base)
         self.positions.sort()
         return fd

@@ -36,7 +36,9 @@ class IndexService:
         "_directory",
         "_files",
         "_hashed",
+        "_new_names",
         "_prefixes",
+        "_unsynced",
         "_waiting",
         "capacity",
         "enabled",
@@ -59,6 +61,8 @@ class IndexService:
             None  # of the first batch, not yet in a file
         )
         self._prefixes: dict[str, int] = {}
+        self._unsynced: set[str] = set()
+        self._new_names = False
 
     @property
     def end_position(self) -> int:
@@ -136,12 +140,14 @@ class IndexService:
         if self.files:
             last = self.files[-1]
             last.write(slots=True)
+            self._unsynced.add(last.path)
             last.release()
             seed_ms, seed_position = last.end_ms, last.end_position
             self.full_until_ms = last.end_ms
         self._files.disk.makedirs(self._directory)
         file = IndexFile(self._files, self._new_path(), self.slots, self.capacity)
         file.create(seed_ms, seed_position)
+        self._new_names = True
         self.files.append(file)
 
     def _new_path(self) -> str:
@@ -156,15 +162,19 @@ class IndexService:
                 name = moment.strftime("%Y%m%d%H%M%S%f")[:17]
         return os.path.join(self._directory, name)
 
-    def write(self, *, slots: bool = False) -> list[str]:
-        """Settle and write; returns the paths that a sync should make durable. Raises OSError."""
-        if not self.enabled:
-            return []
-        self.settle()
-        if not self.files:
-            return []
-        self.files[-1].write(slots=slots)
-        return [file.path for file in self.files[-2:]]
+    def write(self, *, slots: bool = False) -> None:
+        """Settle and write. Raises OSError."""
+        if self.enabled:
+            self.settle()
+            if self.files and self.files[-1].write(slots=slots):
+                self._unsynced.add(self.files[-1].path)
+
+    def take_unsynced(self) -> tuple[list[str], list[str]]:
+        """(files written, directories with new names) since the last call, for a sync in a thread."""
+        paths, self._unsynced = sorted(self._unsynced), set()
+        names = [self._directory, os.path.dirname(self._directory)] if self._new_names else []
+        self._new_names = False
+        return paths, names
 
     # -- searching --------------------------------------------------------------------------------
 

@@ -223,10 +223,11 @@ class IndexFile:
         # Java's division truncates towards zero; negative values are clamped anyway.
         return np.clip((times_ms - begin_ms) // 1000, 0, _MAX_SECONDS)
 
-    def write(self, *, slots: bool) -> None:
-        """Write entries and header; with `slots` the slots too. Raises OSError; the next call tries again."""
+    def write(self, *, slots: bool) -> bool:
+        """Write entries and header; with `slots` the slots too. False if there was nothing to write. Raises
+        OSError; the next call tries again."""
         if self.written == self.count and (self.slots_written or not slots):
-            return
+            return False
         fd = self._files.descriptors.get(self.path)
         disk = self._files.disk
         if self._pending:
@@ -240,6 +241,7 @@ class IndexFile:
         self._pending = []
         if slots:
             self.slots_written = True
+        return True
 
     def release(self) -> None:
         """Forget the slots of a full, written file."""

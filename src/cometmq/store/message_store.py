@@ -120,7 +120,9 @@ class MessageStore:
         """Lock the directory, load and recover it. Raises StoreError, OSError; then nothing stays locked."""
         disk = disk or OsDisk()
         for path in (config.root, config.commit_log_dir, os.path.join(config.root, "consumequeue")):
-            disk.makedirs(path)
+            if not disk.is_dir(path):
+                disk.makedirs(path)
+                disk.fsync_dir(os.path.dirname(path))
         lock = StoreLock(disk, config.root)
         try:
             store = cls(config, disk, clock or SystemClock(), lock, AbortMark(disk, config.root))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue, file_name
@@ -86,23 +86,18 @@ class QueueTable:
             dirty.pop()
         return not dirty
 
-    def take_unsynced(self) -> list[str]:
-        """Paths of files written since the last call, for a sync in a thread; `unsync` gives them back if
-        it fails."""
-        paths = []
+    def take_unsynced(self) -> tuple[list[str], list[str]]:
+        """(files written, directories with new names) since the last call, for a sync in a thread."""
+        paths: list[str] = []
+        directories: set[str] = set()
         for queue in self:
             if queue.unsynced_files:
                 paths += [os.path.join(queue.path, file_name(base)) for base in queue.unsynced_files]
                 queue.unsynced_files.clear()
-        return paths
-
-    def unsync(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            directory, name = os.path.split(path)
-            topic_dir, queue_id = os.path.split(directory)
-            queue = self.find(os.path.basename(topic_dir), int(queue_id))
-            if queue is not None:
-                queue.unsynced_files.add(int(name))
+            if queue.new_names:
+                directories.update((queue.path, os.path.dirname(queue.path), self.directory))
+                queue.new_names = False
+        return paths, sorted(directories)
 
     # -- loading, deleting ------------------------------------------------------------------------
 

@@ -8,16 +8,26 @@ So damage in the middle hides only the records that it hit.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
+from zlib import crc32
 
-from cometmq.protocol.record import BLANK_MAGIC, BORN_V6, MAGIC_V1, MAGIC_V2, MIN_SIZE, STORE_V6
+from cometmq.protocol.record import (
+    BLANK_MAGIC,
+    BORN_V6,
+    HEAD_V4,
+    HEADS,
+    HOST_V4,
+    HOST_V6,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_SIZE,
+    STORE_V6,
+)
 from cometmq.store.disk import Disk
 
 _BLOCK = 4 << 20
 _MAGICS = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]  # both record magics share their first three bytes
-_LAST_BYTES = (MAGIC_V1 & 0xFF, MAGIC_V2 & 0xFF)
 _BLANK = (BLANK_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
 
 
@@ -40,51 +50,37 @@ def record_facts(data: memoryview, at: int, position: int, *, check_crc: bool = 
     room = len(data) - at
     if room < MIN_SIZE:
         return None
-    size = int.from_bytes(data[at : at + 4], "big", signed=True)
-    if not MIN_SIZE <= size <= room:
+    (
+        size, magic, crc, queue_id, _, queue_offset, own, sys_flag, _, _, store_ms, _, _, _, body_length,
+    ) = HEAD_V4.unpack_from(data, at)  # fmt: skip
+    if not MIN_SIZE <= size <= room or (magic != MAGIC_V1 and magic != MAGIC_V2) or own != position:
         return None
-    magic = data[at + 4 : at + 8]
-    if magic[:3] != _MAGICS or magic[3] not in _LAST_BYTES:
-        return None
-    if int.from_bytes(data[at + 28 : at + 36], "big", signed=True) != position:
-        return None
-    sys_flag = int.from_bytes(data[at + 36 : at + 40], "big")
-    born = 12 if sys_flag & BORN_V6 else 0
-    stored = 12 if sys_flag & STORE_V6 else 0
-    body_at = at + 88 + born + stored
-    if body_at > at + size:
-        return None
-    body_length = int.from_bytes(data[body_at - 4 : body_at], "big", signed=True)
+    body_at = at + HEAD_V4.size
+    if sys_flag & (BORN_V6 | STORE_V6):
+        head = HEADS[HOST_V6 if sys_flag & BORN_V6 else HOST_V4, HOST_V6 if sys_flag & STORE_V6 else HOST_V4]
+        if head.size > size:
+            return None
+        fields = head.unpack_from(data, at)
+        store_ms, body_length = fields[10], fields[14]
+        body_at = at + head.size
     tail = body_at + body_length
-    width = 1 if magic[3] == _LAST_BYTES[0] else 2
+    width = 1 if magic == MAGIC_V1 else 2
     end = at + size
     if body_length < 0 or tail + width + 2 > end:
         return None
-    topic_length = int.from_bytes(data[tail : tail + width], "big")
-    properties_at = tail + width + topic_length + 2
-    if properties_at > end:
+    topic_at = tail + width
+    topic_end = topic_at + (data[tail] if width == 1 else data[tail] << 8 | data[tail + 1])
+    properties_at = topic_end + 2
+    if properties_at > end or properties_at + (data[topic_end] << 8 | data[topic_end + 1]) != end:
         return None
-    properties_length = int.from_bytes(data[properties_at - 2 : properties_at], "big")
-    if properties_at + properties_length != end:
+    if check_crc and body_length and crc32(data[body_at:tail]) & 0x7FFFFFFF != crc:
         return None
-    if check_crc and body_length:
-        stored_crc = int.from_bytes(data[at + 8 : at + 12], "big")
-        if zlib.crc32(data[body_at:tail]) & 0x7FFFFFFF != stored_crc:
-            return None
     try:
-        topic = str(data[tail + width : properties_at - 2], "utf-8")
+        topic = str(data[topic_at:topic_end], "utf-8")
     except UnicodeDecodeError:
         return None
-    store_at = at + 56 + born
     return Facts(
-        position,
-        size,
-        int.from_bytes(data[at + 12 : at + 16], "big", signed=True),
-        int.from_bytes(data[at + 20 : at + 28], "big", signed=True),
-        sys_flag,
-        int.from_bytes(data[store_at : store_at + 8], "big", signed=True),
-        topic,
-        bytes(data[properties_at:end]),
+        position, size, queue_id, queue_offset, sys_flag, store_ms, topic, bytes(data[properties_at:end])
     )
 
 

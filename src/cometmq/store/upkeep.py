@@ -25,8 +25,12 @@ log = logging.getLogger(__name__)
 _SLICE = 256  # queues written per turn of the loop
 
 
-def sync_paths(disk: Disk, paths: Sequence[str]) -> None:
-    """Bring files onto the device; files that are gone are fine. Raises OSError. For a thread."""
+def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
+    """Bring files, and names in directories, onto the device; what is gone is fine. Raises OSError. For a
+    thread."""
+    for directory in directories:
+        if disk.is_dir(directory):
+            disk.fsync_dir(directory)
     for path in paths:
         try:
             fd = disk.open(path)
@@ -50,6 +54,7 @@ class Upkeep:
         self._job: asyncio.Task[None] | None = None
         self._thorough_at = store.clock.monotonic()
         self._unwritten = 0
+        self._lost: OSError | None = None  # why the checkpoint stays where it is
 
     # -- starting, stopping -----------------------------------------------------------------------
 
@@ -183,24 +188,36 @@ class Upkeep:
     async def _make_durable(self) -> None:
         """Sync log, queues and index in the thread, then move the checkpoint behind them."""
         store, loop, pool = self._store, self._loop, self._pool
-        if loop is None or pool is None or store.flusher.failure is not None:
+        if loop is None or pool is None or self._lost is not None or store.flusher.failure is not None:
             return
         done: asyncio.Future[bool] = loop.create_future()
-        dispatched_ms = store.dispatched_ms
-        paths = store.queues.take_unsynced()
-        index_paths = store.index.write()
-        full_ms = store.index.full_until_ms
+        store.queues.write_dirty()  # what came in while the slices before were written
+        store.index.write()
+        dispatched_ms, full_ms = store.dispatched_ms, store.index.full_until_ms
+        work = self._take_unsynced()
         store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
         if not await done:
-            store.queues.unsync(paths)
-            return
+            return  # the checkpoint never moves again
         try:
-            await loop.run_in_executor(pool, sync_paths, store.disk, [*paths, *index_paths])
-        except OSError:
-            store.queues.unsync(paths)
-            raise
+            await loop.run_in_executor(pool, sync_paths, store.disk, *work)
+        except OSError as failure:
+            self._sync_failed(failure)
+            return
         self._raise_checkpoint(dispatched_ms, full_ms)
         await loop.run_in_executor(pool, store.checkpoint.flush)
+
+    def _take_unsynced(self) -> tuple[list[str], list[str]]:
+        """(files, directories) of queues and index that the next sync must bring onto the device."""
+        paths, directories = self._store.queues.take_unsynced()
+        index_paths, index_directories = self._store.index.take_unsynced()
+        return paths + index_paths, directories + index_directories
+
+    def _sync_failed(self, failure: OSError) -> None:
+        """What a failed sync leaves is unknown, so the checkpoint stays where it is: the next start will
+        compute queues and index anew from there."""
+        if self._lost is None:
+            log.error("queues or index could not be synced, the checkpoint stays where it is: %s", failure)
+        self._lost = failure
 
     def _raise_checkpoint(self, dispatched_ms: int, full_ms: int) -> None:
         checkpoint = self._store.checkpoint
@@ -216,19 +233,36 @@ class Upkeep:
             return False
         try:
             store.queues.write_dirty()
-            index_paths = store.index.write(slots=slots)
-            paths = store.queues.take_unsynced()
-            sync_paths(store.disk, [*paths, *index_paths])
-            self._raise_checkpoint(store.dispatched_ms, store.index.full_until_ms)
-            store.checkpoint.flush()
+            store.index.write(slots=slots)
         except OSError as failure:
             self._derived_failed(failure)
             return False
         self._derived_healed()
+        if self._lost is None:
+            try:
+                sync_paths(store.disk, *self._take_unsynced())
+            except OSError as failure:
+                self._sync_failed(failure)
+        if self._lost is not None:
+            return False
+        try:
+            self._raise_checkpoint(store.dispatched_ms, store.index.full_until_ms)
+            store.checkpoint.flush()
+        except OSError as failure:
+            log.error("the checkpoint could not be written: %s", failure)
+            return False
         return True
 
     def settle_recovery(self) -> None:
         """After an unclean stop: make what recovery found durable before anything is built on it. Raises
         OSError."""
-        if self._store.recovered.rebuilt and not self.settle_all(slots=False):
+        store = self._store
+        found = store.recovered
+        if not found.rebuilt:
+            return
+        size = store.log.segment_size
+        paths = [store.log.path_of(base) for base in store.log.segments if base + size > found.start]
+        sync_paths(store.disk, paths, [store.log.directory])
+        store.flusher.flushed_ms = found.last_store_ms
+        if not self.settle_all(slots=False):
             raise OSError("the recovered store could not be written")
