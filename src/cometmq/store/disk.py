@@ -14,11 +14,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
+import sys
 from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, process
 _REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -63,6 +66,7 @@ class Disk(Protocol):
     def is_dir(self, path: str) -> bool: ...
     def usage(self, path: str) -> DiskUsage: ...
     def try_lock(self, fd: int) -> bool: ...
+    def locked(self, fd: int) -> bool: ...
 
 
 class OsDisk:
@@ -192,6 +196,15 @@ class OsDisk:
                 return False
             raise
         return True
+
+
+    def locked(self, fd: int) -> bool:
+        """Whether another process holds that lock. Where the system cannot tell, the answer is no."""
+        if sys.platform != "linux":
+            return False
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, asked)
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:

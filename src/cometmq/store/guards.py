@@ -46,6 +46,21 @@ class StoreLock:
             _held.discard(self._path)
 
 
+def lock_held(disk: Disk, root: str) -> bool:
+    """Whether somebody holds the store in `root`. Takes nothing and writes nothing."""
+    path = os.path.realpath(os.path.join(root, "lock"))
+    if path in _held:
+        return True  # asked before the file is opened: closing it would give our own lock away
+    try:
+        fd = disk.open(path, write=False)
+    except FileNotFoundError:
+        return False
+    try:
+        return disk.locked(fd)
+    finally:
+        disk.close(fd)
+
+
 class AbortMark:
     """The `abort` file."""
 

@@ -1,0 +1,222 @@
+"""A store directory as somebody else left it: where its files are, how long they are, whether it is in use.
+
+Apache's broker and ours know the lengths of their files from a configuration. A tool that is pointed at a
+directory must find them out: from the broker.conf in it, else from the files themselves. Nothing is written
+and nothing is locked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from cometmq.errors import StoreError
+from cometmq.protocol.java_properties import PropertiesError, parse_properties
+from cometmq.store.config import SMALL_FILES, StoreConfig
+from cometmq.store.disk import Disk, read_file
+from cometmq.store.guards import AbortMark, lock_held
+from cometmq.store.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
+
+CONF = "broker.conf"
+_PROBE_ENTRIES = 64
+_SMALLEST_SEGMENT = 4096
+
+
+class StoreFile(NamedTuple):
+    """A file of equal length among others: position of its first byte, path, present length."""
+
+    base: int
+    path: str
+    length: int
+
+
+class QueueFiles(NamedTuple):
+    """The files of one consume queue, ascending."""
+
+    topic: str
+    queue_id: int
+    path: str
+    files: list[StoreFile]
+
+
+class Shape(NamedTuple):
+    """Layout of one store at one moment.
+
+    `config`: lengths as found, everything else as configured. `live`: a broker holds the store. `clean`: the
+    last stop was clean (false as long as a broker runs). `strays`: paths that belong to no store.
+    """
+
+    root: str
+    config: StoreConfig
+    live: bool
+    clean: bool
+    segments: list[StoreFile]
+    queues: list[QueueFiles]
+    index_files: list[StoreFile]
+    strays: list[str]
+
+    @property
+    def log_min(self) -> int:
+        return self.segments[0].base if self.segments else 0
+
+
+def read_shape(
+    disk: Disk, root: str, *, config: StoreConfig | None = None, commit_log_dir: str = ""
+) -> Shape:
+    """Look at the store in `root`.
+
+    config: settings of its broker; without one, those of the broker.conf in the directory or the defaults.
+    Lengths that the files contradict are taken from the files either way. commit_log_dir: where the log lies
+    if not in `root`/commitlog. Raises StoreError when there is no store, OSError.
+    """
+    root = os.path.realpath(os.path.expanduser(root))
+    if not disk.is_dir(root):
+        raise StoreError("there is no such directory", root)
+    config = (config or _found_config(disk, root)).replace(store_path_root_dir=root)
+    if commit_log_dir:
+        config = config.replace(store_path_commit_log=os.path.abspath(commit_log_dir))
+    elif config.store_path_commit_log and not disk.is_dir(config.commit_log_dir):
+        config = config.replace(store_path_commit_log="")  # the store was moved here
+    strays: list[str] = []
+    # Who holds the store is asked first: a broker that starts later only adds to what is seen here.
+    live, clean = lock_held(disk, root), not AbortMark(disk, root).exists()
+    segments = _numbered(disk, config.commit_log_dir, 20, strays)
+    queues = _queues(disk, os.path.join(root, "consumequeue"), strays)
+    index = _numbered(disk, os.path.join(root, "index"), 17, strays)
+    if not disk.is_dir(config.commit_log_dir):
+        raise StoreError("there is no commitlog directory here", root)
+    if segments:
+        config = config.replace(
+            mapped_file_size_commit_log=_common_length(segments, config.mapped_file_size_commit_log)
+        )
+    files = [file for queue in queues for file in queue.files]
+    if files:
+        length = _common_length(files, config.consume_queue_file_size)
+        config = config.replace(mapped_file_size_consume_queue=length)
+    slots, capacity = _index_shape(disk, index, config)
+    config = config.replace(max_hash_slot_num=slots, max_index_num=capacity)
+    return Shape(root, config, live, clean and not live, segments, queues, index, strays)
+
+
+def _found_config(disk: Disk, root: str) -> StoreConfig:
+    try:
+        text = read_file(disk, os.path.join(root, CONF)).decode("utf-8", "replace")
+        return StoreConfig.from_properties(parse_properties(text))
+    except FileNotFoundError:
+        return StoreConfig()
+    except PropertiesError as problem:
+        raise StoreError(str(problem), os.path.join(root, CONF)) from None
+
+
+def _numbered(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
+    """Files whose names are numbers of so many digits, in their order. Others are strays."""
+    found = []
+    for name in disk.listdir(directory):
+        path = os.path.join(directory, name)
+        if len(name) != digits or not (name.isascii() and name.isdigit()):
+            strays.append(path)
+            continue
+        facts = disk.facts(path)
+        if facts is not None:
+            found.append(StoreFile(int(name), path, facts.size))
+    return found
+
+
+def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
+    queues = []
+    for topic in disk.listdir(directory):
+        topic_dir = os.path.join(directory, topic)
+        if not disk.is_dir(topic_dir):
+            strays.append(topic_dir)
+            continue
+        for name in disk.listdir(topic_dir):
+            path = os.path.join(topic_dir, name)
+            if not (name.isascii() and name.isdigit() and disk.is_dir(path)):
+                strays.append(path)
+                continue
+            queues.append(QueueFiles(topic, int(name), path, _numbered(disk, path, 20, strays)))
+    return queues
+
+
+def _common_length(files: list[StoreFile], configured: int) -> int:
+    """The length that the files ought to have: the configured one if it fits them, else the most frequent
+    one that does. A length fits when every file begins at a multiple of it and none is longer."""
+    lengths = Counter(file.length for file in files)
+    longest: int = max(lengths)
+    starts = [file.base for file in files]
+
+    def fits(length: int) -> bool:
+        return length > 0 and length >= longest and all(base % length == 0 for base in starts)
+
+    seen: list[int] = [length for length, _ in lengths.most_common() if fits(length)]
+    if configured in seen or not seen:
+        distances = [b - a for a, b in zip(sorted(starts), sorted(starts)[1:], strict=False) if b > a]
+        if configured in seen or fits(configured):
+            return configured
+        return min(distances, default=longest) or longest
+    return seen[0]
+
+
+def _index_shape(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
+    """(slots, capacity) of the index files: configured, one of the usual pairs, or read off a file."""
+    configured = config.max_hash_slot_num, config.max_index_num
+    usual = (
+        configured,
+        (StoreConfig.max_hash_slot_num, StoreConfig.max_index_num),
+        (SMALL_FILES["max_hash_slot_num"], SMALL_FILES["max_index_num"]),
+    )
+    lengths = Counter(file.length for file in files)
+    if not lengths:
+        return configured
+    length = lengths.most_common(1)[0][0]
+    for slots, capacity in usual:
+        if file_length(slots, capacity) == length:
+            return slots, capacity
+    for file in files:
+        if file.length == length:
+            slots = _slots_by_content(disk, file)
+            if slots:
+                return slots, (length - HEADER.size - slots * SLOT_SIZE) // ENTRY.size
+    return configured
+
+
+def _slots_by_content(disk: Disk, file: StoreFile) -> int:
+    """Number of slots of an index file, found by looking for its entries; 0 if they cannot be found.
+
+    Entry 0 is unused and all zeros, the entry before the next free one has the header's end position; all
+    entries in between obey the order of positions and point backwards.
+    """
+    fd = disk.open(file.path, write=False)
+    try:
+        head = disk.pread(fd, HEADER.size, 0)
+        if len(head) < HEADER.size:
+            return 0
+        _, _, begin, end, _, count = HEADER.unpack(head)
+        if count < 2 or end <= 0:
+            return 0
+        data = disk.pread(fd, file.length, 0) if file.length <= 64 << 20 else b""
+        wanted = end.to_bytes(8, "big")
+        at = data.find(wanted, HEADER.size)
+        while at >= 0:
+            first = at - 4 - (count - 1) * ENTRY.size  # where entry 0 would be
+            slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
+            if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
+                return slots
+            at = data.find(wanted, at + 1)
+    finally:
+        disk.close(fd)
+    return 0
+
+
+def _entries_fit(data: bytes, first: int, count: int, begin: int, end: int) -> bool:
+    if (len(data) - first) % ENTRY.size or data[first : first + ENTRY.size].strip(b"\0"):
+        return False
+    shown = min(count - 1, _PROBE_ENTRIES)
+    entries = np.frombuffer(data, ENTRY_DTYPE, shown, first + ENTRY.size)
+    position = entries["position"].astype(np.int64)
+    good = (entries["hash"] >= 0) & (entries["previous"] >= 0)
+    good &= (position >= begin) & (position <= end) & (entries["previous"] < np.arange(1, shown + 1))
+    return bool(good.all()) and bool((np.diff(position) >= 0).all())
