@@ -168,11 +168,14 @@ def test_a_topic_pattern(spark: SparkSession, topic: Topic) -> None:
         ({}, "colour string", "colour"),
         ({}, "queue_id bigint", "queue_id"),
         ({"subscribe": "NoSuchTopic"}, None, "NoSuchTopic"),
+        ({"startingOffsets": '{"Typo": {"broker-a": {"0": 1}}}'}, None, "Typo@broker-a:0"),
     ],
 )
 def test_errors_say_what_is_wrong(
     spark: SparkSession, topic: Topic, options: dict[str, Any], schema: str | None, words: str
 ) -> None:
+    topic.send(1)
+
     def read() -> None:
         reader = spark.read.format("cometmq").options(**{**topic.options, **options})
         (reader.schema(schema) if schema else reader).load().count()

@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from tests.pipeline.feeding import Topic, wait_for
 
-from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
+from cometmq.pipeline.options import read_options
+from cometmq.pipeline.source import CometStreamReader, full_schema
 
 
 class Job:
@@ -222,8 +223,17 @@ def test_a_topic_made_anew_is_data_loss(spark: SparkSession, topic: Topic, home:
         query.awaitTermination(60)
 
 
-def queue_of(topic: Topic, number: int) -> MessageQueue:
-    return MessageQueue(topic.name, "broker-a", number)
+def test_messages_that_come_while_it_starts_are_no_false_alarm(topic: Topic) -> None:
+    """Spark fixes the target first and asks for the start then: "latest" is behind the target by then."""
+    topic.send(10)
+    reader = CometStreamReader(full_schema(), read_options({**topic.options}, streaming=True))
+    reader.prepareForTriggerAvailableNow()
+    topic.send(7)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert reader.partitions(start, end) == []
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    reader.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -252,8 +252,12 @@ class _Job:
         if not new:
             return
         fresh = [queue for queue in new if queue.topic not in topics]
+        starting = self._starting
+        if topics:
+            wanted = tuple(item for item in starting.offsets if item[0] in fresh)
+            starting = Position(starting.word, wanted)
         grown = {queue: held[queue].minimum for queue in new if queue.topic in topics}
-        self._commit(self._known | grown | self._cluster.resolve(self._starting, fresh), [], [], 0.0)
+        self._commit(self._known | grown | self._cluster.resolve(starting, fresh), [], [], 0.0)
 
     def _commit(
         self, offsets: Offsets, ranges: list[dict[str, Any]], results: list[UnitResult], seconds: float

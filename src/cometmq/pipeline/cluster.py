@@ -37,6 +37,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.record import decode_record
 
 _RETRY_S = 0.2
+_AT_ONCE = 256  # requests in flight: more could fill the buffers of both directions and stand still
 _NEW_TOPIC_QUEUES = 4  # what producers ask for when their first message creates a topic
 T = TypeVar("T")
 
@@ -166,13 +167,10 @@ class Cluster:
         not there.
         """
         given = position.by_queue()
-        strange = [
-            queue for queue in given if queue.topic in {q.topic for q in queues} and queue not in set(queues)
-        ]
+        strange = sorted(given.keys() - set(queues))
         if strange:
-            raise ConfigError(
-                "offsets", str(strange[0]), f"queues of the topic: {', '.join(map(str, queues))}"
-            )
+            known = ", ".join(map(str, queues))
+            raise ConfigError("offsets", str(strange[0]), f"a queue that is read: {known}")
         bounds = self.bounds(queues)
         offsets: Offsets = {}
         for queue in queues:
@@ -275,7 +273,9 @@ class Cluster:
             wire.close()
             wire = None
         wire = wire or Wire(address, self._timeout_s)
-        answers = wire.call_many(frames)
+        answers: list[Frame] = []
+        for first in range(0, len(frames), _AT_ONCE):
+            answers += wire.call_many(frames[first : first + _AT_ONCE])
         self._wires[address] = wire
         return answers
 

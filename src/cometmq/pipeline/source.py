@@ -166,7 +166,12 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             cluster = self._planner.cluster
             queues = cluster.queues(self._options.topics)
-            self._initial = to_tree(cluster.resolve(self._options.starting, queues))
+            initial = cluster.resolve(self._options.starting, queues)
+            self._initial = to_tree(initial)
+            if self._target is not None:
+                # The target of AvailableNow was fixed a moment before; "latest" may be behind it by now.
+                for queue, held in self._target.items():
+                    self._target[queue] = Bounds(held.minimum, max(held.maximum, initial.get(queue, 0)))
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

@@ -1,4 +1,4 @@
-"""The archive job as a process, killed with SIGKILL in the middle and started again: each message once."""
+"""Jobs as processes, killed with SIGKILL in the middle and started again: each message once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from pathlib import Path
 import psutil
 import pyarrow.dataset
 import pytest
+from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 
-CYCLES = int(os.environ.get("COMETMQ_ARCHIVE_KILLS", "3"))
+CYCLES = int(os.environ.get("COMETMQ_ARCHIVE_KILLS", "2"))
 RECORDS = 40_000
 
 
-def start(topic: Topic, output: str, batch_records: int) -> subprocess.Popen[str]:
-    job = Path(__file__).with_name("archive_job.py")
+def start(
+    topic: Topic, output: str, batch_records: int, program: str = "archive_job.py"
+) -> subprocess.Popen[str]:
+    job = Path(__file__).with_name(program)
     return subprocess.Popen(
         [sys.executable, str(job), topic.namesrv, output, topic.name, str(batch_records)],
         stdout=subprocess.PIPE,
@@ -91,6 +94,19 @@ def test_killed_anywhere_and_restarted_the_table_has_each_message_once(topic: To
     assert numbers(output) == Counter(range(RECORDS))
     _, alive = psutil.wait_procs(members, timeout=30)
     assert not alive, "a job that ended left processes behind"
+
+
+def test_a_stream_into_files_killed_and_restarted(topic: Topic, output: str, spark: SparkSession) -> None:
+    topic.send(RECORDS // 8)
+    with start(topic, output, 600, "stream_job.py") as process:
+        wait_for_progress(process, random.randint(2, 4))
+        time.sleep(random.uniform(0, 0.3))
+        kill(process, with_children=True)
+    with start(topic, output, 5000, "stream_job.py") as process:
+        process.communicate(timeout=120)
+    assert process.returncode == 0
+    bodies = spark.read.parquet(f"{output}/table").select("body").collect()
+    assert Counter(int(bytes(row.body).split(b":")[0]) for row in bodies) == Counter(range(RECORDS // 8))
 
 
 @pytest.fixture(autouse=True)
