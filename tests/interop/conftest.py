@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,8 +12,30 @@ import pytest
 from tests.interop.apache import ApacheCluster
 from tests.interop.comet import CometCluster
 from tests.interop.driver import Driver
-from tests.interop.jars import CLIENT_VERSIONS
+from tests.interop.jars import (
+    CLIENT_VERSIONS,
+    SERVER_VERSIONS,
+    FetchError,
+    ToolMissingError,
+    client_jars,
+    server_jars,
+)
 from tests.interop.space import Cluster, Space
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch the jars before the first test: a slow registry must not use up the time of whichever comes first.
+
+    What fails here fails again, and is reported, in the tests that need it; others are not kept from running.
+    """
+    here = Path(__file__).parent
+    if session.config.option.collectonly or not any(here in item.path.parents for item in session.items):
+        return
+    with contextlib.suppress(ToolMissingError, FetchError, subprocess.TimeoutExpired):
+        for version in SERVER_VERSIONS:
+            server_jars(version)
+        for version in CLIENT_VERSIONS:
+            client_jars(version)
 
 
 @pytest.fixture(scope="session")
