@@ -24,7 +24,7 @@ from tests.interop.space import Cluster, Space
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch the jars before the first test: a slow registry must not use up the time of whichever comes first.
+    """Fetch the jars before the first test. A slow registry must not eat the time of whichever comes first.
 
     What fails here fails again, and is reported, in the tests that need it; others are not kept from running.
     """
