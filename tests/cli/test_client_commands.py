@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Run, Serve
+from tests.cli.conftest import BIN, Run, Serve
 
 from cometmq.testing import LocalBroker, local_broker
 
@@ -60,11 +61,28 @@ def test_the_count_acknowledges_no_more_than_it_printed(run: Run) -> None:
     run("cometmq", "send", "counted", *"abcdefgh")
 
     first = run("cometmq", "consume", "counted", "-g", "counters", "-c", "3", "--timeout", "30")
-    rest = run("cometmq", "consume", "counted", "-g", "counters", "--timeout", "3")
+    rest = run("cometmq", "consume", "counted", "-g", "counters", "-c", "5", "--timeout", "30")
 
     bodies = [line.split()[-1] for out in (first, rest) for line in out.stdout.splitlines()]
     assert len(first.stdout.splitlines()) == 3
+    assert first.stderr == ""
     assert sorted(bodies) == list("abcdefgh")
+
+
+def test_a_reader_that_goes_leaves_the_rest_to_the_group(run: Run) -> None:
+    run("cometmq", "send", "headed", *"abcde")
+    pipe = f"{BIN / 'cometmq'} consume headed -g heads --timeout 30 | head -n 2"
+
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, timeout=60)
+    rest = run("cometmq", "consume", "headed", "-g", "heads", "-c", "2", "--timeout", "30")
+
+    shown = [line.split()[-1] for line in done.stdout.splitlines()]
+    later = [line.split()[-1] for line in rest.stdout.splitlines()]
+    assert len(shown) == 2
+    assert done.stderr == ""
+    # One of five may have gone into the pipe before anybody could know that nobody reads it.
+    assert len(set(later)) == 2
+    assert set(shown) & set(later) == set()
 
 
 def test_tags_choose_messages(run: Run) -> None:

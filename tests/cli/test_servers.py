@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Run, Serve, write_conf
+
+from cometmq import Message, Producer, ProducerOptions
+from cometmq.admin import Admin, ReadRange
+from cometmq.errors import CometError
+from cometmq.testing import ServerProcess
 
 SMALL = {
     "mappedFileSizeCommitLog": 1 << 20,
@@ -33,6 +39,30 @@ def port_of(line: str) -> int:
     found = re.search(r"(?::|port )(\d+)\b", line)
     assert found is not None, line
     return int(found.group(1))
+
+
+async def send_until_it_stops(addr: str, broker: ServerProcess, acknowledged: set[str]) -> None:
+    """Send with 32 at once, ask the broker to stop after 2000 messages, and go on until sends fail."""
+    options = ProducerOptions(send_timeout_s=1.0, retry_times=0)
+
+    async def work(producer: Producer) -> None:
+        while True:
+            try:
+                acknowledged.add((await producer.send(Message("loaded", b"x" * 100))).msg_id)
+            except CometError:
+                return
+            if len(acknowledged) == 2000:
+                broker.process.terminate()
+
+    async with Producer("loaders", namesrv=addr, options=options) as producer:
+        await asyncio.gather(*(work(producer) for _ in range(32)))
+    assert await asyncio.to_thread(broker.wait) == 0
+
+
+async def ids_of_all(addr: str, topic: str) -> set[str]:
+    """The ids of all messages of a topic."""
+    async with Admin(addr) as admin:
+        return {message.msg_id async for message in admin.read(ReadRange(topic=topic, count=1_000_000))}
 
 
 class TestOptions:
@@ -148,6 +178,19 @@ class TestLife:
 
         bodies = sorted(line for line in read.stdout.splitlines() if line.startswith("BODY"))
         assert bodies == ["BODY: first", "BODY: second"]
+
+    async def test_a_stop_under_load_loses_nothing_acknowledged(self, serve: Serve, tmp_path: Path) -> None:
+        acknowledged: set[str] = set()
+        with serve("mqnamesrv", "--port", "0") as namesrv:
+            addr = f"127.0.0.1:{port_of(namesrv.wait_ready())}"
+            conf = broker_conf(tmp_path, namesrvAddr=addr)
+            with serve("mqbroker", "-c", conf) as broker:
+                await send_until_it_stops(addr, broker, acknowledged)
+            with serve("mqbroker", "-c", conf):
+                stored = await ids_of_all(addr, "loaded")
+
+        assert len(acknowledged) >= 2000
+        assert acknowledged - stored == set()
 
     def test_a_port_in_use_is_told_in_one_line(self, serve: Serve, run: Run, tmp_path: Path) -> None:
         with serve("mqnamesrv", "--port", "0") as namesrv:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -62,8 +64,8 @@ def consume(
 
     printer = Printer(count, as_json)
     first = ConsumeFromWhere.FIRST_OFFSET if start == "first" else ConsumeFromWhere.LAST_OFFSET
-    # Messages beyond --count wait in their listener calls, never acknowledged: there is nothing to drain.
-    options = PushOptions(consume_from_where=first, drain_timeout_s=0.0 if count else 30.0)
+    # A call either prints at once or holds its message back for good: there is nothing to drain.
+    options = PushOptions(consume_from_where=first, drain_timeout_s=0.0)
 
     async def run() -> None:
         stop = stop_on_signals()
@@ -73,7 +75,12 @@ def consume(
             hint = asyncio.create_task(tell_why_nothing_comes(consumer, printer))
             await printer.wait(stop, idle_s)
             hint.cancel()
+            if printer.full or printer.reader_gone:
+                # That messages are held back is what was asked for, and no warning.
+                logging.getLogger("cometmq.client").setLevel(logging.ERROR)
             problems = () if printer.printed else consumer.health().problems
+        if printer.reader_gone:
+            raise BrokenPipeError
         if problems:
             raise click.ClickException(f"nothing received: {'; '.join(problems)}")
 
@@ -94,25 +101,36 @@ class Printer:
     def __init__(self, limit: int | None, as_json: bool) -> None:
         self.limit = limit
         self.printed = 0
+        self.reader_gone = False
         self._as_json = as_json
         self._news = asyncio.Event()
 
     async def take(self, messages: list[MessageExt]) -> None:
         for message in messages:
-            if self.limit is not None and self.printed >= self.limit:
+            if self.full or not self._print(message):
                 # Neither printed nor acknowledged: the group's next member gets it.
                 await asyncio.Event().wait()
-            self.printed += 1
-            click.echo(as_line(message, self._as_json))
         self._news.set()
+
+    def _print(self, message: MessageExt) -> bool:
+        """Whether somebody reads what we print."""
+        try:
+            click.echo(as_line(message, self._as_json))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self.reader_gone = True
+            self._news.set()
+            return False
+        self.printed += 1
+        return True
 
     @property
     def full(self) -> bool:
         return self.limit is not None and self.printed >= self.limit
 
     async def wait(self, stop: asyncio.Event, idle_s: float | None) -> None:
-        """Return when the limit is reached, a signal came or nothing arrived for `idle_s` seconds."""
-        while not self.full and not stop.is_set():
+        """Return at the limit, at a signal, without a reader, or after `idle_s` seconds with nothing new."""
+        while not (self.full or self.reader_gone or stop.is_set()):
             self._news.clear()
             waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(stop.wait())]
             done, pending = await asyncio.wait(waits, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
