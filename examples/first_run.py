@@ -166,7 +166,7 @@ def watched(messages: list[Message], progress: Progress, task: TaskID) -> Iterat
 def start_spark(progress: Progress) -> SparkSession:
     """A session on this machine's cores, or on the master that SPARK_MASTER names."""
     task = progress.add_task("starting Spark", total=None)
-    spark = spark_session("first run")
+    spark = spark_session("first run", quick_start=True)
     progress.update(task, total=1, completed=1)
     return spark
 

@@ -19,7 +19,7 @@ def show(progress: ArchiveProgress) -> None:
 
 def main() -> None:
     namesrv, output, topics, batch_records = sys.argv[1:]
-    spark = spark_session("archive", master="local[2]", memory="512m")
+    spark = spark_session("archive", master="local[2]", memory="512m", quick_start=True)
     print("ready", flush=True)
     summary = archive(
         spark, namesrv, topics.split(","), output, batch_records=int(batch_records), on_progress=show

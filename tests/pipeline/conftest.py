@@ -31,6 +31,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "tests",
         master="local[2,3]",
         memory="512m",
+        quick_start=True,
         conf={
             "spark.local.dir": str(scratch / "local"),
             "spark.sql.warehouse.dir": str(scratch / "warehouse"),

@@ -1,4 +1,4 @@
-"""A stream into Parquet files as a program of its own, to be killed: namesrv, output, topic, batch records."""
+"""A stream into Parquet files, a program to be killed. Arguments: namesrv, output, topic, batch records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cometmq.pipeline.session import spark_session
 
 def main() -> None:
     namesrv, output, topic, batch_records = sys.argv[1:]
-    spark = spark_session("stream", master="local[2]", memory="512m")
+    spark = spark_session("stream", master="local[2]", memory="512m", quick_start=True)
     source = spark.readStream.format("cometmq").options(
         namesrv=namesrv, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=batch_records
     )

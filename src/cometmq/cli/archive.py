@@ -80,7 +80,7 @@ def archive(
     from cometmq.pipeline.archive import archive as run_archive
     from cometmq.pipeline.session import spark_session
 
-    spark = spark_session("cometmq archive", master=master, memory=memory)
+    spark = spark_session("cometmq archive", master=master, memory=memory, quick_start=True)
     try:
         with stop_event() as stop, make_progress() as progress:
             task = progress.add_task("archiving", total=None)
