@@ -91,12 +91,12 @@ class ServerProcess:
         """Wait for the ready line and return it. Raises ProcessFailed if the process ends or stays silent."""
         return self.wait_line(self._ready, timeout_s)
 
-    def wait_line(self, pattern: re.Pattern[str], timeout_s: float) -> str:
+    def wait_line(self, pattern: str | re.Pattern[str], timeout_s: float) -> str:
         """Wait for a line that matches, from either stream. Raises ProcessFailed."""
         found: list[str] = []
 
         def seen() -> bool:
-            found[:] = [line for line in self.lines if pattern.search(line)]
+            found[:] = [line for line in self.lines if re.search(pattern, line)]
             return bool(found) or not self._open_streams
 
         with self._news:

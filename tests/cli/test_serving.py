@@ -1,0 +1,89 @@
+"""A server's life around its signals, with servers that start, stop or fail slowly."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+
+from cometmq.testing import ServerProcess
+
+SCRIPT = """
+import asyncio, sys
+from cometmq.cli.outcome import SERVER_EXITS, run_command
+from cometmq.cli.serving import serve, set_up_logging
+import click
+
+class Server:
+    async def start(self):
+        print("starting", flush=True)
+        {start}
+    async def stop(self):
+        print("stopping", flush=True)
+        {stop}
+        print("stopped", flush=True)
+
+@click.command()
+def main():
+    set_up_logging()
+    serve("broker", Server, lambda server: "ready")
+
+run_command(main, "main", SERVER_EXITS)
+"""
+FOR_EVER = "await asyncio.Event().wait()"
+
+
+def server(ready: str, start: str = "pass", stop: str = "pass") -> ServerProcess:
+    return ServerProcess([sys.executable, "-c", SCRIPT.format(start=start, stop=stop)], ready)
+
+
+def test_it_starts_says_so_and_stops_in_order() -> None:
+    with server("ready") as process:
+        assert process.stop() == 0
+
+    assert process.output.splitlines() == ["starting", "ready", "stopping", "stopped"]
+
+
+def test_a_signal_ends_a_start_that_takes_long() -> None:
+    with server("starting", start=FOR_EVER) as process:
+        assert process.stop() == 0
+
+    assert process.output.splitlines() == ["starting", "stopping", "stopped"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_a_stop_that_takes_long(signum: signal.Signals) -> None:
+    with server("ready", stop=FOR_EVER) as process:
+        process.process.send_signal(signum)
+        process.wait_line(r"stopping", 30)
+
+        assert process.stop(signum) == 128 + signum
+
+    assert "stopped" not in process.output
+
+
+@pytest.mark.parametrize(
+    ("start", "line"),
+    [
+        ("raise OSError(98, 'Address already in use')", "main: Address already in use"),
+        ("open('/nowhere/at/all')", "main: /nowhere/at/all: No such file or directory"),
+        ("raise ZeroDivisionError('why')", "main: internal error: ZeroDivisionError: why"),
+    ],
+)
+def test_a_start_that_fails_is_one_line_and_an_exit_code(start: str, line: str) -> None:
+    process = server("starting", start=start)
+
+    assert process.wait() == 255
+    lines = process.output.splitlines()
+    assert next(text for text in lines if text.startswith("main: ")).startswith(line)
+    assert len(lines) == 4  # starting, stopping, stopped and the error
+
+
+def test_a_log_level_nobody_knows_is_told_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMETMQ_LOG_LEVEL", "loud")
+
+    with server("ready") as process:
+        assert process.stop() == 0
+
+    assert "COMETMQ_LOG_LEVEL=LOUD" in process.output
