@@ -27,10 +27,10 @@ def spark_session(
 ) -> SparkSession:
     """A session with the `cometmq` format ready.
 
-    master: any Spark master (SPARK_MASTER in the environment, then `local[*]`); memory: the JVM's heap (Python
-    workers come on top: 150-350 MB for each core); quick_start: for the archive job, whose bytes are worked on in
-    Python, and for short programs; conf overrides all. A session that runs already in this process is returned as it
-    is.
+    master: any Spark master (SPARK_MASTER in the environment, then `local[*]`); memory: the JVM's heap
+    (Python workers come on top: 150-350 MB for each core); quick_start: for the archive job, whose bytes are
+    worked on in Python, and for short programs; conf overrides all. A session that runs already in this
+    process is returned as it is.
     """
     master = master or os.environ.get("SPARK_MASTER") or "local[*]"
     builder = SparkSession.builder.appName(app_name).master(master)
