@@ -1,0 +1,61 @@
+"""What the commands do on a cluster of two brokers, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.admin.conftest import Shell
+
+from cometmq.testing import LocalBroker, StandaloneProcess
+
+NAMES = ["broker-a", "broker-b"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProcess]:
+    with StandaloneProcess(tmp_path_factory.mktemp("two"), brokers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def broker(cluster: StandaloneProcess) -> LocalBroker:
+    """The first of them, for the shell."""
+    return LocalBroker(cluster.namesrv, cluster.brokers[NAMES[0]], NAMES[0], Path())
+
+
+def test_a_topic_is_made_filled_found_read_and_deleted_on_both(mq: Shell, cluster: StandaloneProcess) -> None:
+    made = mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "wide", "-r", "2", "-w", "2")
+    assert {line.split()[3] for line in made.lines[:2]} == set(cluster.brokers.values())
+
+    for number in range(8):
+        mq.ok("sendMessage", "-t", "wide", "-p", str(number), "-k", "key")
+
+    status = mq.ok("topicStatus", "-t", "wide", "--json").json
+    assert [(row["brokerName"], row["queueId"]) for row in status] == [(n, q) for n in NAMES for q in (0, 1)]
+    assert sum(row["maxOffset"] for row in status) == 8
+    assert all(row["maxOffset"] for row in status)
+
+    found = mq.ok("queryMsgByKey", "-t", "wide", "-k", "key", "--json").json
+    assert [message["body"] for message in found] == [str(number) for number in range(8)]
+    for message in (found[0], found[-1]):
+        (same,) = mq.ok("queryMsgById", "-i", message["offsetMsgId"], "--json").json
+        assert same["body"] == message["body"]
+
+    read = [json.loads(line) for line in mq.ok("consumeMessage", "-t", "wide", "--json").lines]
+    assert sorted(message["body"] for message in read) == [str(number) for number in range(8)]
+    only = [
+        json.loads(line) for line in mq.ok("consumeMessage", "-t", "wide", "-b", NAMES[1], "--json").lines
+    ]
+    assert {message["brokerName"] for message in only} == {NAMES[1]}
+
+    assert [row[1] for row in (line.split() for line in mq.ok("clusterList").lines[1:])] == NAMES
+    assert mq.ok("topicRoute", "-t", "wide", "-l").lines[-1].split() == ["Total:", "2", "4", "4"]
+
+    mq.ok("deleteTopic", "-t", "wide", "-c", "DefaultCluster")
+    for addr in cluster.brokers.values():
+        made_again = mq.ok("updateTopic", "-b", addr, "-t", "wide", "-r", "2", "-w", "2")
+        assert made_again.lines[0] == f"create topic to {addr} success."
+    assert sum(row["maxOffset"] for row in mq.ok("topicStatus", "-t", "wide", "--json").json) == 0
