@@ -83,9 +83,9 @@ def read_shape(
     strays: list[str] = []
     # Who holds the store is asked first: a broker that starts later only adds to what is seen here.
     live, clean = lock_held(disk, root), not AbortMark(disk, root).exists()
-    segments = _numbered(disk, config.commit_log_dir, 20, strays)
+    segments = numbered_files(disk, config.commit_log_dir, 20, strays)
     queues = _queues(disk, os.path.join(root, "consumequeue"), strays)
-    index = _numbered(disk, os.path.join(root, "index"), 17, strays)
+    index = numbered_files(disk, os.path.join(root, "index"), 17, strays)
     if not disk.is_dir(config.commit_log_dir):
         raise StoreError("there is no commitlog directory here", root)
     if segments:
@@ -111,7 +111,7 @@ def _found_config(disk: Disk, root: str) -> StoreConfig:
         raise StoreError(str(problem), os.path.join(root, CONF)) from None
 
 
-def _numbered(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
+def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
     """Files whose names are numbers of so many digits, in their order. Others are strays."""
     found = []
     for name in disk.listdir(directory):
@@ -137,7 +137,7 @@ def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
             if not (name.isascii() and name.isdigit() and disk.is_dir(path)):
                 strays.append(path)
                 continue
-            queues.append(QueueFiles(topic, int(name), path, _numbered(disk, path, 20, strays)))
+            queues.append(QueueFiles(topic, int(name), path, numbered_files(disk, path, 20, strays)))
     return queues
 
 
@@ -194,7 +194,7 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
         head = disk.pread(fd, HEADER.size, 0)
         if len(head) < HEADER.size:
             return 0
-        _, _, begin, end, _, count = HEADER.unpack(head)
+        begin, end, count = _range_of(head)
         if count < 2 or end <= 0:
             return 0
         data = disk.pread(fd, file.length, 0) if file.length <= 64 << 20 else b""
@@ -209,6 +209,12 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     finally:
         disk.close(fd)
     return 0
+
+
+def _range_of(head: bytes) -> tuple[int, int, int]:
+    """Begin position, end position, next entry number."""
+    _, _, begin, end, _, count = HEADER.unpack(head)
+    return begin, end, count
 
 
 def _entries_fit(data: bytes, first: int, count: int, begin: int, end: int) -> bool:

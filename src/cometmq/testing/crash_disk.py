@@ -186,6 +186,9 @@ class CrashDisk:
     def try_lock(self, fd: int) -> bool:  # noqa: ARG002
         return True
 
+    def locked(self, fd: int) -> bool:  # noqa: ARG002
+        return False
+
     # -- changes ----------------------------------------------------------------------------------
 
     def _name(self, path: str, inode: Inode | None) -> None:

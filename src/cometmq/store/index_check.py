@@ -1,0 +1,339 @@
+"""Index files held against the log: each key of each record has its entry, each entry is that of a key.
+
+Entries stand in the order of the records, file after file, and within a record in the order of its keys. So
+the expected entries of a batch of records are compared with the next entries of the files as whole arrays;
+only where they differ are the two matched entry by entry.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.protocol.properties import java_hash
+from cometmq.store.findings import ERROR, NEXT_START, REBUILD, WARNING, Findings
+from cometmq.store.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
+from cometmq.store.keys import behind_prefix, hash_keys
+from cometmq.store.reads import ReadOnlyFiles
+from cometmq.store.scan import Facts
+from cometmq.store.shape import Shape, StoreFile
+
+_CHUNK = 1 << 16  # entries read at a time
+_SLACK = 4096  # entries looked ahead where the files and the log differ
+_BATCH = 512  # records hashed at a time
+_ROLLBACK, _TRANSACTION_MASK = 0xC, 0xC
+_MOST_PREFIXES = 20_000
+
+IntArray = NDArray[np.int64]
+
+
+class Header(NamedTuple):
+    begin_ms: int
+    end_ms: int
+    begin_position: int
+    end_position: int
+    slots_in_use: int
+    next_number: int
+
+
+class Entries(NamedTuple):
+    """Columns of entries: file (its number), entry number, hash, position, seconds."""
+
+    file: IntArray
+    number: IntArray
+    hash: IntArray
+    position: IntArray
+    seconds: IntArray
+
+    def cut(self, start: int, stop: int | None = None) -> Entries:
+        return Entries(*(column[start:stop] for column in self))
+
+    def __add__(self, other: object) -> Entries:
+        assert isinstance(other, Entries)
+        return Entries(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+
+
+_EMPTY = Entries(*(np.zeros(0, np.int64) for _ in range(5)))
+
+
+class IndexCheck:
+    """All index files of a store as they were when this was made. `take` the log's records, then `finish`."""
+
+    def __init__(self, shape: Shape, files: ReadOnlyFiles, findings: Findings) -> None:
+        self._shape = shape
+        self._files = files
+        self._findings = findings
+        self._slots = shape.config.max_hash_slot_num
+        self._entries_at = HEADER.size + self._slots * SLOT_SIZE
+        self._readable: list[tuple[StoreFile, Header]] = []
+        for file in shape.index_files:
+            header = self._header(file)
+            if header is not None:
+                self._readable.append((file, header))
+        self.files = len(self._readable)
+        self.entries = sum(header.next_number - 1 for _, header in self._readable)
+        self._next_file, self._next_number = 0, 1
+        self._ahead = _EMPTY
+        self._first = True
+        self._missing: list[int] = []  # position of the first, count, position of the last
+        self._behind = [0, -1]  # keys behind the last entry: count, position of the first
+        self._wrong_seconds: dict[int, list[int]] = {}
+        self._prefixes: dict[str, int] = {}
+        self.enabled = shape.config.message_index_enable and bool(shape.index_files or shape.segments)
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _header(self, file: StoreFile) -> Header | None:
+        expected = file_length(self._slots, self._shape.config.max_index_num)
+        if file.length != expected:
+            if not self._shape.live:
+                self._findings.add(
+                    ERROR, "index-length", file.path, file.length,
+                    f"{file.length} bytes instead of {expected}", REBUILD,
+                )  # fmt: skip
+            return None
+        data = self._files.read(file.path, HEADER.size, 0)
+        if len(data) < HEADER.size:
+            return None
+        header = Header(*HEADER.unpack(data))
+        if (
+            min(header) < 0
+            or header.next_number > self._shape.config.max_index_num
+            or header.slots_in_use > self._slots
+            or (header.next_number > 1 and header.begin_position > header.end_position)
+        ):
+            self._findings.add(
+                ERROR, "index-header", file.path, 0, f"the header cannot be true: {tuple(header)}", REBUILD
+            )
+            return None
+        return header._replace(next_number=max(1, header.next_number))
+
+    def check_files(self) -> None:
+        """Chains, slots and headers of every file, each by itself."""
+        for number, (file, header) in enumerate(self._readable):
+            newest = number == len(self._readable) - 1
+            settled = self._shape.clean or not newest
+            self._check_chains(file, header, settled=settled and not self._shape.live)
+
+    def _check_chains(self, file: StoreFile, header: Header, *, settled: bool) -> None:
+        slots = np.zeros(self._slots, np.int64)
+        last_position = 0
+        for first in range(1, header.next_number, _CHUNK):
+            entries = self._raw(file, first, min(_CHUNK, header.next_number - first))
+            if not len(entries):
+                return
+            hashes = entries["hash"].astype(np.int64)
+            numbers = np.arange(first, first + len(entries))
+            wrong = np.flatnonzero(entries["previous"] != chain(slots, hashes, numbers))
+            if settled or len(wrong) == 0:
+                self._report_chain(file, entries, wrong, first)
+            last_position = int(entries["position"][-1])
+        if header.next_number > 1 and settled and last_position != header.end_position:
+            problem = (
+                f"the header ends at log position {header.end_position}, the last entry at {last_position}"
+            )
+            self._findings.add(ERROR, "index-header", file.path, 24, problem, REBUILD)
+        if settled:
+            self._check_slots(file, header, slots)
+
+    def _report_chain(self, file: StoreFile, entries: NDArray[np.void], wrong: IntArray, first: int) -> None:
+        for at in wrong:
+            place = self._entries_at + (first + int(at)) * ENTRY.size
+            previous = int(entries["previous"][at])
+            problem = f"entry {first + int(at)}: the chain goes on with entry {previous}, which is not in it"
+            self._findings.add(ERROR, "index-chain", file.path, place, problem, REBUILD)
+
+    def _check_slots(self, file: StoreFile, header: Header, expected: IntArray) -> None:
+        data = self._files.read(file.path, self._slots * SLOT_SIZE, HEADER.size)
+        stored = np.frombuffer(data, ">i4").astype(np.int64)
+        if len(stored) != len(expected):
+            return
+        for slot in np.flatnonzero(stored != expected):
+            problem = f"slot {slot}: entry {stored[slot]} instead of {expected[slot]}"
+            place = HEADER.size + int(slot) * SLOT_SIZE
+            self._findings.add(ERROR, "index-slot", file.path, place, problem, REBUILD)
+        used = int(np.count_nonzero(expected))
+        if used != header.slots_in_use:
+            problem = f"the header counts {header.slots_in_use} slots in use, there are {used}"
+            self._findings.add(ERROR, "index-header", file.path, 32, problem, REBUILD)
+
+    def _raw(self, file: StoreFile, first: int, count: int) -> NDArray[np.void]:
+        data = self._files.read(file.path, count * ENTRY.size, self._entries_at + first * ENTRY.size)
+        return np.frombuffer(data[: len(data) // ENTRY.size * ENTRY.size], ENTRY_DTYPE)
+
+    # -- entries and records ----------------------------------------------------------------------
+
+    def take(self, batch: list[Facts]) -> None:
+        """Check the entries of these records, which follow those of the call before."""
+        if not self.enabled:
+            return
+        batch = [facts for facts in batch if facts.sys_flag & _TRANSACTION_MASK != _ROLLBACK]
+        for at in range(0, len(batch), _BATCH):
+            part = batch[at : at + _BATCH]
+            if self._first:
+                self._first = False
+                self._skip_expired(part[0].position)
+            self._compare(*self._wanted(part))
+
+    def _wanted(self, records: list[Facts]) -> tuple[IntArray, IntArray, IntArray]:
+        """Hash, position and store time of every entry that these records ask for."""
+        hashes, lengths, owners = hash_keys([facts.properties for facts in records])
+        prefixes = np.array([self._prefix(facts.topic) for facts in records], np.uint32)
+        whole = np.abs(behind_prefix(prefixes[owners], hashes, lengths).view(np.int32).astype(np.int64))
+        whole[whole > 0x7FFFFFFF] = 0
+        positions = np.array([facts.position for facts in records], np.int64)
+        times = np.array([facts.store_ms for facts in records], np.int64)
+        return whole, positions[owners], times[owners]
+
+    def _prefix(self, topic: str) -> int:
+        prefix = self._prefixes.get(topic)
+        if prefix is None:
+            if len(self._prefixes) > _MOST_PREFIXES:
+                self._prefixes.clear()
+            prefix = self._prefixes[topic] = java_hash(topic + "#") & 0xFFFFFFFF
+        return prefix
+
+    def _skip_expired(self, first_position: int) -> None:
+        """Entries of records that retention has taken lie in front of the first record."""
+        while len(self._peek(_CHUNK)):
+            behind = np.flatnonzero(self._ahead.position >= first_position)
+            self._ahead = self._ahead.cut(int(behind[0]) if len(behind) else len(self._ahead.position))
+            if len(behind):
+                return
+
+    def _peek(self, count: int) -> IntArray:
+        """Have at least `count` entries in `_ahead`, or all that are left; returns their positions."""
+        while len(self._ahead.position) < count and self._next_file < len(self._readable):
+            file, header = self._readable[self._next_file]
+            raw = self._raw(file, self._next_number, min(_CHUNK, header.next_number - self._next_number))
+            if not len(raw):
+                self._next_file, self._next_number = self._next_file + 1, 1
+                continue
+            numbers = np.arange(self._next_number, self._next_number + len(raw), dtype=np.int64)
+            self._next_number += len(raw)
+            columns = [raw[name].astype(np.int64) for name in ("hash", "position", "seconds")]
+            self._ahead += Entries(np.full(len(raw), self._next_file, np.int64), numbers, *columns)
+        return self._ahead.position
+
+    def _compare(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
+        count = len(hashes)
+        if not count:
+            return
+        self._peek(count + _SLACK)
+        ahead = self._ahead.cut(0, count)
+        if (
+            len(ahead.hash) == count
+            and np.array_equal(ahead.position, positions)
+            and np.array_equal(ahead.hash, hashes)
+        ):
+            self._ahead = self._ahead.cut(count)
+            self._check_times(ahead, times)
+            return
+        self._match(hashes, positions, times)
+
+    def _match(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
+        """Entry by entry: those that are wanted, those that are not, and what is wanted and not there."""
+        window = self._ahead.cut(0, len(hashes) + _SLACK)
+        wanted: dict[tuple[int, int], list[int]] = {}
+        for at, pair in enumerate(zip(positions.tolist(), hashes.tolist(), strict=True)):
+            wanted.setdefault(pair, []).append(at)
+        found = [
+            wanted.get(pair) for pair in zip(window.position.tolist(), window.hash.tolist(), strict=True)
+        ]
+        hits = [at for at, places in enumerate(found) if places]
+        # What lies before the last hit belongs to these records, and so does what points at or before them.
+        stop = hits[-1] + 1 if hits else 0
+        while stop < len(window.position) and 0 <= window.position[stop] < positions[0]:
+            stop += 1
+        good: list[tuple[int, int]] = []
+        for at in range(stop):
+            places = found[at]
+            if places:
+                good.append((at, places.pop(0)))
+            else:
+                self._surplus(window, at)
+        if good:
+            entries, records = np.array(good).T
+            self._check_times(Entries(*(column[entries] for column in window)), times[records])
+        self._ahead = self._ahead.cut(stop)
+        exhausted = not len(self._ahead.position)
+        for places in wanted.values():
+            for at in places:
+                self._lacking(int(positions[at]), exhausted=exhausted and at >= (good[-1][1] if good else 0))
+
+    def _surplus(self, window: Entries, at: int) -> None:
+        file, number = self._readable[int(window.file[at])][0], int(window.number[at])
+        problem = (
+            f"entry {number} (hash {window.hash[at]}, log position {window.position[at]}) "
+            "is that of no key of the record there"
+        )
+        place = self._entries_at + number * ENTRY.size
+        self._findings.add(ERROR, "index-entry", file.path, place, problem, REBUILD)
+
+    def _lacking(self, position: int, *, exhausted: bool) -> None:
+        if exhausted:
+            self._behind = [self._behind[0] + 1, position if self._behind[1] < 0 else self._behind[1]]
+        elif self._missing:
+            self._missing[1:] = [self._missing[1] + 1, position]
+        else:
+            self._missing = [position, 1, position]
+
+    def _check_times(self, entries: Entries, times: IntArray) -> None:
+        begins = np.array([header.begin_ms for _, header in self._readable], np.int64)
+        seconds = np.clip((times - begins[entries.file]) // 1000, 0, 0x7FFFFFFF)
+        # The first entry of a file counts from the file before it.
+        wrong = np.flatnonzero((seconds != entries.seconds) & (entries.number > 1))
+        for at in wrong:
+            known = self._wrong_seconds.setdefault(int(entries.file[at]), [0, int(entries.number[at])])
+            known[0] += 1
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """After the last record."""
+        for file_number, (count, number) in self._wrong_seconds.items():
+            path = self._readable[file_number][0].path
+            problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
+            place = self._entries_at + number * ENTRY.size
+            self._findings.add(ERROR, "index-time", path, place, problem, REBUILD)
+        directory = os.path.join(self._shape.root, "index")
+        if self._missing:
+            first, count, last = self._missing
+            problem = f"{count} keys of records from log position {first} to {last} have no entry"
+            self._findings.add(ERROR, "index-gap", directory, -1, problem, REBUILD)
+        if self._behind[0] and not self._shape.live:
+            path = self._shape.index_files[-1].path if self._shape.index_files else directory
+            problem = (
+                f"{self._behind[0]} keys of records from log position {self._behind[1]} on have no entry"
+            )
+            severity, repair = (ERROR, REBUILD) if self._shape.clean else (WARNING, NEXT_START)
+            self._findings.add(severity, "index-short", path, -1, problem, repair)
+        while len(self._peek(1)):
+            self._left_over()
+
+    def _left_over(self) -> None:
+        """Entries behind the last record."""
+        ahead, self._ahead = self._ahead, _EMPTY
+        file, number = self._readable[int(ahead.file[0])][0], int(ahead.number[0])
+        problem = f"{len(ahead.file)} entries from {number} on point behind the log's last record"
+        severity, repair = (ERROR, REBUILD) if self._shape.clean else (WARNING, NEXT_START)
+        if not self._shape.live:
+            place = self._entries_at + number * ENTRY.size
+            self._findings.add(severity, "index-ahead", file.path, place, problem, repair)
+
+
+def chain(slots: IntArray, hashes: IntArray, numbers: IntArray) -> IntArray:
+    """The previous entry of each entry's chain, of the newest entry per slot so far, which is brought up to
+    date. Negative hashes (damage) share the slot that their remainder names."""
+    slot = hashes % len(slots)
+    order = np.argsort(slot, kind="stable")
+    ranked, ranked_numbers = slot[order], numbers[order]
+    same = np.concatenate(([False], ranked[1:] == ranked[:-1]))
+    before = np.concatenate(([0], ranked_numbers[:-1]))
+    previous = np.empty(len(hashes), np.int64)
+    previous[order] = np.where(same, before, slots[ranked])
+    slots[slot] = numbers  # of equal slots the last one stays
+    return previous

@@ -1,0 +1,197 @@
+"""Every record of a commit log, oldest first, and what is wrong between them; the log may be growing.
+
+A walk over a log that a broker writes sees a moving tail: bytes that do not make a record yet. So what looks
+like damage there is looked at a second time before it is called damage, and the end is never called torn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+from cometmq.errors import RecordError
+from cometmq.protocol.record import decode_record
+from cometmq.store.disk import Disk
+from cometmq.store.findings import ERROR, NEXT_START, NOTHING, WARNING, Findings
+from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
+from cometmq.store.shape import Shape, StoreFile, numbered_files
+
+SETTLE_S = 0.05  # between two looks at a place that a broker may be writing
+
+
+class LogWalk:
+    """One walk. Afterwards: `end` is the position behind the last record, `log_min` the first position that
+    was still there, `damage` what was skipped."""
+
+    def __init__(self, disk: Disk, shape: Shape, findings: Findings, pause: Callable[[float], None]) -> None:
+        self._disk = disk
+        self._shape = shape
+        self._findings = findings
+        self._pause = pause
+        self._size = shape.config.mapped_file_size_commit_log
+        self._largest = min(shape.config.max_record_size, self._size)
+        self._seen_twice = -1
+        self._open: tuple[StoreFile, int, bool] | None = None  # last used segment, end in it, dirt behind
+        self.segments = 0
+        self.log_min = shape.log_min
+        self.end = shape.log_min
+        self.last_store_ms = 0
+        self.damage: list[Damage] = []
+
+    def records(self, start: int = 0) -> Iterator[Facts]:
+        """Every valid record from the segment that holds `start` on. Raises OSError."""
+        files = [
+            file
+            for file in numbered_files(self._disk, self._shape.config.commit_log_dir, 20, [])
+            if file.base + self._size > start
+        ]
+        self.segments = len(files)
+        if files:
+            self.log_min = self.end = files[0].base
+        previous = None
+        for file in files:
+            if previous is not None and file.base != previous.base + self._size:
+                self._missing(previous.base + self._size, file.base)
+            previous = file
+            if file.length != self._size:
+                self._wrong_length(file)
+            try:
+                yield from self._segment(file)
+            except FileNotFoundError:
+                # Retention of a running broker: the log begins later now.
+                self.log_min = max(self.log_min, file.base + self._size)
+        self._tail()
+
+    def _segment(self, file: StoreFile) -> Iterator[Facts]:
+        position, known = file.base, 0
+        while True:
+            scan = SegmentScan(self._disk, file.path, file.base, min(file.length, self._size), self._largest)
+            again = False
+            known = 0
+            with closing(scan.records(position)) as records:  # type: ignore[type-var]
+                for facts in records:
+                    if len(scan.damage) > known:
+                        damage = scan.damage[known]
+                        again = self._look_again(file, damage.start)
+                        if again:
+                            position = damage.start
+                            break
+                        self._damaged(file, damage)
+                        known += 1
+                    self._enter(file)
+                    self.end = facts.position + facts.size
+                    self.last_store_ms = facts.store_ms
+                    yield facts
+            if not again and scan.dirt and self._look_again(file, scan.end):
+                position, again = scan.end, True
+            if not again:
+                break
+        for damage in scan.damage[known:]:  # what lies in front of the blank record
+            self._damaged(file, damage)
+        if scan.end > file.base or self._open is None:
+            self._open = None if scan.closed else (file, scan.end, scan.dirt)
+            self.end = scan.end
+        elif scan.dirt:
+            self._torn(file, file.base)
+
+    def _enter(self, file: StoreFile) -> None:
+        """A record in this segment: the one before must have been closed, or filled."""
+        if self._open is None or self._open[0] == file:
+            return
+        before, end, _ = self._open
+        self._open = None
+        stop = before.base + min(before.length, self._size)
+        if end < stop:
+            self._damaged(before, Damage(before.path, end, stop))
+
+    def _look_again(self, file: StoreFile, position: int) -> bool:
+        """Whether a place that holds no valid record deserves a second walk: a broker may just be writing
+        it, or the record is larger than the configuration allows."""
+        if position == self._seen_twice:
+            return False
+        at = position - file.base
+        fd = self._disk.open(file.path, write=False)
+        try:
+            head = self._disk.pread(fd, 4, at)
+            size = int.from_bytes(head, "big", signed=True)
+            if self._largest < size <= file.length - at:
+                record = self._disk.pread(fd, size, at)
+                if record_facts(memoryview(record), 0, position) is not None:
+                    self._largest = size
+                    return True
+        finally:
+            self._disk.close(fd)
+        if not self._shape.live:
+            return False
+        self._seen_twice = position
+        self._pause(SETTLE_S)
+        return True
+
+    # -- findings ---------------------------------------------------------------------------------
+
+    def _damaged(self, file: StoreFile, damage: Damage) -> None:
+        self.damage.append(damage)
+        self._findings.add(
+            ERROR,
+            "log-damage",
+            file.path,
+            damage.start - file.base,
+            f"no valid record in log positions {damage.start} to {damage.stop} "
+            f"({damage.stop - damage.start} bytes), valid ones follow; {self._why(file, damage.start)}",
+            NOTHING,
+        )
+
+    def _missing(self, start: int, stop: int) -> None:
+        path = self._shape.config.commit_log_dir
+        self.damage.append(Damage(path, start, stop))
+        self._findings.add(
+            ERROR, "segment-missing", path, -1, f"no file holds log positions {start} to {stop}", NOTHING
+        )
+
+    def _wrong_length(self, file: StoreFile) -> None:
+        now = self._disk.facts(file.path)
+        if self._shape.live and (now is None or now.size == self._size):
+            return  # it was being made or removed at this moment
+        self._findings.add(
+            ERROR,
+            "segment-length",
+            file.path,
+            file.length,
+            f"{file.length} bytes instead of {self._size}",
+            f"{NEXT_START} gives it its length again; records that were cut off are lost",
+        )
+
+    def _tail(self) -> None:
+        if self._open is not None and self._open[2]:
+            self._torn(self._open[0], self._open[1])
+
+    def _torn(self, file: StoreFile, end: int) -> None:
+        if self._shape.live:
+            return
+        self._findings.add(
+            ERROR if self._shape.clean else WARNING,
+            "torn-tail",
+            file.path,
+            end - file.base,
+            f"bytes behind log position {end} that are no record, and no valid record behind them; "
+            f"{self._why(file, end)}",
+            f"{NEXT_START} cuts them off and zeroes the space",
+        )
+
+    def _why(self, file: StoreFile, position: int) -> str:
+        """What is wrong with the record that should begin at `position`."""
+        at = position - file.base
+        fd = self._disk.open(file.path, write=False)
+        try:
+            data = self._disk.pread(fd, min(self._largest, max(0, file.length - at)), at)
+        finally:
+            self._disk.close(fd)
+        if not data[:8].strip(b"\0"):
+            return "it begins with zeros"
+        try:
+            found = decode_record(data, check_crc=True)
+        except RecordError as problem:
+            return f"{problem.field}: {problem.problem}"
+        if found.physical_offset != position:
+            return f"physical offset: it says {found.physical_offset}"
+        return "topic: it is no UTF-8"

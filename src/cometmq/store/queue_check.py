@@ -1,0 +1,336 @@
+"""Consume queues held against the log: each unit must be the one that its record asks for, and each record
+that belongs into a queue must have its unit.
+
+The records come in the order of the log; per queue they meet their units in order, so runs of equal bytes
+are compared at once and only what differs is looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
+from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, file_name
+from cometmq.store.findings import ERROR, NEXT_START, NOTE, NOTHING, REBUILD, WARNING, Findings
+from cometmq.store.log_walk import SETTLE_S, LogWalk
+from cometmq.store.reads import LogReader, ReadOnlyFiles
+from cometmq.store.recovery import tags_code_of
+from cometmq.store.scan import Facts
+from cometmq.store.shape import QueueFiles, Shape
+
+_CHUNK = 4096  # units
+_BLOCK = 1 << 16
+_UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
+
+
+class UnitFiles:
+    """Units of one queue, read from its files. `first` and `end` are offsets: of the first file's start, and
+    behind the last unit that was there when this was made."""
+
+    __slots__ = ("_bases", "_files", "_size", "end", "first", "path")
+
+    def __init__(self, files: ReadOnlyFiles, queue: QueueFiles, file_size: int) -> None:
+        self._files = files
+        self._size = file_size
+        self.path = queue.path
+        self._bases = [file.base for file in queue.files]
+        self.first = self._bases[0] // UNIT if self._bases else 0
+        self.end = self.first
+        for base in reversed(self._bases):
+            used = self._used(base)
+            if used:
+                self.end = (base + used + UNIT - 1) // UNIT
+                break
+
+    def _used(self, base: int) -> int:
+        """Bytes up to the last one in the file that is not zero."""
+        disk, path = self._files.disk, f"{self.path}/{file_name(base)}"
+        try:
+            fd = disk.open(path, write=False)
+        except FileNotFoundError:
+            return 0
+        used = 0
+        try:
+            at = disk.next_data(fd, 0)
+            while at is not None and at < self._size:
+                data = disk.pread(fd, min(_BLOCK, self._size - at), at)
+                if not data:
+                    break
+                left = len(data.rstrip(b"\0"))
+                used = at + left if left else used
+                at = disk.next_data(fd, at + len(data))
+        finally:
+            disk.close(fd)
+        return used
+
+    def place(self, offset: int) -> tuple[str, int]:
+        """File and byte in it of a unit."""
+        position = offset * UNIT
+        base = position - position % self._size
+        return f"{self.path}/{file_name(base)}", position - base
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The units [start, stop); what is missing reads as zeros."""
+        parts = []
+        while start < stop:
+            path, at = self.place(start)
+            count = min(stop - start, (self._size - at) // UNIT)
+            parts.append(self._files.read(path, count * UNIT, at).ljust(count * UNIT, b"\0"))
+            start += count
+        return b"".join(parts)
+
+    def chunks(
+        self, start: int, stop: int
+    ) -> Iterator[tuple[int, np.ndarray[tuple[int], np.dtype[np.void]]]]:
+        """(offset of the first, units) of [start, stop), a few thousand at a time."""
+        while start < stop:
+            count = min(_CHUNK, stop - start)
+            yield start, np.frombuffer(self.read(start, start + count), _UNIT_DTYPE)
+            start += count
+
+
+class QueueState:
+    """How far one queue has been accounted for."""
+
+    __slots__ = ("behind", "behind_at", "next", "queue_id", "topic", "units")
+
+    def __init__(self, topic: str, queue_id: int, units: UnitFiles) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.units = units
+        self.next = units.first
+        self.behind = 0  # records whose unit would lie behind the queue's end …
+        self.behind_at = -1  # … and the log position of the first of them
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.queue_id}"
+
+
+class QueueCheck:
+    """All queues of a store. Make it, then walk the log and `take` its records, then `finish`."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        files: ReadOnlyFiles,
+        findings: Findings,
+        pause: Callable[[float], None],
+        known_topics: set[str] | None,
+        hides: Callable[[str, int], bool],
+    ) -> None:
+        """known_topics: names in topics.json, None if that table could not be read. hides(topic, position):
+        whether a record belongs to a deleted topic."""
+        self._shape = shape
+        self._findings = findings
+        self._pause = pause
+        self._known = known_topics
+        self._hides = hides
+        self.log_min = shape.log_min  # to be raised when the log loses segments meanwhile
+        self._files = files
+        self._delays = shape.config.delay_levels_ms
+        self._log = LogReader(files, shape.config.commit_log_dir, shape.config.mapped_file_size_commit_log)
+        self._size = shape.config.consume_queue_file_size
+        self._states: dict[tuple[str, int], QueueState] = {}
+        for queue in shape.queues:
+            self._check_files(queue)
+            units = UnitFiles(files, queue, self._size)
+            self._states[queue.topic, queue.queue_id] = QueueState(queue.topic, queue.queue_id, units)
+        self.queues = len(self._states)
+        self.units = sum(state.units.end - state.units.first for state in self._states.values())
+        self.fillers = 0
+        self.orphans = 0  # records of an earlier life of their topic
+        self._gone: dict[str, int] = {}  # topics without queues and table entry -> their records
+
+    def _check_files(self, queue: QueueFiles) -> None:
+        for file in queue.files:
+            if file.length != self._size and not self._shape.live:
+                self._findings.add(
+                    ERROR, "queue-length", file.path, file.length,
+                    f"{file.length} bytes instead of {self._size}", REBUILD,
+                )  # fmt: skip
+        for before, after in zip(queue.files, queue.files[1:], strict=False):
+            if after.base != before.base + self._size:
+                missing = f"{queue.path}/{file_name(before.base + self._size)}"
+                self._findings.add(ERROR, "queue-file-missing", missing, -1, "the file is missing", REBUILD)
+
+    # -- records ----------------------------------------------------------------------------------
+
+    def take(self, batch: list[Facts]) -> None:
+        """Check the units of these records, which follow those of the call before."""
+        groups: dict[tuple[str, int], list[Facts]] = {}
+        for facts in batch:
+            if facts.sys_flag & _TRANSACTION_MASK in (_PREPARED, _ROLLBACK):
+                continue
+            if self._hides(facts.topic, facts.position):
+                continue
+            key = facts.topic, facts.queue_id
+            group = groups.get(key)
+            if group is None:
+                groups[key] = [facts]
+            else:
+                group.append(facts)
+        for key, group in groups.items():
+            state = self._states.get(key)
+            if state is None:
+                state = self._states[key] = self._absent(*key)
+            self._take_group(state, group)
+
+    def _absent(self, topic: str, queue_id: int) -> QueueState:
+        path = f"{self._shape.root}/consumequeue/{topic}/{queue_id}"
+        return QueueState(
+            topic, queue_id, UnitFiles(self._files, QueueFiles(topic, queue_id, path, []), self._size)
+        )
+
+    def _expected(self, facts: Facts) -> bytes:
+        return UNIT_STRUCT.pack(facts.position, facts.size, tags_code_of(facts, self._delays))
+
+    def _take_group(self, state: QueueState, group: list[Facts]) -> None:
+        first, last = group[0].queue_offset, group[-1].queue_offset
+        if (
+            first >= state.next
+            and last < state.units.end
+            and [facts.queue_offset for facts in group] == list(range(first, last + 1))
+        ):
+            expected = b"".join(map(self._expected, group))
+            if state.units.read(first, last + 1) == expected:
+                self._accounted(state, first, last + 1)
+                return
+        for facts in group:
+            self._take_one(state, facts)
+
+    def _accounted(self, state: QueueState, start: int, stop: int) -> None:
+        """Units [start, stop) have met their records."""
+        self._gap(state, state.next, start)
+        state.next = stop
+        self.orphans += state.behind  # their offsets have been given out again since
+        state.behind = 0
+
+    def _take_one(self, state: QueueState, facts: Facts) -> None:
+        offset, units = facts.queue_offset, state.units
+        if offset >= units.end:
+            state.behind_at = facts.position if not state.behind else state.behind_at
+            state.behind += 1
+            return
+        expected = self._expected(facts)
+        unit = units.read(offset, offset + 1) if offset >= units.first else bytes(UNIT)
+        if unit != expected and self._shape.live:
+            self._pause(SETTLE_S)
+            unit = units.read(offset, offset + 1) if offset >= units.first else bytes(UNIT)
+        if unit == expected:
+            if offset >= state.next:
+                self._accounted(state, offset, offset + 1)
+            return
+        position, size, tags = UNIT_STRUCT.unpack(unit)
+        if self._lives_on(state, offset, facts.position, position):
+            self.orphans += 1
+            return
+        if offset < units.first and self._shape.live:
+            return  # retention has taken the file
+        if offset >= state.next:
+            self._gap(state, state.next, offset)
+            state.next = offset + 1
+        path, at = units.place(offset)
+        if unit == bytes(UNIT):
+            problem = "the unit is empty"
+        else:
+            wanted = UNIT_STRUCT.unpack(expected)
+            names = ("log position", "size", "tags code")
+            differing = [
+                f"{name} {is_} instead of {should}"
+                for name, is_, should in zip(names, (position, size, tags), wanted, strict=True)
+                if is_ != should
+            ]
+            problem = ", ".join(differing)
+        problem = f"unit {offset} of {state.name} (record at {facts.position}): {problem}"
+        self._findings.add(ERROR, "queue-unit", path, at, problem, REBUILD)
+
+    def _lives_on(self, state: QueueState, offset: int, position: int, unit_position: int) -> bool:
+        """Whether the unit rightly belongs to another record: its topic was deleted and made again, or the
+        log holds a message twice."""
+        other = self._log.facts(unit_position) if unit_position != position else None
+        return other is not None and (other.topic, other.queue_id, other.queue_offset) == (
+            state.topic, state.queue_id, offset,
+        )  # fmt: skip
+
+    # -- units without a record -------------------------------------------------------------------
+
+    def _gap(self, state: QueueState, start: int, stop: int) -> None:
+        """Units [start, stop) for which the log had no record."""
+        for offset, units in state.units.chunks(start, stop):
+            position, size = units["position"].astype(np.int64), units["size"].astype(np.int64)
+            filler = (size == FILLER_SIZE) & (position == 0)
+            self.fillers += int(np.count_nonzero(filler))
+            expired = (position < self.log_min) & (size > 0) & (position >= 0)
+            for number in np.flatnonzero(~(filler | expired)):
+                self._lonely(state, offset + int(number), int(position[number]), int(size[number]))
+
+    def _lonely(self, state: QueueState, offset: int, position: int, size: int) -> None:
+        found = self._log.facts(position)
+        if found is not None and (found.topic, found.queue_id, found.queue_offset) == (
+            state.topic, state.queue_id, offset,
+        ):  # fmt: skip
+            return  # its record stands out of order
+        path, at = state.units.place(offset)
+        repair = REBUILD
+        if found is not None:
+            what = (
+                f"points at log position {position}, which belongs to {found.topic}/{found.queue_id} "
+                f"offset {found.queue_offset}"
+            )
+        elif position == 0 and size == 0:
+            what = "is empty, and the log has no record for it"
+        else:
+            what = f"points at log position {position}, where no valid record is"
+            repair = f"{NOTHING}; {REBUILD} for the unit"
+        self._findings.add(ERROR, "queue-unit", path, at, f"unit {offset} of {state.name} {what}", repair)
+
+    def finish(self, walk: LogWalk) -> None:
+        """After the last record: units behind it, and records without units."""
+        self.log_min = max(self.log_min, walk.log_min)
+        for state in self._states.values():
+            self._finish_units(state, walk.end)
+            if state.behind and not self._shape.live:
+                self._finish_records(state)
+        for topic, count in sorted(self._gone.items()):
+            self._findings.add(
+                NOTE, "topic-deleted", self._shape.config.commit_log_dir, -1,
+                f"{count} records of topic {topic}, which has no queues and is in no table: it was deleted",
+            )  # fmt: skip
+        if self.orphans:
+            self._findings.add(
+                NOTE, "superseded", self._shape.config.commit_log_dir, -1,
+                f"{self.orphans} records whose queue offsets belong to later records: "
+                "their topics were deleted and made again",
+            )  # fmt: skip
+
+    def _finish_units(self, state: QueueState, log_end: int) -> None:
+        """Units of an unclean stop may point behind the log's end; everything else is a gap as others are."""
+        stop = state.units.end
+        if not self._shape.clean and not self._shape.live:
+            for offset, units in state.units.chunks(state.next, state.units.end):
+                beyond = np.flatnonzero(units["position"].astype(np.int64) >= log_end)
+                if len(beyond):
+                    stop = offset + int(beyond[0])
+                    path, at = state.units.place(stop)
+                    self._findings.add(
+                        WARNING, "queue-ahead", path, at,
+                        f"{state.units.end - stop} units of {state.name} from {stop} on point behind the "
+                        f"log's end {log_end}", f"{NEXT_START} cuts them off",
+                    )  # fmt: skip
+                    break
+        self._gap(state, state.next, stop)
+
+    def _finish_records(self, state: QueueState) -> None:
+        if state.units.end == 0 and self._known is not None and state.topic not in self._known:
+            self._gone[state.topic] = self._gone.get(state.topic, 0) + state.behind
+            return
+        path, at = state.units.place(state.units.end)
+        self._findings.add(
+            ERROR if self._shape.clean else WARNING, "queue-short", path, at,
+            f"{state.name} ends at {state.units.end}; {state.behind} records of the log, the first at "
+            f"{state.behind_at}, have no unit", REBUILD if self._shape.clean else NEXT_START,
+        )  # fmt: skip

@@ -1,0 +1,86 @@
+"""Reading a store from outside: descriptors that cannot write, records and queue units by position.
+
+For the operator's tools, which look at directories that a broker may be using. A file that goes away between
+two looks reads as empty.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import Self
+
+from cometmq.store.consume_queue import file_name
+from cometmq.store.disk import Disk
+from cometmq.store.scan import Facts, record_facts
+
+_OPEN_FILES = 128
+
+
+class ReadOnlyFiles:
+    """A few dozen descriptors, opened for reading only. A context manager."""
+
+    __slots__ = ("_open", "disk")
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            self.disk.close(self._open.popitem()[1])
+
+    def read(self, path: str, length: int, offset: int) -> bytes:
+        """Up to `length` bytes; fewer at the end of the file, none when it is gone. Raises other OSErrors."""
+        fd = self._open.get(path)
+        if fd is None:
+            try:
+                fd = self.disk.open(path, write=False)
+            except FileNotFoundError:
+                return b""
+            if len(self._open) >= _OPEN_FILES:
+                self.disk.close(self._open.popitem(last=False)[1])
+            self._open[path] = fd
+        else:
+            self._open.move_to_end(path)
+        return self.disk.pread(fd, length, offset)
+
+
+class LogReader:
+    """Single records of a commit log by their position."""
+
+    __slots__ = ("_directory", "_files", "_segment_size")
+
+    def __init__(self, files: ReadOnlyFiles, directory: str, segment_size: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._segment_size = segment_size
+
+    def path_of(self, position: int) -> str:
+        """Path of the segment that holds a position, whether it exists or not."""
+        return os.path.join(self._directory, file_name(position - position % self._segment_size))
+
+    def record(self, position: int) -> bytes:
+        """The bytes of the valid record at `position`; none if no valid record begins there."""
+        found = self._read(position)
+        return found[1] if found is not None else b""
+
+    def facts(self, position: int) -> Facts | None:
+        """What dispatch needs to know of the valid record at `position`; None if none begins there."""
+        found = self._read(position)
+        return found[0] if found is not None else None
+
+    def _read(self, position: int) -> tuple[Facts, bytes] | None:
+        if not 0 <= position < 1 << 62:
+            return None
+        path, at = self.path_of(position), position % self._segment_size
+        head = self._files.read(path, 4, at)
+        size = int.from_bytes(head, "big", signed=True)
+        if len(head) < 4 or not 0 < size <= self._segment_size - at:
+            return None
+        data = self._files.read(path, size, at)
+        facts = record_facts(memoryview(data), 0, position)
+        return None if facts is None else (facts, data)

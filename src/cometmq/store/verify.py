@@ -1,0 +1,227 @@
+"""`verify`: everything in a store directory held against everything else, without changing a byte.
+
+The log is the truth; queues and index must follow from it record by record. On a store that a broker is
+using, queue ends and index counts are read first and the log afterwards, so that whatever is found in them
+must be in the log; what the broker adds meanwhile is not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from cometmq.errors import ProtocolError, StoreCorrupt
+from cometmq.protocol.lenient import read_lenient
+from cometmq.store.checkpoint import FILE_SIZE
+from cometmq.store.config import StoreConfig
+from cometmq.store.deleted import DeletedTopics
+from cometmq.store.disk import Disk, OsDisk, read_file
+from cometmq.store.findings import ERROR, NEXT_START, NOTE, WARNING, Finding, Findings
+from cometmq.store.index_check import IndexCheck
+from cometmq.store.log_walk import SETTLE_S, LogWalk
+from cometmq.store.queue_check import QueueCheck
+from cometmq.store.reads import ReadOnlyFiles
+from cometmq.store.scan import Facts
+from cometmq.store.shape import Shape, read_shape
+
+_BATCH = 16_384  # records held in memory at a time
+_SYSTEM_TOPICS = frozenset({"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"})
+_FUTURE_MS = 1 << 53
+
+Progress = Callable[[int, int], None]
+"""(bytes of the log walked so far, bytes there are)"""
+
+
+class VerifyReport(msgspec.Struct):
+    """What was looked at and what was found."""
+
+    root: str
+    live: bool
+    clean: bool
+    segments: int
+    records: int
+    bytes: int
+    first_position: int
+    end_position: int
+    queues: int
+    units: int
+    fillers: int
+    index_files: int
+    index_entries: int
+    tables: int
+    errors: int
+    warnings: int
+    notes: int
+    omitted: int
+    findings: list[Finding]
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is damaged; warnings and notes do not count."""
+        return not self.errors
+
+
+def verify(
+    root: str,
+    *,
+    disk: Disk | None = None,
+    config: StoreConfig | None = None,
+    commit_log_dir: str = "",
+    progress: Progress | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> VerifyReport:
+    """Check the store in `root`. Raises StoreError when there is none, OSError when it cannot be read.
+
+    config, commit_log_dir: as `read_shape` takes them. pause: waits some seconds; used only where a broker
+    may be writing.
+    """
+    disk = disk or OsDisk()
+    shape = read_shape(disk, root, config=config, commit_log_dir=commit_log_dir)
+    findings = Findings()
+    for path in shape.strays:
+        findings.add(NOTE, "stray", path, -1, "belongs to no store, left alone")
+    tables = TableCheck(disk, shape, findings, pause)
+    tables.check()
+    with ReadOnlyFiles(disk) as files:
+        queues = QueueCheck(shape, files, findings, pause, tables.topics, tables.hides)
+        index = IndexCheck(shape, files, findings)
+        index.check_files()
+        walk = LogWalk(disk, shape, findings, pause)
+        records = _walk(walk, queues, index, shape, progress)
+        queues.finish(walk)
+        index.finish()
+    if not shape.live:
+        _check_checkpoint(disk, shape, findings, walk)
+    count = findings.by_severity
+    return VerifyReport(
+        shape.root, shape.live, shape.clean, walk.segments, records, walk.end - walk.log_min, walk.log_min,
+        walk.end, queues.queues, queues.units, queues.fillers, index.files, index.entries, tables.count,
+        count[ERROR], count[WARNING], count[NOTE], findings.omitted, findings.kept,
+    )  # fmt: skip
+
+
+def _walk(
+    walk: LogWalk, queues: QueueCheck, index: IndexCheck, shape: Shape, progress: Progress | None
+) -> int:
+    """Take every record to the checks; returns how many there were."""
+    records = 0
+    total = len(shape.segments) * shape.config.mapped_file_size_commit_log
+    batch: list[Facts] = []
+
+    def settle() -> None:
+        nonlocal records
+        records += len(batch)
+        queues.log_min = max(queues.log_min, walk.log_min)
+        queues.take(batch)
+        index.take(batch)
+        batch.clear()
+        if progress is not None:
+            progress(walk.end - walk.log_min, total)
+
+    for facts in walk.records():
+        batch.append(facts)
+        if len(batch) >= _BATCH:
+            settle()
+    settle()
+    if progress is not None:
+        progress(total, total)
+    return records
+
+
+def _check_checkpoint(disk: Disk, shape: Shape, findings: Findings, walk: LogWalk) -> None:
+    path = os.path.join(shape.root, "checkpoint")
+    facts = disk.facts(path)
+    repair = f"{NEXT_START} writes it anew; after an unclean stop it then walks the whole log"
+    if facts is None:
+        if shape.segments:
+            findings.add(WARNING, "checkpoint", path, -1, "the file is missing", repair)
+        return
+    data = read_file(disk, path, FILE_SIZE + 1)
+    if len(data) != FILE_SIZE:
+        findings.add(ERROR, "checkpoint", path, len(data), f"not {FILE_SIZE} bytes long", repair)
+        return
+    for number, value in enumerate(struct.unpack_from(">qqq", data)):
+        if not 0 <= value < _FUTURE_MS:
+            findings.add(ERROR, "checkpoint", path, number * 8, f"{value} is no time", repair)
+        elif walk.last_store_ms and value > max(walk.last_store_ms, 0) and number < 2:
+            findings.add(
+                WARNING, "checkpoint", path, number * 8,
+                f"it vouches for {value} ms, the last record is of {walk.last_store_ms} ms: "
+                "the end of the log is gone, or the file is damaged", NEXT_START,
+            )  # fmt: skip
+
+
+class TableCheck:
+    """The JSON tables of `config/`, and their `.bak` files."""
+
+    def __init__(self, disk: Disk, shape: Shape, findings: Findings, pause: Callable[[float], None]) -> None:
+        self._disk = disk
+        self._shape = shape
+        self._findings = findings
+        self._pause = pause
+        self._deleted: DeletedTopics | None = None
+        self.count = 0
+        self.topics: set[str] | None = None
+
+    def check(self) -> None:
+        directory = os.path.join(self._shape.root, "config")
+        names = self._disk.listdir(directory)
+        for name in sorted(
+            {name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))}
+        ):
+            path = os.path.join(directory, name)
+            table, problem = self._read(path)
+            backup, backup_problem = self._read(path + ".bak")
+            self.count += 1
+            if table is None and problem:
+                repair = (
+                    f"{NEXT_START} goes on with the .bak" if backup is not None else "write it anew by hand"
+                )
+                self._findings.add(ERROR, "table", path, -1, problem, repair)
+            elif table is None and backup is not None:
+                self._findings.add(
+                    ERROR, "table", path, -1, "the file is missing", f"{NEXT_START} takes the .bak"
+                )
+            if backup is None and backup_problem:
+                repair = "the next change of the table replaces it"
+                self._findings.add(WARNING, "table", path + ".bak", -1, backup_problem, repair)
+            if name == "topics.json":
+                self._take_topics(table if table is not None else backup)
+        try:
+            self._deleted = DeletedTopics(self._disk, self._shape.root)
+        except StoreCorrupt:
+            pass  # it is among the findings already
+
+    def hides(self, topic: str, position: int) -> bool:
+        """Whether the record at `position` belongs to a topic deleted since."""
+        return self._deleted is not None and self._deleted.hides(topic, position)
+
+    def _take_topics(self, table: dict[object, object] | None) -> None:
+        known = (table or {}).get("topicConfigTable")
+        if isinstance(known, dict):
+            self.topics = {str(topic) for topic in known} | _SYSTEM_TOPICS
+
+    def _read(self, path: str) -> tuple[dict[object, object] | None, str]:
+        """(the table or None, what is wrong with it: nothing if it just is not there)."""
+        table, problem = self._parse(path)
+        if table is None and self._shape.live:  # it may have been replaced at this moment
+            self._pause(SETTLE_S)
+            table, problem = self._parse(path)
+        return table, problem
+
+    def _parse(self, path: str) -> tuple[dict[object, object] | None, str]:
+        try:
+            text = read_file(self._disk, path)
+        except FileNotFoundError:
+            return None, ""
+        if not text.strip(b" \t\r\n\0"):
+            return None, "the file is empty"
+        try:
+            value = read_lenient(text)
+        except ProtocolError as problem:
+            return None, str(problem)
+        return (value, "") if isinstance(value, dict) else (None, "it holds no JSON object")
