@@ -310,11 +310,11 @@ class CommitLog:
         """(first position, descriptor) of the segments to sync; `synced` gives them back after success."""
         return sorted(self.unsynced.items())
 
-    def synced(self, bases: list[int]) -> None:
-        """The segments are on the device up to what was written before the sync began; full ones are let
-        go."""
+    def synced(self, bases: list[int], end: int) -> None:
+        """The segments are on the device up to `end`, the end of the log when the sync began; those that
+        were full then are let go. One that was filled up meanwhile needs another sync."""
         for base in bases:
-            if base + self.segment_size <= self.end and base != self.segment_base:
+            if base + self.segment_size <= end and base != self.segment_base:
                 fd = self.unsynced.pop(base, -1)
                 if fd >= 0:
                     self._disk.close(fd)

@@ -171,7 +171,7 @@ class LogFlusher:
     def _succeed(self, end: int, end_ms: int, bases: list[int]) -> None:
         self.flushed = max(self.flushed, end)
         self.flushed_ms = max(self.flushed_ms, end_ms)
-        self._log.synced(bases)
+        self._log.synced(bases, end)
         waiters = self._waiters
         while waiters and waiters[0][0] <= end:
             _answer(waiters.popleft()[1], True)
