@@ -1,4 +1,4 @@
-"""What the README and the client page show is typed here as it stands there, and must work."""
+"""What the README and the docs show is typed here as it stands there, and must work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from cometmq.testing import StandaloneProcess
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CLIENT_PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
 TOUR = README.partition("## Five minutes")[2].partition("\n## ")[0]
 
 
@@ -25,7 +24,11 @@ def blocks(language: str, text: str = TOUR) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-DOC_PROGRAMS = blocks("python", CLIENT_PAGE)
+DOC_PROGRAMS = [
+    program
+    for page in ("client.md", "server.md")
+    for program in blocks("python", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+]
 
 
 @pytest.fixture
@@ -82,10 +85,9 @@ def test_the_program_of_the_tour_works(cluster: StandaloneProcess) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(DOC_PROGRAMS)))
-def test_the_programs_of_the_client_page_work(
-    cluster: StandaloneProcess, tmp_path: Path, number: int
-) -> None:
+def test_the_programs_of_the_pages_work(cluster: StandaloneProcess, tmp_path: Path, number: int) -> None:
     program = DOC_PROGRAMS[number].replace("/tmp/comet-test", str(tmp_path / "comet-test"))
+    program = program.replace("127.0.0.1:9876", cluster.namesrv)
 
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
