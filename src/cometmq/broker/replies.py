@@ -20,11 +20,20 @@ _SEND = (
     b'{"code":%d,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b","queueId":"%d","queueOffset":"%d"%b'
     + _TAIL
 )
+# The same for success, to be filled in twice: with what holds for all answers, and with those of one message.
+_OK = (
+    b'{"code":0,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b%%016X","queueId":"%%d",'
+    b'"queueOffset":"%%d"},"flag":1,"language":"JAVA","opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":'
+    b"%d}"
+)
 _PULL = (
     b'{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
     + b'"suggestWhichBrokerId":"%d"'
     + _TAIL
 )
+
+# Length word and header word of bodiless answers, by the size of the header.
+_WORDS = [_lengths(4 + size, size) for size in range(512)]
 
 
 def frame_of(header: bytes, body_size: int = 0) -> bytes:
@@ -36,7 +45,7 @@ def frame_of(header: bytes, body_size: int = 0) -> bytes:
 class SendReplies:
     """Formats answers to 10, 310 and 320."""
 
-    __slots__ = ("_before", "_ids_prefix")
+    __slots__ = ("_before", "_ids_prefix", "_ok", "_region", "_trace")
 
     def __init__(self, region: str, trace_on: bool) -> None:
         self._ids_prefix = b""
@@ -44,14 +53,19 @@ class SendReplies:
 
     def configure(self, region: str, trace_on: bool) -> None:
         """What clients are told about message traces: regionId and traceOn."""
-        region_text = json.dumps(region).encode().replace(b"%", b"%%")
-        # Everything that does not change between answers is filled in once.
-        trace = b"true" if trace_on else b"false"
-        self._before = _SEND.replace(b"%b", region_text, 1).replace(b"%b", trace, 1)
+        self._region = json.dumps(region).encode().replace(b"%", b"%%")
+        self._trace = b"true" if trace_on else b"false"
+        self._fill_in()
+
+    def _fill_in(self) -> None:
+        """Everything that does not change between answers is filled in once."""
+        self._before = _SEND.replace(b"%b", self._region, 1).replace(b"%b", self._trace, 1)
+        self._ok = _OK % (self._region, self._trace, self._ids_prefix, VERSION_4_9_7)
 
     def use_host(self, store_host: bytes) -> None:
         """The broker's address and port, 8 or 20 bytes as in records: the first part of message ids."""
         self._ids_prefix = store_host.hex().upper().encode()
+        self._fill_in()
 
     def message_id(self, physical_offset: int) -> bytes:
         """The offset id of a record of this broker."""
@@ -63,17 +77,9 @@ class SendReplies:
 
     def ok(self, opaque: int, physical_offset: int, queue_id: int, queue_offset: int) -> bytes:
         """The answer to a plain send that succeeded."""
-        header = self._before % (
-            0,
-            b"%b%016X" % (self._ids_prefix, physical_offset),
-            queue_id,
-            queue_offset,
-            b"",
-            opaque,
-            b"",
-        )
+        header = self._ok % (physical_offset, queue_id, queue_offset, opaque)
         size = len(header)
-        return _lengths(4 + size, size) + header
+        return _WORDS[size] + header if size < 512 else frame_of(header)
 
     def reply(
         self,

@@ -62,6 +62,7 @@ _OTHER = LanguageCode.OTHER.value
 _LETTER_CODES = frozenset({310, 320, 325})
 
 _word_at = struct.Struct(">I").unpack_from
+_word_and_prefix_at = struct.Struct(">I12s").unpack_from
 _two_words = struct.Struct(">II").pack
 
 H = TypeVar("H", bound=Header)
@@ -174,7 +175,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
     def header(self, cls: type[H]) -> H:
         """The ext fields as a typed header. Raises HeaderError naming the field that is missing or wrong."""
         typed = self.typed
-        if typed is not None and isinstance(typed, cls):
+        if isinstance(typed, cls):
             return typed
         if cls is SendMessageRequestHeader and self.code in _LETTER_CODES:
             return cast(H, decode_ext(SendMessageRequestHeaderV2, self.ext))
@@ -202,13 +203,13 @@ _Language = Literal[
     "NODE_JS",
 ]
 # Fields that are no part of a header have JSON keys that nobody uses (#b ...). A hostile sender can fill
-# them, but each is overwritten right after decoding.
+# body and header text, but both are overwritten right after decoding; the others take their default only.
 
 
 class _TypedFrame(Frame, gc=False, kw_only=True):
     body: Any = msgspec.field(name="#b", default=b"")
-    serialize_type: Any = msgspec.field(name="#s", default=JSON)
-    ext_fields: Any = msgspec.field(name="#e", default=None)
+    serialize_type: Literal[0] = msgspec.field(name="#s", default=0)
+    ext_fields: None = msgspec.field(name="#e", default=None)
     raw_header: Any = msgspec.field(name="#r", default=b"")
     language: _Language = "OTHER"
     version: I32 = 0
@@ -260,26 +261,43 @@ def decode_frame(payload: Bytes) -> Frame:
 
     A frame of a memoryview has a body that is a slice of it.
     """
-    length = len(payload)
+    return decode_frame_at(payload, 0, len(payload))
+
+
+def decode_frame_at(buffer: Bytes, start: int, stop: int) -> Frame:
+    """The frame whose header word stands at `start` and which ends at `stop`; see decode_frame."""
+    if stop - start < 4 + _PREFIX:
+        return _decode_rest(buffer, start, stop)
+    word: int
+    prefix: bytes
+    word, prefix = _word_and_prefix_at(buffer, start)
+    decode = _TYPED.get(prefix)
+    end = start + 4 + word  # a binary header's word leads far beyond any frame
+    if decode is None or end > stop:
+        return _decode_rest(buffer, start, stop)
+    header = bytes(buffer[start + 4 : end])
+    try:
+        frame = decode(header)
+    except _REFUSED:
+        return _decode_rest(buffer, start, stop)
+    frame.raw_header = header
+    frame.body = buffer[end:stop] if end < stop else b""
+    return frame
+
+
+def _decode_rest(buffer: Bytes, start: int, stop: int) -> Frame:
+    """Frames of any kind, without haste."""
+    length = stop - start
     if length < 4:
         raise FrameError(f"frame has {length} bytes, at least 4 are needed")
-    word: int = _word_at(payload)[0]
-    end = 4 + (word & LENGTH_MASK)
-    if end > length:
-        raise FrameError(f"header length {end - 4} is beyond the frame, which has {length - 4} bytes for it")
-    header = bytes(payload[4:end])
+    word: int = _word_at(buffer, start)[0]
+    end = start + 4 + (word & LENGTH_MASK)
+    if end > stop:
+        beyond = end - start - 4
+        raise FrameError(f"header length {beyond} is beyond the frame, which has {length - 4} bytes for it")
+    header = bytes(buffer[start + 4 : end])
     if word <= LENGTH_MASK:
-        typed = _TYPED.get(header[:_PREFIX])
-        if typed is None:
-            frame = _decode_json(header)
-        else:
-            try:
-                frame = typed(header)
-                frame.raw_header = header
-                frame.ext_fields = None
-                frame.serialize_type = JSON
-            except _REFUSED:
-                frame = _decode_json(header)
+        frame = _decode_json(header)
     elif word >> 24 == BINARY:
         code, language, version, opaque, flag, remark, ext = binary_header.decode(header)
         frame = Frame(
@@ -294,7 +312,7 @@ def decode_frame(payload: Bytes) -> Frame:
         )
     else:
         raise FrameError(f"serialisation type {word >> 24} is unknown (0 is JSON, 1 is binary)")
-    frame.body = payload[end:] if end < length else b""
+    frame.body = buffer[end:stop] if end < stop else b""
     return frame
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from cometmq.errors import FrameError, RemotingError, SendFailed
-from cometmq.protocol.frame import Frame, decode_frame, encode_frame
+from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting.calls import CallTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
@@ -104,6 +104,16 @@ class Connection(asyncio.BufferedProtocol):
             self._tick.mark_dirty(self)
         out.append(data)
         self._out_bytes += len(data)
+
+    def write_lot(self, lot: list[bytes]) -> None:
+        """`write` of several frames that have one bytes object each."""
+        if self.closed or not lot:
+            return
+        out = self._out
+        if not out:
+            self._tick.mark_dirty(self)
+        out += lot
+        self._out_bytes += sum(map(len, lot))
 
     def respond(
         self,
@@ -301,9 +311,10 @@ class Connection(asyncio.BufferedProtocol):
         max_payload = limits.max_frame - 4
         write_high = limits.write_high
         left = limits.frames_per_callback
+        dispatch = self._dispatch
         self._backlog = False
         while end - pos >= 4:
-            (size,) = _length_at(buf, pos)
+            size = _length_at(buf, pos)[0]
             stop = pos + 4 + size
             if not MIN_PAYLOAD <= size <= max_payload:
                 self._refuse(FrameError(f"frame length {size} is not within {MIN_PAYLOAD} to {max_payload}"))
@@ -315,7 +326,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
             left -= 1
             try:
-                frame = decode_frame(buf[pos + 4 : stop])
+                frame = decode_frame_at(buf, pos + 4, stop)
             except FrameError as error:
                 self._refuse(error)
                 return end
@@ -324,7 +335,7 @@ class Connection(asyncio.BufferedProtocol):
                 if not self._calls.resolve(frame):
                     log.debug("%s answered %d, which nobody waits for", self.peer, frame.opaque)
             else:
-                self._dispatch(self, frame)
+                dispatch(self, frame)
             if self.closed:
                 return end
         return pos
