@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.broker.property_string import append, drop, put, stored_form, value_of
-from cometmq.protocol.properties import decode_properties, encode_properties
+from cometmq.broker.property_string import (
+    FORMS_LIMIT,
+    StoredForms,
+    append,
+    drop,
+    put,
+    stored_form,
+    tag_of,
+    value_of,
+)
+from cometmq.protocol.properties import decode_properties, encode_properties, tags_code
 
 CLUSTER = "CLUSTER\x01DefaultCluster"
 
@@ -69,3 +78,37 @@ def test_of_duplicates_the_last_counts():
     assert value_of("TAGS\x01a\x02KEYS\x01TAGS", "TAGS") == "a"
     assert drop("TAGS\x01a\x02KEYS\x01k\x02TAGS\x01b", "TAGS") == "KEYS\x01k"
     assert append("", "a\x01b") == "a\x01b"
+
+
+def expected_form(properties):
+    text, wait = stored_form(properties, CLUSTER)
+    tag = tag_of(text)
+    plain = "DELAY\x01" not in text and "TRAN_MSG\x01" not in text
+    return text.encode(), 0 if tag is None else tags_code(tag), wait, plain
+
+
+# Few pieces, so that examples share all but the unique key and names turn up inside of values.
+PIECES = st.one_of(
+    st.sampled_from(["\x01", "\x02", "B2", "X", "UNIQ_KEY\x01", "UNIQ_KEY\x01A1", "\x02UNIQ_KEY\x01C3"]),
+    st.sampled_from(["\x02", "TAGS\x01", "WAIT\x01", "WAIT\x01false", "CLUSTER\x01", "DELAY\x01"]),
+)
+remembering = StoredForms(CLUSTER)
+
+
+@given(st.lists(st.lists(PIECES, max_size=8).map("".join), min_size=2, max_size=4))
+def test_remembered_forms_are_what_would_be_derived(texts):
+    for text in texts:
+        form = remembering.of(text)
+        expected = expected_form(text)
+        if form[3] != expected[3]:  # DELAY inside a unique key: the way of other messages finds none
+            assert "DELAY" in value_of(text, "UNIQ_KEY")
+            form, expected = form[:3], expected[:3]
+        assert form == expected
+
+
+def test_properties_that_always_differ_are_not_remembered_for_long():
+    forms = StoredForms(CLUSTER)
+    for number in range(3 * FORMS_LIMIT):
+        text = f"KEYS\x01k{number}\x02UNIQ_KEY\x01{number:032X}\x02TAGS\x01a"
+        assert forms.of(text) == expected_form(text)
+    assert len(forms._forms) <= 1

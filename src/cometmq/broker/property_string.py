@@ -6,8 +6,15 @@ duplicates the last wins.
 
 from __future__ import annotations
 
+from cometmq.protocol.properties import tags_code
+
 NAME_END = "\x01"
 PAIR_END = "\x02"
+UNIQUE = "UNIQ_KEY\x01"
+UNIQUE_NAME = len(UNIQUE)
+FORMS_LIMIT = 2_048
+FORMS_SKIPPED = 100_000
+TAG_CACHE_LIMIT = 65_536
 EMPTY_VALUE = NAME_END + PAIR_END
 WAIT = "WAIT\x01"
 WAIT_INSIDE = "\x02WAIT\x01"
@@ -84,3 +91,84 @@ def stored_form(properties: str | None, cluster_pair: str) -> tuple[str, bool]:
     if properties[-1] == PAIR_END:
         return properties + cluster_pair, wait
     return properties + PAIR_END + cluster_pair, wait
+
+
+def tag_of(properties: str) -> str | None:
+    """The TAGS of a stored property string, which has CLUSTER behind it."""
+    at = properties.rfind("TAGS\x01")
+    if at < 0:
+        return None
+    if at and properties[at - 1] != PAIR_END:
+        return value_of(properties, "TAGS")  # a user's property whose name ends so
+    return properties[at + 5 : properties.find(PAIR_END, at)] or None
+
+
+# What is stored of a property string as UTF-8, its tags code, whether the sender waits, whether it is a plain
+# message: one without a delay and no transaction.
+StoredForm = tuple[bytes, int, bool, bool]
+
+
+class StoredForms:
+    """Stored forms of property strings, remembered by all of the string but the value of its unique key.
+
+    Messages of one sender differ in little else, and then two cuts and a look-up (0.4 µs) stand for all that
+    `stored_form` and `tag_of` do (1.3 µs). Senders who give each message other properties would fill the
+    memory for nothing: when it is full and has not served, it is left alone for a while.
+    """
+
+    __slots__ = ("_cluster_pair", "_forms", "_served", "_skip", "_tag_codes")
+
+    def __init__(self, cluster_pair: str) -> None:
+        self._cluster_pair = cluster_pair
+        self._forms: dict[str, tuple[bytes, bytes, int, bool, bool]] = {}
+        self._tag_codes: dict[str, int] = {}
+        self._served = 0
+        self._skip = 0
+
+    def of(self, properties: str | None) -> StoredForm:
+        """The stored form of a client's property string."""
+        if not properties or self._skip:
+            return self._derive(properties)
+        at = properties.find(UNIQUE) + UNIQUE_NAME
+        end = properties.find(PAIR_END, at)
+        if end < 0:
+            end = len(properties)
+        if at < UNIQUE_NAME or at == end or properties[end - 1] == NAME_END:
+            return self._derive(properties)
+        known = self._forms.get(properties[:at] + properties[end:])
+        if known is None:
+            return self._learn(properties, at, end)
+        before, behind, code, wait, plain = known
+        self._served += 1
+        return before + properties[at:end].encode() + behind, code, wait, plain
+
+    def _derive(self, properties: str | None) -> StoredForm:
+        if self._skip:
+            self._skip -= 1
+        text, wait = stored_form(properties, self._cluster_pair)
+        tag = tag_of(text)
+        plain = "DELAY\x01" not in text and "TRAN_MSG\x01" not in text
+        return text.encode(), 0 if tag is None else self._tag_code(tag), wait, plain
+
+    def _learn(self, properties: str, at: int, end: int) -> StoredForm:
+        form = self._derive(properties)
+        name_at = at - UNIQUE_NAME
+        if name_at and properties[name_at - 1] != PAIR_END:
+            return form  # a name that only ends in UNIQ_KEY
+        if len(self._forms) >= FORMS_LIMIT:
+            self._skip = 0 if self._served > FORMS_LIMIT else FORMS_SKIPPED
+            self._served = 0
+            self._forms.clear()
+        stored, code, wait, plain = form
+        before, _, behind = stored.partition(properties[name_at:end].encode())
+        kept = properties[:at] + properties[end:]
+        self._forms[kept] = (before + UNIQUE.encode(), behind, code, wait, plain)
+        return form
+
+    def _tag_code(self, tag: str) -> int:
+        code = self._tag_codes.get(tag)
+        if code is None:
+            if len(self._tag_codes) >= TAG_CACHE_LIMIT:
+                self._tag_codes.clear()
+            code = self._tag_codes[tag] = tags_code(tag)
+        return code

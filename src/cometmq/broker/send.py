@@ -1,7 +1,7 @@
 """Sends: codes 10, 310 (one message) and 320 (a batch), oneway or not.
 
 The way of a plain message is short and runs inline in the connection's read: typed header, one dictionary
-look-up for the topic, two cuts in the property string, `store.append`, one tuple kept for the answer.
+look-up for the topic, one for what becomes of the properties, the append, one tuple kept for the answer.
 Everything that is not plain (a new topic, a retry topic, a delay, a transaction) leaves that way at a named
 exit.
 
@@ -16,7 +16,7 @@ import random
 from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.names import check_topic
-from cometmq.broker.property_string import drop, put, stored_form, value_of
+from cometmq.broker.property_string import StoredForms, drop, put, stored_form, value_of
 from cometmq.broker.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
 from cometmq.broker.topics import sys_flag_of_send
 from cometmq.protocol.codes import (
@@ -30,13 +30,11 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader
-from cometmq.protocol.properties import tags_code
 from cometmq.remoting import CommandError, Connection, Handler
 from cometmq.store.refusal import StoreRefused
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
 MULTI_TAGS = int(SysFlag.MULTI_TAGS)
-TAG_CACHE_LIMIT = 65_536
 
 # Where a message is stored: topic, queue id, properties, and its delay in ms if it waits for one.
 Place = tuple[str, int, str, "int | None"]
@@ -59,10 +57,11 @@ class SendProcessor:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._store = context.store
+        self._append = context.store.appender.append  # without keywords, for their cost
         self._writer = context.writer
         self._cluster_pair = f"CLUSTER\x01{context.config.broker_cluster_name}"
         self._routes: dict[str, TopicRoute] = {}
-        self._tag_codes: dict[str, int] = {}
+        self._forms = StoredForms(self._cluster_pair)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -91,28 +90,20 @@ class SendProcessor:
             raise self._bad_queue(connection, frame, header)
         if queue_id < 0:
             queue_id = random.randrange(max(route.write_queues, 1))
-        properties, wait = stored_form(header.properties, self._cluster_pair)
-        if topic[0] == "%" or "DELAY\x01" in properties or "TRAN_MSG\x01" in properties:
-            topic, queue_id, properties, delay_ms = self._redirect(frame, header, topic, queue_id, properties)
-        tag = tag_of(properties)
+        properties, code, wait, plain = self._forms.of(header.properties)
+        if not plain or topic[0] == "%":
+            text = properties.decode()
+            topic, queue_id, text, delay_ms = self._redirect(frame, header, topic, queue_id, text)
+            properties = text.encode()
         born_host = connection.peer_host
         sys_flag = header.sys_flag | route.sys_flag
         if len(born_host) != 8:
             sys_flag |= BORN_V6
         try:
-            appended = self._store.append(
-                topic,
-                queue_id,
-                frame.body,
-                properties.encode(),
-                flag=header.flag,
-                sys_flag=sys_flag,
-                born_timestamp_ms=header.born_timestamp,
-                born_host=born_host,
-                reconsume_times=header.reconsume_times or 0,
-                tags_code=0 if tag is None else self._tag_code(tag),
-                delay_ms=delay_ms,
-            )
+            appended = self._append(
+                topic, queue_id, frame.body, properties, header.flag, sys_flag, header.born_timestamp,
+                born_host, header.reconsume_times or 0, 0, code, None, None, delay_ms,
+            )  # fmt: skip
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
         if frame.flag & 2:
@@ -122,14 +113,6 @@ class SendProcessor:
                 (connection, frame.opaque, appended.physical_offset, queue_id, appended.queue_offset), wait
             )
         return None
-
-    def _tag_code(self, tag: str) -> int:
-        code = self._tag_codes.get(tag)
-        if code is None:
-            if len(self._tag_codes) >= TAG_CACHE_LIMIT:
-                self._tag_codes.clear()
-            code = self._tag_codes[tag] = tags_code(tag)
-        return code
 
     def send_batch(
         self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
@@ -253,16 +236,6 @@ class SendProcessor:
                 f"the broker[{context.config.broker_ip1}] sending transaction message is forbidden",
             )
         return delayed(context, topic, queue_id, properties)
-
-
-def tag_of(properties: str) -> str | None:
-    """The TAGS of a stored property string, which has CLUSTER behind it."""
-    at = properties.rfind("TAGS\x01")
-    if at < 0:
-        return None
-    if at and properties[at - 1] != "\x02":
-        return value_of(properties, "TAGS")  # a user's property whose name ends so
-    return properties[at + 5 : properties.find("\x02", at)] or None
 
 
 def delayed(context: BrokerContext, topic: str, queue_id: int, properties: str) -> Place:

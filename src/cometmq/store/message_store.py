@@ -101,7 +101,7 @@ class MessageStore:
         self.flusher.on_flushed = self._flushed
         self.flusher.on_failure = self._flush_failed
         self.reader = QueueReader(self.log, config, physical_memory())
-        self.appender = Appender(self.log, self.queues, clock, config)
+        self.appender = Appender(self.log, self.queues, clock, config, self.flags)
         self.lookups = Lookup(self.log, self.queues, self.index, config)
         self.retention = Retention(self)
         self.upkeep = Upkeep(self)
@@ -147,7 +147,7 @@ class MessageStore:
         """What `stop` does, in place. The stop counts as clean only if everything could be written."""
         if self.closed:
             return
-        self.closed = True
+        self.closed = self.appender.closed = True
         try:
             if self.commit().error is None and self.upkeep.settle_all() and self.flags.writeable:
                 self._abort.clear()
@@ -159,7 +159,7 @@ class MessageStore:
     def crash(self) -> None:
         """Let go of the directory as a killed process would: nothing more is written. For tests and for
         `close`."""
-        self.closed = True
+        self.closed = self.appender.closed = True
         self.upkeep.abandon()
         self.log.close(keep_spares=self._abort.exists())
         self.files.descriptors.close()
@@ -195,8 +195,6 @@ class MessageStore:
         time plus this as its tags code (messages that wait for their delivery). Raises StoreRefused;
         nothing has changed then.
         """
-        if self.flags.bits or self.closed:
-            self._refuse()
         return self.appender.append(
             topic, queue_id, body, properties, flag, sys_flag, born_timestamp_ms, born_host, reconsume_times,
             prepared_transaction_offset, tags_code, index_keys, store_host, delay_ms,
@@ -219,8 +217,6 @@ class MessageStore:
 
         `properties` of the request are added to those of every item, as 4.9 does. Raises StoreRefused.
         """
-        if self.flags.bits or self.closed:
-            self._refuse()
         return self.appender.append_batch(
             topic,
             queue_id,
@@ -232,14 +228,6 @@ class MessageStore:
             reconsume_times,
             store_host,
         )
-
-    def _refuse(self) -> None:
-        if self.closed:
-            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the store is closed")
-        if not self.flags.writeable:
-            raise StoreRefused(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {self.flags.why()}"
-            )
 
     def commit(self) -> Commit:
         """Write what was appended since the last call. On an error everything appended is taken back."""
