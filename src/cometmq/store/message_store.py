@@ -407,5 +407,7 @@ class MessageStore:
         return gone
 
     def _delete_topics(self, topics: list[str]) -> int:
+        # What retention deleted must not come back with a power failure once its topics are forgotten here.
+        self.disk.fsync_dir(self.config.commit_log_dir)
         self.deleted.add(topics, self.log.next, self.log.min_position)
         return sum(self.queues.delete_topic(topic) for topic in topics)
