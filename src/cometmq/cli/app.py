@@ -15,6 +15,7 @@ COMMANDS = {
     "send": ("cometmq.cli.send:send", "Send messages to a topic."),
     "consume": ("cometmq.cli.consume:consume", "Receive messages of a topic and print them."),
     "archive": ("cometmq.cli.archive:archive", "Write a topic to Parquet with Spark, each message once."),
+    "store": ("cometmq.cli.store:store", "Check, show, rebuild and measure a store directory."),
     "admin": (
         "cometmq.admin.commands:mqadmin",
         "Look after topics, groups and brokers (the same as mqadmin).",

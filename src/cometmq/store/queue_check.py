@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from cometmq.protocol.codes import SCHEDULE_TOPIC
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, file_name
 from cometmq.store.findings import ERROR, NEXT_START, NOTE, NOTHING, REBUILD, WARNING, Findings
+from cometmq.store.keys import stored_tags_code
 from cometmq.store.log_walk import SETTLE_S, LogWalk
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.recovery import tags_code_of
@@ -120,10 +122,11 @@ class QueueCheck:
         findings: Findings,
         pause: Callable[[float], None],
         known_topics: set[str] | None,
-        hides: Callable[[str, int], bool],
+        hides: Callable[[str, int], bool] | None,
     ) -> None:
         """known_topics: names in topics.json, None if that table could not be read. hides(topic, position):
-        whether a record belongs to a deleted topic."""
+        whether a record belongs to a deleted topic; None
+        when none was deleted."""
         self._shape = shape
         self._findings = findings
         self._pause = pause
@@ -162,10 +165,11 @@ class QueueCheck:
     def take(self, batch: list[Facts]) -> None:
         """Check the units of these records, which follow those of the call before."""
         groups: dict[tuple[str, int], list[Facts]] = {}
+        hides = self._hides
         for facts in batch:
             if facts.sys_flag & _TRANSACTION_MASK in (_PREPARED, _ROLLBACK):
                 continue
-            if self._hides(facts.topic, facts.position):
+            if hides is not None and hides(facts.topic, facts.position):
                 continue
             key = facts.topic, facts.queue_id
             group = groups.get(key)
@@ -185,8 +189,13 @@ class QueueCheck:
             topic, queue_id, UnitFiles(self._files, QueueFiles(topic, queue_id, path, []), self._size)
         )
 
-    def _expected(self, facts: Facts) -> bytes:
-        return UNIT_STRUCT.pack(facts.position, facts.size, tags_code_of(facts, self._delays))
+    def _expected(self, group: list[Facts]) -> bytes:
+        """The units that these records of one queue ask for."""
+        pack = UNIT_STRUCT.pack
+        if group[0].topic == SCHEDULE_TOPIC:
+            delays = self._delays
+            return b"".join([pack(each.position, each.size, tags_code_of(each, delays)) for each in group])
+        return b"".join([pack(each.position, each.size, stored_tags_code(each.properties)) for each in group])
 
     def _take_group(self, state: QueueState, group: list[Facts]) -> None:
         first, last = group[0].queue_offset, group[-1].queue_offset
@@ -195,7 +204,7 @@ class QueueCheck:
             and last < state.units.end
             and [facts.queue_offset for facts in group] == list(range(first, last + 1))
         ):
-            expected = b"".join(map(self._expected, group))
+            expected = self._expected(group)
             if state.units.read(first, last + 1) == expected:
                 self._accounted(state, first, last + 1)
                 return
@@ -215,7 +224,7 @@ class QueueCheck:
             state.behind_at = facts.position if not state.behind else state.behind_at
             state.behind += 1
             return
-        expected = self._expected(facts)
+        expected = self._expected([facts])
         unit = units.read(offset, offset + 1) if offset >= units.first else bytes(UNIT)
         if unit != expected and self._shape.live:
             self._pause(SETTLE_S)

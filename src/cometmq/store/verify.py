@@ -196,9 +196,10 @@ class TableCheck:
         except StoreCorrupt:
             pass  # it is among the findings already
 
-    def hides(self, topic: str, position: int) -> bool:
-        """Whether the record at `position` belongs to a topic deleted since."""
-        return self._deleted is not None and self._deleted.hides(topic, position)
+    @property
+    def hides(self) -> Callable[[str, int], bool] | None:
+        """Tells whether the record at a position belongs to a topic deleted since; None if none was."""
+        return self._deleted.hides if self._deleted else None
 
     def _take_topics(self, table: dict[object, object] | None) -> None:
         known = (table or {}).get("topicConfigTable")

@@ -1,0 +1,226 @@
+"""`cometmq store`: what an operator does to a store directory, ours or Apache's.
+
+`verify`, `dump` and `stats` only read and need no lock, so they work beside a running broker; `rebuild`
+wants the store for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .config_file import read_properties_file
+from .options import HELP
+from .progress import make_progress
+
+if TYPE_CHECKING:
+    from cometmq.message import MessageExt
+    from cometmq.store.config import StoreConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def store_options(command: F) -> F:
+    """DIR, where else to look, and --json."""
+    for decorate in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option(
+            "--commitlog",
+            "commit_log_dir",
+            metavar="DIR",
+            default="",
+            help="The log, if it is not in DIR/commitlog.",
+        ),
+        click.option(
+            "-c",
+            "--config",
+            "config_file",
+            metavar="FILE",
+            help="The broker's configuration, if there is no broker.conf in DIR.",
+        ),
+        click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False)),
+    ):
+        command = decorate(command)
+    return command
+
+
+def store_config(path: str | None) -> StoreConfig | None:
+    """The store's part of a properties file. Raises ConfigError, OSError."""
+    from cometmq.store.config import StoreConfig
+
+    return None if path is None else StoreConfig.from_properties(read_properties_file(path))
+
+
+@contextmanager
+def log_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar over the bytes of the log; yields what the library calls with (done, total)."""
+    with make_progress() as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def echo_json(value: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+@click.group(context_settings=HELP)
+def store() -> None:
+    """Check, show, rebuild and measure a store directory (CometMQ's or Apache RocketMQ's)."""
+
+
+@store.command(context_settings=HELP)
+@store_options
+def verify(directory: str, config_file: str | None, commit_log_dir: str, as_json: bool) -> None:
+    """Check every record, queue unit, index entry, the checkpoint and the tables of the store in DIR.
+
+    Changes nothing and may run beside a broker. Exit code 1 if something is damaged; what an unclean stop
+    leaves behind is a warning, not damage.
+    """
+    from cometmq.store.verify import verify as check
+
+    with log_progress("verifying") as progress:
+        report = check(
+            directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
+        )
+    if as_json:
+        echo_json(report)
+    else:
+        from .store_text import verify_text
+
+        click.echo(verify_text(report))
+    if not report.sound:
+        raise click.exceptions.Exit(1)
+
+
+@store.command(context_settings=HELP)
+@store_options
+def rebuild(directory: str, config_file: str | None, commit_log_dir: str, as_json: bool) -> None:
+    """Make the consume queues and the index of the store in DIR anew from its log.
+
+    The broker must be stopped. The old directories stay until the new ones are complete.
+    """
+    from cometmq.store.rebuild import rebuild as run
+
+    with log_progress("rebuilding") as progress:
+        report = run(
+            directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
+        )
+    if as_json:
+        echo_json(report)
+        return
+    click.echo(
+        f"{report.root}: {report.queues} queues with {report.units} units and {report.index_files} index files "
+        f"with {report.index_entries} entries made from {report.records} records"
+    )
+    if report.not_served:
+        click.echo(f"{report.not_served} records are not served: their queue offsets do not fit their queues")
+    for finding in report.findings:
+        click.echo(f"{finding.severity}: {finding.path} at {finding.offset}: {finding.problem}", err=True)
+
+
+@store.command(context_settings=HELP)
+@store_options
+@click.option("--queues", "by_queue", is_flag=True, help="One line for each queue, not for each topic.")
+def stats(
+    directory: str, config_file: str | None, commit_log_dir: str, as_json: bool, by_queue: bool
+) -> None:
+    """Messages and bytes per topic and queue of the store in DIR, its files, and what retention will do."""
+    from cometmq.store.stats import store_stats
+
+    found = store_stats(directory, config=store_config(config_file), commit_log_dir=commit_log_dir)
+    if as_json:
+        echo_json(found)
+        return
+    from .store_text import print_stats
+
+    print_stats(found, by_queue=by_queue)
+
+
+@store.command(context_settings=HELP)
+@store_options
+@click.option(
+    "--offset", type=click.IntRange(min=0), metavar="N", help="The record at this position of the log."
+)
+@click.option("--id", "message_id", metavar="ID", help="By message id: offset id or unique key.")
+@click.option("--key", metavar="KEY", help="Messages with this key, of --topic or of all topics.")
+@click.option("-t", "--topic", metavar="NAME", help="With --key, or with --queue for a range of a queue.")
+@click.option(
+    "-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="N", help="A queue of --topic."
+)
+@click.option(
+    "--from",
+    "start",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="First queue offset (with --queue) or log position to show.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=32, show_default=True, help="Most messages to show."
+)
+@click.option("--body", type=click.Choice(["auto", "text", "hex", "none"]), default="auto", show_default=True,
+              help="How to show bodies; auto: as text if it is UTF-8.")  # fmt: skip
+@click.option("--raw", is_flag=True, help="Bodies as stored, compressed ones not inflated.")
+@click.option("--scan", is_flag=True, help="Look for ids and keys in the whole log, without the index.")
+def dump(
+    directory: str,
+    config_file: str | None,
+    commit_log_dir: str,
+    as_json: bool,
+    offset: int | None,
+    message_id: str | None,
+    key: str | None,
+    topic: str | None,
+    queue_id: int | None,
+    start: int,
+    limit: int,
+    body: str,
+    raw: bool,
+    scan: bool,
+) -> None:
+    """Show messages of the store in DIR: one by --offset or --id, several by --key, or a range.
+
+    With --json one JSON object a line. Exit code 1 if there is nothing to show.
+    """
+    if sum(given is not None for given in (offset, message_id, key, queue_id)) > 1:
+        raise click.UsageError("Give one of --offset, --id, --key and --queue.")
+    if (queue_id is not None and topic is None) or (topic is not None and queue_id is None and key is None):
+        raise click.UsageError("--topic goes with --key or with --queue.")
+    from cometmq.store.find import RecordFinder
+
+    from .store_text import message_json, message_line, message_text
+
+    with (
+        log_progress("searching") as progress,
+        RecordFinder(
+            directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
+        ) as finder,
+    ):
+        found: Iterable[MessageExt]
+        if offset is not None:
+            at = finder.at(offset)
+            found = [] if at is None else [at]
+        elif message_id is not None:
+            found = finder.by_id(message_id, scan=scan)
+        elif key is not None:
+            found = finder.by_key(key, topic, scan=scan)
+        elif queue_id is not None and topic is not None:
+            found = finder.of_queue(topic, queue_id, start)
+        else:
+            found = finder.of_log(start)
+        single = offset is not None or message_id is not None
+        show = message_json if as_json else message_text if single else message_line
+        shown = 0
+        for message in islice(found, limit):
+            click.echo(show(message, body, raw=raw))
+            shown += 1
+    if not shown:
+        raise click.ClickException(
+            "no such message" if single or key is not None else "no messages in this range"
+        )

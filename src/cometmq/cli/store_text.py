@@ -1,0 +1,203 @@
+"""How `cometmq store` shows what it found, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from cometmq.errors import CometError
+from cometmq.protocol.compression import decompress
+
+if TYPE_CHECKING:
+    from cometmq.message import MessageExt
+    from cometmq.store.stats import StoreStats
+    from cometmq.store.verify import VerifyReport
+
+_PREVIEW = 60  # characters of a body in a line
+
+
+def time_text(epoch_ms: int) -> str:
+    """Local time to the millisecond; a dash for none."""
+    if epoch_ms < 0:
+        return "-"
+    try:
+        return datetime.fromtimestamp(epoch_ms / 1000).isoformat(sep=" ", timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{epoch_ms} ms"
+
+
+def size_text(count: int) -> str:
+    """Bytes in the largest unit that leaves at least one whole: 1.5 MiB."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def verify_text(report: VerifyReport) -> str:
+    """The report for a person: findings first, the sum at the end."""
+    lines = []
+    for finding in report.findings:
+        place = finding.path if finding.offset < 0 else f"{finding.path} at byte {finding.offset}"
+        lines.append(f"{finding.severity:<7} {place}: {finding.problem}")
+        if finding.repair:
+            lines.append(f"        repaired by {finding.repair}")
+    if report.omitted:
+        lines.append(f"... and {report.omitted} more of the same kinds")
+    state = (
+        "in use by a broker" if report.live else "stopped cleanly" if report.clean else "not stopped cleanly"
+    )
+    lines.append(
+        f"{report.root} ({state}): {report.records} records in {report.segments} segments, "
+        f"{report.units} units in {report.queues} queues, {report.index_entries} entries in "
+        f"{report.index_files} index files, {report.tables} tables"
+    )
+    lines.append(f"{report.errors} errors, {report.warnings} warnings, {report.notes} notes")
+    return "\n".join(lines)
+
+
+def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
+    """(form, text) of a body; form is "text", "hex" or "none"."""
+    if how == "none":
+        return "none", ""
+    data = bytes(message.body)
+    if not raw:
+        try:
+            data = decompress(message.sys_flag, data)
+        except CometError:
+            pass  # what cannot be inflated is shown as it is stored
+    if how != "hex":
+        try:
+            return "text", data.decode("utf-8", "replace" if how == "text" else "strict")
+        except UnicodeDecodeError:
+            pass
+    return "hex", data.hex()
+
+
+def message_json(message: MessageExt, how: str, *, raw: bool) -> str:
+    """One message as one line of JSON."""
+    form, text = body_of(message, how, raw=raw)
+    value: dict[str, Any] = {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "physical_offset": message.physical_offset,
+        "store_size": message.store_size,
+        "msg_id": message.msg_id,
+        "offset_msg_id": message.offset_msg_id,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "flag": message.flag,
+        "sys_flag": message.sys_flag,
+        "born_timestamp_ms": message.born_timestamp_ms,
+        "born_host": message.born_host,
+        "store_timestamp_ms": message.store_timestamp_ms,
+        "store_host": message.store_host,
+        "reconsume_times": message.reconsume_times,
+        "prepared_transaction_offset": message.prepared_transaction_offset,
+        "body_crc": message.body_crc,
+        "properties": dict(message.properties),
+        "body_form": form,
+        "body": text,
+    }
+    return json.dumps(value, ensure_ascii=False)
+
+
+def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
+    """One message, a field a line."""
+    form, text = body_of(message, how, raw=raw)
+    fields = [
+        ("topic", message.topic),
+        ("queue", message.queue_id),
+        ("queue offset", message.queue_offset),
+        ("log position", message.physical_offset),
+        ("record size", message.store_size),
+        ("message id", message.msg_id),
+        ("offset id", message.offset_msg_id),
+        ("born", f"{time_text(message.born_timestamp_ms)} at {message.born_host}"),
+        ("stored", f"{time_text(message.store_timestamp_ms)} at {message.store_host}"),
+        ("flag", message.flag),
+        ("sys flag", f"0x{message.sys_flag & 0xFFFFFFFF:x}"),
+        ("reconsumed", message.reconsume_times),
+        ("prepared at", message.prepared_transaction_offset),
+        *((f"property {name}", value) for name, value in message.properties.items()),
+    ]
+    if form != "none":
+        fields.append((f"body ({form})", text))
+    width = max(len(name) for name, _ in fields)
+    return "\n".join(f"{name:<{width}}  {_harmless(str(value))}" for name, value in fields)
+
+
+def _harmless(text: str) -> str:
+    """Text without what would steer a terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+
+
+def message_line(message: MessageExt, how: str, *, raw: bool) -> str:
+    """One message in one line: position, queue and offset, time, id, tags, keys, start of the body."""
+    form, text = body_of(message, how, raw=raw)
+    start = text[:_PREVIEW] + ("..." if len(text) > _PREVIEW else "")
+    words = [
+        f"{message.physical_offset:>12}",
+        f"{message.topic}/{message.queue_id}@{message.queue_offset}",
+        time_text(message.store_timestamp_ms),
+        message.msg_id,
+        message.tags or "-",
+        " ".join(message.keys) or "-",
+        "" if form == "none" else repr(start) if form == "text" else f"0x{start}",
+    ]
+    return "  ".join(words).rstrip()
+
+
+def print_stats(stats: StoreStats, *, by_queue: bool) -> None:
+    """Tables of the store on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("topic", overflow="fold")
+    heads = ("queue", "offsets") if by_queue else ("queues",)
+    for head in (*heads, "messages", "bytes", "oldest", "newest"):
+        table.add_column(head, justify="right", no_wrap=True)
+    if by_queue:
+        for queue in stats.queues:
+            offsets = f"{queue.min_offset}-{queue.max_offset}"
+            table.add_row(
+                queue.topic, str(queue.queue_id), offsets, str(queue.messages), size_text(queue.bytes),
+                time_text(queue.oldest_ms), time_text(queue.newest_ms),
+            )  # fmt: skip
+    else:
+        for topic in stats.topics:
+            table.add_row(
+                topic.topic, str(topic.queues), str(topic.messages), size_text(topic.bytes),
+                time_text(topic.oldest_ms), time_text(topic.newest_ms),
+            )  # fmt: skip
+    console = Console(soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a file has no width to respect
+    console.print(table)
+    console.print(files_text(stats), markup=False)
+
+
+def files_text(stats: StoreStats) -> str:
+    """Sums, files and the outlook of retention."""
+    look = stats.outlook
+    lines = [
+        "",
+        f"{stats.messages} messages, {size_text(stats.bytes)} that can be read",
+        f"log: {stats.segments} segments of {size_text(stats.segment_size)} from position "
+        f"{stats.first_position} on, {size_text(stats.log_allocated)} on the disk",
+        f"queues: {stats.queue_files} files, {size_text(stats.queue_allocated)} on the disk",
+        f"index: {stats.index_files} files, {stats.index_entries} entries, "
+        f"{size_text(stats.index_allocated)} on the disk",
+        f"disk: {look.disk_used_ratio:.1%} used, segments go early above {look.disk_max_used_ratio:.0%}",
+        f"retention: {look.file_reserved_hours} h, deleted in hour {look.delete_when}; "
+        f"{look.expired_segments} segments are due, the oldest becomes due {time_text(look.next_expiry_ms)}",
+    ]
+    if look.bytes_per_day:
+        until = "" if look.full_in_days < 0 else f"; {look.full_in_days} days until that share at this rate"
+        lines.append(f"growth: {size_text(look.bytes_per_day)} a day{until}")
+    return "\n".join(lines)

@@ -1,0 +1,172 @@
+"""Records of a store that nobody serves: by position, id, key, or a range of a queue or of the log.
+
+Works on a directory that a broker may be using. Keys are looked up in the entries of the index files (their
+slots are written late, so the chains of the newest file cannot be relied on); what the index does not hold
+yet is searched in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+import numpy as np
+
+from cometmq.errors import StoreError
+from cometmq.message import MessageExt
+from cometmq.protocol.ids import IdError, decode_offset_id
+from cometmq.protocol.properties import index_hash
+from cometmq.protocol.record import decode_record
+from cometmq.store.config import StoreConfig
+from cometmq.store.consume_queue import FILLER_SIZE
+from cometmq.store.disk import Disk, OsDisk
+from cometmq.store.findings import Findings
+from cometmq.store.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE
+from cometmq.store.keys import index_keys
+from cometmq.store.log_walk import LogWalk
+from cometmq.store.queue_check import UnitFiles
+from cometmq.store.reads import LogReader, ReadOnlyFiles
+from cometmq.store.scan import Facts
+from cometmq.store.shape import read_shape
+from cometmq.store.verify import Progress
+
+_CHUNK = 1 << 16  # index entries read at a time
+
+
+class RecordFinder:
+    """Records of one directory. A context manager; raises StoreError when there is no store."""
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        disk: Disk | None = None,
+        config: StoreConfig | None = None,
+        commit_log_dir: str = "",
+        progress: Progress | None = None,
+    ) -> None:
+        self._disk = disk or OsDisk()
+        self.shape = read_shape(self._disk, root, config=config, commit_log_dir=commit_log_dir)
+        self._files = ReadOnlyFiles(self._disk)
+        settings = self.shape.config
+        self._log = LogReader(self._files, settings.commit_log_dir, settings.mapped_file_size_commit_log)
+        self._progress = progress
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.__exit__()
+
+    def at(self, position: int) -> MessageExt | None:
+        """The message whose record begins at a log position."""
+        record = self._log.record(position)
+        return decode_record(record) if record else None
+
+    def by_id(self, message_id: str, *, scan: bool = False) -> list[MessageExt]:
+        """Messages with this id: an offset id, or the unique key that its producer gave it.
+
+        Both look alike, so an id is an offset id if the record that it names says so itself.
+        """
+        try:
+            named = decode_offset_id(message_id)
+        except IdError:
+            named = None
+        if named is not None:
+            found = self.at(named.physical_offset)
+            if found is not None and found.offset_msg_id == message_id.upper():
+                return [found]
+        return self.by_key(message_id, None, scan=scan)
+
+    def by_key(self, key: str, topic: str | None, *, scan: bool = False) -> list[MessageExt]:
+        """Messages that carry this key (unique key or one of KEYS), oldest first; of any topic if None.
+
+        scan: read the whole log and ask no index, which may be damaged.
+        """
+        topics = [topic] if topic is not None else sorted({queue.topic for queue in self.shape.queues})
+        hashes = {index_hash(f"{name}#{key}") for name in topics}
+        positions, indexed = self._indexed(hashes) if not scan else ([], self.shape.log_min)
+        found = [
+            facts
+            for facts in map(self._log.facts, positions)
+            if facts is not None and _carries(facts, key, topic)
+        ]
+        seen = {facts.position for facts in found}
+        found += [
+            facts
+            for facts in self._walk(indexed)
+            if facts.position not in seen and _carries(facts, key, topic)
+        ]
+        return [message for facts in found if (message := self.at(facts.position)) is not None]
+
+    def _indexed(self, hashes: set[int]) -> tuple[list[int], int]:
+        """Positions of entries with these hashes, and the position from which on the index knows nothing."""
+        positions: set[int] = set()
+        known = self.shape.log_min
+        slots = self.shape.config.max_hash_slot_num
+        wanted = np.array(sorted(hashes), np.int64)
+        complete = bool(self.shape.index_files)
+        for number, file in enumerate(self.shape.index_files):
+            head = self._files.read(file.path, HEADER.size, 0)
+            if len(head) < HEADER.size:
+                continue
+            _, _, begin, end, _, count = HEADER.unpack(head)
+            if number == 0 and count > 1 and begin > self.shape.log_min and self._unindexed_before(begin):
+                complete = False
+            for first in range(1, count, _CHUNK):
+                length = min(_CHUNK, count - first) * ENTRY.size
+                place = HEADER.size + slots * SLOT_SIZE + first * ENTRY.size
+                data = self._files.read(file.path, length, place)
+                entries = np.frombuffer(data[: len(data) // ENTRY.size * ENTRY.size], ENTRY_DTYPE)
+                hit = np.isin(entries["hash"].astype(np.int64), wanted)
+                positions.update(entries["position"][hit].astype(np.int64).tolist())
+            known = max(known, end)
+        return sorted(positions), known if complete else self.shape.log_min
+
+    def _unindexed_before(self, position: int) -> bool:
+        """Whether a record with keys lies in front of the index's first one."""
+        for facts in self._walk(self.shape.log_min):
+            if facts.position >= position:
+                return False
+            if index_keys(facts.properties):
+                return True
+        return False
+
+    def _walk(self, start: int) -> Iterator[Facts]:
+        """Records from `start` (any position) on."""
+        walk = LogWalk(self._disk, self.shape, Findings(), lambda _seconds: None)
+        size = self.shape.config.mapped_file_size_commit_log
+        total = len(self.shape.segments) * size
+        at = 0
+        for facts in walk.records(start):
+            if self._progress is not None and facts.position - at > size // 64:
+                at = facts.position
+                self._progress(at - self.shape.log_min, total)
+            if facts.position >= start:
+                yield facts
+
+    def of_log(self, start: int = 0) -> Iterator[MessageExt]:
+        """Messages in the order of the log, from the first record at or behind `start` on."""
+        return self._messages(facts.position for facts in self._walk(start))
+
+    def of_queue(self, topic: str, queue_id: int, start: int = 0) -> Iterator[MessageExt]:
+        """Messages of a queue from a queue offset on. Raises StoreError when there is no such queue."""
+        for queue in self.shape.queues:
+            if (queue.topic, queue.queue_id) == (topic, queue_id):
+                break
+        else:
+            raise StoreError(f"there is no queue {topic}/{queue_id}", self.shape.root)
+        units = UnitFiles(self._files, queue, self.shape.config.consume_queue_file_size)
+        for _, chunk in units.chunks(max(start, units.first), units.end):
+            sizes = chunk["size"]
+            yield from self._messages(chunk["position"][(sizes > 0) & (sizes != FILLER_SIZE)].tolist())
+
+    def _messages(self, positions: Iterable[int]) -> Iterator[MessageExt]:
+        for position in positions:
+            message = self.at(position)
+            if message is not None:
+                yield message
+
+
+def _carries(facts: Facts, key: str, topic: str | None) -> bool:
+    return (topic is None or facts.topic == topic) and key.encode() in index_keys(facts.properties)

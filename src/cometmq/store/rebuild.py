@@ -1,0 +1,214 @@
+"""`rebuild`: consume queues and index made anew from the log, for a store that no broker is using.
+
+The new directories grow beside the old ones and take their places when they are complete and on the device;
+the old ones are removed last. Whatever happens in between, the next start finds the old ones, the new ones,
+or none, and then makes them itself. The log is not touched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import msgspec
+
+from cometmq.errors import StoreError
+from cometmq.store.appender import Pending
+from cometmq.store.clock import Clock, SystemClock
+from cometmq.store.config import StoreConfig
+from cometmq.store.deleted import DeletedTopics
+from cometmq.store.disk import Disk, OsDisk
+from cometmq.store.files import StoreFiles
+from cometmq.store.findings import Finding, Findings
+from cometmq.store.guards import StoreLock
+from cometmq.store.index import IndexService
+from cometmq.store.log_walk import LogWalk
+from cometmq.store.queue_table import QueueTable
+from cometmq.store.recovery import tags_code_of
+from cometmq.store.scan import Facts
+from cometmq.store.shape import Shape, read_shape
+from cometmq.store.upkeep import sync_paths
+from cometmq.store.verify import Progress
+
+SCRATCH = "rebuild.tmp"
+_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
+_WIDEST_GAP = 1_000_000  # units; as in recovery
+_SETTLE = 4096  # records between two writes
+_PARTS = ("consumequeue", "index")
+
+
+class RebuildReport(msgspec.Struct):
+    """What was made. `not_served`: records whose queue offset did not fit, as recovery leaves them out."""
+
+    root: str
+    records: int
+    queues: int
+    units: int
+    index_files: int
+    index_entries: int
+    not_served: int
+    hidden: int
+    findings: list[Finding]
+
+
+class Rebuild:
+    """One rebuild of one directory. `run` does it."""
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        config: StoreConfig | None = None,
+        commit_log_dir: str = "",
+        progress: Progress | None = None,
+    ) -> None:
+        self._disk = disk or OsDisk()
+        self._clock = clock or SystemClock()
+        self._given = config
+        self._commit_log_dir = commit_log_dir
+        self._progress = progress
+        self._root = os.path.realpath(os.path.expanduser(root))
+        self._findings = Findings()
+        self._not_served = self._hidden = self._records = 0
+
+    def run(self) -> RebuildReport:
+        """Raises StoreError when there is no store or somebody holds it, OSError; then the old directories
+        are in their places."""
+        read_shape(self._disk, self._root, commit_log_dir=self._commit_log_dir)
+        try:
+            lock = StoreLock(self._disk, self._root)
+        except StoreError:
+            raise StoreError("a broker is using this store; stop it first", self._root) from None
+        try:
+            shape = read_shape(
+                self._disk, self._root, config=self._given, commit_log_dir=self._commit_log_dir
+            )
+            return self._run(shape)
+        finally:
+            lock.release()
+
+    def _run(self, shape: Shape) -> RebuildReport:
+        disk, scratch = self._disk, os.path.join(self._root, SCRATCH)
+        remove_tree(disk, scratch)  # of a run that was killed
+        disk.makedirs(scratch)
+        config = shape.config.replace(
+            store_path_root_dir=scratch, store_path_commit_log=shape.config.commit_log_dir
+        )
+        files = StoreFiles(disk)
+        try:
+            for part in _PARTS:
+                disk.makedirs(os.path.join(scratch, part))
+            queues, index = QueueTable(files, config), IndexService(files, self._clock, config)
+            self._fill(shape, queues, index)
+            report = RebuildReport(
+                self._root, self._records, len(queues),
+                sum(queue.max_offset - queue.min_offset for queue in queues), len(index.files),
+                sum(file.count - 1 for file in index.files), self._not_served, self._hidden,
+                self._findings.kept,
+            )  # fmt: skip
+        except BaseException:
+            files.descriptors.close()
+            remove_tree(disk, scratch)
+            raise
+        files.descriptors.close()
+        self._swap(scratch)
+        return report
+
+    def _fill(self, shape: Shape, queues: QueueTable, index: IndexService) -> None:
+        deleted = DeletedTopics(self._disk, self._root)
+        walk = LogWalk(self._disk, shape, self._findings, lambda _seconds: None)
+        delays = shape.config.delay_levels_ms
+        total = len(shape.segments) * shape.config.mapped_file_size_commit_log
+        for facts in walk.records():
+            self._records += 1
+            if deleted and deleted.hides(facts.topic, facts.position):
+                self._hidden += 1
+                continue
+            self._dispatch(facts, queues, index, delays)
+            if self._records % _SETTLE == 0:
+                queues.write_dirty()
+                index.write()
+                if self._progress is not None:
+                    self._progress(walk.end - walk.log_min, total)
+        queues.write_dirty()
+        index.write(slots=True)
+        for queue in queues:
+            queue.correct_min(walk.log_min)
+        paths = list(_files_below(self._disk, queues.directory)) + [file.path for file in index.files]
+        sync_paths(self._disk, paths)
+        for directory in sorted({os.path.dirname(path) for path in paths}):
+            self._disk.fsync_dir(directory)
+        if self._progress is not None:
+            self._progress(total, total)
+
+    def _dispatch(
+        self, facts: Facts, queues: QueueTable, index: IndexService, delays: dict[int, int]
+    ) -> None:
+        """The rules of recovery."""
+        kind = facts.sys_flag & _TRANSACTION_MASK
+        if index.enabled:
+            record: Pending = (
+                None, facts.topic, 0, facts.position, facts.size, 0, facts.store_ms, facts.properties, None,
+                kind != _ROLLBACK,
+            )  # fmt: skip
+            index.take([record])
+        if kind in (_PREPARED, _ROLLBACK):
+            return
+        queue = queues.get(facts.topic, facts.queue_id)
+        offset, known = facts.queue_offset, queue.max_offset
+        if offset < known or (offset - known > _WIDEST_GAP and known):
+            self._not_served += 1
+            return
+        queue.push(facts.position, facts.size, tags_code_of(facts, delays), offset)
+        if not queue.dirty:
+            queues.mark(queue)
+
+    def _swap(self, scratch: str) -> None:
+        disk = self._disk
+        for part in _PARTS:
+            place, old = os.path.join(self._root, part), os.path.join(scratch, f"{part}.old")
+            if disk.is_dir(place):
+                disk.rename(place, old)
+            disk.rename(os.path.join(scratch, part), place)
+        disk.fsync_dir(scratch)
+        disk.fsync_dir(self._root)
+        remove_tree(disk, scratch)
+
+
+def rebuild(
+    root: str,
+    *,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+    config: StoreConfig | None = None,
+    commit_log_dir: str = "",
+    progress: Progress | None = None,
+) -> RebuildReport:
+    """Make consume queues and index of the store in `root` anew from its log. Raises StoreError, OSError."""
+    return Rebuild(
+        root, disk=disk, clock=clock, config=config, commit_log_dir=commit_log_dir, progress=progress
+    ).run()
+
+
+def _files_below(disk: Disk, directory: str) -> Iterator[str]:
+    for name in disk.listdir(directory):
+        path = os.path.join(directory, name)
+        if disk.is_dir(path):
+            yield from _files_below(disk, path)
+        else:
+            yield path
+
+
+def remove_tree(disk: Disk, directory: str) -> None:
+    """Delete a directory with all that is in it; an absent one is fine."""
+    if not disk.is_dir(directory):
+        return
+    for name in disk.listdir(directory):
+        path = os.path.join(directory, name)
+        if disk.is_dir(path):
+            remove_tree(disk, path)
+        else:
+            disk.unlink(path)
+    disk.rmdir(directory)
