@@ -240,6 +240,7 @@ class ConsumeQueue:
         self.positions.clear()
         self.unsynced_files.clear()
         if self._files.disk.is_dir(self.path):
+            self._files.disk.fsync_dir(self.path)  # the files must not come back under a new queue of this name
             try:
                 self._files.disk.rmdir(self.path)
             except OSError:

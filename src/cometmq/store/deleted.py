@@ -39,5 +39,8 @@ class DeletedTopics:
         """Whether the record at `position` belongs to a deleted topic."""
         return position < self._ends.get(topic, 0)
 
+    def topics(self) -> list[str]:
+        return list(self._ends)
+
     def __bool__(self) -> bool:
         return bool(self._ends)

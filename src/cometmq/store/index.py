@@ -38,6 +38,7 @@ class IndexService:
         "_hashed",
         "_new_names",
         "_prefixes",
+        "_unproven",
         "_unsynced",
         "_waiting",
         "capacity",
@@ -62,6 +63,7 @@ class IndexService:
         )
         self._prefixes: dict[str, int] = {}
         self._unsynced: set[str] = set()
+        self._unproven: list[IndexFile] = []
         self._new_names = False
 
     @property
@@ -211,6 +213,7 @@ class IndexService:
             good = file.load()
             if good and not clean and file.end_ms > checkpoint_ms:
                 good = file.check_entries() == file.count - 1
+                self._unproven.append(file)
             self.files.append(file)
             if not good:
                 # Whatever is newer goes too: positions must not fall from file to file.
@@ -228,12 +231,19 @@ class IndexService:
     def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
         """Make the newest file writable; entries of records at or behind `cut_at` are forgotten first."""
         if cut_at is not None:
-            while self.files and self.files[-1].count > 1 and self.files[-1].begin_position >= cut_at:
+            while self.files and (self.files[-1].count == 1 or self.files[-1].begin_position >= cut_at):
                 self._files.delete(self.files.pop().path)
             if self.files:
                 self.files[-1].cut(cut_at)
         if self.files and not self.files[-1].full:
             self.files[-1].resume(rebuild_slots=not clean)
+        for file in self._unproven:
+            if file in self.files and file.full:
+                file.resume(rebuild_slots=True)  # its entries are there, its slots may not be
+                file.write(slots=True)
+                file.release()
+                self._unsynced.add(file.path)
+        self._unproven.clear()
 
     def delete_expired(self, log_min: int) -> list[str]:
         """Delete files all of whose records are gone; never the newest. Returns their paths."""

@@ -133,6 +133,10 @@ class IndexFile:
         good &= (entries["previous"] >= 0) & (entries["previous"] < number)
         good &= (position >= self.begin_position) & (position <= self.end_position)
         good[1:] &= position[1:] >= position[:-1]
+        good &= (position > 0) | (entries["hash"] > 0)  # a lost sector reads as zeros
+        if len(entries):
+            good[0] &= position[0] == self.begin_position
+            good[-1] &= position[-1] == self.end_position
         bad = np.flatnonzero(~good)
         return int(bad[0]) if len(bad) else len(entries)
 

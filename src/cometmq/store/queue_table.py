@@ -133,10 +133,12 @@ class QueueTable:
             queue.destroy()
         topic_dir = os.path.join(self.directory, topic)
         if self._files.disk.is_dir(topic_dir):
+            self._files.disk.fsync_dir(topic_dir)
             try:
                 self._files.disk.rmdir(topic_dir)
             except OSError:
                 log.warning("%s is not empty and stays", topic_dir)
+            self._files.disk.fsync_dir(self.directory)
         return len(queues)
 
     def statistics(self) -> list[tuple[str, int, int, int]]:

@@ -22,7 +22,7 @@ from cometmq.store.appender import Pending
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
-from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk
 from cometmq.store.index import IndexService
@@ -129,7 +129,7 @@ class Recovery:
         self._segments, notes = list_segments(self._disk, self._log.directory, self._log.segment_size)
         result = Recovered(clean, notes=notes)
         if clean:
-            result.notes += self._queues.load(1 << 62)
+            self._load_queues(1 << 62, result)
             if not self._clean_end_holds():
                 result.notes.append("queues and log do not fit although the last stop was clean")
                 result.clean = clean = False
@@ -210,7 +210,18 @@ class Recovery:
 
     def _reload(self, start: int, result: Recovered) -> None:
         self._queues.clear()
-        result.notes += [note for note in self._queues.load(start) if note not in result.notes]
+        self._load_queues(start, result)
+
+    def _load_queues(self, log_end: int, result: Recovered) -> None:
+        result.notes += [note for note in self._queues.load(log_end) if note not in result.notes]
+        for topic in self._deleted.topics():
+            for queue in self._queues.of_topic(topic):
+                units = queue.units(queue.min_offset, queue.max_offset, 64)
+                first = next((unit for unit in units if unit[2] != FILLER_SIZE), None)
+                if first is not None and self._deleted.hides(topic, first[1]):
+                    result.notes.append(f"{topic}: its deletion is finished")
+                    self._queues.delete_topic(topic)
+                    break
 
     # -- the walk ---------------------------------------------------------------------------------
 
@@ -250,6 +261,7 @@ class Recovery:
         self._last_used = -1
         self._dirt = False
         previous = None
+        empty: list[Damage] = []
         for base in self._segments:
             if base + size <= start:
                 continue
@@ -263,11 +275,12 @@ class Recovery:
                 size,
                 self._config.max_record_size,
                 check_crc=self._config.check_crc_on_recover,
-                search=not result.clean,
             )
             yield from scan.records(max(start, base))
-            result.damage += scan.damage
             if scan.end > max(start, base) or base <= start:
+                result.damage += empty  # no valid record in them, but in this one
+                empty.clear()
+                result.damage += scan.damage
                 if self._dirt:
                     result.damage.append(
                         Damage(self._log.path_of(self._last_used), result.end, self._last_used + size)
@@ -275,6 +288,8 @@ class Recovery:
                 result.end = scan.end
                 self._last_used = base
                 self._dirt = scan.dirt
+            else:
+                empty.append(Damage(self._log.path_of(base), base, base + size))
 
     def _dispatch(
         self, facts: Facts, start: int, index_from: int, touched: set[ConsumeQueue], result: Recovered

@@ -1,8 +1,8 @@
 """Walking the commit log record by record: what recovery, `verify` and `rebuild` see.
 
 A record is valid when its magic is known, its own position stands in it, the length recomputed from its
-parts equals its total size, and its body has the CRC that it gives. Where a valid record should begin and
-none does, the walk looks for the next one: a magic number whose record is valid at exactly that position.
+parts equals its total size, no sector of its topic or properties reads as zeros, and its body has the CRC
+that it gives. Where a valid record should begin and none does, the walk looks for the next one: a magic number whose record is valid at exactly that position.
 So damage in the middle hides only the records that it hit.
 """
 
@@ -27,6 +27,7 @@ from cometmq.protocol.record import (
 from cometmq.store.disk import Disk
 
 _BLOCK = 4 << 20
+_SECTOR = 512
 _MAGICS = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]  # both record magics share their first three bytes
 _BLANK = (BLANK_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
 
@@ -79,9 +80,18 @@ def record_facts(data: memoryview, at: int, position: int, *, check_crc: bool = 
         topic = str(data[topic_at:topic_end], "utf-8")
     except UnicodeDecodeError:
         return None
-    return Facts(
-        position, size, queue_id, queue_offset, sys_flag, store_ms, topic, bytes(data[properties_at:end])
-    )
+    properties = bytes(data[properties_at:end])
+    if "\0" in topic or (b"\0" in properties and _lost_sector(properties, position + properties_at - at)):
+        return None
+    return Facts(position, size, queue_id, queue_offset, sys_flag, store_ms, topic, properties)
+
+
+def _lost_sector(properties: bytes, position: int) -> bool:
+    """Whether some sector holds nothing but zeros of the properties: it never reached the device. (The CRC
+    does not cover them, and no client ends a property with NULs just there.)"""
+    cuts = range(_SECTOR - position % _SECTOR, len(properties), _SECTOR)
+    parts = zip([0, *cuts], [*cuts, len(properties)], strict=True)
+    return any(not properties[start:stop].strip(b"\0") for start, stop in parts)
 
 
 class Damage(NamedTuple):
@@ -137,14 +147,24 @@ class SegmentScan:
     def _walk(self, at: int) -> Iterator[Facts]:
         self.end = self._base + at
         while at < self._length:
-            data, offset = self._window(at)
-            facts = record_facts(data, offset, self._base + at, check_crc=self._check_crc)
+            data, offset = self._data, at - self._data_at
+            facts = None
+            if 0 <= offset < len(data):  # the usual case: the whole record is in the present window
+                facts = record_facts(data, offset, self._base + at, check_crc=self._check_crc)
+            if facts is None:
+                data, offset = self._window(at)
+                facts = record_facts(data, offset, self._base + at, check_crc=self._check_crc)
             if facts is not None:
                 yield facts
                 at += facts.size
                 self.end = self._base + at
                 continue
             if self._blank(data, offset, at):
+                if self.damage and self.damage[-1].stop == self._base + at:
+                    # A blank alone holds no message: unless a later segment does, this is a torn tail.
+                    self.end = self.damage.pop().start
+                    self.dirt = True
+                    return
                 self.closed = True
                 self.end = self._base + self._length
                 return

@@ -96,7 +96,9 @@ class JsonTable:
         """Replace the table. Raises OSError; then the previous one is still there."""
         text = render(value).encode()
         directory = os.path.dirname(self.path)
-        self._disk.makedirs(directory)
+        if not self._disk.is_dir(directory):
+            self._disk.makedirs(directory)
+            self._disk.fsync_dir(os.path.dirname(directory))
         write_new_file(self._disk, self.path + ".tmp", text)
         try:
             previous = read_file(self._disk, self.path)
