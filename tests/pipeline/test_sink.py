@@ -25,6 +25,13 @@ def orders(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
     )
 
 
+@pytest.fixture(autouse=True)
+def active(spark: SparkSession) -> None:
+    """Spark looks for a writer's format only in the active session of the JVM's thread, which threads that
+    other tests start can change. Making a frame from Python sets it."""
+    spark.createDataFrame([], "nothing int")
+
+
 def read(spark: SparkSession, topic: Topic) -> DataFrame:
     return spark.read.format("cometmq").options(**topic.options).load()
 
