@@ -115,8 +115,8 @@ def rebuild(directory: str, config_file: str | None, commit_log_dir: str, as_jso
         echo_json(report)
         return
     click.echo(
-        f"{report.root}: {report.queues} queues with {report.units} units and {report.index_files} index files "
-        f"with {report.index_entries} entries made from {report.records} records"
+        f"{report.root}: {report.queues} queues with {report.units} units and {report.index_files} "
+        f"index files with {report.index_entries} entries made from {report.records} records"
     )
     if report.not_served:
         click.echo(f"{report.not_served} records are not served: their queue offsets do not fit their queues")

@@ -78,6 +78,7 @@ class IndexCheck:
         self._next_file, self._next_number = 0, 1
         self._ahead = _EMPTY
         self._first = True
+        self._expired_to = -1
         self._missing: list[int] = []  # position of the first, count, position of the last
         self._behind = [0, -1]  # keys behind the last entry: count, position of the first
         self._wrong_seconds: dict[int, list[int]] = {}
@@ -210,6 +211,8 @@ class IndexCheck:
             file, header = self._readable[self._next_file]
             raw = self._raw(file, self._next_number, min(_CHUNK, header.next_number - self._next_number))
             if not len(raw):
+                if self._next_number < header.next_number and self._shape.live:
+                    self._expired_to = header.end_position  # retention has taken the file
                 self._next_file, self._next_number = self._next_file + 1, 1
                 continue
             numbers = np.arange(self._next_number, self._next_number + len(raw), dtype=np.int64)
@@ -274,6 +277,8 @@ class IndexCheck:
         self._findings.add(ERROR, "index-entry", file.path, place, problem, REBUILD)
 
     def _lacking(self, position: int, *, exhausted: bool) -> None:
+        if position <= self._expired_to:
+            return
         if exhausted:
             self._behind = [self._behind[0] + 1, position if self._behind[1] < 0 else self._behind[1]]
         elif self._missing:

@@ -21,7 +21,8 @@ SETTLE_S = 0.05  # between two looks at a place that a broker may be writing
 
 class LogWalk:
     """One walk. Afterwards: `end` is the position behind the last record, `log_min` the first position that
-    was still there, `damage` what was skipped."""
+    was still there, `damage` what was skipped, `last_store_ms` the latest store time (a clock may step back).
+    """
 
     def __init__(self, disk: Disk, shape: Shape, findings: Findings, pause: Callable[[float], None]) -> None:
         self._disk = disk
@@ -80,7 +81,8 @@ class LogWalk:
                         known += 1
                     self._enter(file)
                     self.end = facts.position + facts.size
-                    self.last_store_ms = facts.store_ms
+                    if facts.store_ms > self.last_store_ms:
+                        self.last_store_ms = facts.store_ms
                     yield facts
             if not again and scan.dirt and self._look_again(file, scan.end):
                 position, again = scan.end, True

@@ -68,6 +68,11 @@ class UnitFiles:
             disk.close(fd)
         return used
 
+    def first_now(self) -> int:
+        """Offset at which the files begin by now: retention may have taken some since."""
+        names = [name for name in self._files.disk.listdir(self.path) if len(name) == 20 and name.isdigit()]
+        return int(names[0]) // UNIT if names else self.end
+
     def place(self, offset: int) -> tuple[str, int]:
         """File and byte in it of a unit."""
         position = offset * UNIT
@@ -237,7 +242,7 @@ class QueueCheck:
         if self._lives_on(state, offset, facts.position, position):
             self.orphans += 1
             return
-        if offset < units.first and self._shape.live:
+        if self._shape.live and offset < units.first_now():
             return  # retention has taken the file
         if offset >= state.next:
             self._gap(state, state.next, offset)
@@ -269,6 +274,8 @@ class QueueCheck:
 
     def _gap(self, state: QueueState, start: int, stop: int) -> None:
         """Units [start, stop) for which the log had no record."""
+        if start < stop and self._shape.live:
+            start = max(start, state.units.first_now())
         for offset, units in state.units.chunks(start, stop):
             position, size = units["position"].astype(np.int64), units["size"].astype(np.int64)
             filler = (size == FILLER_SIZE) & (position == 0)

@@ -1,0 +1,110 @@
+"""A store with everything in it that `verify` looks at, and ways to damage it at a known place."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.store.kit import committed, open_store, put
+
+from cometmq.protocol.properties import tags_code
+from cometmq.protocol.record import decode_record
+from cometmq.store import JsonTable, ManualClock, MessageStore
+from cometmq.testing.faulty_disk import FaultyDisk
+
+QUEUES = 3
+GOLDEN = Path(__file__).parent.parent / "data" / "store-4.9.7.tar.gz"
+SLOTS = 100  # kit.small's
+ENTRIES_AT = 40 + 4 * SLOTS
+
+
+@dataclass(frozen=True)
+class Place:
+    """One stored message: its segment file, byte in it, log position, size, queue and offset in that."""
+
+    path: Path
+    at: int
+    position: int
+    size: int
+    queue_id: int
+    queue_offset: int
+
+
+def filler(store: MessageStore, clock: ManualClock, start: int, count: int) -> None:
+    for number in range(start, start + count):
+        clock.now_ms += 100
+        tag = f"tag{number % 4}"
+        properties = f"UNIQ_KEY\x01U{number:05d}\x02KEYS\x01k{number} all\x02TAGS\x01{tag}\x02".encode()
+        body = b"%d:" % number + bytes([number % 251]) * (300 + number % 90)
+        put(store, body, queue_id=number % QUEUES, properties=properties, tags_code=tags_code(tag))
+        if number % 5 == 0:
+            committed(store.commit())
+    committed(store.commit())
+
+
+def build(root: Path, count: int = 400, *, close: bool = True) -> MessageStore:
+    """`count` messages of topic T in three queues, several segments, two index files and more, and a topic
+    table with its backup."""
+    clock = ManualClock()
+    table = JsonTable(str(root / "config" / "topics.json"))
+    for _ in range(2):
+        table.save({"dataVersion": {"counter": 1}, "topicConfigTable": {"T": {"topicName": "T", "perm": 6}}})
+    store = open_store(root, FaultyDisk(really_sync=False), clock)
+    filler(store, clock, 0, count)
+    if close:
+        store.close()
+    return store
+
+
+def places(root: Path) -> list[Place]:
+    """Every message of the log, found without the code under test's walk."""
+    found = []
+    for path in sorted((root / "commitlog").iterdir()):
+        data, at = path.read_bytes(), 0
+        while data[at + 4 : at + 7] == b"\xda\xa3\x20":
+            message = decode_record(data, at)
+            found.append(
+                Place(path, at, message.physical_offset, message.store_size, message.queue_id,
+                      message.queue_offset)
+            )  # fmt: skip
+            at += message.store_size
+    return found
+
+
+def alter(path: Path, at: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def flip(path: Path, at: int) -> None:
+    alter(path, at, bytes([path.read_bytes()[at] ^ 0x10]))
+
+
+def unit_place(root: Path, place: Place) -> tuple[Path, int]:
+    """Queue file and byte in it of a message's unit."""
+    position = place.queue_offset * 20
+    directory = root / "consumequeue" / "T" / str(place.queue_id)
+    return directory / f"{position - position % 2000:020d}", position % 2000
+
+
+def index_files(root: Path) -> list[Path]:
+    return sorted((root / "index").iterdir())
+
+
+def extract_golden(root: Path) -> Path:
+    """The recorded store of Apache's broker with every file at its full length."""
+    with tarfile.open(GOLDEN) as archive:
+        archive.extractall(root, filter="data")
+    for name, length in json.loads((root / "lengths.json").read_text()).items():
+        with open(root / name, "r+b") as file:
+            file.truncate(length)
+    (root / "lengths.json").unlink()
+    return root
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    """Every file of a directory."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}

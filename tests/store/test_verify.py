@@ -1,0 +1,477 @@
+"""`verify` finds nothing in a sound store, and every planted damage by file and place; it never writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.store.kit import open_store, send, small
+from tests.store.planted import (
+    ENTRIES_AT,
+    alter,
+    build,
+    extract_golden,
+    filler,
+    flip,
+    index_files,
+    places,
+    snapshot,
+    unit_place,
+)
+
+from cometmq.errors import StoreError
+from cometmq.store import ManualClock, MessageStore
+from cometmq.store.findings import Finding
+from cometmq.store.shape import read_shape
+from cometmq.store.verify import VerifyReport, verify
+from cometmq.testing.faulty_disk import FaultyDisk
+
+WRITING = {"pwrite", "fdatasync", "fsync_dir", "reserve", "truncate", "rename", "unlink", "makedirs", "open"}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sound")
+    build(root)
+    return root
+
+
+@pytest.fixture
+def root(sound: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(sound, tmp_path / "store"))
+
+
+def check(root: Path) -> VerifyReport:
+    return verify(str(root), config=small(root))
+
+
+def kinds(report: VerifyReport, severity: str = "error") -> set[str]:
+    return {finding.kind for finding in report.findings if finding.severity == severity}
+
+
+def only(report: VerifyReport, kind: str) -> Finding:
+    (finding,) = [finding for finding in report.findings if finding.kind == kind]
+    return finding
+
+
+class TestSoundStores:
+    def test_ours(self, sound: Path) -> None:
+        report = check(sound)
+        assert report.findings == []
+        assert report.sound
+        assert report.clean
+        assert not report.live
+        assert (report.records, report.units, report.index_entries) == (400, 400, 1200)
+        assert report.segments > 2
+        assert report.index_files > 2
+        assert report.tables == 1
+
+    def test_apaches_with_its_lengths_found_without_configuration(self, tmp_path: Path) -> None:
+        extract_golden(tmp_path)
+        report = verify(str(tmp_path))
+        assert report.findings == []
+        assert (report.records, report.units) == (204, 204)
+        assert report.index_entries == 379
+
+    def test_lengths_are_read_off_the_files(self, sound: Path) -> None:
+        found = read_shape(FaultyDisk(), str(sound)).config
+        wanted = small(sound)
+        assert found.mapped_file_size_commit_log == wanted.mapped_file_size_commit_log
+        assert found.mapped_file_size_consume_queue == wanted.mapped_file_size_consume_queue
+        assert (found.max_hash_slot_num, found.max_index_num) == (100, 400)
+
+    def test_an_empty_store(self, tmp_path: Path) -> None:
+        open_store(tmp_path).close()
+        report = check(tmp_path)
+        assert (report.findings, report.records) == ([], 0)
+
+    def test_a_store_whose_log_does_not_begin_at_zero(self, root: Path) -> None:
+        store = open_store(root)
+        expired = store.log.segments[:2]
+        for _ in expired:
+            store.log.delete_first()
+        store.retention.delete_derived()
+        store.close()
+        report = check(root)
+        assert report.findings == []
+        assert report.first_position == expired[-1] + (64 << 10)
+        assert 100 < report.records < 400
+
+    def test_a_directory_that_is_no_store(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreError, match="no commitlog"):
+            verify(str(tmp_path))
+
+    def test_nothing_is_written_nor_locked(self, root: Path) -> None:
+        before = snapshot(root)
+        disk = FaultyDisk()
+        verify(str(root), disk=disk)
+        assert {name for name in disk.calls if name in WRITING} == set()
+        assert snapshot(root) == before
+
+    def test_other_peoples_files_are_noted_and_no_damage(self, root: Path) -> None:
+        (root / "commitlog" / "notes.txt").write_text("mine")
+        report = check(root)
+        assert report.sound
+        assert only(report, "stray").path.endswith("commitlog/notes.txt")
+
+
+class TestLog:
+    @pytest.mark.parametrize(
+        ("byte", "word"),
+        [
+            (0, "size"),
+            (4, "magic"),
+            (8, "body CRC"),
+            (30, "physical offset"),
+            (84, "body length"),
+            (100, "CRC"),
+        ],
+    )
+    def test_a_flip_in_the_middle(self, root: Path, byte: int, word: str) -> None:
+        hit = places(root)[200]
+        flip(hit.path, hit.at + byte)
+        report = check(root)
+        found = only(report, "log-damage")
+        assert (found.severity, found.path, found.offset) == ("error", str(hit.path), hit.at)
+        assert f"({hit.size} bytes)" in found.problem
+        assert word in found.problem
+        assert report.records == 399
+        unit, at = unit_place(root, hit)
+        lonely = only(report, "queue-unit")
+        assert (lonely.path, lonely.offset) == (str(unit), at)
+        assert f"log position {hit.position}, where no valid record is" in lonely.problem
+
+    def test_a_zeroed_stretch(self, root: Path) -> None:
+        first, last = places(root)[100], places(root)[104]
+        assert first.path == last.path
+        alter(first.path, first.at, bytes(last.at + last.size - first.at))
+        report = check(root)
+        found = only(report, "log-damage")
+        assert (found.path, found.offset) == (str(first.path), first.at)
+        assert "begins with zeros" in found.problem
+        assert report.records == 395
+
+    def test_a_segment_that_ends_without_its_blank_record(self, root: Path) -> None:
+        every = places(root)
+        last = [place for place in every if place.path == every[0].path][-1]
+        flip(last.path, last.at + last.size + 4)
+        found = only(check(root), "log-damage")
+        assert (found.path, found.offset) == (str(last.path), last.at + last.size)
+
+    def test_a_torn_tail_is_told_from_damage(self, root: Path) -> None:
+        last = places(root)[-1]
+        flip(last.path, last.at + 100)
+        after_clean_stop = check(root)
+        assert only(after_clean_stop, "torn-tail").severity == "error"
+        (root / "abort").touch()
+        report = check(root)
+        found = only(report, "torn-tail")
+        assert (found.severity, found.path, found.offset) == ("warning", str(last.path), last.at)
+        assert "next start" in found.repair
+        assert "log-damage" not in kinds(report)
+        assert report.sound
+        assert kinds(report, "warning") >= {"torn-tail", "queue-ahead", "index-ahead"}
+
+    def test_a_missing_segment(self, root: Path) -> None:
+        gone = sorted((root / "commitlog").iterdir())[1]
+        gone.unlink()
+        report = check(root)
+        found = only(report, "segment-missing")
+        assert f"{int(gone.name)} to {int(gone.name) + (64 << 10)}" in found.problem
+        assert "queue-unit" in kinds(report)
+
+    def test_a_truncated_segment(self, root: Path) -> None:
+        hit = places(root)[50]
+        os.truncate(hit.path, hit.at + 10)
+        report = check(root)
+        found = only(report, "segment-length")
+        assert (found.path, found.offset) == (str(hit.path), hit.at + 10)
+        assert "log-damage" in kinds(report)
+
+    def test_records_larger_than_the_configured_limit_are_no_damage(self, root: Path) -> None:
+        report = verify(str(root), config=small(root, max_message_size=-65_300))
+        assert report.findings == []
+
+
+class TestQueues:
+    @pytest.mark.parametrize(("byte", "word"), [(7, "log position"), (11, "size"), (19, "tags code")])
+    def test_a_flip_in_a_unit(self, root: Path, byte: int, word: str) -> None:
+        hit = places(root)[222]
+        path, at = unit_place(root, hit)
+        flip(path, at + byte)
+        report = check(root)
+        found = only(report, "queue-unit")
+        assert (found.severity, found.path, found.offset) == ("error", str(path), at)
+        assert f"{word} " in found.problem
+        assert "rebuild" in found.repair
+        assert report.errors == 1
+
+    def test_a_zeroed_unit(self, root: Path) -> None:
+        path, at = unit_place(root, places(root)[7])
+        alter(path, at, bytes(20))
+        found = only(check(root), "queue-unit")
+        assert (found.path, found.offset) == (str(path), at)
+        assert "is empty" in found.problem
+
+    def test_a_unit_of_another_queues_record(self, root: Path) -> None:
+        every = places(root)
+        path, at = unit_place(root, every[0])
+        other, place = unit_place(root, every[1])
+        alter(path, at, other.read_bytes()[place : place + 20])
+        assert (only(check(root), "queue-unit").path, only(check(root), "queue-unit").offset) == (
+            str(path),
+            at,
+        )
+
+    def test_a_missing_file_of_a_queue(self, root: Path) -> None:
+        directory = root / "consumequeue" / "T" / "1"
+        first, *_ = sorted(directory.iterdir())
+        first.unlink()
+        report = check(root)
+        assert {finding.path for finding in report.findings} == {str(first)}
+        assert report.errors == 100
+
+    def test_a_short_queue(self, root: Path) -> None:
+        *_, last = sorted((root / "consumequeue" / "T" / "2").iterdir())
+        last.unlink()
+        report = check(root)
+        found = only(report, "queue-short")
+        assert (found.severity, found.path, found.offset) == ("error", str(last), 0)
+        assert "T/2 ends at 100" in found.problem
+        assert report.errors == 1
+
+    def test_a_deleted_queue_of_a_known_topic(self, root: Path) -> None:
+        shutil.rmtree(root / "consumequeue" / "T" / "0")
+        found = only(check(root), "queue-short")
+        assert "T/0 ends at 0; 134 records" in found.problem
+
+    def test_a_deleted_topic_is_no_damage(self, root: Path) -> None:
+        shutil.rmtree(root / "consumequeue" / "T")
+        (root / "config" / "topics.json").write_text('{"topicConfigTable":{"Other":{}}}')
+        report = check(root)
+        assert report.sound
+        assert "400 records of topic T" in only(report, "topic-deleted").problem
+
+    def test_a_topic_deleted_by_our_broker_and_made_again(self, root: Path) -> None:
+        store = open_store(root)
+        store.delete_topic("T")
+        for _ in range(5):
+            send(store, queue_id=1)
+        store.close()
+        report = check(root)
+        assert report.findings == []
+        assert report.units == 5
+
+    def test_a_topic_that_apache_deleted_and_made_again(self, root: Path) -> None:
+        store = open_store(root)
+        store.delete_topic("T")
+        for _ in range(5):
+            send(store, queue_id=1)
+        store.close()
+        (root / "config" / "deletedTopics.json").unlink()  # Apache's broker keeps no such table
+        shutil.rmtree(root / "consumequeue" / "T" / "0", ignore_errors=True)
+        found = [finding for finding in check(root).findings if "T/1" in finding.problem]
+        assert found == []
+
+    def test_a_file_of_another_length(self, root: Path) -> None:
+        path = min((root / "consumequeue" / "T" / "0").iterdir())
+        os.truncate(path, 1990)
+        found = only(check(root), "queue-length")
+        assert (found.path, found.offset) == (str(path), 1990)
+
+
+class TestIndex:
+    @pytest.mark.parametrize("byte", [3, 11])
+    def test_a_flip_in_an_entry(self, root: Path, byte: int) -> None:
+        path = index_files(root)[1]
+        flip(path, ENTRIES_AT + 20 * 77 + byte)
+        report = check(root)
+        found = only(report, "index-entry")
+        assert (found.path, found.offset) == (str(path), ENTRIES_AT + 20 * 77)
+        assert "1 keys" in only(report, "index-gap").problem
+
+    def test_a_zeroed_sector_of_entries(self, root: Path) -> None:
+        path = index_files(root)[1]
+        alter(path, 2048, bytes(512))
+        report = check(root)
+        inside = [finding.offset for finding in report.findings if finding.kind == "index-entry"]
+        assert len(inside) >= 25
+        assert all(2028 <= offset < 2560 for offset in inside)
+        assert {finding.path for finding in report.findings if finding.kind == "index-entry"} == {str(path)}
+
+    def test_a_wrong_time(self, root: Path) -> None:
+        path = index_files(root)[0]
+        flip(path, ENTRIES_AT + 20 * 9 + 15)
+        found = only(check(root), "index-time")
+        assert (found.path, found.offset) == (str(path), ENTRIES_AT + 20 * 9)
+
+    def test_a_broken_chain(self, root: Path) -> None:
+        path = index_files(root)[0]
+        flip(path, ENTRIES_AT + 20 * 300 + 19)
+        found = only(check(root), "index-chain")
+        assert (found.path, found.offset) == (str(path), ENTRIES_AT + 20 * 300)
+
+    def test_a_wrong_slot(self, root: Path) -> None:
+        path = index_files(root)[0]
+        flip(path, 40 + 4 * 33 + 3)
+        found = only(check(root), "index-slot")
+        assert (found.path, found.offset) == (str(path), 40 + 4 * 33)
+
+    @pytest.mark.parametrize(("at", "value"), [(24, -1), (32, 1 << 60)])
+    def test_a_header_that_cannot_be_true(self, root: Path, at: int, value: int) -> None:
+        path = index_files(root)[0]
+        alter(path, at, struct.pack(">q", value))
+        found = only(check(root), "index-header")
+        assert (found.path, found.offset) == (str(path), 0)
+
+    def test_a_missing_file(self, root: Path) -> None:
+        index_files(root)[1].unlink()
+        assert "399 keys of records" in only(check(root), "index-gap").problem
+
+    def test_no_index_at_all(self, root: Path) -> None:
+        shutil.rmtree(root / "index")
+        found = only(check(root), "index-short")
+        assert found.problem.startswith("1200 keys of records from log position 0 on")
+
+    def test_a_file_of_another_length(self, root: Path) -> None:
+        path = index_files(root)[0]
+        os.truncate(path, 5000)
+        found = only(check(root), "index-length")
+        assert (found.path, found.offset) == (str(path), 5000)
+
+
+class TestCheckpointAndTables:
+    @pytest.mark.parametrize(
+        ("damage", "severity", "offset"),
+        [
+            (lambda path: alter(path, 8, b"\xff" * 8), "error", 8),
+            (lambda path: os.truncate(path, 100), "error", 100),
+            (lambda path: alter(path, 0, struct.pack(">q", 1_900_000_000_000)), "warning", 0),
+            (lambda path: path.unlink(), "warning", -1),
+        ],
+        ids=["no time", "short", "ahead of the log", "missing"],
+    )
+    def test_checkpoint(
+        self, root: Path, damage: Callable[[Path], object], severity: str, offset: int
+    ) -> None:
+        damage(root / "checkpoint")
+        found = only(check(root), "checkpoint")
+        assert (found.severity, found.path, found.offset) == (severity, str(root / "checkpoint"), offset)
+
+    @pytest.mark.parametrize("text", ["", '{"topicConfigTable":{"T"', "[1]"])
+    def test_a_damaged_table_with_a_good_backup(self, root: Path, text: str) -> None:
+        path = root / "config" / "topics.json"
+        path.write_text(text)
+        found = only(check(root), "table")
+        assert (found.severity, found.path) == ("error", str(path))
+        assert ".bak" in found.repair
+
+    def test_a_damaged_backup(self, root: Path) -> None:
+        path = root / "config" / "topics.json.bak"
+        path.write_text("{")
+        report = check(root)
+        assert (only(report, "table").severity, only(report, "table").path) == ("warning", str(path))
+        assert report.sound
+
+    def test_both_damaged(self, root: Path) -> None:
+        for name in ("topics.json", "topics.json.bak"):
+            (root / "config" / name).write_text("{")
+        found = [finding for finding in check(root).findings if finding.kind == "table"]
+        assert [finding.severity for finding in found] == ["error", "warning"]
+        assert "by hand" in found[0].repair
+
+
+class TestUnclean:
+    def test_a_killed_store_has_warnings_only(self, tmp_path: Path) -> None:
+        store = build(tmp_path, close=False)
+        store.queues.write_dirty()
+        filler(store, ManualClock(1_700_000_100_000), 400, 50)
+        store.crash()
+        report = check(tmp_path)
+        assert report.sound
+        assert not report.clean
+        assert report.records == 450
+        assert kinds(report, "warning") == {"queue-short", "index-short", "checkpoint"} - (
+            {"checkpoint"} if (tmp_path / "checkpoint").exists() else set()
+        )
+
+    def test_it_is_sound_again_after_the_next_start(self, tmp_path: Path) -> None:
+        build(tmp_path, close=False).crash()
+        MessageStore.open(
+            small(tmp_path), FaultyDisk(really_sync=False), ManualClock(1_700_000_900_000)
+        ).close()
+        assert check(tmp_path).findings == []
+
+
+class TestLive:
+    def test_what_is_still_in_memory_is_not_missed(self, tmp_path: Path) -> None:
+        store = build(tmp_path, close=False)
+        try:
+            report = check(tmp_path)
+        finally:
+            store.close()
+        assert report.live
+        assert report.findings == []
+        assert report.records == 400
+
+    def test_a_store_that_moves_while_it_is_read(self, tmp_path: Path) -> None:
+        """Messages arrive, queues and index are written, segments expire before every read of a file."""
+        store = build(tmp_path, 1200, close=False)
+        store.queues.write_dirty()
+        store.index.write()
+        clock = ManualClock(1_700_001_000_000)
+        moves = deletions = 0
+
+        class Moving(FaultyDisk):
+            def pread(self, fd: int, length: int, offset: int) -> bytes:
+                nonlocal moves, deletions
+                moves += 1
+                filler(store, clock, 1200 + moves * 3, 3)
+                store.queues.write_dirty()
+                store.index.write()
+                if moves % 10 == 0 and len(store.log.segments) > 5:
+                    store.log.delete_first()
+                    store.retention.delete_derived()
+                    deletions += 1
+                return super().pread(fd, length, offset)
+
+        try:
+            report = verify(str(tmp_path), config=small(tmp_path), disk=Moving(), pause=lambda _seconds: None)
+        finally:
+            store.close()
+        assert moves > 40
+        assert deletions > 3
+        assert report.live
+        assert report.findings == []
+        assert report.records > 400
+        assert check(tmp_path).findings == []
+
+    def test_the_lock_of_another_process_is_seen_and_left_alone(self, root: Path) -> None:
+        code = (
+            "import sys, fcntl; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0, 0); "
+            "print('held', flush=True); sys.stdin.read()"
+        )
+        command = [sys.executable, "-c", code, str(root / "lock")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            assert check(root).live
+            holder.communicate(b"")
+        assert not check(root).live
+
+    def test_damage_in_the_middle_is_named_all_the_same(self, tmp_path: Path) -> None:
+        store = build(tmp_path, close=False)
+        try:
+            hit = places(tmp_path)[20]
+            flip(hit.path, hit.at + 100)
+            found = only(check(tmp_path), "log-damage")
+        finally:
+            store.crash()
+        assert (found.path, found.offset) == (str(hit.path), hit.at)
