@@ -104,6 +104,7 @@ class TestTable:
             row.topic: row["count"] for row in spark.read.parquet(output).groupBy("topic").count().collect()
         }
         assert counts == {topic.name: 20, odd.name: 30}
+        assert archived(spark, output).groupBy("topic").count().count() == 2
         assert partition_value("%DLQ%a") == "%25DLQ%25a"
 
     def test_a_pattern_of_topics(self, spark: SparkSession, topic: Topic, output: str) -> None:

@@ -51,7 +51,8 @@ class ArchiveTable:
 
     def __init__(self, output: str) -> None:
         self.filesystem, self.root = open_filesystem(output)
-        self.output = output
+        # Workers may have another working directory: they are given the absolute path.
+        self.output = output if "://" in output else self.root
         self.run_id = uuid.uuid4().hex[:12]
         self._lock_file: int | None = None
 
