@@ -30,9 +30,8 @@ from cometmq.protocol.compression import decompress
 
 log = logging.getLogger(__name__)
 
-_NOT_YET_S = (
-    2.0  # how long offsets below the planned end may be absent: a master that restarts replays its log first
-)
+_NOT_YET_S = 2.0
+"""How long offsets below the planned end may be absent: a master that restarts replays its log first."""
 _BUSY = {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL}
 
 _wires: dict[str, Wire] = {}  # of this worker process, by address; only connections with nothing in flight
