@@ -7,6 +7,7 @@ yet is searched in the log.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Self
 
@@ -28,6 +29,7 @@ from cometmq.store.queue_check import UnitFiles
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.scan import Facts
 from cometmq.store.shape import read_shape
+from cometmq.store.tables import JsonTable
 from cometmq.store.verify import Progress
 
 _CHUNK = 1 << 16  # index entries read at a time
@@ -83,7 +85,7 @@ class RecordFinder:
 
         scan: read the whole log and ask no index, which may be damaged.
         """
-        topics = [topic] if topic is not None else sorted({queue.topic for queue in self.shape.queues})
+        topics = {topic} if topic is not None else self._topics()
         hashes = {index_hash(f"{name}#{key}") for name in topics}
         positions, indexed = self._indexed(hashes) if not scan else ([], self.shape.log_min)
         found = [
@@ -98,6 +100,17 @@ class RecordFinder:
             if facts.position not in seen and _carries(facts, key, topic)
         ]
         return [message for facts in found if (message := self.at(facts.position)) is not None]
+
+    def _topics(self) -> set[str]:
+        """Every topic that has queues here or stands in the topic table."""
+        try:
+            table = JsonTable(os.path.join(self.shape.root, "config", "topics.json"), self._disk).load()
+        except StoreError:
+            table = {}
+        known = table.get("topicConfigTable")
+        return {queue.topic for queue in self.shape.queues} | {
+            str(name) for name in (known if isinstance(known, dict) else {})
+        }
 
     def _indexed(self, hashes: set[int]) -> tuple[list[int], int]:
         """Positions of entries with these hashes, and the position from which on the index knows nothing."""

@@ -1,0 +1,169 @@
+"""`rebuild` makes queues and index that equal the originals, needs the store for itself, and can be killed at
+any operation."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.store.kit import open_store, put, small
+from tests.store.planted import alter, build, extract_golden, flip, index_files, places, snapshot, unit_place
+
+from cometmq.errors import StoreError
+from cometmq.store import ManualClock, MessageStore
+from cometmq.store.rebuild import SCRATCH, rebuild
+from cometmq.store.verify import verify
+from cometmq.testing.faulty_disk import FaultyDisk
+
+AT_MS = 1_700_000_900_000
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sound")
+    build(root)
+    return root
+
+
+@pytest.fixture
+def root(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "store"))
+
+
+def queue_bytes(root: Path) -> dict[str, bytes]:
+    return {name: data for name, data in snapshot(root).items() if name.startswith("consumequeue/")}
+
+
+def index_bytes(root: Path) -> list[bytes]:
+    """Contents in order; the names are times of creation."""
+    return [path.read_bytes() for path in index_files(root)]
+
+
+def run(root: Path, disk: FaultyDisk | None = None) -> None:
+    disk = disk or FaultyDisk(really_sync=False)
+    rebuild(str(root), disk=disk, clock=ManualClock(AT_MS), config=small(root))
+
+
+@pytest.mark.parametrize("damage", ["none", "units and entries", "all gone"])
+def test_the_result_equals_the_originals_byte_for_byte(root: Path, damage: str) -> None:
+    before, queues, index = snapshot(root), queue_bytes(root), index_bytes(root)
+    if damage == "units and entries":
+        path, at = unit_place(root, places(root)[100])
+        alter(path, at, bytes(20))
+        flip(index_files(root)[0], 1234)
+    elif damage == "all gone":
+        shutil.rmtree(root / "consumequeue")
+        shutil.rmtree(root / "index")
+    report = rebuild(str(root), disk=FaultyDisk(), clock=ManualClock(AT_MS), config=small(root))
+    assert queue_bytes(root) == queues
+    assert index_bytes(root) == index
+    untouched = {name for name in before if not name.startswith(("consumequeue/", "index/"))}
+    assert {name: data for name, data in snapshot(root).items() if name in untouched} == {
+        name: before[name] for name in untouched
+    }
+    assert not (root / SCRATCH).exists()
+    assert (report.records, report.queues, report.units, report.index_entries) == (400, 3, 400, 1200)
+    assert (report.not_served, report.hidden, report.findings) == (0, 0, [])
+
+
+def test_apaches_store_equals_what_apache_wrote(tmp_path: Path) -> None:
+    extract_golden(tmp_path)
+    queues, index = queue_bytes(tmp_path), index_bytes(tmp_path)
+    rebuild(str(tmp_path))
+    assert queue_bytes(tmp_path) == queues
+    assert index_bytes(tmp_path) == index
+
+
+def test_a_rebuilt_store_opens_as_cleanly_stopped_and_serves_everything(root: Path) -> None:
+    run(root)
+    store = open_store(root)
+    try:
+        assert store.recovered.clean
+        assert store.recovered.notes == []
+        assert [store.max_offset("T", queue_id) for queue_id in range(3)] == [134, 133, 133]
+        assert len(store.query_by_key("T", "k399", 9, 0, 1 << 60)) == 1
+    finally:
+        store.close()
+
+
+def test_damaged_records_become_gaps_and_are_named(root: Path) -> None:
+    hit = places(root)[150]
+    flip(hit.path, hit.at + 100)
+    report = rebuild(str(root), disk=FaultyDisk(), clock=ManualClock(AT_MS), config=small(root))
+    assert report.records == 399
+    assert [finding.offset for finding in report.findings] == [hit.at]
+    remaining = verify(str(root), config=small(root))
+    assert {finding.kind for finding in remaining.findings} == {"log-damage"}
+    assert remaining.fillers == 1
+
+
+def test_deleted_topics_stay_deleted(root: Path) -> None:
+    store = open_store(root)
+    store.delete_topic("T")
+    put(store, topic="Other")
+    store.close()
+    report = rebuild(str(root), config=small(root))
+    assert (report.hidden, report.queues) == (400, 1)
+    assert not (root / "consumequeue" / "T").exists()
+
+
+def test_a_store_in_use_is_refused_and_untouched(root: Path) -> None:
+    store = open_store(root)
+    before = snapshot(root)
+    try:
+        with pytest.raises(StoreError, match="a broker is using this store"):
+            run(root)
+        assert snapshot(root) == before
+    finally:
+        store.close()
+
+
+def test_a_full_disk_leaves_the_old_directories(root: Path) -> None:
+    before = snapshot(root)
+    disk = FaultyDisk(really_sync=False)
+    disk.fail("pwrite", error=errno.ENOSPC, first=4, times=1000, match=SCRATCH)
+    with pytest.raises(OSError, match="No space"):
+        run(root, disk)
+    assert {name: data for name, data in snapshot(root).items() if name != "lock"} == {
+        name: data for name, data in before.items() if name != "lock"
+    }
+    run(root)  # the lock was let go
+
+
+class Killed(BaseException):
+    """What a killed process does: nothing more."""
+
+
+def operations(root: Path, copy: Path) -> int:
+    disk = FaultyDisk(really_sync=False)
+    run(Path(shutil.copytree(root, copy)), disk)
+    return disk.calls["*"]
+
+
+def test_killed_at_any_operation_the_next_start_has_everything(sound: Path, tmp_path: Path) -> None:
+    small_root = tmp_path / "source"
+    build(small_root, 60)
+    total = operations(small_root, tmp_path / "counted")
+    taking_the_lock = 3
+    assert total > 30
+    for number in range(taking_the_lock + 1, total + 1):
+        root = Path(shutil.copytree(small_root, tmp_path / f"killed{number}"))
+        disk = FaultyDisk(really_sync=False)
+
+        def kill(operation: str, _path: str, disk: FaultyDisk = disk, number: int = number) -> None:
+            if disk.calls["*"] >= number - 1:  # this would be the number-th
+                raise Killed
+
+        disk.before = kill
+        with pytest.raises(Killed):
+            run(root, disk)
+        store = MessageStore.open(small(root), FaultyDisk(really_sync=False), ManualClock(AT_MS))
+        done = sum(store.max_offset("T", queue_id) for queue_id in range(3))
+        found = len(store.query_by_key("T", "k59", 9, 0, 1 << 60))
+        store.close()
+        assert (number, done, found) == (number, 60, 1)
+        run(root)
+        assert verify(str(root), config=small(root)).findings == []
+        shutil.rmtree(root)
