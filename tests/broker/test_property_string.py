@@ -17,6 +17,7 @@ from cometmq.broker.property_string import (
     value_of,
 )
 from cometmq.protocol.properties import decode_properties, encode_properties, tags_code
+from cometmq.store.keys import index_keys
 
 CLUSTER = "CLUSTER\x01DefaultCluster"
 
@@ -98,17 +99,26 @@ remembering = StoredForms(CLUSTER)
 @given(st.lists(st.lists(PIECES, max_size=8).map("".join), min_size=2, max_size=4))
 def test_remembered_forms_are_what_would_be_derived(texts):
     for text in texts:
-        form = remembering.of(text)
+        *form, key = remembering.of(text)
+        assert key is None or index_keys(form[0]) == [key]
         expected = expected_form(text)
         if form[3] != expected[3]:  # DELAY inside a unique key: the way of other messages finds none
             assert "DELAY" in value_of(text, "UNIQ_KEY")
             form, expected = form[:3], expected[:3]
-        assert form == expected
+        assert tuple(form) == expected
+
+
+def test_a_unique_key_is_handed_to_the_index_only_if_no_other_key_stands_beside_it():
+    forms = StoredForms(CLUSTER)
+    for text in ("UNIQ_KEY\x01A1\x02TAGS\x01t", "UNIQ_KEY\x01A1\x02KEYS\x01k"):
+        forms.of(text)
+    assert forms.of("UNIQ_KEY\x01B2\x02TAGS\x01t")[4] == b"B2"
+    assert forms.of("UNIQ_KEY\x01B2\x02KEYS\x01k")[4] is None
 
 
 def test_properties_that_always_differ_are_not_remembered_for_long():
     forms = StoredForms(CLUSTER)
     for number in range(3 * FORMS_LIMIT):
         text = f"KEYS\x01k{number}\x02UNIQ_KEY\x01{number:032X}\x02TAGS\x01a"
-        assert forms.of(text) == expected_form(text)
+        assert forms.of(text)[:4] == expected_form(text)
     assert len(forms._forms) <= 1

@@ -7,6 +7,7 @@ duplicates the last wins.
 from __future__ import annotations
 
 from cometmq.protocol.properties import tags_code
+from cometmq.store.keys import index_keys
 
 NAME_END = "\x01"
 PAIR_END = "\x02"
@@ -104,8 +105,8 @@ def tag_of(properties: str) -> str | None:
 
 
 # What is stored of a property string as UTF-8, its tags code, whether the sender waits, whether it is a plain
-# message: one without a delay and no transaction.
-StoredForm = tuple[bytes, int, bool, bool]
+# message (one without a delay and no transaction), and its unique key if that is known to be its only key.
+StoredForm = tuple[bytes, int, bool, bool, "bytes | None"]
 
 
 class StoredForms:
@@ -120,7 +121,7 @@ class StoredForms:
 
     def __init__(self, cluster_pair: str) -> None:
         self._cluster_pair = cluster_pair
-        self._forms: dict[str, tuple[bytes, bytes, int, bool, bool]] = {}
+        self._forms: dict[str, tuple[bytes, bytes, int, bool, bool, bool]] = {}
         self._tag_codes: dict[str, int] = {}
         self._served = 0
         self._skip = 0
@@ -138,9 +139,10 @@ class StoredForms:
         known = self._forms.get(properties[:at] + properties[end:])
         if known is None:
             return self._learn(properties, at, end)
-        before, behind, code, wait, plain = known
+        before, behind, code, wait, plain, alone = known
         self._served += 1
-        return before + properties[at:end].encode() + behind, code, wait, plain
+        unique = properties[at:end].encode()
+        return before + unique + behind, code, wait, plain, unique if alone else None
 
     def _derive(self, properties: str | None) -> StoredForm:
         if self._skip:
@@ -148,7 +150,7 @@ class StoredForms:
         text, wait = stored_form(properties, self._cluster_pair)
         tag = tag_of(text)
         plain = "DELAY\x01" not in text and "TRAN_MSG\x01" not in text
-        return text.encode(), 0 if tag is None else self._tag_code(tag), wait, plain
+        return text.encode(), 0 if tag is None else self._tag_code(tag), wait, plain, None
 
     def _learn(self, properties: str, at: int, end: int) -> StoredForm:
         form = self._derive(properties)
@@ -159,10 +161,11 @@ class StoredForms:
             self._skip = 0 if self._served > FORMS_LIMIT else FORMS_SKIPPED
             self._served = 0
             self._forms.clear()
-        stored, code, wait, plain = form
+        stored, code, wait, plain, _ = form
         before, _, behind = stored.partition(properties[name_at:end].encode())
+        alone = index_keys(stored) == [properties[at:end].encode()]
         kept = properties[:at] + properties[end:]
-        self._forms[kept] = (before + UNIQUE.encode(), behind, code, wait, plain)
+        self._forms[kept] = (before + UNIQUE.encode(), behind, code, wait, plain, alone)
         return form
 
     def _tag_code(self, tag: str) -> int:

@@ -29,7 +29,7 @@ from cometmq.protocol.codes import (
     SysFlag,
 )
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import SendMessageRequestHeader
+from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from cometmq.remoting import CommandError, Connection, Handler
 from cometmq.store.refusal import StoreRefused
 
@@ -77,7 +77,9 @@ class SendProcessor:
 
     def send(self, connection: Connection, frame: Frame) -> Frame | None:
         """One message; a batch says so itself, whatever its code."""
-        header = frame.header(SendMessageRequestHeader)
+        header = frame.typed
+        if type(header) is not SendMessageRequestHeaderV2:
+            header = frame.header(SendMessageRequestHeader)
         topic = header.topic
         route = self._routes.get(topic)
         if header.batch:
@@ -90,7 +92,7 @@ class SendProcessor:
             raise self._bad_queue(connection, frame, header)
         if queue_id < 0:
             queue_id = random.randrange(max(route.write_queues, 1))
-        properties, code, wait, plain = self._forms.of(header.properties)
+        properties, code, wait, plain, key = self._forms.of(header.properties)
         if not plain or topic[0] == "%":
             text = properties.decode()
             topic, queue_id, text, delay_ms = self._redirect(frame, header, topic, queue_id, text)
@@ -102,7 +104,7 @@ class SendProcessor:
         try:
             appended = self._append(
                 topic, queue_id, frame.body, properties, header.flag, sys_flag, header.born_timestamp,
-                born_host, header.reconsume_times or 0, 0, code, None, None, delay_ms,
+                born_host, header.reconsume_times or 0, 0, code, key, None, delay_ms,
             )  # fmt: skip
         except StoreRefused as refusal:
             raise self._refused(refusal) from None

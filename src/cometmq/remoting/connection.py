@@ -113,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         if not out:
             self._tick.mark_dirty(self)
         out += lot
-        self._out_bytes += sum(map(len, lot))
+        self._out_bytes += sum(map(len, lot)) if len(lot) > 1 else len(lot[0])
 
     def respond(
         self,
@@ -293,12 +293,18 @@ class Connection(asyncio.BufferedProtocol):
         self._active = True
         if self.closed or self._ending:
             return
-        self._tick.schedule()
+        if not self._tick.scheduled:
+            self._tick.schedule()
         buf = self._buf
         if buf is None:
             scratch = self._scratch
-            end = len(self._tail) + nbytes
-            self._keep(scratch, self._handle(scratch, 0, end), end)
+            tail = self._tail
+            end = len(tail) + nbytes if tail else nbytes
+            pos = self._handle(scratch, 0, end)
+            if pos != end:
+                self._keep(scratch, pos, end)
+            elif tail:
+                self._tail = b""
         else:
             self._end += nbytes
             self._keep(buf, self._handle(buf, self._start, self._end), self._end)

@@ -88,7 +88,8 @@ class RemotingServer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _make_connection(self) -> Connection:
-        return Connection(self._dispatcher, self.tick, self._limits, self._on_open, self._on_close)
+        # A bound method is called faster than an object with __call__.
+        return Connection(self._dispatcher.__call__, self.tick, self._limits, self._on_open, self._on_close)
 
     def _on_open(self, connection: Connection) -> None:
         self._table.add(connection)

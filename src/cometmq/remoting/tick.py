@@ -28,16 +28,16 @@ class Tick:
     """Runs callbacks and flushes connections once per loop iteration; servers of one broker share one.
 
     `scratch` is the buffer that all its connections read into: a loop fills it for one and has that handled
-    before the next.
+    before the next. `scheduled`: a tick will end, there is no need to ask for one.
     """
 
-    __slots__ = ("_callbacks", "_dirty", "_loop", "_scheduled", "scratch")
+    __slots__ = ("_callbacks", "_dirty", "_loop", "scheduled", "scratch")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._callbacks: list[Callable[[], None]] = []
         self._dirty: list[Flushable] = []
-        self._scheduled = False
+        self.scheduled = False
         self.scratch = memoryview(bytearray(SCRATCH_SIZE))
 
     def at_end(self, callback: Callable[[], None]) -> None:
@@ -51,15 +51,15 @@ class Tick:
     def schedule(self) -> None:
         """Make sure that a tick ends after the current loop iteration's reads."""
         # asyncio and uvloop run a call_soon callback only after all I/O callbacks of the current iteration.
-        if not self._scheduled:
-            self._scheduled = True
+        if not self.scheduled:
+            self.scheduled = True
             self._loop.call_soon(self._run)
 
     def mark_dirty(self, connection: Flushable) -> None:
         """Flush `connection` at the end of this tick."""
         self._dirty.append(connection)
-        if not self._scheduled:
-            self._scheduled = True
+        if not self.scheduled:
+            self.scheduled = True
             self._loop.call_soon(self._run)
 
     def run_now(self) -> None:
@@ -76,6 +76,6 @@ class Tick:
         self._dirty = []
         for connection in dirty:
             connection.flush()
-        self._scheduled = False
+        self.scheduled = False
         if self._dirty:  # written while others were flushed, by a close callback for instance
             self.schedule()

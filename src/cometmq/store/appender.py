@@ -43,22 +43,26 @@ class Appended(msgspec.Struct, gc=False):
     store_timestamp_ms: int
 
 
-Pending = tuple[ConsumeQueue | None, str, int, int, int, int, int, bytes, Sequence[str] | None, bool]
+Keys = Sequence[str] | bytes | None
+"""What to index of a record: these keys; this one, which is the only one that stands in its properties (the
+cheapest to hash); or those in its properties."""
+
+Pending = tuple[ConsumeQueue | None, str, int, int, int, int, int, bytes, Keys, bool]
 """A record of this tick, waiting for its dispatch: queue (None for prepared and rollback records, which
 get no unit), topic, queue offset, log position, size, tags code, store time in ms, properties, keys to
-index (None: those in the properties), whether it is indexed at all. A plain tuple, for its cost."""
+index, whether it is indexed at all. A plain tuple, for its cost."""
 
 
 class Appender:
     """Encodes into the commit log's tick buffer. Loop thread only."""
 
     __slots__ = (
-        "_clock",
         "_config",
         "_flags",
         "_log",
         "_pending",
         "_queues",
+        "_time_ms",
         "closed",
         "largest_body",
         "largest_record",
@@ -75,7 +79,7 @@ class Appender:
     ) -> None:
         self._log = commit_log
         self._queues = queues
-        self._clock = clock
+        self._time_ms = clock.time_ms
         self._config = config
         self._flags = flags
         self.closed = False
@@ -104,12 +108,12 @@ class Appender:
     def append(
         self, topic: str, queue_id: int, body: bytes | bytearray | memoryview, properties: bytes, flag: int,
         sys_flag: int, born_ms: int, born_host: bytes, reconsume_times: int, prepared_position: int,
-        tags_code: int, keys: Sequence[str] | None, store_host: bytes | None, delay_ms: int | None,
+        tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None,
     ) -> Appended:  # fmt: skip
         """See MessageStore.append; without keywords and defaults, for their cost."""
         if self._flags.bits or self.closed:
             self._refuse()
-        queue = self._queues.get(topic, queue_id)
+        queue = self._queues.by_key.get((topic, queue_id)) or self._queues.get(topic, queue_id)
         topic_bytes, magic = queue.record_tail or self._record_tail(queue)
         if store_host is None:
             store_host = self.store_host
@@ -131,16 +135,20 @@ class Appender:
         ):
             self._refuse_size(body_length, properties_length, size)
         log = self._log
-        try:
-            place = log.claim(size)
-        except OSError as failure:
-            raise _no_segment(failure) from failure
+        place = log.used
+        position = log.next
+        buffer = log.buffer
+        if position + size + BLANK_SIZE > log.limit or place + size > len(buffer) or log.scars:
+            try:
+                place = log.claim(size)
+            except OSError as failure:
+                raise _no_segment(failure) from failure
+            position = log.next
+            buffer = log.buffer
         kind = sys_flag & TRANSACTION_MASK
         with_unit = kind == 0 or kind == COMMITTED
         queue_offset = queue.next_offset if with_unit else 0
-        now = self._clock.time_ms()
-        position = log.next
-        buffer = log.buffer
+        now = self._time_ms()
         try:
             pack_head(
                 buffer, place, size, magic, crc32(body) & 0x7FFFFFFF, queue_id,
@@ -194,7 +202,7 @@ class Appender:
             place = log.claim(total)
         except OSError as failure:
             raise _no_segment(failure) from failure
-        now = self._clock.time_ms()
+        now = self._time_ms()
         position = log.next
         offset = queue.next_offset
         pack = head.pack

@@ -53,13 +53,13 @@ class CommitLog:
         "_read_fds",
         "_recent",
         "_reserving",
-        "_scars",
         "_spares",
         "buffer",
         "directory",
         "end",
         "limit",
         "next",
+        "scars",
         "segment_base",
         "segment_size",
         "segments",
@@ -86,7 +86,8 @@ class CommitLog:
         self._read_fds: dict[int, int] = {}
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
-        self._scars: list[tuple[int, int, int, int]] = []
+        # What failed writes may have left: (descriptor, segment, first position, end); `claim` heals it.
+        self.scars: list[tuple[int, int, int, int]] = []
         self.unsynced: dict[int, int] = {}  # descriptors of segments that hold data not yet on the device
 
     # -- segments ---------------------------------------------------------------------------------
@@ -196,9 +197,10 @@ class CommitLog:
         log position `next`. The caller writes buffer[place:place + size], then adds `size` to `used` and to
         `next`.
 
-        Raises OSError when a segment is needed and cannot be made; nothing has changed then.
+        Raises OSError when a segment is needed and cannot be made; nothing has changed then. Whoever sees
+        that there is room, and no scar, need not ask.
         """
-        if self._scars:
+        if self.scars:
             self._heal()
         if self.next + size + BLANK_SIZE > self.limit:
             self._roll()
@@ -244,7 +246,7 @@ class CommitLog:
         for extent in extents:
             if extent.stop > extent.start:
                 length = extent.stop - extent.start
-                self._scars.append((extent.fd, extent.base, extent.position, extent.position + length))
+                self.scars.append((extent.fd, extent.base, extent.position, extent.position + length))
             if extent.base not in self.segments:
                 self._spares[extent.base] = extent.fd
         self.next = self.end
@@ -259,10 +261,10 @@ class CommitLog:
     def _heal(self) -> None:
         """Zero what failed writes may have left. Raises OSError: the log must not be written to until this
         works."""
-        while self._scars:
-            fd, base, start, stop = self._scars[-1]
+        while self.scars:
+            fd, base, start, stop = self.scars[-1]
             write_all(self._disk, fd, bytes(stop - start), start - base)
-            self._scars.pop()
+            self.scars.pop()
 
     # -- reading ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from datetime import datetime, timedelta
+from typing import cast
 
 import numpy as np
 
@@ -20,11 +21,11 @@ from cometmq.store.clock import Clock
 from cometmq.store.config import StoreConfig
 from cometmq.store.files import StoreFiles
 from cometmq.store.index_file import IndexFile, IntArray
-from cometmq.store.keys import behind_prefix, hash_keys
+from cometmq.store.keys import behind_prefix, hash_equal, hash_keys
 
 log = logging.getLogger(__name__)
 
-_BATCH = 512
+_BATCH = 1024
 _MOST_PREFIXES = 20_000
 
 
@@ -106,26 +107,32 @@ class IndexService:
     def _hash(self, records: list[Pending]) -> tuple[IntArray, IntArray, IntArray]:
         """Absolute key hashes, positions and store times, one for each key of the records."""
         records = [record for record in records if record[9]]
-        given = [record[8] for record in records]
-        if any(keys is not None for keys in given):
-            # Callers that know the keys hand them over; in the form of properties they all go one way.
-            texts = [
-                record[7] if keys is None else b"KEYS\x01" + " ".join(keys).encode()
-                for record, keys in zip(records, given, strict=True)
-            ]
-        else:
-            texts = [record[7] for record in records]
-        if not texts:
+        if not records:
             empty = np.zeros(0, np.int64)
             return empty, empty, empty
-        hashes, lengths, owners = hash_keys(texts)
-        prefixes = np.array([self._prefix(record[1]) for record in records], np.uint32)
-        whole = behind_prefix(prefixes[owners], hashes, lengths)
-        absolute = np.abs(whole.view(np.int32).astype(np.int64))
-        absolute[absolute > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
+        topics = [record[1] for record in records]
+        of_topic = {topic: self._prefix(topic) for topic in set(topics)}
+        prefixes = np.array([of_topic[topic] for topic in topics], np.uint32)
         positions = np.array([record[3] for record in records], np.int64)
         times = np.array([record[6] for record in records], np.int64)
-        return absolute, positions[owners], times[owners]
+        given = [record[8] for record in records]
+        hashes = hash_equal(cast("list[bytes]", given)) if set(map(type, given)) == {bytes} else None
+        if hashes is None:
+            # Callers that know the keys hand them over; in the form of properties they all go one way.
+            texts = [
+                record[7]
+                if keys is None or isinstance(keys, bytes)
+                else b"KEYS\x01" + " ".join(keys).encode()
+                for record, keys in zip(records, given, strict=True)
+            ]
+            hashes, lengths, owners = hash_keys(texts)
+            prefixes, positions, times = prefixes[owners], positions[owners], times[owners]
+        else:
+            lengths = np.full(len(given), len(cast(bytes, given[0])), np.int64)
+        whole = behind_prefix(prefixes, hashes, lengths)
+        absolute = np.abs(whole.view(np.int32).astype(np.int64))
+        absolute[absolute > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
+        return absolute, positions, times
 
     def _prefix(self, topic: str) -> int:
         """Java hash of `topic#`: the hash of prefix and key is hash(prefix) * 31 ** len(key) + hash(key)."""

@@ -68,7 +68,14 @@ def index_keys(properties: bytes) -> list[bytes]:
 
 def stored_tags_code(properties: bytes) -> int:
     """Java hash of the TAGS property, 0 without one. Codes of tags seen before are remembered."""
-    tags = property_value(properties, _TAGS)
+    at = properties.find(_TAGS)
+    if at < 0:
+        return 0
+    if at and properties[at - 1] != 2:
+        tags = property_value(properties, _TAGS)
+    else:
+        end = properties.find(b"\x02", at)
+        tags = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
     if not tags:
         return 0
     code = _tag_codes.get(tags)
@@ -105,6 +112,17 @@ def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray
     order = order[ends[order] > starts[order]]
     starts, lengths, records = starts[order], (ends - starts)[order], records[order]
     return _hash_slices(units, starts, lengths), lengths, records
+
+
+def hash_equal(keys: Sequence[bytes]) -> NDArray[np.uint32] | None:
+    """Java hashes of ASCII texts of one length, 0.1 µs each; None if they are anything else."""
+    length = len(keys[0])
+    blob = b"".join(keys)
+    if set(map(len, keys)) != {length} or not blob.isascii():
+        return None
+    units = np.frombuffer(blob, np.uint8).reshape(len(keys), length)
+    hashes: NDArray[np.uint32] = units.astype(np.uint32) @ _POWERS.up_to(length)[::-1]
+    return hashes
 
 
 def _split_at_blanks(units: NDArray[np.uint8], starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:

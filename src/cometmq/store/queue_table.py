@@ -18,13 +18,14 @@ _EAGER_UNITS = 1024  # a queue with this many unwritten units is written at once
 class QueueTable:
     """Loop thread only."""
 
-    __slots__ = ("_dirty", "_files", "_queues", "_topics", "directory", "file_size")
+    __slots__ = ("_dirty", "_files", "_queues", "_topics", "by_key", "directory", "file_size")
 
     def __init__(self, files: StoreFiles, config: StoreConfig) -> None:
         self._files = files
         self.directory = os.path.join(config.root, "consumequeue")
         self.file_size = config.consume_queue_file_size
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self.by_key = self._queues  # for whoever cannot afford a call of `find`; not to be changed
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: list[ConsumeQueue] = []
 
