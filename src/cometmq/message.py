@@ -165,7 +165,10 @@ class PullStatus(Enum):
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """The answer to a pull. Whatever the status, the next pull begins at next_begin_offset."""
+    """The answer to a pull. Whatever the status, the next pull begins at next_begin_offset.
+
+    damaged: queue offsets of messages left out of `messages` because their bodies do not match their CRCs.
+    """
 
     status: PullStatus
     next_begin_offset: int
@@ -173,6 +176,7 @@ class PullResult(msgspec.Struct, frozen=True):
     max_offset: int
     messages: list[MessageExt] = []
     suggest_which_broker_id: int = 0
+    damaged: list[int] = []
 
 
 def keys_of(words: str | Iterable[str]) -> tuple[str, ...]:

@@ -3,10 +3,9 @@ RemotingError."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
-from cometmq.errors import BodyError, BrokerError
+from cometmq.errors import BrokerError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
@@ -17,8 +16,7 @@ from cometmq.protocol.bodies import (
     LockBatchResult,
     SubscriptionData,
 )
-from cometmq.protocol.codes import PullSysFlag, RequestCode, ResponseCode, SysFlag
-from cometmq.protocol.compression import decompress
+from cometmq.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
@@ -39,15 +37,11 @@ from cometmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
-from cometmq.protocol.record import iter_records
 
 from .calls import Calls, broker_error
+from .decoding import decode_messages
 
-__all__ = ["BrokerApi", "decode_messages"]
-
-log = logging.getLogger("cometmq.client")
-
-_COMPRESSED = int(SysFlag.COMPRESSED)
+__all__ = ["BrokerApi"]
 
 _PULL_STATUS = {
     int(ResponseCode.SUCCESS): PullStatus.FOUND,
@@ -136,17 +130,22 @@ class BrokerApi(Calls):
         )  # fmt: skip
         header = answer.header(PullMessageResponseHeader)
         status = _PULL_STATUS[answer.code]
+        damaged: list[int] = []
+        found = status is PullStatus.FOUND
+        messages = decode_messages(answer.body, queue.broker_name, damaged) if found else []
         return PullResult(
             status=status,
             next_begin_offset=header.next_begin_offset,
             min_offset=header.min_offset,
             max_offset=header.max_offset,
-            messages=decode_messages(answer.body, queue.broker_name) if status is PullStatus.FOUND else [],
+            messages=messages,
+            damaged=damaged,
             suggest_which_broker_id=header.suggest_which_broker_id,
         )
 
     async def view_message(self, addr: str, physical_offset: int, broker_name: str = "") -> MessageExt:
-        """The message at a position of the commit log, as an offset id names it."""
+        """The message at a position of the commit log, as an offset id names it. Raises RecordError if its
+        body is damaged."""
         header = ViewMessageRequestHeader(offset=physical_offset)
         answer = await self.call(addr, RequestCode.VIEW_MESSAGE_BY_ID, header)
         return decode_messages(answer.body, broker_name)[0]
@@ -177,7 +176,7 @@ class BrokerApi(Calls):
             return []
         if answer.code != ResponseCode.SUCCESS:
             raise broker_error(answer, addr, topic, key)
-        return decode_messages(answer.body, broker_name)
+        return decode_messages(answer.body, broker_name, [])
 
     # -- bounds of queues
 
@@ -362,23 +361,3 @@ class BrokerApi(Calls):
     async def runtime_info(self, addr: str) -> dict[str, str]:
         answer = await self.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(KVTable.decode(answer.body).table)
-
-
-def decode_messages(body: bytes | bytearray | memoryview, broker_name: str) -> list[MessageExt]:
-    """The messages of a body of records, decompressed."""
-    messages = list(iter_records(body, broker_name=broker_name))
-    for message in messages:
-        if message.sys_flag & _COMPRESSED:
-            _decompress(message)
-    return messages
-
-
-def _decompress(message: MessageExt) -> None:
-    try:
-        message.body = decompress(message.sys_flag, message.body)
-        message.sys_flag &= ~_COMPRESSED
-    except BodyError as error:
-        if "not installed" in error.problem:
-            raise
-        # A mistake of the producer; refusing it would hold up the queue for ever. The bit stays set.
-        log.warning("body of message %s is given out as it was stored: %s", message.msg_id, error)

@@ -25,7 +25,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.remoting import CommandError, Connection, Handler
 
-from .broker_api import decode_messages
+from .decoding import decode_messages
 
 __all__ = ["ConsumerPeer", "ServerRequests"]
 
