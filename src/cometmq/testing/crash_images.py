@@ -1,0 +1,249 @@
+"""The states of a disk that a power failure may leave, by the fault model of `recording_disk`.
+
+`CrashPoint` is a moment in the history of a `RecordingDisk`: the failure comes right after that many
+operations. It knows what was still volatile then, as a list of choices (a sector's content, a file's
+length, a change of a name); an image is one pick for each. `every_image` goes through all of them,
+`sampled_images` through named and seeded ones, so that a failing image can be built again from its label.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cometmq.testing.recording_disk import Image, Operation, RecordingDisk, apply_length, apply_write
+
+SECTOR = 512
+
+
+class Choice(NamedTuple):
+    """Something volatile. `versions` are what it may be, oldest (the durable one) first: contents of the
+    sector `number` of file `inode`, lengths of that file, or for the change of names `number` whether it
+    has arrived. `stamps`: number of the operation that made each version."""
+
+    kind: str
+    inode: int
+    number: int
+    versions: tuple[bytes | int, ...]
+    stamps: tuple[int, ...]
+
+
+class FileState:
+    """A file between two syncs."""
+
+    __slots__ = ("durable", "pending")
+
+    def __init__(self, durable: bytes) -> None:
+        self.durable = bytearray(durable)
+        self.pending: list[tuple[int, Operation]] = []
+
+    def sync(self) -> None:
+        for _, operation in self.pending:
+            apply(self.durable, operation)
+        self.pending.clear()
+
+    def choices(self, inode: int) -> Iterator[Choice]:
+        """The file's volatile sectors and length."""
+        now = bytearray(self.durable)
+        lengths: list[tuple[int, int]] = [(len(now), -1)]
+        sectors: dict[int, list[tuple[bytes, int]]] = {}
+        for stamp, operation in self.pending:
+            before = len(now)
+            if operation.kind == "pwrite":
+                first, stop = operation.offset, operation.offset + len(operation.data)
+            else:
+                first, stop = min(before, operation.offset), before
+            touched = range(first // SECTOR, -(-stop // SECTOR)) if stop > first else range(0)
+            for number in touched:
+                if number not in sectors:
+                    sectors[number] = [(sector_of(now, number), -1)]
+            apply(now, operation)
+            for number in touched:
+                content = sector_of(now, number)
+                if content != sectors[number][-1][0]:
+                    sectors[number].append((content, stamp))
+            if len(now) != lengths[-1][0]:
+                lengths.append((len(now), stamp))
+        if len(lengths) > 1:
+            yield Choice("length", inode, 0, *zip(*lengths, strict=True))
+        for number, versions in sorted(sectors.items()):
+            if len(versions) > 1:
+                yield Choice("sector", inode, number, *zip(*versions, strict=True))
+
+
+def apply(content: bytearray, operation: Operation) -> None:
+    if operation.kind == "pwrite":
+        apply_write(content, operation.offset, operation.data)
+    else:
+        apply_length(content, operation.offset)
+
+
+def sector_of(content: bytearray, number: int) -> bytes:
+    """A sector, filled up with zeros behind the end of the file."""
+    return bytes(content[number * SECTOR : (number + 1) * SECTOR]).ljust(SECTOR, b"\0")
+
+
+class CrashPoint:
+    """A power failure after the first `at` operations of a history; moves forward only."""
+
+    def __init__(self, disk: RecordingDisk, at: int = 0) -> None:
+        self._history = disk.history
+        self.at = 0
+        self._files: dict[int, FileState | None] = {}
+        self._names = dict(disk.start_names)
+        for path, content in disk.start.items():
+            self._files[self._names[path]] = None if content is None else FileState(content)
+        self._pending_names: list[tuple[int, Operation]] = []
+        self._choices: list[Choice] | None = None
+        self.advance(at)
+
+    def advance(self, at: int) -> None:
+        """Let the failure come later."""
+        for stamp in range(self.at, at):
+            self._take(stamp, self._history[stamp])
+        self.at = max(self.at, at)
+        self._choices = None
+
+    def _take(self, stamp: int, operation: Operation) -> None:
+        kind = operation.kind
+        if kind in ("pwrite", "length"):
+            self._file(operation.inode).pending.append((stamp, operation))
+        elif kind == "fdatasync":
+            self._file(operation.inode).sync()
+        elif kind == "fsync_dir":
+            kept = []
+            for entry in self._pending_names:
+                if os.path.dirname(entry[1].path) == operation.path:
+                    rename_in(self._names, entry[1])
+                else:
+                    kept.append(entry)
+            self._pending_names = kept
+        else:
+            if kind in ("create", "mkdir"):
+                self._files[operation.inode] = FileState(b"") if kind == "create" else None
+            self._pending_names.append((stamp, operation))
+
+    def _file(self, inode: int) -> FileState:
+        state = self._files[inode]
+        assert state is not None
+        return state
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What is volatile at this moment."""
+        if self._choices is None:
+            found = [
+                Choice("name", -1, number, (0, 1), (-1, stamp))
+                for number, (stamp, _) in enumerate(self._pending_names)
+            ]
+            living = set(self._names.values())
+            for _, operation in self._pending_names:
+                living.update(inode for _, inode in operation.names if inode is not None)
+            for inode in sorted(living):
+                state = self._files[inode]
+                if state is not None and state.pending:
+                    found += state.choices(inode)
+            self._choices = found
+        return self._choices
+
+    def count(self) -> int:
+        """Number of different states that `every_image` gives."""
+        return math.prod(len(choice.versions) for choice in self.choices)
+
+    def build(self, picks: Sequence[int]) -> Image:
+        """The state in which choice n has its version picks[n]."""
+        names = dict(self._names)
+        changed: dict[int, list[tuple[Choice, int]]] = {}
+        for choice, pick in zip(self.choices, picks, strict=True):
+            if choice.kind == "name":
+                if pick:
+                    rename_in(names, self._pending_names[choice.number][1])
+            else:
+                changed.setdefault(choice.inode, []).append((choice, pick))
+        image: Image = {}
+        for path in sorted(names):  # parents come before what lies in them
+            if path != "/" and image.get(os.path.dirname(path), b"") is not None:
+                continue
+            state = self._files[names[path]]
+            image[path] = None if state is None else content_of(state, changed.get(names[path], []))
+        return image
+
+    # -- which images -----------------------------------------------------------------------------
+
+    def every_image(self) -> Iterator[tuple[str, Image]]:
+        """(label, image) of all states."""
+        for picks in itertools.product(*(range(len(choice.versions)) for choice in self.choices)):
+            yield f"{self.at}:{'.'.join(map(str, picks))}", self.build(picks)
+
+    def sampled_image(self, number: int, seed: str) -> tuple[str, Image]:
+        """One state. Number 0: nothing volatile has arrived; 1: all of it; 2: all but names; 3: names
+        only; the others by chance, in five styles (see `_by_chance`)."""
+        last = [len(choice.versions) - 1 for choice in self.choices]
+        if number == 0:
+            picks = [0] * len(last)
+        elif number == 1:
+            picks = last
+        elif number in (2, 3):
+            keep = number == 3
+            picks = [
+                top if (choice.kind == "name") == keep else 0
+                for top, choice in zip(last, self.choices, strict=True)
+            ]
+        else:
+            picks = self._by_chance(random.Random(f"{seed}:{self.at}:{number}"))
+        return f"{self.at}:s{number}", self.build(picks)
+
+    def _by_chance(self, chance: random.Random) -> list[int]:
+        choices = self.choices
+        last = [len(choice.versions) - 1 for choice in choices]
+        style = chance.randrange(5)
+        if not choices or style == 0:  # anything goes
+            return [chance.randint(0, top) for top in last]
+        if style == 1:  # nearly all, or nearly nothing
+            rare = chance.choice((0.05, 0.3))
+            common = chance.random() < 0.5
+            return [chance.randint(0, top) if chance.random() < rare else top * common for top in last]
+        if style == 2:  # all but one
+            missing = chance.randrange(len(choices))
+            return [top if n != missing else chance.randint(0, top - 1) for n, top in enumerate(last)]
+        if style == 3:  # lengths and names have arrived, data by chance
+            share = chance.choice((0.2, 0.5, 0.9))
+            return [
+                chance.randint(0, top) if choice.kind == "sector" and chance.random() > share else top
+                for choice, top in zip(choices, last, strict=True)
+            ]
+        # In the order of time up to some moment, of which a part has arrived.
+        stamps = sorted({stamp for choice in choices for stamp in choice.stamps})
+        moment = chance.choice(stamps)
+        picks = []
+        for choice in choices:
+            arrived = sum(1 for stamp in choice.stamps if stamp <= moment) - 1
+            torn = choice.stamps[arrived] == moment and arrived > 0 and chance.random() < 0.5
+            picks.append(arrived - torn)
+        return picks
+
+
+def content_of(state: FileState, picked: list[tuple[Choice, int]]) -> bytes:
+    """Content of a file with these picks."""
+    content = bytearray(state.durable)
+    length = len(content)
+    for choice, pick in picked:
+        version = choice.versions[pick]
+        if isinstance(version, int):
+            length = version
+        elif pick:
+            apply_write(content, choice.number * SECTOR, version)
+    apply_length(content, length)
+    return bytes(content)
+
+
+def rename_in(names: dict[str, int], operation: Operation) -> None:
+    for path, inode in operation.names:
+        if inode is None:
+            names.pop(path, None)
+        else:
+            names[path] = inode

@@ -1,0 +1,227 @@
+"""A disk in memory that remembers every change made to it, for `crash_images` to take apart.
+
+What a power failure may leave, zone by zone (stricter than the usual journalling file systems, so that a
+store which passes does not depend on one of them):
+
+- **Data.** Since the last `fdatasync` of its file, each 512-byte sector holds any one of the contents that
+  it has had: each sector for itself, so writes may be dropped, torn between sectors, and arrive in any
+  order. Within a sector a write is all or nothing. Bytes written before the `fdatasync` are there.
+- **Lengths.** Since the last `fdatasync`, a file has any one of the lengths that it has had (`truncate`,
+  `reserve`, writes behind the end). What lies behind the length is gone; what a longer length brings in
+  reads as zeros. A shrink is also a change (to zeros) of each sector that it cuts off.
+- **Names.** Creations, renames, deletions and new directories last once their directory has been synced
+  (`fsync_dir`); until then each of them may be there or not, each for itself. A rename is one change. A
+  new file's `fdatasync` saves its content but not its name. What lies in a directory whose own name is
+  lost is lost.
+- **Not modelled**: a device that lies about having flushed, or that damages sectors nobody wrote to (see the
+  tests of bit rot for those), and sectors torn inside.
+
+A crash of the process alone loses nothing: go on with the same `RecordingDisk`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cometmq.store.disk import Buffer, DiskUsage, FileFacts
+
+Image = dict[str, bytes | None]
+"""Path -> content of a file, None for a directory."""
+
+
+class Operation(NamedTuple):
+    """One change, or one sync. `names`: what paths mean after it (None: nothing)."""
+
+    kind: str
+    path: str
+    inode: int = -1
+    offset: int = 0
+    data: bytes = b""
+    names: tuple[tuple[str, int | None], ...] = ()
+
+    def __str__(self) -> str:
+        detail = f" {len(self.data)} bytes at {self.offset}" if self.kind == "pwrite" else ""
+        return f"{self.kind} {self.path}{detail or (f' to {self.offset}' if self.kind == 'length' else '')}"
+
+
+class RecordingDisk:
+    """A `Disk` over byte arrays; `history` holds all its operations, from `start` (an image) on. Safe in
+    threads."""
+
+    def __init__(self, start: Image | None = None, now_ms: Callable[[], int] = lambda: 0) -> None:
+        self.start: Image = {"/": None, **(start or {})}
+        self.history: list[Operation] = []
+        self.now_ms = now_ms
+        self.files: dict[int, bytearray | None] = {}  # inode -> content; None for a directory
+        self.names: dict[str, int] = {}
+        for path, content in self.start.items():
+            self.names[path] = self._new_inode(None if content is None else bytearray(content))
+        self.start_names = dict(self.names)
+        self._modified: dict[int, int] = {}
+        self._open: dict[int, int] = {}
+        self._paths: dict[int, str] = {}
+        self._next_fd = 1000
+        self._lock = threading.RLock()
+
+    def image(self) -> Image:
+        """What running programs see: everything arrived."""
+        return {path: self._content(inode) for path, inode in self.names.items()}
+
+    def _content(self, inode: int) -> bytes | None:
+        data = self.files[inode]
+        return None if data is None else bytes(data)
+
+    def _new_inode(self, content: bytearray | None) -> int:
+        inode = len(self.files)
+        self.files[inode] = content
+        return inode
+
+    def _data(self, fd: int) -> bytearray:
+        data = self.files[self._open[fd]]
+        assert data is not None
+        return data
+
+    def _record(self, operation: Operation) -> None:
+        for path, inode in operation.names:
+            if inode is None:
+                self.names.pop(path, None)
+            else:
+                self.names[path] = inode
+        if operation.kind in ("pwrite", "length"):
+            self._modified[operation.inode] = self.now_ms()
+        self.history.append(operation)
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:  # noqa: ARG002
+        with self._lock:
+            inode = self.names.get(path)
+            if inode is None:
+                if not create or self.names.get(os.path.dirname(path)) is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                inode = self._new_inode(bytearray())
+                self._record(Operation("create", path, inode, names=((path, inode),)))
+            elif exclusive:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            fd = self._next_fd
+            self._next_fd += 1
+            self._open[fd] = inode
+            self._paths[fd] = path
+            return fd
+
+    def close(self, fd: int) -> None:
+        with self._lock:
+            del self._open[fd], self._paths[fd]
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        return bytes(self._data(fd)[offset : offset + length])
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
+        return self._data(fd)[offset : offset + length]
+
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> int:
+        with self._lock:
+            content, copy = self._data(fd), bytes(data)
+            apply_write(content, offset, copy)
+            self._record(Operation("pwrite", self._paths[fd], self._open[fd], offset, copy))
+            return len(copy)
+
+    def fdatasync(self, fd: int) -> None:
+        with self._lock:
+            self._record(Operation("fdatasync", self._paths[fd], self._open[fd]))
+
+    def reserve(self, fd: int, length: int) -> None:
+        if len(self._data(fd)) < length:
+            self.truncate(fd, length)
+
+    def truncate(self, fd: int, length: int) -> None:
+        with self._lock:
+            content = self._data(fd)
+            if len(content) != length:
+                apply_length(content, length)
+                self._record(Operation("length", self._paths[fd], self._open[fd], length))
+
+    def next_data(self, fd: int, offset: int) -> int | None:
+        content = self._data(fd)
+        rest = content[offset:].lstrip(b"\0")
+        return len(content) - len(rest) if rest else None
+
+    # -- names ------------------------------------------------------------------------------------
+
+    def fsync_dir(self, path: str) -> None:
+        with self._lock:
+            self._inode(path)
+            self._record(Operation("fsync_dir", path))
+
+    def _inode(self, path: str) -> int:
+        inode = self.names.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return inode
+
+    def rename(self, source: str, target: str) -> None:
+        assert os.path.dirname(source) == os.path.dirname(target), "only within a directory"
+        with self._lock:
+            inode = self._inode(source)
+            self._record(Operation("rename", source, inode, names=((target, inode), (source, None))))
+
+    def unlink(self, path: str) -> None:
+        with self._lock:
+            self._record(Operation("unlink", path, self._inode(path), names=((path, None),)))
+
+    def rmdir(self, path: str) -> None:
+        with self._lock:
+            inode = self._inode(path)
+            if self.listdir(path):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            self._record(Operation("rmdir", path, inode, names=((path, None),)))
+
+    def makedirs(self, path: str) -> None:
+        with self._lock:
+            if path not in self.names:
+                self.makedirs(os.path.dirname(path))
+                inode = self._new_inode(None)
+                self._record(Operation("mkdir", path, inode, names=((path, inode),)))
+
+    def listdir(self, path: str) -> list[str]:
+        prefix = path.rstrip("/") + "/"
+        start = len(prefix)
+        return sorted(
+            each[start:]
+            for each in self.names
+            if each.startswith(prefix) and "/" not in each[start:] and each != "/"
+        )
+
+    def facts(self, path: str) -> FileFacts | None:
+        inode = self.names.get(path)
+        if inode is None:
+            return None
+        size = len(self.files[inode] or b"")
+        return FileFacts(size, self._modified.get(inode, 0), size)
+
+    def is_dir(self, path: str) -> bool:
+        inode = self.names.get(path)
+        return inode is not None and self.files[inode] is None
+
+    def usage(self, path: str) -> DiskUsage:  # noqa: ARG002
+        return DiskUsage(100, 10, 90)
+
+    def try_lock(self, fd: int) -> bool:  # noqa: ARG002
+        return True
+
+
+def apply_write(content: bytearray, offset: int, data: bytes) -> None:
+    """What a write does to a file."""
+    if offset > len(content):
+        content.extend(bytes(offset - len(content)))
+    content[offset : offset + len(data)] = data
+
+
+def apply_length(content: bytearray, length: int) -> None:
+    """What a change of length does to a file."""
+    del content[length:]
+    content.extend(bytes(length - len(content)))

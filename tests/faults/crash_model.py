@@ -1,0 +1,249 @@
+"""What a store may and must hold after a power failure, and the check of a recovered store against it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from cometmq.protocol.properties import index_hash
+from cometmq.protocol.record import decode_record
+from cometmq.store import JsonTable, MessageStore, StoreConfig
+from cometmq.store.config import CONSUME_QUEUE_UNIT
+from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT
+from cometmq.store.index_file import ENTRY_DTYPE, HEADER
+from cometmq.testing.recording_disk import RecordingDisk
+
+ROOT = "/store"
+TABLE = f"{ROOT}/config/topics.json"
+
+
+def config(sync: bool) -> StoreConfig:
+    """Segments, queue files and index files so small that each workload rolls all of them."""
+    return StoreConfig(
+        store_path_root_dir=ROOT,
+        mapped_file_size_commit_log=8192,
+        mapped_file_size_consume_queue=8 * CONSUME_QUEUE_UNIT,
+        max_hash_slot_num=11,
+        max_index_num=24,
+        flush_disk_type="SYNC_FLUSH" if sync else "ASYNC_FLUSH",
+    )
+
+
+class Wrong(AssertionError):
+    """A recovered store broke a promise."""
+
+
+class Entry(NamedTuple):
+    """A record that was written to the log. `at`: length of the disk's history when its write began."""
+
+    at: int
+    position: int
+    data: bytes
+    topic: str
+    queue_id: int
+    queue_offset: int
+    tags_code: int
+    keys: tuple[str, ...]
+
+
+@dataclass
+class Ledger:
+    """What a workload did and what it was promised, each with the length of the disk's history then."""
+
+    appended: list[Entry] = field(default_factory=list)
+    promised: list[tuple[int, int]] = field(default_factory=list)  # (when, position of a durable record)
+    deletions: list[tuple[int, int, str, int]] = field(default_factory=list)  # (begun, done, topic, log end)
+    retired: list[tuple[int, int]] = field(default_factory=list)  # (begun, new beginning of the log)
+    tables: list[tuple[int, int, int]] = field(default_factory=list)  # (begun, done, version)
+
+    def at(self, moment: int) -> Expected:
+        """What holds when the power fails after `moment` operations. Begun is not done: what was under way
+        may be there or not."""
+        expected = Expected()
+        promised = {position for when, position in self.promised if when <= moment}
+        low = max((position for when, position in self.retired if when < moment), default=0)
+        for entry in self.appended:
+            if entry.at >= moment:
+                continue
+            expected.may[entry.position] = entry
+            gone = begun = False
+            for start, done, topic, end in self.deletions:
+                if entry.topic == topic and entry.position < end:
+                    begun |= start < moment
+                    gone |= done <= moment
+            if gone:
+                expected.gone.add(entry.position)
+            elif begun or entry.position < low:
+                expected.optional.add(entry.position)
+            elif entry.position in promised:
+                expected.must.add(entry.position)
+        done_versions = [version for _, done, version in self.tables if done <= moment]
+        begun_versions = [version for start, _, version in self.tables if start < moment]
+        newest = max(done_versions, default=0)
+        expected.tables = {newest} | {version for version in begun_versions if version >= newest}
+        return expected
+
+
+@dataclass
+class Expected:
+    """Records by position: which may be served, must be, need not be although they are in the log, and must
+    not be."""
+
+    may: dict[int, Entry] = field(default_factory=dict)
+    must: set[int] = field(default_factory=set)
+    optional: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    tables: set[int] = field(default_factory=set)
+
+
+class Found(NamedTuple):
+    """What a store serves, for comparison with what it serves after the next recovery."""
+
+    begin: int
+    end: int
+    queues: tuple[tuple[str, int, int, int], ...]
+    served: tuple[int, ...]
+    indexed: tuple[tuple[int, int], ...]
+
+
+def examine(store: MessageStore, expected: Expected) -> Found:
+    """Check everything a store gives out. Raises Wrong."""
+    in_log = {
+        position
+        for position, entry in expected.may.items()
+        if store.log.read(position, len(entry.data), wait=True) == entry.data
+    }
+    served: list[int] = []
+    for queue in sorted(store.queues, key=lambda queue: (queue.topic, queue.queue_id)):
+        served += _queue(store, queue.topic, queue.queue_id, expected)
+    there = set(served)
+    if len(served) != len(there):
+        raise Wrong("a record is served twice")
+    if lost := expected.must - there:
+        raise Wrong(f"promised records are not served: {_places(expected, lost)}")
+    if alive := expected.gone & there:
+        raise Wrong(f"deleted records are served: {_places(expected, alive)}")
+    low = store.commit_log_min
+    silent = {p for p in in_log - there - expected.optional - expected.gone if p >= low}
+    if silent:
+        raise Wrong(f"records of the log are in no queue: {_places(expected, silent)}")
+    indexed = _index(store, expected, there)
+    _nothing_behind_the_end(store)
+    version = JsonTable(TABLE, store.disk).load().get("version", 0)
+    if expected.tables and version not in expected.tables:
+        raise Wrong(f"table holds version {version}, not one of {sorted(expected.tables)}")
+    queues = tuple(sorted(each for each in store.queues.statistics() if each[3]))
+    return Found(low, store.commit_log_max, queues, tuple(served), indexed)
+
+
+def _places(expected: Expected, positions: Iterable[int]) -> str:
+    return ", ".join(
+        f"{e.topic}/{e.queue_id}@{e.queue_offset} at {e.position}"
+        for e in (expected.may[position] for position in sorted(positions)[:5])
+    )
+
+
+def _queue(store: MessageStore, topic: str, queue_id: int, expected: Expected) -> list[int]:
+    """Positions of the records that a queue serves, each compared with what was appended."""
+    queue = store.queues.find(topic, queue_id)
+    assert queue is not None
+    place = f"{topic}/{queue_id}"
+    if queue.next_offset != queue.max_offset:
+        raise Wrong(f"{place} would go on at {queue.next_offset}, its end is {queue.max_offset}")
+    units = {}
+    for offset, position, size, tags in queue.units(queue.min_offset, queue.max_offset):
+        if size == FILLER_SIZE:
+            continue
+        entry = expected.may.get(position)
+        if entry is None:
+            raise Wrong(f"{place}@{offset} points to {position}, where nothing was appended")
+        if (entry.topic, entry.queue_id, entry.queue_offset) != (topic, queue_id, offset):
+            raise Wrong(f"{place}@{offset} points to {entry[3:6]}")
+        if (len(entry.data), entry.tags_code) != (size, tags):
+            raise Wrong(f"unit of {place}@{offset} is {size}, {tags}: not its record's")
+        units[offset] = position
+    served: list[int] = []
+    offset = queue.min_offset
+    while offset < queue.max_offset:
+        got = store.reader.get(queue, offset, 32, wait=True)
+        data = b"".join(got.buffers)  # type: ignore[union-attr]
+        at = 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 4], "big")
+            position = int.from_bytes(data[at + 28 : at + 36], "big")
+            entry = expected.may.get(position)
+            if entry is None or entry.data != data[at : at + size]:
+                raise Wrong(f"{place} serves a record at {position} that was never appended")
+            served.append(position)
+            at += size
+        if got.next_begin_offset <= offset:  # type: ignore[union-attr]
+            raise Wrong(f"{place}: a reader would stay at {offset}")
+        offset = got.next_begin_offset  # type: ignore[union-attr]
+    if served != list(units.values()):
+        raise Wrong(f"{place} has units of {list(units.values())} and serves {served}")
+    return served
+
+
+def _index(store: MessageStore, expected: Expected, served: set[int]) -> tuple[tuple[int, int], ...]:
+    """Every key of a served record is found, and every entry belongs to a record."""
+    store.index.settle()
+    for position in served - expected.optional:  # the keys of what retention deletes may go first
+        entry = expected.may[position]
+        for key in entry.keys:
+            if entry.data not in store.query_by_key(entry.topic, key, 64, 0, 1 << 60):
+                raise Wrong(f"key {key} of {entry.topic} at {position} is not in the index")
+    store.index.write(slots=True)
+    entries: list[tuple[int, int]] = []
+    for file in store.index.files:
+        fd = store.disk.open(file.path, write=False)
+        data = store.disk.pread(fd, 1 << 20, 0)
+        store.disk.close(fd)
+        count = HEADER.unpack_from(data)[5]
+        start = HEADER.size + 4 * file.slot_count
+        rows = np.frombuffer(data, ENTRY_DTYPE, offset=start)[1 : max(1, count)]
+        entries += [(int(row["position"]), int(row["hash"])) for row in rows]
+    for position, key_hash in entries:
+        if position < store.commit_log_min:
+            continue
+        known = expected.may.get(position)
+        if known is None or key_hash not in [index_hash(f"{known.topic}#{key}") for key in known.keys]:
+            raise Wrong(f"the index has an entry for {position}, where no such record was appended")
+        if position not in served and position not in expected.optional | expected.gone:
+            raise Wrong(f"the index has an entry for {position}, which is not served")
+    return tuple(sorted({entry for entry in entries if entry[0] in served}))
+
+
+def _nothing_behind_the_end(store: MessageStore) -> None:
+    """The space behind the end of log and queues is zero, so nothing old can come to life there."""
+    disk = store.disk
+    assert isinstance(disk, RecordingDisk)
+    for path, inode in disk.names.items():
+        content = disk.files[inode]
+        if content is None:
+            continue
+        directory, name = os.path.split(path)
+        if directory == f"{ROOT}/commitlog":
+            rest = content[max(0, store.commit_log_max - int(name)) :]
+        elif directory.startswith(f"{ROOT}/consumequeue/"):
+            topic, queue_id = directory.split("/")[-2:]
+            queue = store.queues.find(topic, int(queue_id))
+            if queue is None:
+                continue
+            rest = content[max(0, queue.max_offset * UNIT_STRUCT.size - int(name)) :]
+        else:
+            continue
+        if rest.count(0) != len(rest):
+            raise Wrong(f"{path} holds something behind the end")
+
+
+def entry_of(
+    store: MessageStore, at: int, position: int, size: int, keys: tuple[str, ...], tags: int
+) -> Entry:
+    """The record that was just committed at `position`."""
+    data = bytes(store.log.read(position, size, wait=True))  # type: ignore[arg-type]
+    message = decode_record(data, check_crc=True)
+    return Entry(at, position, data, message.topic, message.queue_id, message.queue_offset, tags, keys)

@@ -1,0 +1,186 @@
+"""One image tried: recovered, stopped or crashed, recovered again, appended to, power failing once more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from tests.faults.crash_model import Entry, Expected, Found, Wrong, config, entry_of, examine
+from tests.faults.crash_workloads import HOST, Worker, work
+
+from cometmq.store import ManualClock, MessageStore
+from cometmq.testing.crash_images import CrashPoint
+from cometmq.testing.recording_disk import Image, RecordingDisk
+
+LATER_MS = 1_800_000_000_000
+
+
+class Trial(NamedTuple):
+    """An image and what must hold for it. `label` builds it again (see `replay`)."""
+
+    label: str
+    image: Image
+    expected: Expected
+    sync: bool
+
+
+def trials(workload: str, seed: str, count: int) -> Iterator[Trial]:
+    """`count` images of one run of a workload, spread over its history; of a short history, states of every
+    moment, all of them as long as there are no more than 200."""
+    worker = work(workload, seed)
+    history = len(worker.disk.history)
+    point = CrashPoint(worker.disk)
+    made = 0
+    for at in range(history + 1):
+        due = count * (at + 1) // (history + 1) - made
+        if not due and workload != "short":
+            continue
+        point.advance(at)
+        expected = worker.ledger.at(at)
+        if workload == "short" and point.count() <= 200:
+            images = point.every_image()
+        else:
+            first = random.Random(f"{seed}:{at}").choice((0, 1, 2, 4, 4, 4, 4, 4, 4, 4))
+            images = (point.sampled_image(first + n, seed) for n in range(due))
+        for label, image in images:
+            made += 1
+            yield Trial(f"{workload}/{seed}/{label}", image, expected, worker.sync)
+
+
+@lru_cache(maxsize=4)
+def _worker(workload: str, seed: str) -> Worker:
+    return work(workload, seed)
+
+
+def replay(label: str) -> Trial:
+    """The trial of a label."""
+    workload, seed, place = label.split("/")
+    at, picks = place.split(":")
+    worker = _worker(workload, seed)
+    point = CrashPoint(worker.disk, int(at))
+    if picks.startswith("s"):
+        _, image = point.sampled_image(int(picks[1:]), seed)
+    else:
+        image = point.build([int(pick) for pick in picks.split(".")] if picks else [])
+    return Trial(label, image, worker.ledger.at(int(at)), worker.sync)
+
+
+def run(trial: Trial) -> None:
+    """Raises Wrong, with the label, when the store breaks a promise or fails."""
+    stores: list[MessageStore] = []
+
+    def open_store(disk: RecordingDisk) -> MessageStore:
+        stores.append(MessageStore.open(config(trial.sync), disk, ManualClock(LATER_MS)))
+        return stores[-1]
+
+    try:
+        _run(trial, random.Random(trial.label), open_store)
+    except Exception as failure:
+        raise Wrong(f"{failure or repr(failure)}\nimage COMETMQ_CRASH_REPLAY={trial.label}") from failure
+    finally:
+        for store in stores:
+            store.crash()
+
+
+def _run(trial: Trial, chance: random.Random, open_store: Callable[[RecordingDisk], MessageStore]) -> None:
+    disk = RecordingDisk(trial.image)
+    store = open_store(disk)
+    opened = len(disk.history)
+    first = examine(store, trial.expected)
+    _leave(store, chance)
+    settled = Expected(
+        {position: trial.expected.may[position] for position in first.served},
+        set(first.served),
+        tables=trial.expected.tables,
+    )
+    hidden = {**trial.expected.may}
+    store = open_store(disk)
+    again = _with_hidden(settled, hidden, trial.expected)
+    second = examine(store, again)
+    if second != first:
+        raise Wrong(f"the second recovery differs:\n{first}\n{second}")
+    added = _go_on(store, first, chance)
+    done = len(disk.history)
+    for entry in added:
+        again.may[entry.position] = entry
+        again.must.add(entry.position)
+        again.gone.discard(entry.position)
+    _leave(store, chance)
+    store = open_store(disk)
+    third = examine(store, again)
+    if set(third.served) != set(first.served) | {entry.position for entry in added}:
+        raise Wrong(f"after two more sends: {first.served} became {third.served}")
+    store.crash()
+    if chance.random() < 0.4:
+        _fail_again(
+            disk,
+            opened,
+            done,
+            trial,
+            _with_hidden(settled, hidden, trial.expected),
+            again,
+            chance,
+            open_store,
+        )
+
+
+def _with_hidden(settled: Expected, known: dict[int, Entry], before: Expected) -> Expected:
+    """After a recovery: what it served must stay, what it did not serve must not come back. Records of
+    deleted topics stay in the log (and maybe in the index)."""
+    dead = (before.gone | before.optional) - settled.must
+    return Expected(
+        {**settled.may, **{position: known[position] for position in dead}},
+        set(settled.must),
+        gone=dead,
+        tables=settled.tables,
+    )
+
+
+def _leave(store: MessageStore, chance: random.Random) -> None:
+    if chance.random() < 0.5:
+        store.close()
+    else:
+        store.crash()
+
+
+def _go_on(store: MessageStore, found: Found, chance: random.Random) -> list[Entry]:
+    """A send to a queue that was there and one to a new queue; both flushed."""
+    places = [(topic, queue_id, high) for topic, queue_id, _, high in found.queues]
+    chosen = [chance.choice(places)] if places else []
+    chosen.append(("New", 0, 0))
+    added: list[Entry] = []
+    for topic, queue_id, offset in chosen:
+        before = len(store.disk.history)  # type: ignore[attr-defined]
+        appended = store.append(
+            topic, queue_id, chance.randbytes(chance.choice((10, 600))), b"KEYS\x01new",
+            born_timestamp_ms=LATER_MS, born_host=HOST,
+        )  # fmt: skip
+        if appended.queue_offset != offset:
+            raise Wrong(f"{topic}/{queue_id} went on at {appended.queue_offset} instead of {offset}")
+        if appended.physical_offset < found.end:
+            raise Wrong(f"the log went on at {appended.physical_offset}, before its end {found.end}")
+        if (error := store.commit().error) is not None:
+            raise Wrong(f"a send after recovery: {error}")
+        added.append(entry_of(store, before, appended.physical_offset, appended.size, ("new",), 0))
+    store.flusher.flush_now()
+    return added
+
+
+def _fail_again(
+    disk: RecordingDisk, opened: int, done: int, trial: Trial, settled: Expected, grown: Expected,
+    chance: random.Random, open_store: Callable[[RecordingDisk], MessageStore],
+) -> None:  # fmt: skip
+    """The power fails again: during the first recovery, after it, and after the sends."""
+    during, after = chance.randint(0, opened), chance.randint(opened, done)
+    between = Expected(dict(grown.may), set(settled.must), set(), grown.gone, settled.tables)
+    for at, expected in ((during, trial.expected), (after, between), (done, grown)):
+        label, image = CrashPoint(disk, at).sampled_image(chance.choice((0, 1, 5, 6)), trial.label)
+        try:
+            store = open_store(RecordingDisk(image))
+            examine(store, expected)
+            store.crash()
+        except Exception as failure:
+            where = "recovering" if at == during else "recovery"
+            raise Wrong(f"{failure or repr(failure)} (power failed again at {label}, {where})") from failure

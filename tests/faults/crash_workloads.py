@@ -1,0 +1,306 @@
+"""Work done on a recording disk, and a ledger of what it was promised."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from tests.faults.crash_model import TABLE, Ledger, config, entry_of
+
+from cometmq.protocol.batch import encode_batch
+from cometmq.protocol.properties import java_hash
+from cometmq.store import JsonTable, ManualClock, MessageStore
+from cometmq.testing.recording_disk import RecordingDisk
+
+HOST = b"\x7f\0\0\1\0\0\xc3\x50"
+TOPICS = ("T", "Other", "%RETRY%g")
+
+
+class LaterFuture(Future[object]):
+    """A future whose work is done when somebody waits for it, or at a moment of the workload's choice."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__()
+        self._work = work
+
+    def run(self) -> None:
+        if not self.done():
+            try:
+                self.set_result(self._work())
+            except OSError as failure:
+                self.set_exception(failure)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.run()
+        return super().exception(0)
+
+
+class LaterPool:
+    """Stands for the store's threads: what is submitted runs when the workload says so."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[LaterFuture] = deque()
+
+    def submit(self, work: Callable[..., object], *given: object) -> LaterFuture:
+        job = LaterFuture(lambda: work(*given))
+        self.jobs.append(job)
+        return job
+
+    def shutdown(self, wait: bool = True) -> None:
+        while self.jobs:
+            self.jobs.popleft().run()
+
+
+class LaterLoop:
+    """Stands for the event loop: callbacks from threads run when the workload says so, timers never."""
+
+    class Timer:
+        def cancel(self) -> None: ...
+
+    def __init__(self) -> None:
+        self.callbacks: deque[Callable[[], object]] = deque()
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *given: object) -> None:
+        self.callbacks.append(lambda: callback(*given))
+
+    def call_later(self, delay: float, callback: Callable[..., object]) -> Timer:
+        return self.Timer()
+
+
+class Worker:
+    """One store on one disk, driven by a seed. `threads`: syncs and reservations happen later, as in a
+    running broker."""
+
+    def __init__(
+        self, seed: str, *, sync: bool, threads: bool = False, disk: RecordingDisk | None = None
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.clock = ManualClock()
+        self.disk = disk or RecordingDisk(now_ms=self.clock.time_ms)
+        self.ledger = Ledger()
+        self.sync = sync
+        self.threads = threads
+        self.number = 0
+        self.version = 0
+        self.pending: list[tuple[int, int, tuple[str, ...], int]] = []
+        self.open()
+
+    @property
+    def now(self) -> int:
+        return len(self.disk.history)
+
+    def open(self) -> None:
+        self.store = MessageStore.open(config(self.sync), self.disk, self.clock)
+        self.pool, self.loop = LaterPool(), LaterLoop()
+        if self.threads:
+            self.store.flusher.attach(self.loop, self.pool)  # type: ignore[arg-type]
+            self.store.upkeep._pool = self.pool  # type: ignore[assignment]
+        self._note_flushed()
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def append(self) -> None:
+        topic, queue_id = self.chance.choice(TOPICS), self.chance.randrange(2)
+        self.number += 1
+        size = self.chance.choice((0, 7, 100, 300, 430, 900, 2500))
+        keys = (f"k{self.number % 9}",) if self.chance.random() < 0.8 else ()
+        tag = f"tag{self.number % 3}"
+        properties = b"TAGS\x01" + tag.encode() + b"".join(b"\x02KEYS\x01" + key.encode() for key in keys)
+        appended = self.store.append(
+            topic, queue_id, self._body(size), properties, born_timestamp_ms=self.clock.now_ms,
+            born_host=HOST, tags_code=java_hash(tag),
+        )  # fmt: skip
+        self.pending.append((appended.physical_offset, appended.size, keys, java_hash(tag)))
+
+    def batch(self) -> None:
+        items = []
+        for _ in range(self.chance.randint(1, 6)):
+            self.number += 1
+            items.append((0, self._body(self.chance.randint(1, 300)), b"KEYS\x01k%d" % (self.number % 9)))
+        appended = self.store.append_batch(
+            self.chance.choice(TOPICS), self.chance.randrange(2), encode_batch(items), b"",
+            born_timestamp_ms=self.clock.now_ms, born_host=HOST,
+        )  # fmt: skip
+        for (_, _, properties), each in zip(items, appended, strict=True):
+            self.pending.append((each.physical_offset, each.size, (properties[5:].decode(),), 0))
+
+    def _body(self, size: int) -> bytes:
+        return (b"%d:" % self.number + self.chance.randbytes(size))[: max(size, 8)]
+
+    def commit(self) -> None:
+        before = self.now
+        commit = self.store.commit()
+        assert commit.error is None
+        for position, size, keys, tags in self.pending:
+            self.ledger.appended.append(entry_of(self.store, before, position, size, keys, tags))
+        positions = [each[0] for each in self.pending]
+        self.pending = []
+        self.clock.advance(self.chance.choice((0.0, 0.01, 0.7, 2.0, 9.0)))
+        if self.sync and positions:
+
+            def acknowledge(ok: bool) -> None:
+                if ok:
+                    self.ledger.promised += [(self.now, position) for position in positions]
+
+            self.store.when_flushed(commit.end_offset, acknowledge)
+
+    def send(self) -> None:
+        for _ in range(self.chance.choice((1, 1, 1, 2, 4))):
+            self.append() if self.chance.random() < 0.8 else self.batch()
+        self.commit()
+
+    def write_derived(self) -> None:
+        self.store.queues.write_dirty(self.chance.choice((1, 2, None)))
+        self.store.index.write()
+
+    def flush(self) -> None:
+        self.store.flusher.request()
+        if not self.threads:
+            self._note_flushed()
+
+    def settle(self) -> None:
+        self._finish_threads()
+        assert self.store.upkeep.settle_all(slots=False)
+        self._note_flushed()
+
+    def _note_flushed(self) -> None:
+        """What the store says to be on the device is a promise."""
+        flushed = self.store.flusher.flushed
+        known = {position for _, position in self.ledger.promised}
+        self.ledger.promised += [
+            (self.now, entry.position)
+            for entry in self.ledger.appended
+            if entry.position not in known and entry.position + len(entry.data) <= flushed
+        ]
+
+    def run_job(self) -> None:
+        if self.pool.jobs:
+            self.pool.jobs.popleft().run()
+
+    def run_callback(self) -> None:
+        if self.loop.callbacks:
+            self.loop.callbacks.popleft()()
+
+    def _finish_threads(self) -> None:
+        while self.pool.jobs or self.loop.callbacks:
+            self.run_job()
+            self.run_callback()
+
+    def stop_and_start(self) -> None:
+        self._detach()
+        self.store.close()
+        self._note_flushed()
+        self.open()
+        assert self.store.recovered.clean
+
+    def die_and_start(self) -> None:
+        self._detach()
+        self.store.crash()
+        self.open()
+        assert not self.store.recovered.damage
+
+    def _detach(self) -> None:
+        self._finish_threads()
+        self.store.flusher._loop = self.store.flusher._pool = None
+
+    def retire(self) -> None:
+        """All segments but the last are old: they go, with queue and index files."""
+        self.settle()
+        self.clock.advance(100 * 3600)
+        if len(self.store.log.segments) > 1:
+            self.ledger.retired.append((self.now, self.store.log.segments[-1]))
+            self.store.retention.delete_now()
+            while self.store.retention.round():
+                pass
+
+    def delete_topic(self) -> None:
+        begun, topic, end = self.now, self.chance.choice(TOPICS), self.store.commit_log_max
+        self.store.delete_topic(topic)
+        self.ledger.deletions.append((begun, self.now, topic, end))
+
+    def save_table(self) -> None:
+        self.version += 1
+        begun = self.now
+        JsonTable(TABLE, self.disk).save(
+            {"version": self.version, "padding": "x" * self.chance.randrange(900)}
+        )
+        self.ledger.tables.append((begun, self.now, self.version))
+
+    # -- whole workloads --------------------------------------------------------------------------
+
+    def run(self, steps: int, **weights: int) -> None:
+        """`steps` steps, each a method of this class, by weight."""
+        names = list(weights)
+        for _ in range(steps):
+            getattr(self, self.chance.choices(names, list(weights.values()))[0])()
+
+
+def asynchronous(seed: str) -> Worker:
+    """ASYNC_FLUSH with flushes, queue writes and checkpoints now and then."""
+    worker = Worker(seed, sync=False)
+    worker.run(60, send=10, write_derived=3, flush=2, settle=1, save_table=1)
+    return worker
+
+
+def synchronous(seed: str) -> Worker:
+    """SYNC_FLUSH, every tick flushed in place."""
+    worker = Worker(seed, sync=True)
+    worker.run(60, send=10, write_derived=3, settle=1)
+    return worker
+
+
+def threaded(seed: str) -> Worker:
+    """SYNC_FLUSH with syncs and reservations in threads: more is written while a sync is under way."""
+    worker = Worker(seed, sync=True, threads=True)
+    worker.run(140, send=6, run_job=4, run_callback=4, write_derived=2)
+    return worker
+
+
+def restarts(seed: str) -> Worker:
+    """Clean stops, killed processes and checkpoints in the middle; SYNC_FLUSH."""
+    worker = Worker(seed, sync=True)
+    worker.run(45, send=10, write_derived=2, settle=1, stop_and_start=2, die_and_start=2)
+    return worker
+
+
+def deletions(seed: str) -> Worker:
+    """Topics deleted, segments retired, tables saved, stops; ASYNC_FLUSH."""
+    worker = Worker(seed, sync=False)
+    worker.run(
+        50, send=12, write_derived=2, settle=1, stop_and_start=1, die_and_start=1, retire=1, delete_topic=2,
+        save_table=2,
+    )  # fmt: skip
+    return worker
+
+
+def short(seed: str) -> Worker:
+    """A few messages and a checkpoint: every state of every moment can be tried."""
+    worker = Worker(seed, sync=seed.endswith(("0", "2", "4", "6", "8")))
+    worker.append()
+    worker.commit()
+    worker.write_derived()
+    worker.append()
+    worker.append()
+    worker.commit()
+    worker.settle()
+    worker.append()
+    worker.commit()
+    worker._detach()
+    worker.store.close()
+    worker._note_flushed()
+    return worker
+
+
+WORKLOADS: dict[str, Callable[[str], Worker]] = {
+    each.__name__: each for each in (asynchronous, synchronous, threaded, restarts, deletions, short)
+}
+
+
+def work(workload: str, seed: str) -> Worker:
+    """A workload done, its store let go; what was still under way in threads never happens."""
+    worker = WORKLOADS[workload](seed)
+    worker.pool.jobs.clear()
+    worker.store.crash()
+    return worker

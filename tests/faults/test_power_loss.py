@@ -1,0 +1,294 @@
+"""Power failures at every moment of several workloads: what was promised is there, nothing else is, and a
+second recovery changes nothing. The fault model is that of `cometmq.testing.recording_disk`.
+
+`COMETMQ_CRASH_IMAGES=100000` tries that many images (3,000 by default), `COMETMQ_CRASH_SEED=n` others of
+them, `COMETMQ_CRASH_REPLAY=workload/seed/image` (as a failure prints it) a single one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.faults import crash_trial
+from tests.faults.crash_model import Wrong, config
+from tests.faults.crash_workloads import WORKLOADS
+
+from cometmq.store import JsonTable, ManualClock, MessageStore
+from cometmq.store import scan as scan_module
+from cometmq.store.checkpoint import Checkpoint
+from cometmq.store.commit_log import CommitLog
+from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.flush import LogFlusher
+from cometmq.store.index import IndexService
+from cometmq.store.recovery import Recovery
+from cometmq.store.upkeep import Upkeep
+from cometmq.testing.crash_images import CrashPoint
+from cometmq.testing.recording_disk import RecordingDisk
+
+IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000"))
+FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
+REPLAY = os.environ.get("COMETMQ_CRASH_REPLAY", "")
+PER_RUN = 250  # images of one run of a workload, before another seed takes its turn
+LONG = [name for name in WORKLOADS if name != "short"]
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_image_is_recovered_to_what_was_promised(workload: str) -> None:
+    if REPLAY:
+        pytest.skip("a single image is replayed")
+    due = IMAGES // len(WORKLOADS)
+    tried, seed, failures = 0, FIRST_SEED, []
+    while tried < due and len(failures) < 5:
+        for trial in crash_trial.trials(workload, str(seed), min(PER_RUN, due - tried)):
+            tried += 1
+            try:
+                crash_trial.run(trial)
+            except Wrong as failure:
+                failures.append(str(failure))
+                if len(failures) == 5:
+                    break
+        seed += 1
+    assert not failures, "\n\n".join(failures)
+    assert tried >= due
+
+
+@pytest.mark.skipif(not REPLAY, reason="set COMETMQ_CRASH_REPLAY to the label of a failing image")
+def test_replay() -> None:
+    crash_trial.run(crash_trial.replay(REPLAY))
+
+
+def test_a_label_builds_the_same_image_again() -> None:
+    for workload in ("threaded", "short"):
+        for number, trial in enumerate(crash_trial.trials(workload, "1", 60)):
+            if number % 13 == 0:
+                again = crash_trial.replay(trial.label)
+                assert (again.image, again.expected) == (trial.image, trial.expected)
+
+
+# -- the disk's own rules --------------------------------------------------------------------------
+
+
+def history() -> RecordingDisk:
+    """Two sectors written and synced, then overwritten; a rename over it whose directory is not synced."""
+    disk = RecordingDisk()
+    fd = disk.open("/f", create=True)
+    disk.pwrite(fd, b"a" * 1024, 0)
+    disk.fdatasync(fd)
+    disk.fsync_dir("/")
+    disk.pwrite(fd, b"b" * 1024, 0)
+    disk.truncate(fd, 2000)
+    return disk
+
+
+def test_sectors_and_lengths_fail_one_by_one() -> None:
+    disk = history()
+    files = {image["/f"] for _, image in CrashPoint(disk, len(disk.history)).every_image()}
+    assert files == {
+        (first * 512 + second * 512).ljust(length, b"\0")
+        for first in (b"a", b"b")
+        for second in (b"a", b"b")
+        for length in (1024, 2000)
+    }
+    assert [image["/f"] for _, image in CrashPoint(disk, 4).every_image()] == [b"a" * 1024]
+
+
+def test_names_are_there_or_not_until_their_directory_is_synced() -> None:
+    disk = history()
+    fd = disk.open("/f.tmp", create=True)
+    disk.pwrite(fd, b"new", 0)
+    disk.fdatasync(fd)
+    disk.rename("/f.tmp", "/f")
+    at = len(disk.history)
+    images = [image for _, image in CrashPoint(disk, at).every_image()]
+    assert {image["/f"] for image in images} >= {b"new", b"a" * 1024, b"b" * 1024 + bytes(976)}
+    assert any("/f.tmp" in image for image in images)
+    disk.fsync_dir("/")
+    assert [image for _, image in CrashPoint(disk, at + 1).every_image()] == [{"/": None, "/f": b"new"}]
+
+
+def test_a_new_file_is_lost_with_its_directory() -> None:
+    disk = RecordingDisk()
+    disk.makedirs("/d/e")
+    fd = disk.open("/d/e/f", create=True)
+    disk.fdatasync(fd)
+    disk.fsync_dir("/d/e")
+    disk.fsync_dir("/d")
+    images = [set(image) for _, image in CrashPoint(disk, len(disk.history)).every_image()]
+    assert images == [{"/"}, {"/", "/d", "/d/e", "/d/e/f"}]
+
+
+# -- planted bugs ----------------------------------------------------------------------------------
+
+
+def acknowledge_before_the_flush(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogFlusher, "wait_for", lambda self, position, waiter: waiter(True))
+
+
+def flush_only_the_newest_segment(patch: pytest.MonkeyPatch) -> None:
+    """Off by one at the roll: the end of the segment just left is never synced."""
+    right = CommitLog.take_unsynced
+    patch.setattr(CommitLog, "take_unsynced", lambda self: right(self)[-1:])
+
+
+def let_go_of_a_segment_filled_during_its_sync(patch: pytest.MonkeyPatch) -> None:
+    """A bug that this harness found: a sync counted for what was written after it had begun."""
+    right = CommitLog.synced
+    patch.setattr(CommitLog, "synced", lambda self, bases, end: right(self, bases, self.end))
+
+
+def skip_the_crc_in_recovery(patch: pytest.MonkeyPatch) -> None:
+    right = scan_module.SegmentScan.__init__
+
+    def wrong(self: scan_module.SegmentScan, *given: Any, check_crc: bool = True, **more: Any) -> None:
+        right(self, *given, check_crc=False, **more)
+
+    patch.setattr(scan_module.SegmentScan, "__init__", wrong)
+
+
+def leave_the_torn_tail(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Recovery, "_zero_tail", lambda self, base, result: None)
+
+
+def leave_stale_queue_units(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumeQueue, "cut", lambda self: False)
+
+
+def forget_the_directory_of_a_new_segment(patch: pytest.MonkeyPatch) -> None:
+    right = RecordingDisk.fsync_dir
+
+    def wrong(self: RecordingDisk, path: str) -> None:
+        if not path.endswith("commitlog"):
+            right(self, path)
+
+    patch.setattr(RecordingDisk, "fsync_dir", wrong)
+
+
+def forget_the_directory_after_a_rename(patch: pytest.MonkeyPatch) -> None:
+    right = RecordingDisk.fsync_dir
+
+    def wrong(self: RecordingDisk, path: str) -> None:
+        if not path.endswith("config"):
+            right(self, path)
+
+    patch.setattr(RecordingDisk, "fsync_dir", wrong)
+
+
+def move_the_checkpoint_first(patch: pytest.MonkeyPatch) -> None:
+    right = Upkeep.settle_all
+
+    def wrong(self: Upkeep, *, slots: bool = True) -> bool:
+        store = self._store
+        store.flusher.flush_now()
+        checkpoint = store.checkpoint
+        checkpoint.physic_ms = checkpoint.logics_ms = checkpoint.index_ms = store.clock.time_ms() + 10_000
+        checkpoint.flush()
+        return right(self, slots=slots)
+
+    patch.setattr(Upkeep, "settle_all", wrong)
+
+
+def trust_the_checkpoint_without_its_margin(patch: pytest.MonkeyPatch) -> None:
+    """As if queues were durable up to the moment of the start."""
+    patch.setattr(Checkpoint, "min_timestamp", property(lambda self: 1 << 52))
+
+
+def truncate_one_record_too_many(patch: pytest.MonkeyPatch) -> None:
+    right = Recovery._records
+
+    def wrong(self: Recovery, start: int, result: Any) -> Any:
+        held = None
+        for facts in right(self, start, result):
+            if held is not None:
+                yield held
+            held = facts
+        if held is not None and result.end == held.position + held.size:
+            result.end, self._dirt = held.position, True
+        elif held is not None:
+            yield held
+
+    patch.setattr(Recovery, "_records", wrong)
+
+
+def index_before_the_log(patch: pytest.MonkeyPatch) -> None:
+    """Entries of records that the log may not hold stay in the index."""
+    right = IndexService.resume
+
+    def wrong(self: IndexService, *, clean: bool, cut_at: int | None = None) -> None:
+        right(self, clean=clean)
+
+    patch.setattr(IndexService, "resume", wrong)
+
+
+def declare_an_unclean_stop_clean(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("cometmq.store.guards.AbortMark.exists", lambda self: False)
+
+
+PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] = [
+    (acknowledge_before_the_flush, ("threaded",)),
+    (flush_only_the_newest_segment, ("synchronous", "threaded")),
+    (let_go_of_a_segment_filled_during_its_sync, ("threaded",)),
+    (skip_the_crc_in_recovery, ("asynchronous", "threaded")),
+    (leave_the_torn_tail, ("threaded", "short")),
+    (leave_stale_queue_units, ("asynchronous", "restarts")),
+    (forget_the_directory_of_a_new_segment, ("synchronous",)),
+    (forget_the_directory_after_a_rename, ("deletions", "asynchronous")),
+    (move_the_checkpoint_first, ("asynchronous", "synchronous")),
+    (trust_the_checkpoint_without_its_margin, ("synchronous",)),
+    (truncate_one_record_too_many, ("short", "synchronous")),
+    (index_before_the_log, ("asynchronous", "short")),
+    (declare_an_unclean_stop_clean, ("synchronous", "asynchronous")),
+]
+BOUND = 1500
+
+
+@pytest.mark.parametrize(("plant", "workloads"), PLANTED, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_planted_bug_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], workloads: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    tried = 0
+    for seed in range(1, 10):
+        for workload in workloads:
+            try:
+                for trial in crash_trial.trials(workload, str(seed), 100):
+                    tried += 1
+                    crash_trial.run(trial)
+            except Exception as failure:
+                print(f"{plant.__name__}: caught by image {tried}: {str(failure).splitlines()[0]}")
+                return
+            if tried > BOUND:
+                pytest.fail(f"{tried} images did not show it")
+    pytest.fail(f"{tried} images did not show it")
+
+
+def test_a_table_is_never_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every state of every moment of two saves: the old table or the new one, the new one once saved."""
+    disk = RecordingDisk()
+    disk.makedirs("/config")
+    disk.fsync_dir("/")
+    table = JsonTable("/config/t.json", disk)
+    done = [0]
+    for version in range(1, 4):
+        table.save({"version": version, "text": "x" * 700 * version})
+        done.append(len(disk.history))
+    point = CrashPoint(disk)
+    for at in range(done[0], len(disk.history) + 1):
+        point.advance(at)
+        oldest = max(version for version, end in enumerate(done) if end <= at)
+        for label, image in point.every_image():
+            found = JsonTable("/config/t.json", RecordingDisk(image)).load().get("version", 0)
+            assert found in (oldest, oldest + 1), label
+
+
+def test_a_store_on_this_disk_is_a_store() -> None:
+    disk = RecordingDisk()
+    store = MessageStore.open(config(sync=True), disk, ManualClock())
+    store.close()
+    assert "/store/abort" not in disk.image()
+    store = MessageStore.open(config(sync=True), RecordingDisk(disk.image()), ManualClock())
+    assert store.recovered.clean
+    store.close()
