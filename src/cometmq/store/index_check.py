@@ -257,7 +257,8 @@ class IndexCheck:
             if places:
                 good.append((at, places.pop(0)))
             else:
-                self._surplus(window, at)
+                there = bool((positions == window.position[at]).any())
+                self._surplus(window, at, record_there=there)
         if good:
             entries, records = np.array(good).T
             self._check_times(Entries(*(column[entries] for column in window)), times[records])
@@ -267,11 +268,11 @@ class IndexCheck:
             for at in places:
                 self._lacking(int(positions[at]), exhausted=exhausted and at >= (good[-1][1] if good else 0))
 
-    def _surplus(self, window: Entries, at: int) -> None:
+    def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
         file, number = self._readable[int(window.file[at])][0], int(window.number[at])
         problem = (
-            f"entry {number} (hash {window.hash[at]}, log position {window.position[at]}) "
-            "is that of no key of the record there"
+            f"entry {number} (hash {window.hash[at]}) points at log position {window.position[at]}, "
+            + ("whose record has no such key" if record_there else "where no valid record with a key begins")
         )
         place = self._entries_at + number * ENTRY.size
         self._findings.add(ERROR, "index-entry", file.path, place, problem, REBUILD)
