@@ -1,0 +1,292 @@
+"""`cometmq store` as an installed command: output, JSON, exit codes, beside a running broker under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import BIN
+from tests.cli.conftest import Run as RunProcess
+from tests.store.kit import open_store, send
+from tests.store.planted import build, extract_golden, flip, places, snapshot
+
+from cometmq import Message
+from cometmq.cli import main as cometmq_main
+from cometmq.client.blocking import SyncProducer
+from cometmq.testing.local import local_broker
+from cometmq.testing.process import StandaloneProcess
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(name="run_process")
+def _run_process(run: RunProcess) -> RunProcess:
+    """The installed command as a process."""
+    return run
+
+
+@pytest.fixture(name="call")
+def _call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command's entry point in this process: the same words, output and exit code, without a start."""
+
+    def start(*words: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", list(words))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cometmq_main()
+        out, err = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return subprocess.CompletedProcess(words, end.value.code, out, err)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sound")
+    build(root)
+    return root
+
+
+@pytest.fixture
+def root(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "store"))
+
+
+def test_a_sound_store(run_process: RunProcess, sound: Path) -> None:
+    done = run_process("cometmq", "store", "verify", str(sound))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "400 records" in done.stdout
+    assert "0 errors, 0 warnings, 0 notes" in done.stdout
+
+
+def test_damage_is_named_and_ends_with_1(call: Run, root: Path) -> None:
+    hit = places(root)[200]
+    flip(hit.path, hit.at + 100)
+    done = call("cometmq", "store", "verify", str(root))
+    assert done.returncode == 1
+    assert f"error   {hit.path} at byte {hit.at}: no valid record" in done.stdout
+    assert "repaired by" in done.stdout
+    report = json.loads(call("cometmq", "store", "verify", "--json", str(root)).stdout)
+    found = Counter(finding["kind"] for finding in report["findings"])
+    assert found == {"log-damage": 1, "queue-unit": 1, "index-entry": 3}  # the record, and what points at it
+    assert report["errors"] == 5
+
+
+def test_an_unclean_stop_is_no_damage(call: Run, root: Path) -> None:
+    last = places(root)[-1]
+    flip(last.path, last.at + 100)
+    (root / "abort").touch()
+    done = call("cometmq", "store", "verify", str(root))
+    assert done.returncode == 0
+    assert "not stopped cleanly" in done.stdout
+    assert "next start" in done.stdout
+
+
+def test_rebuild_repairs_what_follows_from_the_log(call: Run, root: Path) -> None:
+    shutil.rmtree(root / "index")
+    for path in (root / "consumequeue" / "T" / "1").iterdir():
+        path.unlink()
+    # No index file tells its own lengths any more.
+    conf = root / "broker.conf"
+    conf.write_text("maxHashSlotNum=100\nmaxIndexNum=400\n")
+    assert call("cometmq", "store", "verify", str(root)).returncode == 1
+    done = call("cometmq", "store", "rebuild", str(root), "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["units"] == 400
+    assert call("cometmq", "store", "verify", str(root)).returncode == 0
+
+
+class TestDump:
+    def test_one_record_by_position(self, call: Run, sound: Path) -> None:
+        place = places(sound)[7]
+        done = call("cometmq", "store", "dump", str(sound), "--offset", str(place.position))
+        assert done.returncode == 0
+        fields = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+        assert {name: value.strip() for name, value in fields.items()}["property KEYS"] == "k7 all"
+
+    def test_by_id_and_key_as_json(self, call: Run, sound: Path) -> None:
+        for option in (("--id", "U00007"), ("--key", "k7", "--topic", "T"), ("--key", "k7", "--scan")):
+            done = call("cometmq", "store", "dump", str(sound), *option, "--json")
+            (line,) = done.stdout.splitlines()
+            found = json.loads(line)
+            assert (found["msg_id"], found["keys"], found["tags"]) == ("U00007", ["k7", "all"], "tag3")
+            assert found["body"].startswith("7:")
+            assert found["body_form"] == "text"
+
+    def test_a_range_of_a_queue(self, call: Run, sound: Path) -> None:
+        done = call(
+            "cometmq",
+            "store",
+            "dump",
+            str(sound),
+            "-t",
+            "T",
+            "-q",
+            "2",
+            "--from",
+            "5",
+            "--limit",
+            "3",
+            "--json",
+        )
+        assert [json.loads(line)["queue_offset"] for line in done.stdout.splitlines()] == [5, 6, 7]
+
+    def test_bodies_in_hex_and_none(self, call: Run, tmp_path: Path) -> None:
+        extract_golden(tmp_path / "golden")
+        words = ("cometmq", "store", "dump", str(tmp_path / "golden"), "--offset", "0")
+        assert "body (hex)         a6" in call(*words).stdout
+        assert "body" not in call(*words, "--body", "none").stdout
+        assert "\ufffd" in call(*words, "--body", "text").stdout
+
+    def test_compressed_bodies_are_shown_plain(self, call: Run, root: Path) -> None:
+        store = open_store(root)
+        at = send(store, zlib.compress(b"plain words"), sys_flag=1).physical_offset
+        store.close()
+        words = ("cometmq", "store", "dump", str(root), "--offset", str(at), "--json")
+        assert json.loads(call(*words).stdout)["body"] == "plain words"
+        assert json.loads(call(*words, "--raw").stdout)["body"] == zlib.compress(b"plain words").hex()
+
+    def test_nothing_found_ends_with_1(self, call: Run, sound: Path) -> None:
+        for option in (("--offset", "1"), ("--id", "nobody"), ("--key", "nobody")):
+            done = call("cometmq", "store", "dump", str(sound), *option)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert "no such message" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("verify",),
+        ("verify", "/no/such/directory"),
+        ("verify", "DIR", "--what"),
+        ("dump", "DIR", "--offset", "1", "--key", "k"),
+        ("dump", "DIR", "--topic", "T"),
+        ("dump", "DIR", "--queue", "1"),
+        ("dump", "DIR", "--limit", "0"),
+        ("nothing",),
+    ],
+)
+def test_usage_errors_end_with_2(call: Run, sound: Path, words: tuple[str, ...]) -> None:
+    done = call("cometmq", "store", *(str(sound) if word == "DIR" else word for word in words))
+    assert done.returncode == 2
+    assert done.stdout == ""
+
+
+def test_a_directory_without_a_store_ends_with_1(call: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for command in ("verify", "dump", "rebuild", "stats"):
+        done = call("cometmq", "store", command, str(tmp_path / "empty"))
+        assert done.returncode == 1
+        assert "there is no commitlog directory here" in done.stderr
+        assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_stats(call: Run, sound: Path) -> None:
+    done = call("cometmq", "store", "stats", str(sound))
+    assert done.returncode == 0
+    assert "400 messages" in done.stdout
+    assert "retention: 72 h" in done.stdout
+    by_queue = call("cometmq", "store", "stats", "--queues", str(sound)).stdout
+    assert [line.split()[:4] for line in by_queue.splitlines()[1:4]] == [
+        ["T", "0", "0-134", "134"],
+        ["T", "1", "0-133", "133"],
+        ["T", "2", "0-133", "133"],
+    ]
+    value = json.loads(call("cometmq", "store", "stats", "--json", str(sound)).stdout)
+    assert (value["messages"], len(value["queues"]), value["outlook"]["file_reserved_hours"]) == (400, 3, 72)
+
+
+def test_a_terminal_sees_a_progress_bar(sound: Path) -> None:
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [str(BIN / "cometmq"), "store", "verify", str(sound)],
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    ) as process:
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                data = os.read(leader, 4096)
+            except OSError:  # how a pseudo-terminal says that nobody writes any more
+                break
+            if not data:
+                break
+            shown += data
+        assert process.stdout is not None
+        out = process.stdout.read()
+    os.close(leader)
+    assert process.returncode == 0
+    assert b"verifying" in shown
+    assert out.startswith(str(sound).encode())
+
+
+def test_beside_a_broker_under_load(run_process: RunProcess, tmp_path: Path) -> None:
+    with StandaloneProcess(tmp_path) as cluster:
+        stop = threading.Event()
+        sent: list[str] = []
+        failures: list[BaseException] = []
+
+        def load() -> None:
+            try:
+                with SyncProducer("load", namesrv=cluster.namesrv) as producer:
+                    while not stop.wait(0.001):
+                        message = Message("Load", bytes(700), tags="t", keys=(f"k{len(sent)}",))
+                        sent.append(producer.send(message).msg_id)
+            except BaseException as failure:
+                failures.append(failure)
+
+        sender = threading.Thread(target=load)
+        sender.start()
+        directory = str(tmp_path / "broker-a")
+        try:
+            for _ in range(2):
+                done = run_process("cometmq", "store", "verify", "--json", directory)
+                report = json.loads(done.stdout)
+                assert (report["findings"], report["live"], done.returncode) == ([], True, 0)
+            assert report["records"] > 50
+            number = len(sent) - 1
+            shown = run_process(
+                "cometmq", "store", "dump", directory, "--key", f"k{number}", "--topic", "Load", "--json"
+            )
+            assert json.loads(shown.stdout)["msg_id"] == sent[number]
+            assert run_process("cometmq", "store", "stats", directory).returncode == 0
+            refused = run_process("cometmq", "store", "rebuild", directory)
+            assert refused.returncode == 1
+            assert "a broker is using this store" in refused.stderr
+        finally:
+            stop.set()
+            sender.join()
+        assert failures == []
+    after = json.loads(run_process("cometmq", "store", "verify", "--json", directory).stdout)
+    assert (after["findings"], after["live"], after["clean"]) == ([], False, True)
+    assert after["units"] == len(sent)
+
+
+def test_reading_commands_change_nothing(call: Run, root: Path) -> None:
+    before = snapshot(root)
+    for command in ("verify", "dump", "stats"):
+        assert call("cometmq", "store", command, str(root)).returncode == 0
+    assert snapshot(root) == before
+
+
+def test_a_broker_in_the_same_process_keeps_its_lock(tmp_path: Path, run_process: RunProcess) -> None:
+    """A POSIX lock is lost when its process closes any descriptor of the file."""
+    from cometmq.store.verify import verify
+
+    with local_broker(tmp_path) as broker:
+        directory = str(broker.data_dir / broker.broker_name)
+        assert verify(directory).live
+        assert json.loads(run_process("cometmq", "store", "verify", "--json", directory).stdout)["live"]
