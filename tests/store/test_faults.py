@@ -77,7 +77,7 @@ def test_nothing_is_written_over_remains_that_could_not_be_cleared(tmp_path: Pat
     put(store, bytes(1000))
     put(store, bytes(1000))
     disk.fail("pwrite", match="commitlog", partial=0.9)
-    disk.fail("pwrite", match="commitlog", times=2)
+    disk.fail("pwrite", match="commitlog", times=3)
     assert store.commit().error is not None
     for _ in range(2):
         with pytest.raises(StoreRefused):

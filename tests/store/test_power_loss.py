@@ -1,4 +1,5 @@
-"""Power failures: every state of the disk that one may leave, recovered twice, and bugs planted to prove the eye.
+"""Power failures: every state of the disk that one may leave, recovered twice, and bugs planted to prove the
+eye.
 
 `COMETMQ_CRASH_IMAGES` sets how many images are tried (2,400 by default).
 """
@@ -57,7 +58,8 @@ class Failures:
         self.root = f"/store{next(_roots)}"
 
     def workload(self) -> None:
-        """Sends of all sizes over several segments, checkpoints, a deleted topic, a clean stop, a new start."""
+        """Sends of all sizes over several segments, checkpoints, a deleted topic, a clean stop, a new
+        start."""
         clock = ManualClock(START_MS)
         store = MessageStore.open(config(self.root), self.disk, clock)
         for number in range(34):
@@ -145,8 +147,8 @@ RECORD_OVERHEAD = 92  # of a record of topic "T" without properties
 
 
 def stale_record(disk: CrashDisk, store: MessageStore) -> int:
-    """Bytes from the end of the log to what looks like a record behind it; 0 if nothing does. A message that fills
-    exactly this space would bring it to life."""
+    """Bytes from the end of the log to what looks like a record behind it; 0 if nothing does. A message
+    that fills exactly this space would bring it to life."""
     end = store.commit_log_max
     base = end - end % 8192
     if disk.facts(store.log.path_of(base)) is None:
@@ -158,7 +160,8 @@ def stale_record(disk: CrashDisk, store: MessageStore) -> int:
 
 
 def served(store: MessageStore) -> dict[bytes, tuple[str, int, int]]:
-    """Body -> (topic, queue id, queue offset) of everything that consumers get, checked against its record."""
+    """Body -> (topic, queue id, queue offset) of everything that consumers get, checked against its
+    record."""
     found: dict[bytes, tuple[str, int, int]] = {}
     for queue in store.queues:
         everything(store, queue.topic, queue.queue_id)
@@ -211,7 +214,7 @@ def test_what_was_acknowledged_survives_every_power_failure() -> None:
         seed += 1
 
 
-# -- planted bugs: each must be seen, or the test above proves nothing ------------------------------
+# -- planted bugs: each must be seen, or the test above proves nothing ---------------------------
 
 
 def acknowledge_before_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,12 @@ DAMAGE_REPAIRED: dict[str, Callable[[Path], object]] = {
     "checkpoint short": lambda root: (os.truncate(root / "checkpoint", 11), unclean(root)),
     "queues missing": lambda root: shutil.rmtree(root / "consumequeue"),
     "queues missing, unclean": lambda root: (shutil.rmtree(root / "consumequeue"), unclean(root)),
+    "one queue missing": lambda root: shutil.rmtree(root / "consumequeue/T/1"),
+    "one topic missing": lambda root: shutil.rmtree(root / "consumequeue/T"),
+    "a queue's last file missing": lambda root: os.unlink(max((root / "consumequeue/T/2").iterdir())),
+    "a queue's last file zeroed": lambda root: alter(
+        max((root / "consumequeue/T/2").iterdir()), 0, bytes(2000)
+    ),
     "one queue missing, unclean": lambda root: (shutil.rmtree(root / "consumequeue/T/1"), unclean(root)),
     "index missing": lambda root: shutil.rmtree(root / "index"),
     "index missing, unclean": lambda root: (shutil.rmtree(root / "index"), unclean(root)),
@@ -168,8 +174,8 @@ def test_the_last_record_cut_in_half_is_lost_alone(tmp_path: Path) -> None:
     lost = sent[299 % QUEUES].pop()
     store = quick(tmp_path)
     assert contents(store) == sent
-    assert store.max_offset("T", 299 % QUEUES) == len(sent[299 % QUEUES])
-    assert send(store, lost, queue_id=299 % QUEUES).queue_offset == len(sent[299 % QUEUES])
+    # Its offset, which a consumer may have seen before the clean stop, is not given to another message.
+    assert send(store, lost, queue_id=299 % QUEUES).queue_offset == len(sent[299 % QUEUES]) + 1
     store.close()
 
 
@@ -304,7 +310,7 @@ def test_queues_that_point_behind_the_log_are_cut(tmp_path: Path) -> None:
     assert not store.recovered.clean
     expected = {q: [body for body in sent[q] if body not in lost] for q in range(QUEUES)}
     assert contents(store) == expected
-    assert all(store.max_offset("T", q) == len(expected[q]) for q in range(QUEUES))
+    assert all(store.max_offset("T", q) == len(sent[q]) for q in range(QUEUES))  # no offset is used twice
     assert store.query_by_key("T", "k299", 9, 0, 1 << 60) == []
     store.close()
 

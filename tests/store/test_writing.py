@@ -56,6 +56,7 @@ def test_files_have_apaches_names_and_exact_lengths(tmp_path: Path) -> None:
     }
     index = next(name for name in files if name.startswith("index/"))
     assert len(index) == len("index/") + 17
+    assert files.pop("config/consumeQueueEnds.json")  # ours alone
     assert files == {
         "checkpoint": 4096,
         "lock": 4,

@@ -226,6 +226,10 @@ class CommitLog:
                         )
         except OSError:
             self._take_back()
+            try:
+                self._heal()
+            except OSError as failure:
+                log.error("what a failed write left cannot be cleared yet: %s", failure)
             raise
         for extent in extents:
             self.unsynced[extent.base] = extent.fd

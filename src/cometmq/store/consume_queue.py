@@ -89,12 +89,13 @@ class ConsumeQueue:
         between is filled with Apache's filler units, which load and read as nothing.
         """
         if offset != self.max_offset:
-            self._skip_to(offset)
+            self.skip_to(offset)
         self.window += UNIT_STRUCT.pack(physical, size, tags_code)
         self.max_offset = offset + 1
         self.max_physical = physical + size
 
-    def _skip_to(self, offset: int) -> None:
+    def skip_to(self, offset: int) -> None:
+        """Let the queue go on at a later offset, filling the space between (see `push`)."""
         if offset < self.max_offset:
             raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
         if not self.positions and self.max_offset == 0:
@@ -240,7 +241,9 @@ class ConsumeQueue:
         self.positions.clear()
         self.unsynced_files.clear()
         if self._files.disk.is_dir(self.path):
-            self._files.disk.fsync_dir(self.path)  # the files must not come back under a new queue of this name
+            self._files.disk.fsync_dir(
+                self.path
+            )  # the files must not come back under a new queue of this name
             try:
                 self._files.disk.rmdir(self.path)
             except OSError:
@@ -299,11 +302,27 @@ class ConsumeQueue:
             if low:
                 end = base // UNIT + low
                 break
+        self._look_behind(end, log_end)
         self.next_offset = self.max_offset = self.written = self.synced = self.window_start = end
         self.window = bytearray()
         self.min_offset = min(end, self.positions[0] // UNIT) if self.positions else 0
         last = self.unit(end - 1) if end > self.min_offset else None
         self.max_physical = last[0] + last[1] if last is not None and last[1] != FILLER_SIZE else 0
+
+    def _look_behind(self, end: int, log_end: int) -> None:
+        """Units of older records behind the end mean that what ended the queue is damage."""
+        for base in self.positions:
+            begin = max(0, end * UNIT - base)
+            if begin >= self.file_size:
+                continue
+            fd = self._files.descriptors.get(os.path.join(self.path, file_name(base)))
+            if not holds_data(self._files.disk, fd, begin, self.file_size):
+                continue
+            rest = self._files.disk.pread(fd, self.file_size - begin, begin)
+            for physical, size, _ in UNIT_STRUCT.iter_unpack(rest):
+                if size > 0 and 0 <= physical < log_end:
+                    self.damaged = True
+                    return
 
     def cut(self) -> bool:
         """Zero everything behind the end, so that no stale unit can come back to life. True if there was

@@ -21,9 +21,9 @@ class DeletedTopics:
     __slots__ = ("_ends", "_table")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Raises StoreCorrupt when neither the file nor its backup can be read."""
+        """A table that cannot be read counts as empty: a store is not refused for deleted messages."""
         self._table = JsonTable(os.path.join(root, "config", "deletedTopics.json"), disk)
-        found = self._table.load().get("deletedTopics")
+        found = self._table.load_or_empty().get("deletedTopics")
         self._ends: dict[str, int] = {}
         if isinstance(found, dict):
             self._ends = {str(topic): end for topic, end in found.items() if isinstance(end, int)}

@@ -29,6 +29,7 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import UNIT_STRUCT
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk
+from cometmq.store.ends import QueueEnds
 from cometmq.store.files import NotCached, StoreFiles
 from cometmq.store.flags import Flag, RunningFlags
 from cometmq.store.flush import LogFlusher
@@ -91,10 +92,11 @@ class MessageStore:
         self.index = IndexService(self.files, clock, config)
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
         self.deleted = DeletedTopics(disk, config.root)
+        self.ends = QueueEnds(disk, config.root)
         clean = not abort.exists()
         abort.set()
         self.recovered: Recovered = Recovery(
-            disk, config, self.log, self.queues, self.index, self.checkpoint, self.deleted
+            disk, config, self.log, self.queues, self.index, self.checkpoint, self.deleted, self.ends
         ).run(clean=clean)
         self.flusher = LogFlusher(self.log, disk, clock, config)
         self.flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
@@ -150,6 +152,7 @@ class MessageStore:
         self.closed = self.appender.closed = True
         try:
             if self.commit().error is None and self.upkeep.settle_all() and self.flags.writeable:
+                self.ends.save(self.queues, self.log.end)
                 self._abort.clear()
             else:
                 log.warning("the store stops with unwritten state; the next start will recover it")

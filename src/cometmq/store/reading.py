@@ -9,8 +9,8 @@ cost one system call and one copy from the page cache.
 from __future__ import annotations
 
 import enum
+import logging
 import struct
-import zlib
 from collections.abc import Callable, Container
 
 import msgspec
@@ -21,7 +21,11 @@ from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, ConsumeQueue
 from cometmq.store.disk import Buffer
 from cometmq.store.files import NotCached
+from cometmq.store.scan import record_facts
 
+log = logging.getLogger(__name__)
+
+FILLER_UNIT = (0, FILLER_SIZE, 0)
 _start_of = struct.Struct(">ii").unpack_from
 _GAP = 12 << 10
 _MAX_RUN = 128 << 10
@@ -77,7 +81,7 @@ class QueueReader:
         self._log = log
         self.memory_bytes = memory_bytes
         self.configure(config)
-        self.refused: Callable[[int, str], None] | None = None  # told of records that fail checkCRCOnRead
+        self.refused: Callable[[int, str], None] = _log_refused  # told of damage that readers meet
 
     def configure(self, config: StoreConfig) -> None:
         """Take over parameters; they may change while the store runs."""
@@ -126,7 +130,8 @@ class QueueReader:
             return data
         if not data:
             return Got(GetStatus.OFFSET_FOUND_NULL, [], 0, queue.next_file_offset(offset), low, high, False)
-        picked = self._pick(data, max_count, tags, max_bytes) if records is None else None
+        careful = records is not None or self._check_crc
+        picked = None if careful else self._pick(data, max_count, tags, max_bytes)
         if picked is not None:
             chosen, scanned, last = picked
             buffers = self._read_runs(chosen, wait)
@@ -140,9 +145,9 @@ class QueueReader:
 
     def _pick(
         self, data: Buffer, max_count: int, tags: TagFilter, max_bytes: int | None
-    ) -> tuple[list[tuple[int, int]], int, int]:
+    ) -> tuple[list[tuple[int, int]], int, int] | None:
         """Choose records from units alone: ([(position, size)], units scanned, position of the last one
-        scanned)."""
+        scanned). None when a unit cannot be true."""
         disk_below = self._log.end - self.memory_window
         limit_bytes = self._bytes_memory
         limit_count = min(self._count_memory, max_count)
@@ -169,7 +174,9 @@ class QueueReader:
                 if not accepts(code):
                     continue
             if not MIN_SIZE <= size < FILLER_SIZE:
-                continue
+                if unit == FILLER_UNIT:
+                    continue
+                return None
             chosen.append((position, size))
             count += 1
             total += size
@@ -208,14 +215,11 @@ class QueueReader:
                 stored, magic = _start_of(data, at - start)
                 if stored != size or (magic != MAGIC_V1 and magic != MAGIC_V2):
                     return None  # a lost page reads as zeros: never hand that to a client
-            if not gaps and not self._check_crc:
+            if gaps:
+                view = memoryview(data)
+                buffers += [view[at - start : at - start + size] for at, size in run]
+            else:
                 buffers.append(data)
-                continue
-            view = memoryview(data)
-            parts = [view[at - start : at - start + size] for at, size in run]
-            if self._check_crc and not all(map(_crc_holds, parts)):
-                return None
-            buffers += parts
         return buffers
 
     def _get_one_by_one(
@@ -239,23 +243,26 @@ class QueueReader:
             if self._batch_full(position, size, len(buffers), total, max_count, max_bytes):
                 break
             scanned += 1
-            if not MIN_SIZE <= size < FILLER_SIZE or position < skip_below or not _tag_matches(tags, code):
+            if (position, size, code) == FILLER_UNIT or position < skip_below or not _tag_matches(tags, code):
                 continue
-            record = log.read(position, size, wait=wait)
+            record = log.read(position, size, wait=wait) if size >= MIN_SIZE else None
             if isinstance(record, NotCached):
                 if not buffers:
                     return record
                 scanned -= 1
                 break
-            if record is None or not _begins(record, size):
+            if record is None and 0 < position < log.min_position:
                 missing = True
-                if position < log.min_position:
-                    skip_below = position - position % log.segment_size + log.segment_size
+                skip_below = position - position % log.segment_size + log.segment_size
                 continue
-            if self._check_crc and not _crc_holds(memoryview(record)):
+            place = offset + scanned - 1
+            if (
+                record is None
+                or not _begins(record, size)
+                or (self._check_crc and not _belongs(record, position, queue, place))
+            ):
                 missing = True
-                if self.refused is not None:
-                    self.refused(position, f"{queue.topic}/{queue.queue_id}@{offset + scanned - 1}")
+                self.refused(position, f"{queue.topic}/{queue.queue_id}@{place}")
                 continue
             if records is not None and not records(record):
                 continue
@@ -305,13 +312,17 @@ def _begins(record: Buffer, size: int) -> bool:
     return stored == size and magic in (MAGIC_V1, MAGIC_V2)
 
 
-def _crc_holds(record: memoryview) -> bool:
-    """Whether the body of a whole record has the CRC that its header gives."""
-    flags = int.from_bytes(record[36:40], "big")
-    at = 84 + (12 if flags & 0x10 else 0) + (12 if flags & 0x20 else 0)
-    length = int.from_bytes(record[at : at + 4], "big", signed=True)
-    if not 0 <= length <= len(record) - at - 4:
-        return False
-    if length == 0:
-        return True
-    return zlib.crc32(record[at + 4 : at + 4 + length]) & 0x7FFFFFFF == int.from_bytes(record[8:12], "big")
+def _belongs(record: Buffer, position: int, queue: ConsumeQueue, offset: int) -> bool:
+    """Whether a record is whole, its CRC included, and the one that this unit of this queue means."""
+    facts = record_facts(memoryview(record), 0, position)
+    return facts is not None and (facts.topic, facts.queue_id, facts.queue_offset) == (
+        queue.topic,
+        queue.queue_id,
+        offset,
+    )
+
+
+def _log_refused(position: int, place: str) -> None:
+    log.error(
+        "no record of %s is at position %d of the log: one of them is damaged, not served", place, position
+    )

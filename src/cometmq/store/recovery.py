@@ -25,6 +25,7 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk
+from cometmq.store.ends import QueueEnds
 from cometmq.store.index import IndexService
 from cometmq.store.keys import property_value, stored_tags_code
 from cometmq.store.queue_table import QueueTable
@@ -112,8 +113,10 @@ class Recovery:
         index: IndexService,
         checkpoint: Checkpoint,
         deleted: DeletedTopics,
+        ends: QueueEnds,
     ) -> None:
         self._deleted = deleted
+        self._ends = ends
         self._disk = disk
         self._config = config
         self._log = commit_log
@@ -229,6 +232,11 @@ class Recovery:
         """Walk the log; when a queue turns out to be short, once more from the beginning."""
         try:
             self._walk(start, index_from, result)
+            shorter = self._shorter(result)
+            if shorter and (result.clean or start > self._first):
+                raise _StartEarlier(
+                    "consume queue {}/{} does not reach its former end {}".format(*shorter[0])
+                )
         except _StartEarlier as reason:
             log.warning("%s: all queues are built anew from the log", reason)
             result.notes.append(f"{reason}: all queues were built anew from the log")
@@ -239,6 +247,19 @@ class Recovery:
             self._index.forget_waiting()
             self._index.resume(clean=False, cut_at=start)
             self._walk(start, start, result)
+        for topic, queue_id, end in self._shorter(result):
+            # Its last messages are lost, or have expired with its files: no offset is given out twice.
+            queue = self._queues.get(topic, queue_id)
+            if end - queue.max_offset <= _WIDEST_GAP or not queue.max_offset:
+                queue.skip_to(end)
+                queue.write()
+
+    def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
+        """Queues that end before where they did at the last clean stop. After a clean stop that was
+        another broker's the table is too old to say anything."""
+        if result.clean and result.end != self._ends.log_end:
+            return []
+        return self._ends.shorter(self._queues, self._deleted)
 
     def _walk(self, start: int, index_from: int, result: Recovered) -> None:
         result.start = start

@@ -2,8 +2,9 @@
 
 A record is valid when its magic is known, its own position stands in it, the length recomputed from its
 parts equals its total size, no sector of its topic or properties reads as zeros, and its body has the CRC
-that it gives. Where a valid record should begin and none does, the walk looks for the next one: a magic number whose record is valid at exactly that position.
-So damage in the middle hides only the records that it hit.
+that it gives. Where a valid record should begin and none does, the walk looks for the next one: a magic
+number whose record is valid at exactly that position. So damage in the middle hides only the records that
+it hit.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ import logging
 import os
 from typing import Any
 
+import msgspec
+
 from cometmq.errors import ProtocolError, StoreCorrupt
 from cometmq.protocol.lenient import read_lenient
 from cometmq.store.disk import Disk, OsDisk, read_file, write_new_file
@@ -54,6 +56,14 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _read(text: bytes) -> Any:
+    """Standard JSON quickly, anything else as fastjson would read it. Raises ProtocolError."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return read_lenient(text)
+
+
 class JsonTable:
     """One file of `config/`. Its methods wait for the device; big tables belong in a thread."""
 
@@ -79,7 +89,7 @@ class JsonTable:
                 problems.append(f"{path} is empty")
                 continue
             try:
-                value = read_lenient(text)
+                value = _read(text)
             except ProtocolError as problem:
                 problems.append(f"{path}: {problem}")
                 continue
@@ -91,6 +101,14 @@ class JsonTable:
         if any("is empty" not in problem for problem in problems):
             raise StoreCorrupt("; ".join(problems), self.path)
         return {}
+
+    def load_or_empty(self) -> dict[str, Any]:
+        """The table; one that cannot be read is named in the log and taken for empty."""
+        try:
+            return self.load()
+        except StoreCorrupt as problem:
+            log.error("going on without %s: %s", self.path, problem)
+            return {}
 
     def save(self, value: dict[Any, Any]) -> None:
         """Replace the table. Raises OSError; then the previous one is still there."""
@@ -113,6 +131,6 @@ class JsonTable:
     def _readable(text: bytes) -> bool:
         """A damaged table must not take the place of a good `.bak`."""
         try:
-            return isinstance(read_lenient(text), dict)
+            return isinstance(_read(text), dict)
         except ProtocolError:
             return False

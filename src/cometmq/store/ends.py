@@ -1,0 +1,55 @@
+"""Where the consume queues ended at the last clean stop.
+
+A queue whose newest sector, file or directory is lost looks just like a shorter queue, and would hand out
+offsets that its messages already have. So a clean stop leaves the ends of all queues in a small table; a
+start that finds less builds the queues anew from the log. Apache's broker does not know the file; ends
+from before it ran are lower bounds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.deleted import DeletedTopics
+from cometmq.store.disk import Disk
+from cometmq.store.queue_table import QueueTable
+from cometmq.store.tables import JsonTable
+
+
+class QueueEnds:
+    """`config/consumeQueueEnds.json`: topic -> queue id -> offset behind the last message."""
+
+    __slots__ = ("_table", "ends", "log_end")
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        """A table that cannot be read counts as empty: it only helps to see damage."""
+        self._table = JsonTable(os.path.join(root, "config", "consumeQueueEnds.json"), disk)
+        found = self._table.load_or_empty()
+        self.log_end = found.get("logEnd", -1)
+        self.ends: dict[str, dict[int, int]] = {
+            topic: {int(queue_id): end for queue_id, end in queues.items()}
+            for topic, queues in found.get("queueEnds", {}).items()
+        }
+
+    def save(self, queues: Iterable[ConsumeQueue], log_end: int) -> None:
+        """Raises OSError."""
+        ends: dict[str, dict[int, int]] = {}
+        for queue in queues:
+            if queue.max_offset:
+                ends.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
+        if (ends, log_end) != (self.ends, self.log_end):
+            self._table.save({"logEnd": log_end, "queueEnds": ends})
+            self.ends, self.log_end = ends, log_end
+
+    def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
+        """(topic, queue id, end then) of the queues that now end before where they did."""
+        gone = set(deleted.topics())
+        found = []
+        for topic, ends in self.ends.items():
+            for queue_id, end in ends.items():
+                queue = queues.find(topic, queue_id)
+                if topic not in gone and (queue is None or queue.max_offset < end):
+                    found.append((topic, queue_id, end))
+        return found
