@@ -251,6 +251,8 @@ class IndexService:
                 file.release()
                 self._unsynced.add(file.path)
         self._unproven.clear()
+        # After an unclean stop files may be there whose names have not been synced yet.
+        self._new_names = self._new_names or (not clean and bool(self.files))
 
     def delete_expired(self, log_min: int) -> list[str]:
         """Delete files all of whose records are gone; never the newest. Returns their paths."""

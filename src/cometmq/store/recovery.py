@@ -273,6 +273,7 @@ class Recovery:
             result.records += 1
             self._dispatch(facts, start, index_from, touched, result)
         for queue in touched:
+            queue.new_names = True  # a file made just before the process died may have no lasting name yet
             queue.write()
         result.end = max(end, result.end)
 
