@@ -16,6 +16,8 @@ _UNIQ_KEY = b"UNIQ_KEY\x01"
 _KEYS = b"KEYS\x01"
 _TAGS = b"TAGS\x01"
 _MOST_TAGS = 10_000
+_MOST_RESTS = 2_000
+_LONGEST_REST = 512
 
 _UNIQ_NAME = np.frombuffer(_UNIQ_KEY, np.uint8)
 _KEYS_NAME = np.frombuffer(_KEYS, np.uint8)
@@ -25,6 +27,7 @@ _SEPARATOR, _BLANK = 2, 0x20
 IntArray = NDArray[np.int64]
 
 _tag_codes: dict[bytes, int] = {}
+_known_rests: dict[bytes, tuple[int, bool]] = {}
 
 
 def property_value(properties: bytes, name: bytes) -> bytes:
@@ -84,6 +87,28 @@ def stored_tags_code(properties: bytes) -> int:
             _tag_codes.clear()
         code = _tag_codes[tags] = java_hash(tags.decode("utf-8", "replace"))
     return code
+
+
+def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
+    """The tags code of a record, and its unique key if that is known to be its only key.
+
+    What does not depend on the unique key's value is remembered by the rest of the string: 0.4 µs.
+    """
+    at = properties.find(_UNIQ_KEY) + len(_UNIQ_KEY)
+    end = properties.find(b"\x02", at)
+    if at < len(_UNIQ_KEY) or end <= at:
+        return stored_tags_code(properties), None
+    unique = properties[at:end]
+    rest = properties[:at] + properties[end:]
+    known = _known_rests.get(rest)
+    if known is None:
+        known = stored_tags_code(properties), index_keys(properties) == [unique]
+        if len(rest) <= _LONGEST_REST and _KEYS not in rest:  # keys differ from record to record
+            if len(_known_rests) >= _MOST_RESTS:
+                _known_rests.clear()
+            _known_rests[rest] = known
+    code, alone = known
+    return code, unique if alone else None
 
 
 def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray, IntArray]:

@@ -1,0 +1,87 @@
+"""What the fast ways of a batch read is what the careful ones read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.errors import BodyError
+from cometmq.protocol.batch import encode_batch, iter_batch
+from cometmq.store.appender import _batch_items
+from cometmq.store.keys import code_and_key, hash_equal, hash_keys, index_keys, stored_tags_code
+from cometmq.store.refusal import StoreRefused
+
+ITEMS = st.lists(
+    st.tuples(
+        st.integers(-(2**31), 2**31 - 1),
+        st.binary(max_size=20),
+        st.lists(st.sampled_from([b"a\x01b", b"\x02", b"\x01", b"KEYS\x01k"]), max_size=4).map(b"".join),
+    ),
+    max_size=5,
+)
+
+
+@given(ITEMS, st.sampled_from([b"", b"CLUSTER\x01c"]))
+def test_items_of_a_batch_get_the_properties_of_the_request(items, extra):
+    data = encode_batch(items)
+    if not items:
+        with pytest.raises(StoreRefused, match="empty"):
+            _batch_items(data, extra)
+        return
+    found = _batch_items(memoryview(data), extra)
+    for (flag, body, properties), item in zip(found, iter_batch(data), strict=True):
+        assert (flag, body) == (item.flag, item.body)
+        joint = b"\x02" if extra and item.properties and item.properties[-1] != 2 else b""
+        assert properties == item.properties + joint + extra
+
+
+@given(ITEMS.filter(len), st.data())
+def test_a_damaged_batch_is_refused_exactly_when_the_careful_reader_refuses_it(items, draw):
+    data = bytearray(encode_batch(items))
+    for _ in range(draw.draw(st.integers(1, 3))):
+        data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    del data[draw.draw(st.integers(0, len(data))) or len(data) :]
+    problem = None
+    expected = []
+    try:
+        expected = [tuple(item) for item in iter_batch(bytes(data))]
+    except BodyError as error:
+        problem = str(error)
+    if problem is None:
+        assert _batch_items(data, b"") == expected
+        return
+    with pytest.raises(StoreRefused) as refusal:
+        _batch_items(data, b"")
+    assert refusal.value.remark == problem
+
+
+PROPERTIES = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [b"\x01", b"\x02", b"\x02", b"UNIQ_KEY\x01", b"\x02UNIQ_KEY\x01A", b"UNIQ_KEY\x01B\x02"]
+        ),
+        st.sampled_from([b"TAGS\x01", b"TAGS\x01t", b"KEYS\x01", b"KEYS\x01k l", b"x", "é".encode()]),
+    ),
+    max_size=8,
+).map(b"".join)
+
+
+@given(PROPERTIES)
+def test_remembered_codes_and_keys_are_those_of_the_properties(properties):
+    for _ in range(2):
+        code, key = code_and_key(properties)
+        assert code == stored_tags_code(properties)
+        assert key is None or index_keys(properties) == [key]
+
+
+@given(st.lists(st.binary(min_size=4, max_size=4).map(lambda key: key.hex().encode()), min_size=1))
+def test_keys_of_one_length_hash_as_keys_of_any(keys):
+    hashes = hash_equal(keys)
+    assert hashes is not None
+    assert hashes.tolist() == hash_keys([b"UNIQ_KEY\x01" + key for key in keys])[0].tolist()
+
+
+def test_keys_of_several_lengths_and_beyond_ascii_are_left_to_others():
+    assert hash_equal([b"a", b"bc"]) is None
+    assert hash_equal(["é".encode()]) is None
