@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import open_store, send, small
+from tests.store.kit import committed, open_store, put, send, small
 from tests.store.planted import (
     ENTRIES_AT,
     alter,
@@ -26,6 +26,7 @@ from tests.store.planted import (
 )
 
 from cometmq.errors import StoreError
+from cometmq.protocol.properties import tags_code
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.findings import Finding
 from cometmq.store.shape import read_shape
@@ -201,6 +202,64 @@ class TestLog:
     def test_records_larger_than_the_configured_limit_are_no_damage(self, root: Path) -> None:
         report = verify(str(root), config=small(root, max_message_size=-65_300))
         assert report.findings == []
+
+
+FIELDS = [
+    (0, "size"), (4, "magic"), (8, "body CRC"), (12, "queue id"), (16, "flag"), (20, "queue offset"),
+    (28, "physical offset"), (36, "sysFlag"), (40, "born time"), (48, "born host"), (56, "store time"),
+    (64, "store host"), (72, "reconsume times"), (76, "prepared transaction offset"), (84, "body length"),
+    (88, "rest"),
+]  # fmt: skip
+UNSEEN_FIELDS = {
+    "flag", "sysFlag", "born time", "born host", "store time", "store host", "reconsume times",
+    "prepared transaction offset",
+}  # fmt: skip
+
+
+def field_of(byte: int) -> str:
+    return [name for start, name in FIELDS if start <= byte][-1]
+
+
+class TestWhatTheFormatCannotShow:
+    """A flip of any bit of a record outside these is found; docs/store.md lists them."""
+
+    @pytest.fixture
+    def victim(self, tmp_path: Path) -> Path:
+        root = tmp_path
+        clock = ManualClock()
+        store = open_store(root, FaultyDisk(really_sync=False), clock)
+        for number in range(9):
+            clock.now_ms += 61_234
+            properties = f"UNIQ_KEY\x01U{number}\x02KEYS\x01k{number}\x02TAGS\x01TagA\x02other\x01value\x02"
+            put(store, b"body%d" % number, properties=properties.encode(), tags_code=tags_code("TagA"))
+            committed(store.commit())
+        store.close()
+        return root
+
+    def test_flips_of_every_bit(self, victim: Path) -> None:
+        hit = places(victim)[4]
+        original = hit.path.read_bytes()[hit.at : hit.at + hit.size]
+        other = original.index(b"other")
+        unseen: dict[str, set[int]] = {}
+        for byte in range(hit.size):
+            for bit in range(8):
+                alter(hit.path, hit.at + byte, bytes([original[byte] ^ 1 << bit]))
+                if check(victim).sound:
+                    name = "other property" if byte >= other else field_of(byte)
+                    unseen.setdefault(name, set()).add((byte << 3) + bit)
+            alter(hit.path, hit.at + byte, original[byte : byte + 1])
+        assert check(victim).findings == []
+        assert set(unseen) == UNSEEN_FIELDS | {"other property"}
+        for name in ("flag", "born time", "born host", "store host", "reconsume times"):
+            start = next(at for at, field in FIELDS if field == name)
+            stop = next(at for at, _ in FIELDS if at > start)
+            assert unseen[name] == set(range(start << 3, stop << 3))
+        # Of sysFlag those bits show that move a field or make a plain message a prepared one.
+        shown = set(range(36 << 3, 40 << 3)) - unseen["sysFlag"]
+        assert {(((39 - (place >> 3)) << 3) + (place & 7)) for place in shown} == {2, 4, 5}
+        # Of the store time, what changes the second that the index holds.
+        assert max(unseen["store time"]) >> 3 == 63
+        assert min(unseen["store time"]) >> 3 >= 62
 
 
 class TestQueues:

@@ -196,4 +196,6 @@ class LogWalk:
             return f"{problem.field}: {problem.problem}"
         if found.physical_offset != position:
             return f"physical offset: it says {found.physical_offset}"
-        return "topic: it is no UTF-8"
+        if "\ufffd" in found.topic:
+            return "topic: it is no UTF-8"
+        return "a sector of its topic or properties reads as zeros"

@@ -286,13 +286,19 @@ class QueueCheck:
 
     def _lonely(self, state: QueueState, offset: int, position: int, size: int) -> None:
         found = self._log.facts(position)
-        if found is not None and (found.topic, found.queue_id, found.queue_offset) == (
-            state.topic, state.queue_id, offset,
-        ):  # fmt: skip
-            return  # its record stands out of order
+        queued = found is not None and found.sys_flag & _TRANSACTION_MASK not in (_PREPARED, _ROLLBACK)
+        own = state.topic, state.queue_id, offset
+        if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
+            return  # its record stands out of order, or its topic was deleted
         path, at = state.units.place(offset)
         repair = REBUILD
-        if found is not None:
+        if found is not None and not queued:
+            what = (
+                f"points at log position {position}, whose sysFlag {found.sys_flag} makes it a prepared or "
+                "rolled back message, which has no unit"
+            )
+            repair = NOTHING
+        elif found is not None:
             what = (
                 f"points at log position {position}, which belongs to {found.topic}/{found.queue_id} "
                 f"offset {found.queue_offset}"
