@@ -102,6 +102,9 @@ class FaultyDisk(OsDisk):
         if self.really_sync:
             super().fsync_dir(path)
 
+    def sync_filesystem(self, path: str) -> bool:  # noqa: ARG002
+        return False
+
     def reserve(self, fd: int, length: int) -> None:
         self._check("reserve", self._paths[fd])
         super().reserve(fd, length)
