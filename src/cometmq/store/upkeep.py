@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MANY_FILES = 256  # from here on one call for the whole file system is cheaper than one a file
 _SLICE = 256  # queues written per turn of the loop
 
 
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
     """Bring files, and names in directories, onto the device; what is gone is fine. Raises OSError. For a
     thread."""
+    if len(paths) > _MANY_FILES and disk.sync_filesystem(os.path.dirname(paths[0])):
+        return
     for directory in directories:
         if disk.is_dir(directory):
             disk.fsync_dir(directory)

@@ -157,6 +157,9 @@ class RecordingDisk:
             self._inode(path)
             self._record(Operation("fsync_dir", path))
 
+    def sync_filesystem(self, path: str) -> bool:  # noqa: ARG002
+        return False
+
     def _inode(self, path: str) -> int:
         inode = self.names.get(path)
         if inode is None:
