@@ -79,7 +79,8 @@ class LogWalk:
                             break
                         self._damaged(file, damage)
                         known += 1
-                    self._enter(file)
+                    if self._open is not None:
+                        self._enter(file)
                     self.end = facts.position + facts.size
                     if facts.store_ms > self.last_store_ms:
                         self.last_store_ms = facts.store_ms
