@@ -101,6 +101,13 @@ def list_segments(disk: Disk, directory: str, segment_size: int) -> tuple[list[i
     return bases, notes
 
 
+def _not_served(facts: Facts, expected: int, result: Recovered) -> None:
+    result.notes.append(
+        f"record at {facts.position}: queue offset {facts.queue_offset} of {facts.topic}/{facts.queue_id} "
+        f"where {expected} was expected, not served"
+    )
+
+
 class Recovery:
     """One run of recovery over the parts of a store."""
 
@@ -125,6 +132,7 @@ class Recovery:
         self._checkpoint = checkpoint
         self._segments: list[int] = []
         self._delays = config.delay_levels_ms
+        self._ahead: dict[ConsumeQueue, Facts] = {}  # records that do not follow on their queue's end
 
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything and leave log, queues and index ready for appends. Raises StoreError,
@@ -267,11 +275,14 @@ class Recovery:
         result.damage.clear()
         end = start
         touched: set[ConsumeQueue] = set()
+        self._ahead.clear()
         for facts in self._records(min(start, index_from), result):
             end = facts.position + facts.size
             result.last_store_ms = facts.store_ms
             result.records += 1
             self._dispatch(facts, start, index_from, touched, result)
+        for queue, last in self._ahead.items():
+            self._push(queue, last, touched)
         for queue in touched:
             queue.new_names = True  # a file made just before the process died may have no lasting name yet
             queue.write()
@@ -330,18 +341,26 @@ class Recovery:
         if facts.position < start or kind in (_PREPARED, _ROLLBACK):
             return
         queue = self._queues.get(facts.topic, facts.queue_id)
+        ahead = self._ahead.pop(queue, None)
+        if ahead is not None:
+            if facts.queue_offset > ahead.queue_offset:
+                self._push(queue, ahead, touched)  # what was between is lost
+            else:
+                _not_served(ahead, queue.max_offset, result)
         offset, known = facts.queue_offset, queue.max_offset
         if offset < known or (offset - known > _WIDEST_GAP and known):
-            result.notes.append(
-                f"record at {facts.position}: queue offset {offset} of {facts.topic}/{facts.queue_id} "
-                f"where {known} was expected, not served"
-            )
-            return
-        if offset > known and start > self._first:
+            _not_served(facts, known, result)
+        elif offset == known:
+            self._push(queue, facts, touched)
+        elif start > self._first:
             raise _StartEarlier(
                 f"consume queue {facts.topic}/{facts.queue_id} ends at {known}, not at {offset}"
             )
-        queue.push(facts.position, facts.size, tags_code_of(facts, self._delays), offset)
+        else:  # records before it are lost, or this offset is damaged (no CRC covers it): the next one tells
+            self._ahead[queue] = facts
+
+    def _push(self, queue: ConsumeQueue, facts: Facts, touched: set[ConsumeQueue]) -> None:
+        queue.push(facts.position, facts.size, tags_code_of(facts, self._delays), facts.queue_offset)
         touched.add(queue)
         if queue.max_offset - queue.written >= _WRITE_UNITS:
             queue.write()
