@@ -42,9 +42,9 @@ class RuntimeAdmin:
             RequestCode.UPDATE_BROKER_CONFIG: self.update_config,
             RequestCode.GET_BROKER_CONFIG: self.get_config,
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.nothing_to_do,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
             RequestCode.CLEAN_UNUSED_TOPIC: self.clean_unused_topics,
-            RequestCode.DELETE_EXPIRED_COMMITLOG: self.nothing_to_do,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
         }
 
     def update_config(self, connection: Connection, frame: Frame) -> Frame:
@@ -74,8 +74,18 @@ class RuntimeAdmin:
             SUCCESS, ext={"version": json.dumps(self._version, separators=(",", ":"))}, body=text.encode()
         )
 
-    def nothing_to_do(self, _connection: Connection, frame: Frame) -> Frame:
-        """306 and 329: the store deletes what has expired by itself."""
+    def clean_queues(self, connection: Connection, frame: Frame) -> Frame:
+        """306: delete queue and index files whose records are gone, correct the minimum offsets."""
+        deleted = self._context.store.retention.delete_derived()
+        log.info("%d queue and index files deleted for %s", len(deleted), connection.peer)
+        return frame.response(SUCCESS)
+
+    def delete_expired(self, connection: Connection, frame: Frame) -> Frame:
+        """329: delete expired segments whatever the hour: ten now, ten in each pass that follows."""
+        retention = self._context.store.retention
+        retention.delete_now()
+        deleted = retention.round()
+        log.info("%d expired files deleted for %s, more may follow", len(deleted), connection.peer)
         return frame.response(SUCCESS)
 
     def clean_unused_topics(self, _connection: Connection, frame: Frame) -> Frame:

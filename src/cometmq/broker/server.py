@@ -34,7 +34,6 @@ from cometmq.broker.schedule import ScheduleService
 from cometmq.broker.send import SendProcessor
 from cometmq.broker.send_back import SendBackProcessor
 from cometmq.broker.stats import Stats
-from cometmq.broker.store_views import apply_settings
 from cometmq.broker.topics import TopicTable
 from cometmq.broker.writer import ArrivalTuple, Writer
 from cometmq.errors import ClientStateError
@@ -258,7 +257,7 @@ class BrokerParts:
     def _settings_changed(self, keys: list[str]) -> None:
         self.sends.forget_routes()
         self.context.replies.configure(self._config.region_id, self._config.trace_on)
-        apply_settings(self.store, self._config.store)
+        self.store.configure(self._config.store)
         if "brokerPermission" in keys:
             self.context.topics.touch()
         elif "namesrvAddr" in keys:

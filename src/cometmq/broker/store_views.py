@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from cometmq.store.config import StoreConfig
 from cometmq.store.message_store import MessageStore
 
 MAX_ENTRIES = 4096
@@ -38,13 +37,6 @@ def index_position(store: MessageStore) -> tuple[int, int]:
     """(store time in ms, log position) of the newest record in the index; zeros for an empty one."""
     files = store.index.files
     return (files[-1].end_ms, files[-1].end_position) if files else (0, 0)
-
-
-def apply_settings(store: MessageStore, config: StoreConfig) -> None:
-    """Let a running store go on with other settings, as far as they are live ones (storage.md 11.1)."""
-    store.config = config
-    store.reader.configure(config)
-    store.appender.set_largest(config.max_message_size)
 
 
 def runtime_facts(store: MessageStore) -> dict[str, str]:

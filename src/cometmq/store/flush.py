@@ -69,6 +69,10 @@ class LogFlusher:
         self.on_flushed: Callable[[int], None] = lambda _position: None
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
 
+    def configure(self, config: StoreConfig) -> None:
+        """Take over parameters; they may change while the store runs."""
+        self._config = config
+
     def attach(self, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
         """From now on syncs run in `pool`; before, and after `detach`, they run in place."""
         self._loop = loop

@@ -27,6 +27,10 @@ class Lookup:
         self._index = index
         self._config = config
 
+    def configure(self, config: StoreConfig) -> None:
+        """Take over parameters; they may change while the store runs."""
+        self._config = config
+
     def record_at(self, position: int) -> bytes | None:
         """The whole record at a position of the log; None if no valid record begins there."""
         head = self._log.read(position, 4, wait=True)
@@ -92,6 +96,14 @@ class Lookup:
             return low
         after = self._first_at_or_after(queue, timestamp_ms + 1)
         return max(queue.min_offset, after - 1)
+
+    def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+        """Offset of the first message stored at or after a time; the queue's end if there is none."""
+        if queue.max_offset > queue.min_offset:
+            first = self.store_time_of(queue, queue.min_offset)
+            if first >= timestamp_ms:
+                return queue.min_offset  # the usual answer, without a search
+        return self._first_at_or_after(queue, timestamp_ms)
 
     def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
         low, high = queue.min_offset, queue.max_offset

@@ -15,7 +15,8 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -25,13 +26,14 @@ from cometmq.store.appender import Appended, Appender, Pending
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.commit_log import CommitLog
-from cometmq.store.config import StoreConfig
+from cometmq.store.config import SMALL_FILES, StoreConfig
 from cometmq.store.consume_queue import UNIT_STRUCT
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk
 from cometmq.store.ends import QueueEnds
 from cometmq.store.files import NotCached, StoreFiles
 from cometmq.store.flags import Flag, RunningFlags
+from cometmq.store.floors import QueueFloors
 from cometmq.store.flush import LogFlusher
 from cometmq.store.guards import AbortMark, StoreLock
 from cometmq.store.index import IndexService
@@ -41,6 +43,7 @@ from cometmq.store.reading import Got, QueueReader, RecordFilter, TagFilter
 from cometmq.store.recovery import Recovered, Recovery
 from cometmq.store.refusal import StoreRefused
 from cometmq.store.retention import Retention
+from cometmq.store.topic_retention import TopicRetention
 from cometmq.store.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
@@ -98,6 +101,8 @@ class MessageStore:
         self.recovered: Recovered = Recovery(
             disk, config, self.log, self.queues, self.index, self.checkpoint, self.deleted, self.ends
         ).run(clean=clean)
+        self.floors = QueueFloors(disk, config.root)
+        self.floors.apply(self.queues)
         self.flusher = LogFlusher(self.log, disk, clock, config)
         self.flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
         self.flusher.on_flushed = self._flushed
@@ -106,6 +111,7 @@ class MessageStore:
         self.appender = Appender(self.log, self.queues, clock, config, self.flags)
         self.lookups = Lookup(self.log, self.queues, self.index, config)
         self.retention = Retention(self)
+        self.topic_retention = TopicRetention(self)
         self.upkeep = Upkeep(self)
         self.on_arrivals: Callable[[list[tuple[str, int, int, int, int, bytes]]], None] = lambda _arrivals: (
             None
@@ -167,6 +173,17 @@ class MessageStore:
         self.log.close(keep_spares=self._abort.exists())
         self.files.descriptors.close()
         self._lock.release()
+
+    def configure(self, config: StoreConfig) -> None:
+        """Go on with other settings. Sizes of files and paths stay what they were until the next start."""
+        fixed = ("store_path_root_dir", "store_path_commit_log", *SMALL_FILES)
+        config = replace(config, **{name: getattr(self.config, name) for name in fixed})
+        self.config = config
+        self._sync = config.sync_flush
+        self.flusher.configure(config)
+        self.reader.configure(config)
+        self.lookups.configure(config)
+        self.appender.set_largest(config.max_message_size)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -251,7 +268,7 @@ class MessageStore:
             )
         self.flusher.written_ms = pending[-1][6]
         self.upkeep.reserve_ahead()
-        if self._sync:
+        if self._sync or self._unflushed:  # visible in order, also when the flush mode has just changed
             self._unflushed.append((self.log.end, pending))
             self.flusher.request()
             return Commit(None, self.log.end, [])
@@ -413,4 +430,33 @@ class MessageStore:
         # What retention deleted must not come back with a power failure once its topics are forgotten here.
         self.disk.fsync_dir(self.config.commit_log_dir)
         self.deleted.add(topics, self.log.next, self.log.min_position)
+        self.floors.forget(topics)
         return sum(self.queues.delete_topic(topic) for topic in topics)
+
+    def purge_plan(
+        self, topic: str, queue_id: int | None = None, before_ms: int | None = None
+    ) -> list[tuple[int, int, int, int]]:
+        """(queue id, minimum offset, what a purge would make of it, maximum offset) of the topic's queues:
+        of one with `queue_id`, up to the first message stored at or after `before_ms` (default: all)."""
+        plan = []
+        for queue in sorted(self.queues, key=lambda queue: queue.queue_id):
+            if queue.topic == topic and queue_id in (None, queue.queue_id):
+                end = queue.max_offset
+                target = end if before_ms is None else self.lookups.first_since(queue, before_ms)
+                plan.append((queue.queue_id, queue.min_offset, max(target, queue.min_offset), end))
+        return plan
+
+    def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
+        """Hide the messages below these offsets, queue by queue, for good. Raises OSError; then readers see
+        what they saw."""
+        before = self.floors.floors
+        self.floors.note(topic, floors)
+        try:
+            self.floors.save()
+        except OSError:
+            self.floors.floors = before
+            raise
+        for queue_id, floor in floors.items():
+            queue = self.queues.find(topic, queue_id)
+            if queue is not None:
+                queue.min_offset = max(queue.min_offset, min(floor, queue.max_offset))

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from cometmq.store.appender import Pending
+from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.flags import Flag
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MANY_FILES = 256  # from here on one call for the whole file system is cheaper than one a file
+_SLICES_A_ROUND = 2  # so ten thousand busy queues are written every 20 s, a few hundred every second
 _SLICE = 256  # queues written per turn of the loop
 
 
@@ -68,13 +70,13 @@ class Upkeep:
         self._sync_pool = ThreadPoolExecutor(1, "cometmq-flush")
         self._pool = ThreadPoolExecutor(1, "cometmq-store")
         store.flusher.attach(loop, self._sync_pool)
-        self._every(store.config.flush_interval_commit_log, store.flusher.timed)
-        self._every(store.config.flush_interval_consume_queue, self._derived_round)
-        self._every(store.config.clean_resource_interval, store.retention.round)
+        self._every(lambda config: config.flush_interval_commit_log, store.flusher.timed)
+        self._every(lambda config: config.flush_interval_consume_queue, self._derived_round)
+        self._every(lambda config: config.clean_resource_interval, self._retention_round)
 
-    def _every(self, interval_ms: int, work: object) -> None:
-        """Run `work()` every `interval_ms`, the first time after one interval. A failure is logged, not
-        final."""
+    def _every(self, interval: Callable[[StoreConfig], int], work: object) -> None:
+        """Run `work()` every so many ms of the settings in force, the first time after one interval. A
+        failure is logged, not final."""
         loop = self._loop
         assert loop is not None
         assert callable(work)
@@ -84,11 +86,27 @@ class Upkeep:
             try:
                 work()
             except Exception:
-                log.exception("upkeep of the store failed, trying again in %d ms", interval_ms)
+                log.exception("upkeep of the store failed, trying again in %d ms", self._wait_ms(interval))
             if self._loop is not None:
-                self._timers[slot] = loop.call_later(interval_ms / 1000, turn)
+                self._timers[slot] = loop.call_later(self._wait_ms(interval) / 1000, turn)
 
-        self._timers.append(loop.call_later(interval_ms / 1000, turn))
+        self._timers.append(loop.call_later(self._wait_ms(interval) / 1000, turn))
+
+    def _wait_ms(self, interval: Callable[[StoreConfig], int]) -> int:
+        return max(1, interval(self._store.config))
+
+    def _retention_round(self) -> None:
+        """The store's retention, then the topics' own; where queues begin is written by the thread."""
+        store = self._store
+        store.retention.round()
+        if store.topic_retention.round() and self._pool is not None:
+            self._pool.submit(self._save_floors)
+
+    def _save_floors(self) -> None:
+        try:
+            self._store.floors.save()
+        except OSError as failure:
+            log.error("minimum offsets could not be written, trying again with the next: %s", failure)
 
     async def stop(self) -> None:
         """End the background work, leaving everything to `settle_all`."""
@@ -162,8 +180,11 @@ class Upkeep:
 
     async def _write_derived(self) -> None:
         store = self._store
+        now = store.clock.monotonic()
+        thorough = (now - self._thorough_at) * 1000 >= store.config.flush_consume_queue_thorough_interval
         try:
-            for _ in range(len(store.queues) // _SLICE + 1):
+            store.queues.write_eager()
+            for _ in range(len(store.queues) // _SLICE + 1 if thorough else _SLICES_A_ROUND):
                 if store.queues.write_dirty(_SLICE):
                     break
                 await asyncio.sleep(0)  # other work of the loop between two slices
@@ -172,8 +193,7 @@ class Upkeep:
             self._derived_failed(failure)
             return
         self._derived_healed()
-        now = store.clock.monotonic()
-        if (now - self._thorough_at) * 1000 >= store.config.flush_consume_queue_thorough_interval:
+        if thorough:
             self._thorough_at = now
             await self._make_durable()
 
@@ -238,6 +258,7 @@ class Upkeep:
         try:
             store.queues.write_dirty()
             store.index.write(slots=slots)
+            store.floors.save()
         except OSError as failure:
             self._derived_failed(failure)
             return False

@@ -1,0 +1,89 @@
+"""Minimum offsets that were moved on purpose: by a purge, or by a topic's own retention.
+
+The log keeps such messages until their segment goes, and queues can be computed anew from the log; so where
+each queue begins is kept in a table of its own. Apache's broker does not know the file: under it the
+messages whose segments still exist can be read again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Mapping
+
+from cometmq.store.disk import Disk
+from cometmq.store.queue_table import QueueTable
+from cometmq.store.tables import JsonTable
+
+log = logging.getLogger(__name__)
+
+Floors = Mapping[str, Mapping[int, int]]
+
+
+class QueueFloors:
+    """`config/queueMinOffsets.json`: topic -> queue id -> first offset that readers may see.
+
+    Changed by the loop's thread only; `save` may run in another one. `floors` is replaced, never changed.
+    """
+
+    __slots__ = ("_lock", "_saved", "_table", "floors")
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        """A table that cannot be read counts as empty: purged messages may come back, none gets lost."""
+        self._table = JsonTable(os.path.join(root, "config", "queueMinOffsets.json"), disk)
+        self._lock = threading.Lock()
+        found = self._table.load_or_empty().get("minOffsets")
+        self.floors: Floors = {}
+        if isinstance(found, dict):
+            self.floors = {
+                str(topic): {
+                    int(queue_id): offset
+                    for queue_id, offset in queues.items()
+                    if str(queue_id).isdigit() and isinstance(offset, int)
+                }
+                for topic, queues in found.items()
+                if isinstance(queues, dict)
+            }
+        self._saved: Floors = self.floors
+
+    def apply(self, queues: QueueTable) -> None:
+        """After a start: raise the queues' minimum offsets. Raises OSError.
+
+        A crash may have taken the newest messages of a queue; a floor behind its end would hide the ones
+        that follow, so it comes down to the end.
+        """
+        kept: dict[str, Mapping[int, int]] = {}
+        for topic, floors in self.floors.items():
+            for queue_id, floor in floors.items():
+                queue = queues.find(topic, queue_id)
+                if queue is None:
+                    continue
+                floor = min(floor, queue.max_offset)
+                queue.min_offset = max(queue.min_offset, floor)
+                if floor:
+                    kept[topic] = {**kept.get(topic, {}), queue_id: floor}
+        self.floors = kept
+        self.save()
+
+    def note(self, topic: str, moved: Mapping[int, int]) -> None:
+        """Take over floors of a topic, in memory."""
+        present = self.floors.get(topic, {})
+        higher = {queue_id: max(offset, present.get(queue_id, 0)) for queue_id, offset in moved.items()}
+        self.floors = {**self.floors, topic: {**present, **higher}}
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Drop the floors of topics that are deleted, for good. Raises OSError."""
+        gone = set(topics)
+        self.floors = {topic: floors for topic, floors in self.floors.items() if topic not in gone}
+        self.save()
+
+    def save(self) -> None:
+        """Bring the newest floors onto the device, if they have changed. Raises OSError. Any thread."""
+        with self._lock:
+            floors = self.floors
+            if floors != self._saved:
+                self._table.save(
+                    {"minOffsets": {t: {str(q): end for q, end in f.items()} for t, f in floors.items()}}
+                )
+                self._saved = floors

@@ -1,0 +1,135 @@
+"""Retention of single topics: by age or by bytes, shorter than the store's.
+
+The minimum offsets of the topic's queues move; the space comes back when the segment goes, by the store's
+own rules. Work per pass is bounded: queues take turns, and units are counted in slices.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
+from cometmq.store.files import NotCached
+
+if TYPE_CHECKING:
+    from cometmq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+Sizes = npt.NDArray[np.int64]
+
+_QUEUES_PER_PASS = 256
+_UNITS_PER_PASS = 200_000
+_SLICE = 32_768  # units read at once
+_UNIT = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+
+
+class TopicLimit(msgspec.Struct, frozen=True):
+    """What a topic keeps. age_ms: since the store time; bytes_per_queue: of records, in each queue. None: no
+    limit of its own."""
+
+    age_ms: int | None = None
+    bytes_per_queue: int | None = None
+
+
+class _Counted(msgspec.Struct):
+    """Bytes of the records of units [begin, end) of one queue."""
+
+    begin: int
+    end: int
+    total: int = 0
+
+
+class TopicRetention:
+    """Moves the minimum offsets of topics with a limit of their own. Loop thread only."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._limits: dict[str, TopicLimit] = {}
+        self._counted: dict[tuple[str, int], _Counted] = {}
+        self._turn = 0
+        self._units_left = 0
+
+    def set_limits(self, limits: Mapping[str, TopicLimit]) -> None:
+        """The topics that have limits, all of them; in force from the next pass on."""
+        self._limits = dict(limits)
+        self._counted = {key: kept for key, kept in self._counted.items() if key[0] in self._limits}
+
+    def round(self) -> int:
+        """One pass. Returns the number of messages that readers no longer see."""
+        if not self._limits:
+            return 0
+        queues = [queue for queue in self._store.queues if queue.topic in self._limits]
+        if not queues:
+            return 0
+        self._units_left = _UNITS_PER_PASS
+        gone = 0
+        moved: dict[str, dict[int, int]] = {}
+        first = self._turn % len(queues)
+        due = (queues[first:] + queues[:first])[:_QUEUES_PER_PASS]
+        self._turn = first + len(due)
+        for queue in due:
+            floor = self._floor(queue, self._limits[queue.topic])
+            if floor > queue.min_offset:
+                gone += floor - queue.min_offset
+                queue.min_offset = floor
+                moved.setdefault(queue.topic, {})[queue.queue_id] = floor
+        for topic, floors in moved.items():
+            self._store.floors.note(topic, floors)
+            log.info("topic %s: its own retention moved the minimum offsets of %d queues", topic, len(floors))
+        return gone
+
+    def _floor(self, queue: ConsumeQueue, limit: TopicLimit) -> int:
+        """The first offset within the limits."""
+        floor = queue.min_offset
+        if limit.age_ms is not None and queue.max_offset > floor:
+            before = self._store.clock.time_ms() - limit.age_ms
+            floor = max(floor, self._store.lookups.first_since(queue, before))
+        if limit.bytes_per_queue is not None:
+            floor = max(floor, self._by_bytes(queue, floor, limit.bytes_per_queue))
+        return floor
+
+    def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int) -> int:
+        """The first offset from which on at most `limit` bytes follow, as far as they are counted yet."""
+        key = (queue.topic, queue.queue_id)
+        counted = self._counted.get(key)
+        if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
+            counted = self._counted[key] = _Counted(begin, begin)
+        for sizes in self._sizes(queue, counted.begin, begin):  # what the age limit has taken
+            counted.total -= int(sizes.sum())
+        counted.begin = begin
+        while counted.end < queue.max_offset and self._units_left > 0:
+            sizes = self._slice(queue, counted.end, queue.max_offset)
+            counted.total += int(sizes.sum())
+            counted.end += len(sizes)
+            self._units_left -= len(sizes)
+        while counted.total > limit:
+            sizes = self._slice(queue, counted.begin, counted.end)
+            sums = np.cumsum(sizes)
+            drop = min(int(np.searchsorted(sums, counted.total - limit)) + 1, len(sizes))
+            counted.total -= int(sums[drop - 1])
+            counted.begin += drop
+        return counted.begin
+
+    def _sizes(self, queue: ConsumeQueue, begin: int, end: int) -> Iterator[Sizes]:
+        while begin < end:
+            sizes = self._slice(queue, begin, end)
+            begin += len(sizes)
+            yield sizes
+
+    @staticmethod
+    def _slice(queue: ConsumeQueue, begin: int, end: int) -> Sizes:
+        """Record sizes of some units from `begin` on, at least one; fillers and lost units have none."""
+        want = min(end - begin, _SLICE)
+        data = queue.read(begin, want, wait=True)
+        if data is None or isinstance(data, NotCached) or len(data) < _UNIT.itemsize:
+            return np.zeros(min(want, queue.next_file_offset(begin) - begin), np.int64)
+        sizes = np.frombuffer(bytes(data), _UNIT)["size"].astype(np.int64)
+        sizes[sizes == FILLER_SIZE] = 0
+        return sizes

@@ -1,0 +1,187 @@
+"""Minimum offsets that move on purpose: purges and the retention of single topics."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.store.kit import START_MS, everything, got, open_store, put, send
+
+from cometmq.store import GetStatus, ManualClock, MessageStore
+from cometmq.store.topic_retention import TopicLimit
+from cometmq.testing.faulty_disk import FaultyDisk
+
+MINUTE = 60_000
+
+
+def minutely(root: Path, count: int = 10, body: bytes = b"hello") -> tuple[MessageStore, ManualClock]:
+    """One message a minute into T and one into U."""
+    clock = ManualClock(START_MS)
+    store = open_store(root, clock=clock)
+    for _ in range(count):
+        put(store, body, "T")
+        send(store, body, "U")
+        clock.now_ms += MINUTE
+    return store, clock
+
+
+def test_an_age_moves_the_queues_of_its_topic_only(tmp_path: Path) -> None:
+    store, _ = minutely(tmp_path)
+    store.topic_retention.set_limits({"T": TopicLimit(age_ms=3 * MINUTE)})
+
+    assert store.topic_retention.round() == 7
+    assert (store.min_offset("T", 0), store.min_offset("U", 0)) == (7, 0)
+    answer = got(store.get_messages("T", 0, 2, 32))
+    assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 7)
+    assert len(everything(store)) == 3
+    store.close()
+
+
+def test_everything_may_grow_too_old(tmp_path: Path) -> None:
+    store, clock = minutely(tmp_path)
+    store.topic_retention.set_limits({"T": TopicLimit(age_ms=MINUTE)})
+    clock.now_ms += MINUTE
+
+    store.topic_retention.round()
+
+    assert store.min_offset("T", 0) == store.max_offset("T", 0) == 10
+    assert send(store, topic="T").queue_offset == 10
+    assert everything(store) == [b"hello"]
+    store.close()
+
+
+@pytest.mark.parametrize(("kept", "minimum"), [(10, 0), (9, 1), (1, 9), (0.5, 10)])
+def test_bytes_keep_the_newest_that_fit(tmp_path: Path, kept: float, minimum: int) -> None:
+    store, _ = minutely(tmp_path)
+    size = send(store, topic="Size-T").size - len("Size-T") + 1
+    store.topic_retention.set_limits({"T": TopicLimit(bytes_per_queue=int(kept * size))})
+
+    store.topic_retention.round()
+
+    assert store.min_offset("T", 0) == minimum
+    store.close()
+
+
+def test_bytes_are_counted_on_from_where_the_last_pass_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.store.topic_retention._SLICE", 7)
+    monkeypatch.setattr("cometmq.store.topic_retention._UNITS_PER_PASS", 20)
+    store = open_store(tmp_path)
+    sizes = [send(store, bytes(number % 13)).size for number in range(150)]
+    limit = sum(sizes[-30:])
+    store.topic_retention.set_limits({"T": TopicLimit(bytes_per_queue=limit)})
+
+    passes = 0
+    while store.min_offset("T", 0) < 120 and passes < 20:
+        store.topic_retention.round()
+        passes += 1
+        assert store.min_offset("T", 0) <= 120
+    assert passes >= 5
+    sizes.append(send(store, bytes(500)).size)
+    store.topic_retention.round()
+
+    first = store.min_offset("T", 0)
+    assert sum(sizes[first:]) <= limit < sum(sizes[first - 1 :])
+    store.close()
+
+
+def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> None:
+    store, clock = minutely(tmp_path)
+    assert store.purge_plan("T") == [(0, 0, 10, 10)]
+    assert store.purge_plan("T", before_ms=START_MS + 4 * MINUTE) == [(0, 0, 4, 10)]
+    assert store.purge_plan("T", queue_id=3) == []
+
+    store.raise_min_offsets("T", {0: 4})
+    assert len(everything(store)) == 6
+    store.close()
+    store = open_store(tmp_path, clock=clock)
+    assert store.min_offset("T", 0) == 4
+    store.crash()
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = open_store(tmp_path, clock=clock)
+
+    assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (4, 10)
+    assert len(everything(store)) == 6
+    assert store.min_offset("U", 0) == 0
+    store.close()
+
+
+def test_a_deleted_topic_takes_its_purge_along(tmp_path: Path) -> None:
+    store, clock = minutely(tmp_path)
+    store.raise_min_offsets("T", {0: 10})
+    store.delete_topic("T")
+    assert send(store, b"new").queue_offset == 0
+    store.close()
+
+    store = open_store(tmp_path, clock=clock)
+    assert everything(store) == [b"new"]
+    store.close()
+
+
+def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> None:
+    """The newest messages of a queue did not outlive a power failure; their offsets are given anew."""
+    store, clock = minutely(tmp_path, 5)
+    store.close()
+    short = tmp_path.with_name("short")
+    shutil.copytree(tmp_path, short)
+    store = open_store(tmp_path, clock=clock)
+    send(store)
+    store.raise_min_offsets("T", {0: 6})
+    store.close()
+    shutil.copy(tmp_path / "config" / "queueMinOffsets.json", short / "config")
+
+    for _ in range(2):
+        store = open_store(short, clock=clock)
+        assert send(store, b"new").queue_offset in (5, 6)
+        store.close()
+
+    store = open_store(short, clock=clock)
+    assert everything(store) == [b"new", b"new"]
+    store.close()
+
+
+def test_a_purge_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
+    disk = FaultyDisk(really_sync=False)
+    store = open_store(tmp_path, disk)
+    send(store)
+    send(store)
+
+    (tmp_path / "config" / "queueMinOffsets.json.tmp").mkdir(parents=True)
+    with pytest.raises(OSError):
+        store.raise_min_offsets("T", {0: 1})
+    assert store.min_offset("T", 0) == 0
+    (tmp_path / "config" / "queueMinOffsets.json.tmp").rmdir()
+    store.raise_min_offsets("T", {0: 1})
+    assert len(everything(store)) == 1
+    store.close()
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b'{"minOffsets":{"T":{"x":1,"0":"y"},"U":7}}'])
+def test_a_damaged_table_does_not_keep_the_store_from_starting(tmp_path: Path, text: bytes) -> None:
+    store, clock = minutely(tmp_path)
+    store.close()
+    (tmp_path / "config" / "queueMinOffsets.json").write_bytes(text)
+
+    store = open_store(tmp_path, clock=clock)
+    assert len(everything(store)) == 10
+    store.close()
+
+
+def test_flush_modes_change_while_the_store_runs(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    store = open_store(tmp_path)
+    answers: list[bool] = []
+    store.configure(replace(store.config, flush_disk_type="SYNC_FLUSH"))
+    first = put(store)
+    store.commit()
+    store.when_flushed(first.physical_offset + first.size, answers.append)
+    store.configure(replace(store.config, flush_disk_type="ASYNC_FLUSH", mapped_file_size_commit_log=1 << 30))
+    send(store)
+
+    assert answers == [True]
+    assert len(everything(store)) == 2
+    assert store.config.mapped_file_size_commit_log == 64 << 10
+    store.close()
