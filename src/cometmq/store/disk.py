@@ -240,6 +240,15 @@ def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:
         written += step
 
 
+_ZEROS = bytes(1 << 16)
+
+
+def is_zero(data: bytes) -> bool:
+    """Whether every byte is zero, at the speed of memory."""
+    length = len(data)
+    return data == (_ZEROS[:length] if length <= len(_ZEROS) else bytes(length))
+
+
 def holds_data(disk: Disk, fd: int, start: int, stop: int) -> bool:
     """Whether any byte in [start, stop) of the file is not zero."""
     at: int | None = start
@@ -247,7 +256,7 @@ def holds_data(disk: Disk, fd: int, start: int, stop: int) -> bool:
         data = disk.pread(fd, min(1 << 16, stop - at), at)
         if not data:
             return False
-        if data.count(0) != len(data):
+        if not is_zero(data):
             return True
         at = disk.next_data(fd, at + len(data))
     return False

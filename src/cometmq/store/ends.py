@@ -40,7 +40,8 @@ class QueueEnds:
             if queue.max_offset:
                 ends.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
         if (ends, log_end) != (self.ends, self.log_end):
-            self._table.save({"logEnd": log_end, "queueEnds": ends})
+            texts = {topic: {str(q): end for q, end in of_topic.items()} for topic, of_topic in ends.items()}
+            self._table.save({"logEnd": log_end, "queueEnds": texts})
             self.ends, self.log_end = ends, log_end
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:

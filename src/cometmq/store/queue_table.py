@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator
 
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
@@ -12,7 +13,7 @@ from cometmq.store.files import StoreFiles
 
 log = logging.getLogger(__name__)
 
-_EAGER_UNITS = 1024  # a queue with this many unwritten units is written at once
+_EAGER_UNITS = 256  # a queue with this many unwritten units is written at once
 
 
 class QueueTable:
@@ -27,7 +28,7 @@ class QueueTable:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self.by_key = self._queues  # for whoever cannot afford a call of `find`; not to be changed
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
-        self._dirty: list[ConsumeQueue] = []
+        self._dirty: deque[ConsumeQueue] = deque()  # the one that waits longest first
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -81,10 +82,10 @@ class QueueTable:
         dirty = self._dirty
         count = len(dirty) if limit is None else min(limit, len(dirty))
         for _ in range(count):
-            queue = dirty[-1]
+            queue = dirty[0]
             queue.write()
             queue.dirty = False
-            dirty.pop()
+            dirty.popleft()
         return not dirty
 
     def take_unsynced(self) -> tuple[list[str], list[str]]:

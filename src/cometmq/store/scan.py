@@ -25,7 +25,7 @@ from cometmq.protocol.record import (
     MIN_SIZE,
     STORE_V6,
 )
-from cometmq.store.disk import Disk
+from cometmq.store.disk import Disk, is_zero
 
 _BLOCK = 4 << 20
 _SECTOR = 512
@@ -202,7 +202,7 @@ class SegmentScan:
         while place is not None and place < self._length:
             data_at = place
             data = self._disk.pread(self._fd, min(_BLOCK, self._length - data_at), data_at)
-            if data.count(0) != len(data):
+            if not is_zero(data):
                 self.dirt = True
                 found = self._search_block(data, data_at)
                 if found is not None:
