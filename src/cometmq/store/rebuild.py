@@ -16,6 +16,7 @@ from cometmq.errors import StoreError
 from cometmq.store.appender import Pending
 from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.config import StoreConfig
+from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk
 from cometmq.store.files import StoreFiles
@@ -72,6 +73,7 @@ class Rebuild:
         self._root = os.path.realpath(os.path.expanduser(root))
         self._findings = Findings()
         self._not_served = self._hidden = self._records = 0
+        self._ahead: dict[ConsumeQueue, Facts] = {}  # as in recovery: the next record tells who is right
 
     def run(self) -> RebuildReport:
         """Raises StoreError when there is no store or somebody holds it, OSError; then the old directories
@@ -132,6 +134,8 @@ class Rebuild:
                 index.write()
                 if self._progress is not None:
                     self._progress(walk.end - walk.log_min, total)
+        for queue, last in self._ahead.items():
+            self._push(queues, queue, last, delays)
         queues.write_dirty()
         index.write(slots=True)
         for queue in queues:
@@ -157,11 +161,23 @@ class Rebuild:
         if kind in (_PREPARED, _ROLLBACK):
             return
         queue = queues.get(facts.topic, facts.queue_id)
+        ahead = self._ahead.pop(queue, None)
+        if ahead is not None:
+            if facts.queue_offset > ahead.queue_offset:
+                self._push(queues, queue, ahead, delays)
+            else:
+                self._not_served += 1
         offset, known = facts.queue_offset, queue.max_offset
         if offset < known or (offset - known > _WIDEST_GAP and known):
             self._not_served += 1
-            return
-        queue.push(facts.position, facts.size, tags_code_of(facts, delays), offset)
+        elif offset == known:
+            self._push(queues, queue, facts, delays)
+        else:
+            self._ahead[queue] = facts
+
+    @staticmethod
+    def _push(queues: QueueTable, queue: ConsumeQueue, facts: Facts, delays: dict[int, int]) -> None:
+        queue.push(facts.position, facts.size, tags_code_of(facts, delays), facts.queue_offset)
         if not queue.dirty:
             queues.mark(queue)
 
