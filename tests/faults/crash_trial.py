@@ -135,6 +135,7 @@ def _with_hidden(settled: Expected, known: dict[int, Entry], before: Expected) -
         set(settled.must),
         gone=dead,
         tables=settled.tables,
+        unindexed=before.optional & settled.must,
     )
 
 
@@ -174,7 +175,7 @@ def _fail_again(
 ) -> None:  # fmt: skip
     """The power fails again: during the first recovery, after it, and after the sends."""
     during, after = chance.randint(0, opened), chance.randint(opened, done)
-    between = Expected(dict(grown.may), set(settled.must), set(), grown.gone, settled.tables)
+    between = Expected(dict(grown.may), set(settled.must), set(), grown.gone, settled.tables, grown.unindexed)
     for at, expected in ((during, trial.expected), (after, between), (done, grown)):
         label, image = CrashPoint(disk, at).sampled_image(chance.choice((0, 1, 5, 6)), trial.label)
         try:

@@ -167,10 +167,17 @@ class RecordingDisk:
         return inode
 
     def rename(self, source: str, target: str) -> None:
-        assert os.path.dirname(source) == os.path.dirname(target), "only within a directory"
+        """With all that lies in it, if it is a directory. Counts as a change in the directory of `source`."""
         with self._lock:
             inode = self._inode(source)
-            self._record(Operation("rename", source, inode, names=((target, inode), (source, None))))
+            moved = [
+                (path, each)
+                for path, each in self.names.items()
+                if path == source or path.startswith(source + "/")
+            ]
+            names: list[tuple[str, int | None]] = [(path, None) for path, _ in moved]
+            names += [(target + path[len(source) :], each) for path, each in moved]
+            self._record(Operation("rename", source, inode, names=tuple(names)))
 
     def unlink(self, path: str) -> None:
         with self._lock:
@@ -215,6 +222,9 @@ class RecordingDisk:
 
     def try_lock(self, fd: int) -> bool:  # noqa: ARG002
         return True
+
+    def locked(self, fd: int) -> bool:  # noqa: ARG002
+        return False
 
 
 def apply_write(content: bytearray, offset: int, data: bytes) -> None:
