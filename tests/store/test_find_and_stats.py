@@ -12,8 +12,9 @@ from tests.store.planted import alter, build, extract_golden, filler, flip, inde
 
 from cometmq.errors import StoreError
 from cometmq.protocol.record import decode_record
-from cometmq.store import ManualClock
+from cometmq.store import ManualClock, OsDisk
 from cometmq.store.find import RecordFinder
+from cometmq.store.floors import QueueFloors
 from cometmq.store.stats import store_stats
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -143,6 +144,18 @@ class TestStats:
         assert (stats.messages, stats.bytes) == (len(left), sum(place.size for place in left))
         assert all(queue.min_offset > 0 for queue in stats.queues)
         assert stats.first_position == 64 << 10
+
+    def test_purged_messages_do_not_count(self, root: Path) -> None:
+        floors = QueueFloors(OsDisk(), str(root))
+        floors.note("T", {1: 100})
+        floors.save()
+        stats = store_stats(str(root), config=small(root))
+        assert [(queue.min_offset, queue.messages) for queue in stats.queues] == [
+            (0, 134),
+            (100, 33),
+            (0, 133),
+        ]
+        assert stats.messages == 300
 
     def test_the_outlook_of_retention(self, tmp_path: Path) -> None:
         clock = ManualClock(START_MS)

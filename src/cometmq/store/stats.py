@@ -14,6 +14,7 @@ from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE
 from cometmq.store.disk import Disk, OsDisk
+from cometmq.store.floors import QueueFloors
 from cometmq.store.queue_check import UnitFiles
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.shape import QueueFiles, Shape, read_shape
@@ -98,7 +99,11 @@ def store_stats(
     shape = read_shape(disk, root, config=config, commit_log_dir=commit_log_dir)
     with ReadOnlyFiles(disk) as files:
         log = LogReader(files, shape.config.commit_log_dir, shape.config.mapped_file_size_commit_log)
-        queues = [_queue(shape, files, log, queue) for queue in shape.queues]
+        floors = QueueFloors(disk, shape.root).floors
+        queues = [
+            _queue(shape, files, log, queue, floors.get(queue.topic, {}).get(queue.queue_id, 0))
+            for queue in shape.queues
+        ]
         entries = sum(_entries(files, file.path) for file in shape.index_files)
     topics = _topics(queues)
     queue_paths = [file.path for queue in shape.queues for file in queue.files]
@@ -123,12 +128,13 @@ def store_stats(
     )
 
 
-def _queue(shape: Shape, files: ReadOnlyFiles, log: LogReader, queue: QueueFiles) -> QueueStats:
+def _queue(shape: Shape, files: ReadOnlyFiles, log: LogReader, queue: QueueFiles, floor: int) -> QueueStats:
+    """floor: first offset that readers may see, if it was moved on purpose."""
     units = UnitFiles(files, queue, shape.config.consume_queue_file_size)
     messages = size = 0
     first = last = -1
     first_offset = units.end
-    for offset, chunk in units.chunks(units.first, units.end):
+    for offset, chunk in units.chunks(max(units.first, floor), units.end):
         positions, sizes = chunk["position"].astype(np.int64), chunk["size"].astype(np.int64)
         alive = np.flatnonzero((positions >= shape.log_min) & (sizes > 0) & (sizes != FILLER_SIZE))
         if not len(alive):
