@@ -15,12 +15,15 @@ import os
 import struct
 from collections.abc import Iterator
 
+import numpy as np
+
 from cometmq.errors import StoreError
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.disk import Buffer, holds_data, write_all
 from cometmq.store.files import NotCached, StoreFiles
 
 UNIT_STRUCT = struct.Struct(">qiq")
+UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
 _KEEP = 64  # units left in memory behind a write
@@ -319,10 +322,11 @@ class ConsumeQueue:
             if not holds_data(self._files.disk, fd, begin, self.file_size):
                 continue
             rest = self._files.disk.pread(fd, self.file_size - begin, begin)
-            for physical, size, _ in UNIT_STRUCT.iter_unpack(rest):
-                if size > 0 and 0 <= physical < log_end:
-                    self.damaged = True
-                    return
+            units = np.frombuffer(rest, UNIT_DTYPE)
+            position = units["position"]
+            if np.any((units["size"] > 0) & (position >= 0) & (position < log_end)):
+                self.damaged = True
+                return
 
     def cut(self) -> bool:
         """Zero everything behind the end, so that no stale unit can come back to life. True if there was
