@@ -237,6 +237,17 @@ async def test_one_bad_message_does_not_stop_its_level(fast):
     assert [m.body for m in await take(peer, "Orders", 1)] == [b"good"]
 
 
+async def test_a_damaged_body_is_not_delivered_under_a_fresh_crc(fast, caplog):
+    peer = fast.peer()
+    await peer.send(body=b"rotting body", properties={"DELAY": "4"})
+    await peer.send(body=b"sound", properties={"DELAY": "4"})
+    buffer = fast.broker.parts.store.log.buffer
+    buffer[buffer.index(b"rotting body")] ^= 1
+    (message,) = await take(peer, "Orders", 1)
+    assert message.body == b"sound"
+    assert "is damaged at log position" in caplog.text
+
+
 async def test_an_error_of_ours_is_survived(fast, monkeypatch):
     monkeypatch.setattr("cometmq.broker.schedule.ERROR_S", 0.1)
     peer = fast.peer()

@@ -22,7 +22,7 @@ from cometmq.protocol.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties import encode_properties, tags_code
-from cometmq.protocol.record import iter_records
+from cometmq.protocol.record import body_crc, iter_records
 from cometmq.remoting import Connection, Handler
 from cometmq.store.files import NotCached
 from cometmq.store.reading import GetStatus, Got
@@ -212,6 +212,13 @@ class ScheduleService:
         topic, queue_id = properties.get("REAL_TOPIC"), properties.get("REAL_QID")
         if not topic or not queue_id or not queue_id.isdecimal() or topic == TRANS_HALF_TOPIC:
             log.warning("delayed message %s has no destination and is dropped", message.offset_msg_id)
+            return False
+        if message.body and body_crc(message.body) != message.body_crc:
+            # Stored again it would get a CRC that vouches for the damage.
+            log.error(
+                "delayed message %s for %s/%s is damaged at log position %d and is not delivered",
+                message.msg_id, topic, queue_id, message.physical_offset,
+            )  # fmt: skip
             return False
         tag = properties.get("TAGS")
         self._context.store.append(
