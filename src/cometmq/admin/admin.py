@@ -26,6 +26,7 @@ from cometmq.protocol.bodies import (
     TopicRouteData,
     TopicStatsTable,
 )
+from cometmq.protocol.bodies_admin import PurgedQueue
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode
 from cometmq.protocol.headers import GetTopicStatsInfoRequestHeader
 from cometmq.protocol.properties import is_reserved
@@ -60,6 +61,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     order: bool = False
     unit: bool = False
     has_unit_sub: bool = False
+    attributes: str | None = None
 
     @property
     def topic_sys_flag(self) -> int:
@@ -126,8 +128,24 @@ class Admin:
                 perm=settings.perm,
                 topic_sys_flag=settings.topic_sys_flag,
                 order=settings.order,
+                attributes=settings.attributes,
             )
             yield addr
+
+    async def purge_topic(
+        self, topic: str, *, queue_id: int | None = None, before_ms: int | None = None, execute: bool = False
+    ) -> list[tuple[str, PurgedQueue]]:
+        """(broker name, queue) of a topic's queues whose messages go, or with `execute` are gone: all, or
+        those of one queue id, or those stored before a time. CometMQ brokers only."""
+        found = []
+        for broker in sorted((await self.route(topic)).broker_datas, key=lambda broker: broker.broker_name):
+            addr = broker.broker_addrs.get(0)
+            if addr is not None:
+                queues = await self.client.brokers.purge_topic(
+                    addr, topic, queue_id=queue_id, before_ms=before_ms, execute=execute
+                )
+                found += [(broker.broker_name, queue) for queue in queues]
+        return found
 
     async def set_order_conf(
         self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None

@@ -14,7 +14,7 @@ from .message_commands import (
     send_message,
 )
 from .shell import SETTINGS, MqAdmin
-from .topic_commands import delete_topic, topic_list, topic_route, topic_status, update_topic
+from .topic_commands import delete_topic, purge_topic, topic_list, topic_route, topic_status, update_topic
 
 
 @click.group(cls=MqAdmin, context_settings=SETTINGS, invoke_without_command=True)
@@ -47,6 +47,7 @@ mqadmin.add_command(help_command)
 for command in (
     update_topic,
     delete_topic,
+    purge_topic,
     topic_list,
     topic_route,
     topic_status,

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from cometmq.message import MessageExt, SendResult
 from cometmq.protocol.bodies import ConsumeMessageDirectlyResult
+from cometmq.protocol.bodies_admin import PurgedQueue
 
 from .values import (
     BrokerStatus,
@@ -53,6 +54,17 @@ def topic_status(queues: Iterable[QueueStatus]) -> Iterator[str]:
     for queue in queues:
         last = time_with_ms(queue.last_update_timestamp)
         yield form % (queue.broker_name[:32], queue.queue_id, queue.min_offset, queue.max_offset, last)
+
+
+def purged(queues: Iterable[tuple[str, PurgedQueue]]) -> Iterator[str]:
+    """Rows are (broker name, queue)."""
+    form = "%-32s  %-4s  %-20s  %-20s  %-20s  %s"
+    yield form % ("#Broker Name", "#QID", "#Min Offset", "#Purged To", "#Max Offset", "#Messages")
+    for name, queue in queues:
+        yield form % (
+            *(name[:32], queue.queue_id, queue.min_offset, queue.purged_to, queue.max_offset),
+            queue.purged_to - queue.min_offset,
+        )
 
 
 def topic_uses(uses: Iterable[TopicUse]) -> Iterator[str]:

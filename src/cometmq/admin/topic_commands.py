@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import click
+import msgspec
 
 from cometmq.protocol.bodies import TopicRouteData
 
@@ -59,6 +60,13 @@ QUEUE_NUMS_MAX = 65_535
 @click.option(
     "-s", "--hasUnitSub", "has_unit_sub", type=bool, default=False, metavar="BOOL", help="Has unit sub."
 )
+@click.option(
+    "-a",
+    "--attributes",
+    "attributes",
+    metavar="+KEY=VALUE,-KEY",
+    help="Set or drop attributes: retention.ms, retention.bytes (per queue), message.type.",
+)
 def update_topic(
     namesrv: str,
     broker_addr: str | None,
@@ -70,6 +78,7 @@ def update_topic(
     order: bool,
     unit: bool,
     has_unit_sub: bool,
+    attributes: str | None,
 ) -> None:
     """Update or create topic."""
     settings = TopicSettings(
@@ -80,6 +89,7 @@ def update_topic(
         order=order,
         unit=unit,
         has_unit_sub=has_unit_sub,
+        attributes=attributes,
     )
 
     async def work(admin: Admin) -> None:
@@ -109,6 +119,33 @@ def delete_topic(namesrv: str, topic: str, cluster: str) -> None:
         click.echo(f"delete topic [{topic}] from cluster [{cluster}] success.")
         await admin.delete_topic_in_name_servers(topic.strip())
         click.echo(f"delete topic [{topic}] from NameServer success.")
+
+    with_admin(namesrv, work)
+
+
+@click.command("purgeTopic", context_settings=SETTINGS)
+@namesrv_option
+@TOPIC
+@click.option("-q", "--queueId", "queue_id", type=click.IntRange(0), help="Only this queue of each broker.")
+@click.option("--before", metavar="TIME", help="Only messages stored before: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
+@click.option("--yes", is_flag=True, help="Do it; without this only show what would go.")
+@json_option
+def purge_topic(
+    namesrv: str, topic: str, queue_id: int | None, before: str | None, yes: bool, as_json: bool
+) -> None:
+    """Hide the messages of a topic from all consumers, for good."""
+    before_ms = None if before is None else time_ms(before)
+
+    async def work(admin: Admin) -> None:
+        purged = await admin.purge_topic(topic.strip(), queue_id=queue_id, before_ms=before_ms, execute=yes)
+        if not purged and queue_id is not None:
+            raise click.ClickException(f"topic {topic.strip()} has no messages in a queue {queue_id}")
+        if as_json:
+            show_json([{"brokerName": name, **msgspec.to_builtins(queue)} for name, queue in purged])
+            return
+        show(formats.purged(purged))
+        gone = sum(queue.purged_to - queue.min_offset for _, queue in purged)
+        click.echo(f"{gone} messages " + ("purged." if yes else "would go. Nothing was done; --yes does it."))
 
     with_admin(namesrv, work)
 
@@ -163,6 +200,16 @@ def topic_status(namesrv: str, topic: str, as_json: bool) -> None:
         show_json(queues) if as_json else show(formats.topic_status(queues))
 
     with_admin(namesrv, work)
+
+
+def time_ms(text: str) -> int:
+    """A time as `formats.parse_time` reads it. Raises click.BadParameter."""
+    try:
+        return formats.parse_time(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is no time: expected ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS"
+        ) from None
 
 
 def route_rows(route: TopicRouteData) -> list[tuple[str, str, Mapping[int, str], int, int, int]]:

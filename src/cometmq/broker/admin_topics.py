@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 from cometmq.broker import compat
+from cometmq.broker.attributes import changed
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.names import check_topic
 from cometmq.broker.pull import PullProcessor
-from cometmq.errors import BodyError
+from cometmq.errors import BodyError, ConfigError
 from cometmq.protocol.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
@@ -86,6 +87,11 @@ class TopicAdmin:
             )
         topics = self._context.topics
         known = topics.get(name)
+        try:
+            reserved = self._context.config.store.file_reserved_time
+            attributes = changed(known.attributes if known else None, header.attributes, reserved)
+        except ConfigError as error:
+            raise CommandError(compat.invalid_parameter(frame.version), str(error)) from error
         order = bool(header.order) if compat.is_5x(frame.version) else known is not None and known.order
         topics.put(
             TopicConfig(
@@ -96,6 +102,7 @@ class TopicAdmin:
                 topic_filter_type=filter_type,
                 topic_sys_flag=header.topic_sys_flag or 0,
                 order=order,
+                attributes=attributes or None,
             )
         )
         log.info("topic %s set by %s: %s", name, connection.peer, topics.get(name))

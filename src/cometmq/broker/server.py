@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
+from cometmq.broker import attributes
 from cometmq.broker.admin_groups import GroupAdmin
 from cometmq.broker.admin_offsets import ConsumerAdmin
 from cometmq.broker.admin_runtime import RuntimeAdmin
@@ -27,6 +28,7 @@ from cometmq.broker.offset_requests import OffsetProcessor
 from cometmq.broker.offsets import ConsumerOffsets
 from cometmq.broker.persist import Tables
 from cometmq.broker.pull import PullProcessor
+from cometmq.broker.purge import PurgeAdmin
 from cometmq.broker.query import QueryProcessor
 from cometmq.broker.register import Registrar
 from cometmq.broker.replies import SendReplies
@@ -167,6 +169,7 @@ class BrokerParts:
             QueryProcessor(context),
             self.schedule,
             TopicAdmin(context, self.pulls),
+            PurgeAdmin(context),
             stats,
             GroupAdmin(context, stats),
             ConsumerAdmin(context),
@@ -193,6 +196,7 @@ class BrokerParts:
     async def start(self) -> None:
         """Open the fast port, begin the periodic work, register."""
         await self._open_vip()
+        self._use_topic_limits()
         self.tables.start()
         self.pulls.start()
         self.schedule.start()
@@ -249,7 +253,11 @@ class BrokerParts:
     def _topics_changed(self, _topic: str | None) -> None:
         self.sends.forget_routes()
         self.tables.topics.save()
+        self._use_topic_limits()
         self.registrar.register()
+
+    def _use_topic_limits(self) -> None:
+        self.store.topic_retention.set_limits(attributes.limits(self.context.topics.table))
 
     async def _registered(self) -> None:
         await self.registrar.registered()
@@ -258,6 +266,7 @@ class BrokerParts:
         self.sends.forget_routes()
         self.context.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
+        self.writer.configure()
         if "brokerPermission" in keys:
             self.context.topics.touch()
         elif "namesrvAddr" in keys:

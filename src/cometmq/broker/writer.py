@@ -46,7 +46,7 @@ class Writer:
         self.on_arrivals: ArrivalSink = lambda _arrivals: None
         self._stats = stats
         self._tick = tick
-        self._sync = store.config.sync_flush
+        self.configure()
         self._dirty = False
         # Of this tick: those who hear after the write, and those who wait for the flush, if there is one.
         self._sends: list[PlainSend] = []
@@ -56,6 +56,10 @@ class Writer:
         self._flushes = 0  # ticks whose senders wait for the flush
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def configure(self) -> None:
+        """Take over the flush mode of the store's settings; it may change while the broker runs."""
+        self._sync = self.store.config.sync_flush
 
     def sent(self, send: PlainSend, wait: bool) -> None:
         """A plain send was appended. wait: its sender wants to know that it is as safe as the broker

@@ -16,6 +16,7 @@ from cometmq.protocol.bodies import (
     LockBatchResult,
     SubscriptionData,
 )
+from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult
 from cometmq.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
@@ -37,6 +38,7 @@ from cometmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
+from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
 
 from .calls import Calls, broker_error
 from .decoding import decode_messages
@@ -339,6 +341,7 @@ class BrokerApi(Calls):
         perm: int = 6,
         topic_sys_flag: int = 0,
         order: bool = False,
+        attributes: str | None = None,
     ) -> None:
         """Create or change a topic on this broker, which tells its name servers at once."""
         header = CreateTopicRequestHeader(
@@ -350,8 +353,23 @@ class BrokerApi(Calls):
             topic_filter_type="SINGLE_TAG",
             topic_sys_flag=topic_sys_flag,
             order=order,
+            attributes=attributes,
         )
         await self.call(addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header, topic=topic)
+
+    async def purge_topic(
+        self,
+        addr: str,
+        topic: str,
+        *,
+        queue_id: int | None = None,
+        before_ms: int | None = None,
+        execute: bool = False,
+    ) -> list[PurgedQueue]:
+        """Hide a topic's messages on a CometMQ broker, or learn what would go."""
+        header = PurgeTopicRequestHeader(topic=topic, queue_id=queue_id, before=before_ms, execute=execute)
+        answer = await self.call(addr, RequestCode.PURGE_TOPIC, header, topic=topic)
+        return PurgeResult.decode(answer.body).queues
 
     async def delete_topic(self, addr: str, topic: str) -> None:
         await self.call(

@@ -48,6 +48,21 @@ class TopicStatsTable(Body):
         )
 
 
+class PurgedQueue(Body):
+    """One queue of a purge: its minimum offset before, the one that the purge sets, its maximum offset."""
+
+    queue_id: int = always(0)
+    min_offset: int = always(0)
+    purged_to: int = always(0)
+    max_offset: int = always(0)
+
+
+class PurgeResult(Body):
+    """What a purge did, or would do (code 21001), by queue id."""
+
+    queues: list[PurgedQueue] = empty(list)
+
+
 class OffsetWrapper(Body):
     """How far a group is in one queue. last_timestamp: store time of the last message consumed, ms."""
 

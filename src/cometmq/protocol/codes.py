@@ -138,6 +138,7 @@ class RequestCode(IntEnum):
     EXCHANGE_BROKER_HA_INFO = 906
     GET_BROKER_HA_STATUS = 907
     RESET_MASTER_FLUSH_OFFSET = 908
+    PURGE_TOPIC = 21001  # ours, unknown to Apache's brokers
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cometmq.protocol.ext import I32, Header
+from cometmq.protocol.ext import I32, I64, Header
 
 
 class CreateTopicRequestHeader(Header, gc=False):
@@ -18,6 +18,16 @@ class CreateTopicRequestHeader(Header, gc=False):
     order: bool | None = None
     attributes: str | None = None
     force: bool | None = None
+
+
+class PurgeTopicRequestHeader(Header, gc=False):
+    """Code 21001, ours: hide the messages of a topic, of one queue with queue_id, of those stored before a
+    time (ms) with before. Without execute the answer only tells what would go."""
+
+    topic: str
+    queue_id: I32 | None = None
+    before: I64 | None = None
+    execute: bool | None = None
 
 
 class DeleteTopicRequestHeader(Header, gc=False):
