@@ -335,3 +335,19 @@ def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> Non
         b"707",
     ]
     store.close()
+
+
+def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(5):
+        send(store, b"%d" % number)
+    store.close()
+    store = open_store(tmp_path)
+    for number in range(5, 9):
+        send(store, b"%d" % number)
+
+    answer = store.reader.get(store.queues.find("T", 0), 2, 32, wait=True)
+    assert bodies(answer) == [b"%d" % number for number in range(2, 9)]
+    assert got(answer).next_begin_offset == 9
+    assert bodies(store.reader.get(store.queues.find("T", 0), 2, 4, wait=True)) == [b"2", b"3", b"4", b"5"]
+    store.close()

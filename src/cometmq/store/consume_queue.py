@@ -156,7 +156,8 @@ class ConsumeQueue:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, count: int, *, wait: bool) -> Buffer | NotCached | None:
-        """Units [offset, offset + count), clipped at the end of the file and of the queue, at least one.
+        """Units [offset, offset + count), clipped at the end of the queue, and at that of the file unless
+        memory goes on there; at least one.
 
         `offset` must lie in [min_offset, max_offset). None: the file is missing.
         """
@@ -165,9 +166,14 @@ class ConsumeQueue:
             return self.window[begin : begin + count * UNIT]
         position = offset * UNIT
         base = position - position % self.file_size
-        count = min(count, (base + self.file_size - position) // UNIT, self.written - offset)
+        stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
         path = os.path.join(self.path, file_name(base))
-        return self._files.read(path, count * UNIT, position - base, wait=wait)
+        data = self._files.read(path, (stop - offset) * UNIT, position - base, wait=wait)
+        if stop < self.window_start or offset + count == stop or data is None or isinstance(data, NotCached):
+            return data
+        if len(data) < (stop - offset) * UNIT:
+            return data
+        return bytes(data) + self.window[: (offset + count - stop) * UNIT]
 
     def unit(self, offset: int) -> tuple[int, int, int] | None:
         """(record position, record size, tags code) of one unit, waiting for the device if need be; None
