@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -126,3 +127,30 @@ async def test_the_background_applies_settings_that_changed_while_it_ran(start_c
     assert (await peer.send()).code == 0
     assert store.flusher.flushed == store.log.end
     assert store.config.delete_when == "07"
+
+
+async def test_expired_segments_and_queue_files_go_on_request(start_cluster):
+    cluster = await start_cluster(
+        mappedFileSizeCommitLog="65536",
+        mappedFileSizeConsumeQueue="200",
+        deleteWhen="never",
+        diskMaxUsedSpaceRatio="95",
+        cleanResourceInterval="3600000",
+    )
+    peer = cluster.peer()
+    for _ in range(100):
+        await peer.send(body=bytes(3000))
+    store = cluster.broker.parts.store
+    first = store.queues.find("Orders", 0)
+    store.queues.write_dirty()
+    files = len(first.positions)
+    os.utime(store.log.path_of(store.log.segments[0]), (1, 1))
+    os.utime(store.log.path_of(store.log.segments[1]), (1, 1))
+
+    assert store.commit_log_min == 0
+    assert (await peer.call(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == 0
+    assert store.commit_log_min == 2 * 65536
+    assert store.min_offset("Orders", 0) > 30
+    assert len(first.positions) < files
+    assert (await peer.pull(offset=0)).code == TOO_SMALL
+    assert (await peer.call(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == 0
