@@ -365,3 +365,50 @@ def test_a_clock_far_behind_the_newest_index_file_is_no_trouble(tmp_path: Path) 
     assert len(names) == len(store.index.files) == 3
     assert names == [os.path.basename(file.path) for file in store.index.files]
     store.close()
+
+
+def test_the_queues_tell_a_later_start_within_a_large_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.store.start_point._WORTH_IT", 0)
+    clock = ManualClock()
+    large = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 20 * 2000}
+    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, **large)
+    sent: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
+    for number in range(1000):
+        clock.now_ms += 1000
+        body = b"%d" % number
+        send(store, body, queue_id=number % QUEUES, properties=b"KEYS\x01k%d" % number)
+        sent[number % QUEUES].append(body)
+        if number == 900:
+            assert store.upkeep.settle_all(slots=False)
+    store.crash()
+    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, **large)
+    assert contents(store) == sent
+    assert 99 <= store.recovered.records <= 99 + 3 + QUEUES  # the margin of 3 s, and where the units lie
+    for number in (0, 500, 896, 900, 999):
+        assert len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1
+    store.close()
+
+
+def test_a_clock_that_steps_back_does_not_make_new_messages_look_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.store.start_point._WORTH_IT", 0)
+    clock = ManualClock()
+    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, mapped_file_size_commit_log=1 << 20)
+    for number in range(50):
+        clock.now_ms += 1000
+        send(store, b"%d" % number)
+    assert store.upkeep.settle_all(slots=False)
+    clock.now_ms -= 3_600_000
+    for number in range(50, 90):
+        clock.now_ms += 1000
+        send(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)
+    assert store.checkpoint.min_timestamp < clock.now_ms - 40_000
+    store.queues.write_dirty()  # units may reach the files, in any state, before a checkpoint covers them
+    store.crash()
+    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, mapped_file_size_commit_log=1 << 20)
+    assert everything(store) == [b"%d" % number for number in range(90)]
+    assert all(len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1 for number in range(50, 90))
+    store.close()

@@ -48,6 +48,7 @@ from cometmq.store.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 
+_STEP_BACK_MS = 1000
 _COLD_TRIES = 8
 
 
@@ -266,7 +267,10 @@ class MessageStore:
                 self.log.end,
                 [],
             )
-        self.flusher.written_ms = pending[-1][6]
+        now_ms = pending[-1][6]
+        if now_ms + _STEP_BACK_MS < self.flusher.written_ms:
+            self.upkeep.clock_stepped_back(now_ms)
+        self.flusher.written_ms = now_ms
         self.upkeep.reserve_ahead()
         if self._sync or self._unflushed:  # visible in order, also when the flush mode has just changed
             self._unflushed.append((self.log.end, pending))

@@ -30,6 +30,7 @@ from cometmq.store.index import IndexService
 from cometmq.store.keys import property_value, stored_tags_code
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
+from cometmq.store.start_point import later_start, trusted_segment
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,13 @@ class Recovery:
                 self._distrust()
                 start = self._first
                 self._reload(start, result)
+            else:
+                later = later_start(
+                    self._disk, self._log, self._queues, start, self._checkpoint.min_timestamp
+                )
+                if later > start and not self._config.message_index_safe:
+                    start = later
+                    self._reload(start, result)
         index_from = self._index.end_position if index_lost and self._index.enabled else start
         self._index.resume(clean=clean, cut_at=None if clean and not index_lost else min(start, index_from))
         self._walk_all(start, min(start, index_from), result)
@@ -200,15 +208,9 @@ class Recovery:
         trusted = self._checkpoint.min_timestamp
         if self._config.message_index_safe and self._config.message_index_enable:
             trusted = min(trusted, self._checkpoint.index_ms)
-        for base in reversed(self._segments):
-            fd = self._disk.open(self._log.path_of(base), write=False)
-            try:
-                data = memoryview(self._disk.pread(fd, self._config.max_record_size, 0))
-            finally:
-                self._disk.close(fd)
-            facts = record_facts(data, 0, base)
-            if facts is not None and 0 < facts.store_ms <= trusted:
-                return base
+        found = trusted_segment(self._disk, self._log, self._segments, trusted, self._config.max_record_size)
+        if found is not None:
+            return found
         return self._first
 
     def _distrust(self) -> None:

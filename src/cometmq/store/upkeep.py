@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _MANY_FILES = 256  # from here on one call for the whole file system is cheaper than one a file
 _SLICES_A_ROUND = 2  # so ten thousand busy queues are written every 20 s, a few hundred every second
+_MOST_BEHIND = 200_000  # records; walked in two or three seconds
 _SLICE = 256  # queues written per turn of the loop
 
 
@@ -60,6 +61,8 @@ class Upkeep:
         self._job: asyncio.Task[None] | None = None
         self._thorough_at = store.clock.monotonic()
         self._unwritten = 0
+        self._behind = 0  # records dispatched since the checkpoint was last moved
+        self._step_backs = 0
         self._lost: OSError | None = None  # why the checkpoint stays where it is
 
     # -- starting, stopping -----------------------------------------------------------------------
@@ -153,6 +156,7 @@ class Upkeep:
         """Keep windows and waiting keys small however long the write interval is."""
         store = self._store
         self._unwritten += len(pending)
+        self._behind += len(pending)
         if self._unwritten < 4096 and not store.index.wants_settling():
             return
         try:
@@ -181,7 +185,9 @@ class Upkeep:
     async def _write_derived(self) -> None:
         store = self._store
         now = store.clock.monotonic()
-        thorough = (now - self._thorough_at) * 1000 >= store.config.flush_consume_queue_thorough_interval
+        interval = store.config.flush_consume_queue_thorough_interval
+        # A busy store moves its checkpoint more often: what lies behind it is what a recovery must walk.
+        thorough = (now - self._thorough_at) * 1000 >= interval or self._behind >= _MOST_BEHIND
         try:
             store.queues.write_eager()
             for _ in range(len(store.queues) // _SLICE + 1 if thorough else _SLICES_A_ROUND):
@@ -195,6 +201,7 @@ class Upkeep:
         self._derived_healed()
         if thorough:
             self._thorough_at = now
+            self._behind = 0
             await self._make_durable()
 
     def _derived_failed(self, failure: OSError) -> None:
@@ -218,6 +225,7 @@ class Upkeep:
         store.queues.write_dirty()  # what came in while the slices before were written
         store.index.write()
         dispatched_ms, full_ms = store.dispatched_ms, store.index.full_until_ms
+        step_backs = self._step_backs
         work = self._take_unsynced()
         store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
         if not await done:
@@ -226,6 +234,8 @@ class Upkeep:
             await loop.run_in_executor(pool, sync_paths, store.disk, *work)
         except OSError as failure:
             self._sync_failed(failure)
+            return
+        if step_backs != self._step_backs:
             return
         self._raise_checkpoint(dispatched_ms, full_ms)
         await loop.run_in_executor(pool, store.checkpoint.flush)
@@ -242,6 +252,22 @@ class Upkeep:
         if self._lost is None:
             log.error("queues or index could not be synced, the checkpoint stays where it is: %s", failure)
         self._lost = failure
+
+    def clock_stepped_back(self, now_ms: int) -> None:
+        """New records are stamped with times that the checkpoint already covers: lower it before a
+        recovery takes them for durable."""
+        store, checkpoint = self._store, self._store.checkpoint
+        self._step_backs += 1
+        store.flusher.flushed_ms = min(store.flusher.flushed_ms, now_ms)
+        if max(checkpoint.physic_ms, checkpoint.logics_ms) <= now_ms:
+            return
+        log.warning("the clock stepped back to %d ms, the checkpoint follows", now_ms)
+        checkpoint.physic_ms = min(checkpoint.physic_ms, now_ms)
+        checkpoint.logics_ms = min(checkpoint.logics_ms, now_ms)
+        try:
+            checkpoint.flush()
+        except OSError as failure:
+            log.error("the checkpoint could not be lowered: %s", failure)
 
     def _raise_checkpoint(self, dispatched_ms: int, full_ms: int) -> None:
         checkpoint = self._store.checkpoint
