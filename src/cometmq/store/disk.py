@@ -214,7 +214,6 @@ class OsDisk:
             raise
         return True
 
-
     def locked(self, fd: int) -> bool:
         """Whether another process holds that lock. Where the system cannot tell, the answer is no."""
         if sys.platform != "linux":
