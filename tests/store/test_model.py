@@ -46,6 +46,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self.keys: dict[tuple[str, str], list[bytes]] = {}
         self.number = 0
         self.pending: list[tuple[str, int, bytes, int]] = []
+        self.ends: dict[tuple[str, int], int] = {}  # as of the last clean stop, which the store remembers
         self.disk = FaultyDisk(really_sync=False)
         self.store: MessageStore = open_store(self.root, self.disk, self.clock, **self.settings)
 
@@ -122,6 +123,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
     def stop_and_start(self) -> None:
         self.commit()
         self.store.close()
+        self.ends = {place: queue.end for place, queue in self.queues.items()}
         assert not (self.root / "abort").exists()
         self.reopen()
         assert self.store.recovered.clean
@@ -143,9 +145,9 @@ class StoreAgainstLists(RuleBasedStateMachine):
             shutil.rmtree(path)
         elif path.exists():
             path.unlink()
-        for queue in self.queues.values():
+        for place, queue in self.queues.items():
             if not queue.messages and what == "consumequeue":
-                queue.first = 0  # nothing in the log remembers an empty queue
+                queue.first = self.ends.get(place, 0)  # nothing in the log remembers an empty queue
         self.reopen()
 
     def reopen(self) -> None:
@@ -160,6 +162,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self.store.delete_topic(topic)
         for queue_id in range(3):
             self.queues.pop((topic, queue_id), None)
+            self.ends.pop((topic, queue_id), None)
 
     @rule()
     def retire_log(self) -> None:

@@ -187,6 +187,8 @@ class Recovery:
         if found is None:
             return False
         position, size, _ = found
+        if position < self._first:
+            return True  # retention took the segment since
         base = position - position % self._log.segment_size
         if base not in self._segments:
             return False
