@@ -191,6 +191,31 @@ def test_queues_do_not_mix_wherever_their_records_lie(tmp_path: Path, source: st
     store.close()
 
 
+def test_queues_drained_side_by_side_share_what_was_read(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    large = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 20 * 1000}
+    store = open_store(tmp_path, disk, **large)
+    expected: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(8)}
+    for number in range(3000):
+        body = b"%d-" % number + bytes(number * 37 % 900)
+        put(store, body, queue_id=number % 8)
+        expected[number % 8].append(body)
+    committed(store.commit())
+    forget_memory(store)
+    disk.calls.clear()
+    found: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(8)}
+    while found != expected:
+        for queue_id in range(8):
+            answer = got(store.get_messages("T", queue_id, len(found[queue_id]), 32))
+            assert answer.count > 0 or found[queue_id] == expected[queue_id]
+            found[queue_id] += bodies(answer)
+    reads_of_log = disk.calls["pread_cached"] - 3000 // 32 - 8
+    assert reads_of_log < store.commit_log_max // (128 << 10) * 8
+    store.log.delete_first()
+    assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.MESSAGE_WAS_REMOVING
+    store.close()
+
+
 def test_a_segment_that_is_gone_is_stepped_over(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for number in range(200):

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 import msgspec
 
 from cometmq.protocol.record import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
+from cometmq.store.block_cache import BLOCK, BlockCache
 from cometmq.store.disk import Buffer, write_all
 from cometmq.store.files import NotCached, StoreFiles
 from cometmq.store.recent import RecentBytes
@@ -45,6 +46,7 @@ class CommitLog:
     """Writer and reader of the segments in one directory."""
 
     __slots__ = (
+        "_blocks",
         "_disk",
         "_extents",
         "_fd",
@@ -84,6 +86,7 @@ class CommitLog:
         self.used = 0
         self._extents: list[Extent] = []  # parts of the tick, each in one segment and one chunk
         self._read_fds: dict[int, int] = {}
+        self._blocks = BlockCache()
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
         # What failed writes may have left: (descriptor, segment, first position, end); `claim` heals it.
@@ -292,6 +295,23 @@ class CommitLog:
         cached = self._disk.pread_cached(fd, length, position - base)
         return NotCached(self.path_of(base), position - base, length) if cached is None else cached
 
+    def block(self, position: int, *, wait: bool, load: bool) -> memoryview | NotCached | None:
+        """The block (see BlockCache) that holds a position; None if it is not kept and not to be loaded, or
+        cannot be: near the end of the log, in segments that blocks do not divide, or when it is gone."""
+        number = position // BLOCK
+        found = self._blocks.get(number)
+        if found is not None or not load:
+            return found
+        start = number * BLOCK
+        if start + BLOCK > min(self.end, self._recent.start) or self.segment_size % BLOCK:
+            return None
+        data = self.read(start, BLOCK, wait=wait)
+        if data is None or isinstance(data, NotCached):
+            return data
+        view = memoryview(data)
+        self._blocks.put(number, view)
+        return view
+
     def _open_for_reading(self, base: int) -> int:
         """Descriptor of an existing segment, one of at most a few dozen that stay open; -1 if it is gone."""
         if base not in self.segments:
@@ -333,6 +353,7 @@ class CommitLog:
         if fd >= 0:
             self._disk.close(fd)
         self._files.delete(path)
+        self._blocks.clear()
         self._paths.pop(base, None)
         self.segments.pop(0)
         return path

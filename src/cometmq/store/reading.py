@@ -16,6 +16,7 @@ from collections.abc import Callable, Container
 import msgspec
 
 from cometmq.protocol.record import MAGIC_V1, MAGIC_V2, MIN_SIZE
+from cometmq.store.block_cache import BLOCK
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, ConsumeQueue
@@ -26,6 +27,7 @@ from cometmq.store.scan import record_facts
 log = logging.getLogger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
+_DENSE = 4  # records of one block that make loading the whole of it worth while
 _start_of = struct.Struct(">ii").unpack_from
 _GAP = 12 << 10
 _MAX_RUN = 128 << 10
@@ -190,6 +192,12 @@ class QueueReader:
         index, total = 0, len(chosen)
         while index < total:
             start, size = chosen[index]
+            taken = self._from_block(chosen, index, buffers, wait)
+            if isinstance(taken, NotCached):
+                return taken
+            if taken:
+                index += taken
+                continue
             stop = start + size
             boundary = start - start % segment + segment
             first = index
@@ -221,6 +229,37 @@ class QueueReader:
             else:
                 buffers.append(data)
         return buffers
+
+    def _from_block(
+        self, chosen: list[tuple[int, int]], index: int, buffers: list[Buffer], wait: bool
+    ) -> int | NotCached:
+        """Take the records from `index` on that lie in one block out of it, if it is kept or worth being
+        loaded. Returns how many were taken; 0 leaves them to the other way."""
+        start = chosen[index][0]
+        base = start - start % BLOCK
+        last = index
+        at = start
+        while (
+            last < len(chosen) and at <= chosen[last][0] and chosen[last][0] + chosen[last][1] <= base + BLOCK
+        ):
+            at = chosen[last][0]
+            last += 1
+        block = self._log.block(start, wait=wait, load=last - index >= _DENSE) if last > index else None
+        if block is None or isinstance(block, NotCached):
+            return 0 if block is None else block
+        parts: list[Buffer] = []
+        first = stop = start
+        for at, size in chosen[index:last]:
+            stored, magic = _start_of(block, at - base)
+            if stored != size or (magic != MAGIC_V1 and magic != MAGIC_V2):
+                return 0
+            if at != stop:
+                parts.append(block[first - base : stop - base])
+                first = at
+            stop = at + size
+        parts.append(block[first - base : stop - base])
+        buffers += parts
+        return last - index
 
     def _get_one_by_one(
         self,
