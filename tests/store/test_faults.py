@@ -29,6 +29,19 @@ def test_a_full_disk_refuses_the_send_and_leaves_no_file(tmp_path: Path) -> None
     store.close()
 
 
+def test_the_remains_of_a_failed_reservation_are_no_obstacle(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    send(store, bytes(40_000))
+    disk.fail("reserve", error=errno.ENOSPC)
+    disk.fail("unlink", match="commitlog")
+    with pytest.raises(StoreRefused):
+        put(store, bytes(40_000))
+    assert (tmp_path / "commitlog" / f"{65536:020d}").exists()
+    assert send(store, bytes(40_000)).physical_offset == 65536
+    store.close()
+
+
 @pytest.mark.parametrize("partial", [0.0, 0.4, 0.99])
 def test_a_failed_write_takes_the_whole_tick_back(tmp_path: Path, partial: float) -> None:
     disk = FaultyDisk()

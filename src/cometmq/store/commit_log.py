@@ -111,7 +111,12 @@ class CommitLog:
         Raises OSError (ENOSPC …); then no trace of the file is left.
         """
         path = os.path.join(self.directory, f"{base:020d}")
-        fd = self._disk.open(path, create=True, exclusive=True)
+        try:
+            fd = self._disk.open(path, create=True, exclusive=True)
+        except FileExistsError:
+            # Left by a reservation that failed and could not even be taken away.
+            self._disk.unlink(path)
+            fd = self._disk.open(path, create=True, exclusive=True)
         try:
             self._disk.reserve(fd, self.segment_size)
             self._disk.fsync_dir(self.directory)
