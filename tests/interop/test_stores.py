@@ -110,7 +110,7 @@ def test_each_broker_opens_what_the_other_wrote(
     _goes_on(broker.port, wanted)
     # Apache rebuilds the lost end of queues before it knows the delay levels: what waits there comes at once.
     rebuilt_by_apache = (reader, end) == ("apache", "killed")
-    _delivers_what_was_due(broker.port, early=rebuilt_by_apache)
+    _delivers_what_was_due(broker.port, before, early=rebuilt_by_apache)
     broker.stop()
     after = read_store(tmp_path / "store", slots=store_input.TINY_SLOTS)
     assert after.records[: len(before.records)] == before.records
@@ -148,15 +148,19 @@ def _goes_on(port: int, wanted: dict[tuple[str, int], list[Record]]) -> None:
             assert store_input.served(port, topic, queue)[-1].body == b"appended"
 
 
-def _delivers_what_was_due(port: int, *, early: bool) -> None:
-    """Level 3 is ten seconds, counted from when the writer stored it."""
+def _delivers_what_was_due(port: int, before: Store, *, early: bool) -> None:
+    """Level 3 is ten seconds, counted from when the writer stored it; nothing comes before its time."""
+    delays_ms = {b"later 3": 10_000, b"later 4": 30_000, b"later 5": 60_000, b"later 18": 7_200_000}
+    stored = {each.body: each.stored for each in before.records if each.body in delays_ms}
+    assert stored.keys() == delays_ms.keys()
 
-    def late() -> list[bytes]:
-        bodies = [each.body for each in store_input.served(port, "Alpha", 0)]
-        return [body for body in bodies if body.startswith(b"later")]
+    def late() -> list[Record]:
+        return [each for each in store_input.served(port, "Alpha", 0) if each.body in delays_ms]
 
     wait_until("the delayed message", late, 20, every_s=0.3)
     got = late()
-    assert got[0] == b"later 3"
-    assert len(set(got)) == len(got)
-    assert early or set(got) <= {b"later 3", b"later 4"}  # level 4 follows after 30 s
+    assert got[0].body == b"later 3"
+    assert len({each.body for each in got}) == len(got)
+    if not early:
+        for each in got:
+            assert each.stored >= stored[each.body] + delays_ms[each.body]
