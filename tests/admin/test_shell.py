@@ -9,8 +9,8 @@ import pytest
 from tests.admin.conftest import Shell
 
 COMMANDS = [
-    *("updateTopic", "deleteTopic", "topicList", "topicRoute", "topicStatus", "clusterList", "brokerStatus"),
-    *("consumerProgress", "queryMsgById", "queryMsgByKey", "queryMsgByUniqueKey", "sendMessage"),
+    *("updateTopic", "deleteTopic", "purgeTopic", "topicList", "topicRoute", "topicStatus", "clusterList"),
+    *("brokerStatus", "consumerProgress", "queryMsgById", "queryMsgByKey", "queryMsgByUniqueKey", "sendMessage"),
     "consumeMessage",
 ]
 
