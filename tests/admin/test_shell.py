@@ -10,8 +10,8 @@ from tests.admin.conftest import Shell
 
 COMMANDS = [
     *("updateTopic", "deleteTopic", "purgeTopic", "topicList", "topicRoute", "topicStatus", "clusterList"),
-    *("brokerStatus", "consumerProgress", "queryMsgById", "queryMsgByKey", "queryMsgByUniqueKey", "sendMessage"),
-    "consumeMessage",
+    *("brokerStatus", "consumerProgress", "queryMsgById", "queryMsgByKey", "queryMsgByUniqueKey"),
+    *("sendMessage", "consumeMessage"),
 ]
 
 
