@@ -108,12 +108,13 @@ def _fill(row: Row, system: Running, java: Driver) -> None:
         answer_within_s=300,
         namesrv=system.namesrv,
         topic=_topic(row),
-        mode="batch",
-        threads=4,
-        batch=FILL_BATCH,
-        size=128,
-        count=row.drain,
+        **backlog(row.drain),
     )
+
+
+def backlog(count: int) -> dict[str, Any]:
+    """The load that leaves `count` messages for a drain."""
+    return {"mode": "batch", "threads": 4, "batch": FILL_BATCH, "size": 128, "count": count}
 
 
 def _topic(row: Row) -> str:

@@ -15,6 +15,7 @@ from tests.interop.comet import CometBroker, CometNamesrv
 from tests.interop.driver import Driver
 
 from benchmarks.brokers import SETTINGS
+from benchmarks.measure import backlog
 from benchmarks.processes import cpu_seconds
 from benchmarks.rows import ROWS
 
@@ -25,7 +26,7 @@ SHOWN = 25
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.where", description=__doc__)
     parser.add_argument(
-        "row", nargs="?", default="sync-64-1k", choices=[row.name for row in ROWS if row.load]
+        "row", nargs="?", default="sync-64-1k", choices=[row.name for row in ROWS]
     )
     parser.add_argument("--seconds", type=int, default=10)
     options = parser.parse_args()
@@ -38,16 +39,16 @@ def main() -> int:
             directory, f"127.0.0.1:{names.port}", settings=settings, launcher=[str(LAUNCHER), str(counts)]
         )
         java = Driver("4.9.8", directory / "java", jvm=["-Xms1g", "-Xmx1g", "-XX:+UseG1GC"])
-        load = {
-            "namesrv": f"127.0.0.1:{names.port}",
-            "topic": "Where",
-            "seconds": options.seconds,
-            **row.load,
-        }
-        java.call("load", answer_within_s=300, **load)  # warms the JVM up
+        place = {"namesrv": f"127.0.0.1:{names.port}", "topic": "Where"}
+        load = {"seconds": options.seconds, **row.load}
+        if row.drain:
+            java.call("load", answer_within_s=300, **place, **backlog(row.drain))
+            load = {"group": "where", "count": row.drain}
+        else:
+            java.call("load", answer_within_s=300, **place, **load)  # warms the JVM up
         os.kill(broker.pid, signal.SIGUSR1)
         before = cpu_seconds(broker.pid)
-        turn = java.call("load", answer_within_s=300, **load)
+        turn = java.call("drain" if row.drain else "load", answer_within_s=300, **place, **load)
         spent = (cpu_seconds(broker.pid) - before) * 1e6 / turn["messages"]
         java.stop()
         broker.stop()
