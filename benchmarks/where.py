@@ -25,9 +25,7 @@ SHOWN = 25
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.where", description=__doc__)
-    parser.add_argument(
-        "row", nargs="?", default="sync-64-1k", choices=[row.name for row in ROWS]
-    )
+    parser.add_argument("row", nargs="?", default="sync-64-1k", choices=[row.name for row in ROWS])
     parser.add_argument("--seconds", type=int, default=10)
     options = parser.parse_args()
     row = next(row for row in ROWS if row.name == options.row)
