@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
-from cometmq.store.appender import _batch_items
+from cometmq.store.batch_append import batch_items
 from cometmq.store.keys import code_and_key, hash_equal, hash_keys, index_keys, stored_tags_code
 from cometmq.store.refusal import StoreRefused
 
@@ -27,9 +27,9 @@ def test_items_of_a_batch_get_the_properties_of_the_request(items, extra):
     data = encode_batch(items)
     if not items:
         with pytest.raises(StoreRefused, match="empty"):
-            _batch_items(data, extra)
+            batch_items(data, extra)
         return
-    found = _batch_items(memoryview(data), extra)
+    found = batch_items(memoryview(data), extra)
     for (flag, body, properties), item in zip(found, iter_batch(data), strict=True):
         assert (flag, body) == (item.flag, item.body)
         joint = b"\x02" if extra and item.properties and item.properties[-1] != 2 else b""
@@ -49,10 +49,10 @@ def test_a_damaged_batch_is_refused_exactly_when_the_careful_reader_refuses_it(i
     except BodyError as error:
         problem = str(error)
     if problem is None:
-        assert _batch_items(data, b"") == expected
+        assert batch_items(data, b"") == expected
         return
     with pytest.raises(StoreRefused) as refusal:
-        _batch_items(data, b"")
+        batch_items(data, b"")
     assert refusal.value.remark == problem
 
 

@@ -23,6 +23,7 @@ import msgspec
 
 from cometmq.protocol.codes import ResponseCode
 from cometmq.store.appender import Appended, Appender, Pending
+from cometmq.store.batch_append import BatchAppender
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.commit_log import CommitLog
@@ -110,6 +111,7 @@ class MessageStore:
         self.flusher.on_failure = self._flush_failed
         self.reader = QueueReader(self.log, config, physical_memory())
         self.appender = Appender(self.log, self.queues, clock, config, self.flags)
+        self._batches = BatchAppender(self.appender, self.log, self.queues, clock)
         self.lookups = Lookup(self.log, self.queues, self.index, config)
         self.retention = Retention(self)
         self.topic_retention = TopicRetention(self)
@@ -238,7 +240,7 @@ class MessageStore:
 
         `properties` of the request are added to those of every item, as 4.9 does. Raises StoreRefused.
         """
-        return self.appender.append_batch(
+        return self._batches.append(
             topic,
             queue_id,
             body,
