@@ -8,6 +8,7 @@ from typing import Any
 from cometmq.protocol.record import decode_record, record_starts
 from cometmq.store import Appended, Commit, Disk, Got, ManualClock, MessageStore, StoreConfig
 from cometmq.store.files import NotCached
+from cometmq.store.off_loop import in_place
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 START_MS = 1_700_000_000_000
@@ -66,6 +67,18 @@ def got(answer: Got | NotCached) -> Got:
 def bodies(answer: Got | NotCached) -> list[bytes]:
     data = b"".join(got(answer).buffers)
     return [bytes(decode_record(data, at).body) for at, _ in record_starts(data)]
+
+
+def drop_first_segment(store: MessageStore, *, derived: bool = True) -> None:
+    """What retention does to the oldest segment; with `derived` also to queues and index."""
+    path = store.log.path_of(store.log.segments[0])
+    store.disk.unlink(path)
+    fd = store.log.forget_first()
+    if fd >= 0:
+        store.disk.close(fd)
+    if derived:
+        in_place(store.retention.correct_minimums())
+        in_place(store.retention.derived_pass())
 
 
 def everything(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, open_store, send, small
+from tests.store.kit import START_MS, drop_first_segment, open_store, send, small
 from tests.store.planted import alter, build, extract_golden, filler, flip, index_files, places
 
 from cometmq.errors import StoreError
@@ -136,8 +136,7 @@ class TestStats:
 
     def test_expired_messages_do_not_count(self, root: Path) -> None:
         store = open_store(root)
-        store.log.delete_first()
-        store.retention.delete_derived()
+        drop_first_segment(store)
         store.close()
         stats = store_stats(str(root), config=small(root))
         left = places(root)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import bodies, committed, everything, got, open_store, put, send
+from tests.store.kit import bodies, committed, drop_first_segment, everything, got, open_store, put, send
 
 from cometmq.protocol.properties import java_hash
 from cometmq.protocol.record import decode_record
@@ -211,7 +211,7 @@ def test_queues_drained_side_by_side_share_what_was_read(tmp_path: Path) -> None
             found[queue_id] += bodies(answer)
     reads_of_log = disk.calls["pread_cached"] - 3000 // 32 - 8
     assert reads_of_log < store.commit_log_max // (128 << 10) * 8
-    store.log.delete_first()
+    drop_first_segment(store, derived=False)
     assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.MESSAGE_WAS_REMOVING
     store.close()
 
@@ -222,7 +222,7 @@ def test_a_segment_that_is_gone_is_stepped_over(tmp_path: Path) -> None:
         send(store, b"%d" % number + bytes(1000))
     assert len(store.log.segments) == 4
     forget_memory(store)
-    store.log.delete_first()
+    drop_first_segment(store, derived=False)
     answer = got(store.get_messages("T", 0, 0, 32))
     assert (answer.status, answer.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 32)
     found = everything(store)

@@ -9,6 +9,7 @@ import pytest
 from tests.store.kit import START_MS, everything, got, open_store, put, send
 
 from cometmq.store import GetStatus, ManualClock, MessageStore
+from cometmq.store.off_loop import in_place
 from cometmq.store.topic_retention import TopicLimit
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -93,7 +94,7 @@ def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> 
     assert store.purge_plan("T", before_ms=START_MS + 4 * MINUTE) == [(0, 0, 4, 10)]
     assert store.purge_plan("T", queue_id=3) == []
 
-    store.raise_min_offsets("T", {0: 4})
+    in_place(store.raise_min_offsets("T", {0: 4}))
     assert len(everything(store)) == 6
     store.close()
     store = open_store(tmp_path, clock=clock)
@@ -110,7 +111,7 @@ def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> 
 
 def test_a_deleted_topic_takes_its_purge_along(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
-    store.raise_min_offsets("T", {0: 10})
+    in_place(store.raise_min_offsets("T", {0: 10}))
     store.delete_topic("T")
     assert send(store, b"new").queue_offset == 0
     store.close()
@@ -128,7 +129,7 @@ def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> Non
     shutil.copytree(tmp_path, short)
     store = open_store(tmp_path, clock=clock)
     send(store)
-    store.raise_min_offsets("T", {0: 6})
+    in_place(store.raise_min_offsets("T", {0: 6}))
     store.close()
     shutil.copy(tmp_path / "config" / "queueMinOffsets.json", short / "config")
 
@@ -150,10 +151,10 @@ def test_a_purge_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
 
     (tmp_path / "config" / "queueMinOffsets.json.tmp").mkdir(parents=True)
     with pytest.raises(OSError):
-        store.raise_min_offsets("T", {0: 1})
+        in_place(store.raise_min_offsets("T", {0: 1}))
     assert store.min_offset("T", 0) == 0
     (tmp_path / "config" / "queueMinOffsets.json.tmp").rmdir()
-    store.raise_min_offsets("T", {0: 1})
+    in_place(store.raise_min_offsets("T", {0: 1}))
     assert len(everything(store)) == 1
     store.close()
 

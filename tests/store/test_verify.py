@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import committed, open_store, put, send, small
+from tests.store.kit import committed, drop_first_segment, open_store, put, send, small
 from tests.store.planted import (
     ENTRIES_AT,
     alter,
@@ -97,8 +97,7 @@ class TestSoundStores:
         store = open_store(root)
         expired = store.log.segments[:2]
         for _ in expired:
-            store.log.delete_first()
-        store.retention.delete_derived()
+            drop_first_segment(store)
         store.close()
         report = check(root)
         assert report.findings == []
@@ -499,8 +498,7 @@ class TestLive:
                 store.queues.write_dirty()
                 store.index.write()
                 if moves % 10 == 0 and len(store.log.segments) > 5:
-                    store.log.delete_first()
-                    store.retention.delete_derived()
+                    drop_first_segment(store)
                     deletions += 1
                 return super().pread(fd, length, offset)
 

@@ -69,27 +69,32 @@ class GroupAdmin:
             RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription_of_group,
         }
 
-    def time_span(self, _connection: Connection, frame: Frame) -> Frame:
+    async def time_span(self, _connection: Connection, frame: Frame) -> Frame:
         """303: store times of each queue's first, last, and last consumed message."""
         header = frame.header(QueryConsumeTimeSpanRequestHeader)
         topic, group = header.topic, header.group
         config = self._context.topics.get(topic)
         if config is None:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
-        spans = [self._span(topic, group, queue_id) for queue_id in range(config.write_queue_nums)]
+        spans = [await self._span(topic, group, queue_id) for queue_id in range(config.write_queue_nums)]
         return frame.response(SUCCESS, body=QueryConsumeTimeSpanBody(consume_time_span_set=spans).encode())
 
-    def _span(self, topic: str, group: str, queue_id: int) -> ConsumeTimeSpan:
+    async def _span(self, topic: str, group: str, queue_id: int) -> ConsumeTimeSpan:
         context = self._context
         store = context.store
         first, behind = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         consumed = context.offsets.query(group, topic, queue_id)
-        earliest = store.store_time_of(topic, queue_id, first)
-        latest = store.store_time_of(topic, queue_id, behind - 1)
-        reached = store.store_time_of(topic, queue_id, consumed - 1) if consumed > 0 else earliest
+
+        def times() -> list[int]:
+            offsets = (first, behind - 1, consumed - 1, max(consumed, first))
+            return [store.store_time_of(topic, queue_id, offset) for offset in offsets]
+
+        earliest, latest, reached, waiting = await store.ask(times)
+        if consumed <= 0:
+            reached = earliest
         behind_ms = 0
         if first < behind and consumed < behind:
-            behind_ms = context.clock.time_ms() - store.store_time_of(topic, queue_id, max(consumed, first))
+            behind_ms = context.clock.time_ms() - waiting
         return ConsumeTimeSpan(
             message_queue=context.queue(topic, queue_id),
             min_time_stamp=earliest,
@@ -115,7 +120,7 @@ class GroupAdmin:
             context.offsets.clone(header.src_group, header.dest_group, topic)
         return frame.response(SUCCESS)
 
-    def all_progress(self, _connection: Connection, frame: Frame) -> Frame:
+    async def all_progress(self, _connection: Connection, frame: Frame) -> Frame:
         """317: how far every group is in every topic in which it has offsets."""
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
         context = self._context
@@ -126,7 +131,7 @@ class GroupAdmin:
             for topic in sorted(context.offsets.topics_of(group)):
                 if only_ordered and not context.topics.is_order(topic):
                     continue
-                stats = self._stats.progress_of(group, [topic])
+                stats = await self._stats.progress_of(group, [topic])
                 if stats.offset_table:
                     tables.append(stats)
                     total += sum(

@@ -50,7 +50,7 @@ class ConsumerAdmin:
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
         }
 
-    def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
+    async def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
         """222: compute the offsets of a point in time and tell every online consumer (220)."""
         header = frame.header(ResetOffsetRequestHeader)
         context = self._context
@@ -66,7 +66,7 @@ class ConsumerAdmin:
             stored = context.offsets.query(group, topic, queue_id)
             if stored < 0:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
-            offsets[context.queue(topic, queue_id)] = self._target(header, queue_id, stored)
+            offsets[context.queue(topic, queue_id)] = await self._target(header, queue_id, stored)
         channels = context.consumers.groups.get(group)
         if channels is None or not channels.members.by_channel:
             raise CommandError(
@@ -93,12 +93,14 @@ class ConsumerAdmin:
         log.info("offsets of %s in %s reset by %s: %s", group, topic, connection.peer, offsets)
         return frame.response(SUCCESS, body=body.encode())
 
-    def _target(self, header: ResetOffsetRequestHeader, queue_id: int, stored: int) -> int:
+    async def _target(self, header: ResetOffsetRequestHeader, queue_id: int, stored: int) -> int:
         store = self._context.store
         if header.timestamp == -1:
             target = store.max_offset(header.topic, queue_id)
         else:
-            target = max(store.offset_by_time(header.topic, queue_id, header.timestamp), 0)
+            target = max(
+                await store.ask(lambda: store.offset_by_time(header.topic, queue_id, header.timestamp)), 0
+            )
         # Without force, an offset moves backwards only.
         return target if header.is_force or target < stored else stored
 
@@ -142,7 +144,8 @@ class ConsumerAdmin:
         record = None
         if header.msg_id:
             offset = decode_offset_id(header.msg_id).physical_offset
-            record = self._context.store.lookup(offset)
+            store = self._context.store
+            record = await store.ask(lambda: store.lookup(offset))
             if record is None:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"no message at the offset of {header.msg_id}")
         told = msgspec.structs.replace(header, broker_name=self._context.config.broker_name)

@@ -74,18 +74,21 @@ class RuntimeAdmin:
             SUCCESS, ext={"version": json.dumps(self._version, separators=(",", ":"))}, body=text.encode()
         )
 
-    def clean_queues(self, connection: Connection, frame: Frame) -> Frame:
-        """306: delete queue and index files whose records are gone, correct the minimum offsets."""
-        deleted = self._context.store.retention.delete_derived()
-        log.info("%d queue and index files deleted for %s", len(deleted), connection.peer)
+    async def clean_queues(self, connection: Connection, frame: Frame) -> Frame:
+        """306: correct the minimum offsets, and begin to delete queue and index files whose records are
+        gone."""
+        store = self._context.store
+        log.info("queues and index are cleaned up for %s", connection.peer)
+        store.retention.look_at_everything()
+        await store.upkeep.retire_now(log_too=False)
         return frame.response(SUCCESS)
 
-    def delete_expired(self, connection: Connection, frame: Frame) -> Frame:
+    async def delete_expired(self, connection: Connection, frame: Frame) -> Frame:
         """329: delete expired segments whatever the hour: ten now, ten in each pass that follows."""
-        retention = self._context.store.retention
-        retention.delete_now()
-        deleted = retention.round()
-        log.info("%d expired files deleted for %s, more may follow", len(deleted), connection.peer)
+        store = self._context.store
+        log.info("expired files are deleted for %s", connection.peer)
+        store.retention.delete_now()
+        await store.upkeep.retire_now(log_too=True)
         return frame.response(SUCCESS)
 
     def clean_unused_topics(self, _connection: Connection, frame: Frame) -> Frame:

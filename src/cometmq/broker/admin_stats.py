@@ -51,7 +51,7 @@ class StatsAdmin:
             RequestCode.QUERY_CONSUME_QUEUE: self.consume_queue,
         }
 
-    def topic_stats(self, _connection: Connection, frame: Frame) -> Frame:
+    async def topic_stats(self, _connection: Connection, frame: Frame) -> Frame:
         """202: bounds and last store time of each queue of a topic."""
         topic = frame.header(GetTopicStatsInfoRequestHeader).topic
         context = self._context
@@ -62,7 +62,7 @@ class StatsAdmin:
         table = {}
         for queue_id in range(config.write_queue_nums):
             maximum = store.max_offset(topic, queue_id)
-            last = store.store_time_of(topic, queue_id, maximum - 1) if maximum > 0 else 0
+            last = await self._store_time(topic, queue_id, maximum - 1) if maximum > 0 else 0
             table[context.queue(topic, queue_id)] = TopicOffset(
                 min_offset=max(store.min_offset(topic, queue_id), 0),
                 max_offset=maximum,
@@ -95,7 +95,7 @@ class StatsAdmin:
             SUCCESS, body=ProducerConnection(connection_set=connections_of(members)).encode()
         )
 
-    def consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
+    async def consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
         """208: how far a group is in each queue of the topics it has offsets in, or of those named."""
         header = frame.header(GetConsumeStatsRequestHeader)
         context = self._context
@@ -106,9 +106,9 @@ class StatsAdmin:
             topics = [name for name in header.topic_list.split(";") if name]
         else:
             topics = sorted(context.offsets.topics_of(group))
-        return frame.response(SUCCESS, body=self.progress_of(group, topics).encode())
+        return frame.response(SUCCESS, body=(await self.progress_of(group, topics)).encode())
 
-    def progress_of(self, group: str, topics: Iterable[str]) -> ConsumeStats:
+    async def progress_of(self, group: str, topics: Iterable[str]) -> ConsumeStats:
         """How far a group is in these topics; those that it does not subscribe while online are left out."""
         context = self._context
         online = context.consumers.groups.get(group)
@@ -120,16 +120,21 @@ class StatsAdmin:
             ):
                 continue
             for queue_id in range(config.read_queue_nums):
-                stats.offset_table[context.queue(topic, queue_id)] = self._progress(group, topic, queue_id)
+                progress = await self._progress(group, topic, queue_id)
+                stats.offset_table[context.queue(topic, queue_id)] = progress
             stats.consume_tps += context.stats.group_rate(group, topic, context.clock.time_ms())
         return stats
 
-    def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
+    async def _store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        store = self._context.store
+        return await store.ask(lambda: store.store_time_of(topic, queue_id, offset))
+
+    async def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
         context = self._context
         consumer_offset = max(context.offsets.query(group, topic, queue_id), 0)
         last = 0
         if consumer_offset > 0:
-            last = max(context.store.store_time_of(topic, queue_id, consumer_offset - 1), 0)
+            last = max(await self._store_time(topic, queue_id, consumer_offset - 1), 0)
         return OffsetWrapper(
             broker_offset=max(context.store.max_offset(topic, queue_id), 0),
             consumer_offset=consumer_offset,
@@ -142,7 +147,7 @@ class StatsAdmin:
         groups = self._context.consumers.groups_of_topic(topic) | self._context.offsets.groups_of(topic)
         return frame.response(SUCCESS, body=GroupList(group_list=sorted(groups)).encode())
 
-    def consume_queue(self, _connection: Connection, frame: Frame) -> Frame:
+    async def consume_queue(self, _connection: Connection, frame: Frame) -> Frame:
         """321: entries of a consume queue."""
         header = frame.header(QueryConsumeQueueRequestHeader)
         context = self._context
@@ -161,9 +166,10 @@ class StatsAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"Index {header.index} of {queue_id}@{topic} is not exist!"
             )
+        entries = await store.ask(lambda: queue_entries(store, topic, queue_id, header.index, header.count))
         body.queue_data = [
             ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=code)
-            for offset, size, code in queue_entries(store, topic, queue_id, header.index, header.count)
+            for offset, size, code in entries
         ]
         return frame.response(SUCCESS, body=body.encode())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.store_views import is_on_disk
@@ -37,29 +39,34 @@ class OffsetProcessor:
             RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest,
         }
 
-    def query(self, _connection: Connection, frame: Frame) -> Frame:
+    def query(self, _connection: Connection, frame: Frame) -> Frame | Awaitable[Frame]:
         """14: the stored offset; 0 for a group that is new to a young queue; else 22 (remoting.md 3.8).
 
         Never any other code: a 4.9.8 consumer takes every error for "no offset stored" and jumps to the end.
         """
         header = frame.header(QueryConsumerOffsetRequestHeader)
-        context = self._context
-        topic, queue_id = header.topic, header.queue_id
-        offset = context.offsets.query(header.consumer_group, topic, queue_id)
+        offset = self._context.offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
-            store = context.store
-            known = topic in context.topics.table
-            young = store.min_offset(topic, queue_id) <= 0 and not is_on_disk(store, topic, queue_id, 0)
-            if compat.is_5x(frame.version):
-                zero = known and young and header.set_zero_if_not_found is not False
-            else:
-                zero = young
-            if not zero:
-                raise CommandError(
-                    ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first", ext={}
-                )
-            offset = 0
+            return self._first_offset(header, frame)
         return frame.response(ResponseCode.SUCCESS, ext={"offset": str(offset)})
+
+    async def _first_offset(self, header: QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
+        """14 for a group that has no offset in this queue yet."""
+        context, topic, queue_id = self._context, header.topic, header.queue_id
+        store = context.store
+        known = topic in context.topics.table
+        young = store.min_offset(topic, queue_id) <= 0 and not await store.ask(
+            lambda: is_on_disk(store, topic, queue_id, 0)
+        )
+        if compat.is_5x(frame.version):
+            zero = known and young and header.set_zero_if_not_found is not False
+        else:
+            zero = young
+        if not zero:
+            raise CommandError(
+                ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first", ext={}
+            )
+        return frame.response(ResponseCode.SUCCESS, ext={"offset": "0"})
 
     def update(self, _connection: Connection, frame: Frame) -> Frame:
         """15: store an offset; mostly oneway."""
@@ -95,11 +102,14 @@ class OffsetProcessor:
             body=ConsumerOffsetTable.from_plain(self._context.offsets.to_table()).encode(),
         )
 
-    def search(self, _connection: Connection, frame: Frame) -> Frame:
+    async def search(self, _connection: Connection, frame: Frame) -> Frame:
         """29: the offset of a point in time."""
         header = frame.header(SearchOffsetRequestHeader)
         mode = compat.search_mode(frame.version, header.boundary_type)
-        offset = self._context.store.offset_by_time(header.topic, header.queue_id, header.timestamp, mode)
+        store = self._context.store
+        offset = await store.ask(
+            lambda: store.offset_by_time(header.topic, header.queue_id, header.timestamp, mode)
+        )
         return frame.response(ResponseCode.SUCCESS, ext={"offset": str(max(offset, 0))})
 
     def maximum(self, _connection: Connection, frame: Frame) -> Frame:
@@ -114,11 +124,11 @@ class OffsetProcessor:
         offset = self._context.store.min_offset(header.topic, header.queue_id)
         return frame.response(ResponseCode.SUCCESS, ext={"offset": str(offset)})
 
-    def earliest(self, _connection: Connection, frame: Frame) -> Frame:
+    async def earliest(self, _connection: Connection, frame: Frame) -> Frame:
         """32: when the first message that can be read was stored (ms), -1 without one."""
         header = frame.header(GetEarliestMsgStoretimeRequestHeader)
         store = self._context.store
-        when = store.store_time_of(
-            header.topic, header.queue_id, store.min_offset(header.topic, header.queue_id)
-        )
+        topic, queue_id = header.topic, header.queue_id
+        first = store.min_offset(topic, queue_id)
+        when = await store.ask(lambda: store.store_time_of(topic, queue_id, first))
         return frame.response(ResponseCode.SUCCESS, ext={"timestamp": str(when)})

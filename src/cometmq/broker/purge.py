@@ -26,7 +26,7 @@ class PurgeAdmin:
         """Request code -> handler."""
         return {RequestCode.PURGE_TOPIC: self.purge}
 
-    def purge(self, connection: Connection, frame: Frame) -> Frame:
+    async def purge(self, connection: Connection, frame: Frame) -> Frame:
         """21001: hide the messages of a topic, durably; without `execute` only tell what would go."""
         header = frame.header(PurgeTopicRequestHeader)
         topics, store = self._context.topics, self._context.store
@@ -37,11 +37,11 @@ class PurgeAdmin:
             )
         if topics.get(name) is None:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        plan = store.purge_plan(name, header.queue_id, header.before)
+        plan = await store.ask(lambda: store.purge_plan(name, header.queue_id, header.before))
         if header.execute:
             floors = {queue_id: floor for queue_id, _, floor, _ in plan}
             try:
-                store.raise_min_offsets(name, floors)
+                await store.raise_min_offsets(name, floors)
             except OSError as error:
                 raise CommandError(
                     ResponseCode.SYSTEM_ERROR, f"nothing was purged, the table could not be written: {error}"

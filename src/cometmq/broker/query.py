@@ -11,7 +11,7 @@ from cometmq.remoting import CommandError, Connection, Handler
 
 
 class QueryProcessor:
-    """Handles look-ups: rare requests, which may wait for the disk."""
+    """Handles look-ups; what is not in memory is read by a thread."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -20,15 +20,17 @@ class QueryProcessor:
         """Request code -> handler."""
         return {RequestCode.QUERY_MESSAGE: self.by_key, RequestCode.VIEW_MESSAGE_BY_ID: self.by_id}
 
-    def by_key(self, _connection: Connection, frame: Frame) -> Frame:
+    async def by_key(self, _connection: Connection, frame: Frame) -> Frame:
         """12: records whose index entry has the key's hash, stored between two times; the client compares the
         key.
         """
         header = frame.header(QueryMessageRequestHeader)
         store = self._context.store
         maximum = store.config.default_query_max_num if header.unique_key_query else header.max_num
-        records = store.query_by_key(
-            header.topic, header.key, maximum, header.begin_timestamp, header.end_timestamp
+        records = await store.ask(
+            lambda: store.query_by_key(
+                header.topic, header.key, maximum, header.begin_timestamp, header.end_timestamp
+            )
         )
         newest_ms, newest_position = index_position(store)
         answer = {
@@ -41,10 +43,11 @@ class QueryProcessor:
             )
         return frame.response(ResponseCode.SUCCESS, ext=answer, body=b"".join(records))
 
-    def by_id(self, _connection: Connection, frame: Frame) -> Frame:
+    async def by_id(self, _connection: Connection, frame: Frame) -> Frame:
         """33: the record at a commit-log offset."""
         offset = frame.header(ViewMessageRequestHeader).offset
-        record = self._context.store.lookup(offset)
+        store = self._context.store
+        record = await store.ask(lambda: store.lookup(offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return frame.response(ResponseCode.SUCCESS, body=bytes(record))

@@ -28,7 +28,7 @@ class SendBackProcessor:
         """Request code -> handler."""
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
-    def send_back(self, connection: Connection, frame: Frame) -> Frame | None:
+    async def send_back(self, connection: Connection, frame: Frame) -> Frame | None:
         """Answer 0 once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
         context = self._context
@@ -52,7 +52,7 @@ class SendBackProcessor:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"the topic[{retry_topic}] sending message is forbidden"
             )
-        record = context.store.lookup(header.offset)
+        record = await context.store.ask(lambda: context.store.lookup(header.offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)

@@ -295,7 +295,7 @@ class CommitLog:
             if fd < 0:
                 return None
         if wait:
-            data = self._disk.pread(fd, length, position - base)
+            data = self._files.waiting_read(fd, self.path_of(base), length, position - base)
             return data if len(data) == length else None
         cached = self._disk.pread_cached(fd, length, position - base)
         return NotCached(self.path_of(base), position - base, length) if cached is None else cached
@@ -350,14 +350,11 @@ class CommitLog:
                 if fd >= 0:
                     self._disk.close(fd)
 
-    def delete_first(self) -> str:
-        """Unlink the oldest segment, which must not be the last. Returns its path."""
-        base = self.segments[0]
-        path = self.path_of(base)
-        fd = self._read_fds.pop(base, -1)
-        if fd >= 0:
-            self._disk.close(fd)
-        self._files.delete(path)
+    def forget_first(self) -> int:
+        """Take the oldest segment, which must not be the last, out of the log; its file is the caller's to
+        unlink. Returns a descriptor that the caller must close (the space comes back with the last one: not
+        on the loop), or -1."""
+        base = self.segments.pop(0)
         self._blocks.clear()
         self._paths.pop(base, None)
         self.segments.pop(0)

@@ -33,14 +33,24 @@ class NotCached(msgspec.Struct, frozen=True):
             disk.close(fd)
 
 
-class StoreFiles:
-    """Disk and descriptors of one store."""
+class NotInMemory(Exception):
+    """A waiting read that would really have to wait; see `StoreFiles.impatient`."""
 
-    __slots__ = ("descriptors", "disk")
+    def __init__(self, missing: NotCached) -> None:
+        super().__init__(missing)
+        self.missing = missing
+
+
+class StoreFiles:
+    """Disk and descriptors of one store. As long as `impatient` is set, waiting reads raise NotInMemory
+    instead of waiting."""
+
+    __slots__ = ("descriptors", "disk", "impatient")
 
     def __init__(self, disk: Disk, open_limit: int = 512) -> None:
         self.disk = disk
         self.descriptors = DescriptorCache(disk, open_limit)
+        self.impatient = False
 
     def read(self, path: str, length: int, offset: int, *, wait: bool) -> Buffer | NotCached | None:
         """Exactly `length` bytes at `offset`; None when the file is gone or ends earlier.
@@ -57,8 +67,17 @@ class StoreFiles:
             if found is None:
                 return NotCached(path, offset, length)
             return found if len(found) == length else None
-        data = self.disk.pread(fd, length, offset)
+        data = self.waiting_read(fd, path, length, offset)
         return data if len(data) == length else None
+
+    def waiting_read(self, fd: int, path: str, length: int, offset: int) -> Buffer:
+        """`length` bytes of an open file, fewer at its end. Raises NotInMemory where that is asked for."""
+        if not self.impatient:
+            return self.disk.pread(fd, length, offset)
+        found = self.disk.pread_cached(fd, length, offset)
+        if found is None:
+            raise NotInMemory(NotCached(path, offset, length))
+        return found
 
     def delete(self, path: str) -> None:
         """Unlink a file and forget its descriptor; an absent file is fine."""

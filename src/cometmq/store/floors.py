@@ -72,6 +72,16 @@ class QueueFloors:
         higher = {queue_id: max(offset, present.get(queue_id, 0)) for queue_id, offset in moved.items()}
         self.floors = {**self.floors, topic: {**present, **higher}}
 
+    def take_back(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
+        """Undo `note` where nothing has raised the floor further since."""
+        kept = dict(self.floors.get(topic, {}))
+        for queue_id, offset in moved.items():
+            if kept.get(queue_id) == offset:
+                kept[queue_id] = before.get(queue_id, 0)
+        rest = {queue_id: offset for queue_id, offset in kept.items() if offset}
+        others = {name: floors for name, floors in self.floors.items() if name != topic}
+        self.floors = {**others, topic: rest} if rest else others
+
     def forget(self, topics: Iterable[str]) -> None:
         """Drop the floors of topics that are deleted, for good. Raises OSError."""
         gone = set(topics)

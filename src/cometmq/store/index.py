@@ -254,14 +254,15 @@ class IndexService:
         # After an unclean stop files may be there whose names have not been synced yet.
         self._new_names = self._new_names or (not clean and bool(self.files))
 
-    def delete_expired(self, log_min: int) -> list[str]:
-        """Delete files all of whose records are gone; never the newest. Returns their paths."""
-        deleted = []
-        while len(self.files) > 1 and self.files[0].end_position < log_min:
+    def forget_expired(self, log_min: int) -> str | None:
+        """Take the oldest file out of the index if all its records are gone; never the newest. Returns its
+        path: the file is the caller's to unlink."""
+        if len(self.files) > 1 and self.files[0].end_position < log_min:
             path = self.files.pop(0).path
-            self._files.delete(path)
-            deleted.append(path)
-        return deleted
+            self._files.descriptors.drop(path)
+            self._unsynced.discard(path)
+            return path
+        return None
 
     def close(self) -> None:
         """Write everything, slots included. Raises OSError."""

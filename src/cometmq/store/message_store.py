@@ -17,7 +17,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,6 +39,7 @@ from cometmq.store.flush import LogFlusher
 from cometmq.store.guards import AbortMark, StoreLock
 from cometmq.store.index import IndexService
 from cometmq.store.lookup import Lookup
+from cometmq.store.off_loop import OffLoop
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.reading import Got, QueueReader, RecordFilter, TagFilter
 from cometmq.store.recovery import Recovered, Recovery
@@ -48,6 +49,8 @@ from cometmq.store.topic_retention import TopicRetention
 from cometmq.store.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _STEP_BACK_MS = 1000
 _COLD_TRIES = 8
@@ -92,6 +95,7 @@ class MessageStore:
         self._abort = abort
         self.flags = RunningFlags()
         self.files = StoreFiles(disk)
+        self.off_loop = OffLoop(self.files)
         self.log = CommitLog(self.files, config.commit_log_dir, config.mapped_file_size_commit_log)
         self.queues = QueueTable(self.files, config)
         self.index = IndexService(self.files, clock, config)
@@ -452,17 +456,29 @@ class MessageStore:
                 plan.append((queue.queue_id, queue.min_offset, max(target, queue.min_offset), end))
         return plan
 
-    def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
+    async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
         """Hide the messages below these offsets, queue by queue, for good. Raises OSError; then readers see
         what they saw."""
-        before = self.floors.floors
+        before = self.floors.floors.get(topic, {})
         self.floors.note(topic, floors)
         try:
-            self.floors.save()
+            await self.off_loop.run(self.floors.save)
         except OSError:
-            self.floors.floors = before
+            self.floors.take_back(topic, floors, before)
             raise
         for queue_id, floor in floors.items():
+        self.apply_floors(topic, floors)
+
+    def apply_floors(self, topic: str, floors: Mapping[int, int]) -> int:
+        """Let queues begin at floors that are noted. Returns the number of messages that this hides."""
+        gone = 0
             queue = self.queues.find(topic, queue_id)
-            if queue is not None:
-                queue.min_offset = max(queue.min_offset, min(floor, queue.max_offset))
+            if queue is not None and min(floor, queue.max_offset) > queue.min_offset:
+                gone += min(floor, queue.max_offset) - queue.min_offset
+                queue.min_offset = min(floor, queue.max_offset)
+        return gone
+
+    async def ask(self, question: Callable[[], T]) -> T:
+        """The answer to a question that may wait for the device, without keeping the loop waiting: what is
+        not in memory is read by a thread (see `OffLoop.ask`)."""
+        return await self.off_loop.ask(question)

@@ -3,16 +3,23 @@
 The age of a segment is its file's modification time, as in Apache's broker. Deletion is paced, oldest
 first, never the last segment. Queues and index follow the log: their files go when all their records are
 gone, and the minimum offset of each queue moves to the first record that still exists.
+
+The order is what keeps a power failure from tearing holes. Each deletion is on the device (its directory
+synced) before the next one of that directory, so what is left of log or queue has no gap; and those of
+queues and index wait for the log's, so every record that comes back after a failure has its queue still.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from typing import TYPE_CHECKING
 
+from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.flags import Flag
+from cometmq.store.off_loop import in_place
 
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
@@ -20,15 +27,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MANUAL_PASSES = 20
+_SLICE = 64  # queues looked at per turn of the loop
 
 
 class Retention:
-    """Deletion of one store's expired files. Loop thread only."""
+    """Deletion of one store's expired files. Its methods belong to the loop's thread; at most one
+    `log_pass` and one `derived_pass` run at a time."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._manual = 0
-        self._derived_min = store.log.min_position
+        self._corrected_min = store.log.min_position  # recovery has seen to the queues up to here
+        self._derived_min = -1
+        self._synced_min = -1
         self.disk_ratio = 0.0
         self.queue_ratio = 0.0
 
@@ -36,17 +47,19 @@ class Retention:
         """The operator's request: the next passes delete expired files whatever the hour."""
         self._manual = _MANUAL_PASSES
 
+    def look_at_everything(self) -> None:
+        """The operator's request: the next pass looks at every queue and index file, whether or not the log's
+        beginning has moved."""
+        self._corrected_min = self._derived_min = -1
+
     def round(self) -> list[str]:
-        """One pass: measure the disk, delete what is due. Returns deleted paths."""
-        self.measure()
-        deleted = self.delete_segments()
-        if self._store.log.min_position > self._derived_min:
-            self._derived_min = self._store.log.min_position
-            deleted += self.delete_derived()
-        return deleted
+        """Both passes, in place: for a store without a loop. Returns deleted paths."""
+        return in_place(self.log_pass()) + in_place(self.derived_pass())
+
+    # -- fullness ---------------------------------------------------------------------------------
 
     def _used(self, path: str) -> float:
-        """Used share of a partition, its percentage rounded up; -1 if it cannot be read."""
+        """Used share of a partition, its percentage rounded up; -1 if it cannot be read. Any thread."""
         try:
             usage = self._store.disk.usage(path)
         except OSError:
@@ -54,11 +67,11 @@ class Retention:
         whole = usage.used + usage.usable
         return math.ceil(100 * usage.used / whole) / 100 if whole else -1.0
 
-    def measure(self) -> None:
+    async def measure(self) -> None:
         """Read the fullness of the disk, and stop or resume writing by it."""
         store, config = self._store, self._store.config
-        self.disk_ratio = self._used(config.commit_log_dir)
-        self.queue_ratio = self._used(config.root)
+        self.disk_ratio = await store.off_loop.run(self._used, config.commit_log_dir)
+        self.queue_ratio = await store.off_loop.run(self._used, config.root)
         fullest = max(self.disk_ratio, self.queue_ratio)
         limit = min(max(config.disk_space_warning_level_ratio, 35), 90) / 100
         if fullest > limit:
@@ -85,32 +98,125 @@ class Retention:
             return True
         return False
 
-    def delete_segments(self) -> list[str]:
-        """Delete expired segments if deletion is due; any but the last when the disk is dangerously full."""
-        store, config = self._store, self._store.config
-        if not self._due():
-            return []
+    # -- the log ----------------------------------------------------------------------------------
+
+    async def log_pass(self) -> list[str]:
+        """Measure the disk, delete the segments that are due, let the queues begin behind them. Returns
+        deleted paths."""
+        await self.measure()
+        deleted = await self._delete_segments() if self._due() else []
+        await self.correct_minimums()
+        return deleted
+
+    async def _delete_segments(self) -> list[str]:
+        """Delete expired segments; any but the last when the disk is dangerously full."""
+        store, config, off_loop = self._store, self._store.config, self._store.off_loop
         forced_at = min(max(config.disk_space_clean_forcibly_ratio, 30), 85) / 100
         forced = config.clean_file_forcibly_enable and max(self.disk_ratio, self.queue_ratio) > forced_at
         now = store.clock.time_ms()
         deleted: list[str] = []
         while len(store.log.segments) > 1 and len(deleted) < config.delete_file_batch_max:
-            facts = store.disk.facts(store.log.path_of(store.log.segments[0]))
+            path = store.log.path_of(store.log.segments[0])
+            facts = await off_loop.run(store.disk.facts, path)
             expired = facts is None or facts.modified_ms + config.file_reserved_time * 3_600_000 < now
             if not (expired or forced):
                 break
-            deleted.append(store.log.delete_first())
-            log.info("deleted %s (%s)", deleted[-1], "expired" if expired else "disk is full")
+            if deleted:
+                await off_loop.pause(config.delete_commit_log_files_interval)
+            if off_loop.ending or not await self._delete(path, log_segment=True):
+                break
+            deleted.append(path)
+            log.info("deleted %s (%s)", path, "expired" if expired else "disk is full")
         return deleted
 
-    def delete_derived(self) -> list[str]:
-        """After the log's beginning has moved: queue and index files, minimum offsets."""
+    async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
+        """Unlink one file and make that last. False when something went wrong; the next pass goes on."""
+        store = self._store
+        try:
+            await store.off_loop.run(self._unlink, path)
+        except OSError as failure:
+            log.error("%s could not be deleted, trying again: %s", path, failure)
+            return False
+        if log_segment:
+            fd = store.log.forget_first()
+            if fd >= 0:
+                await store.off_loop.run(store.disk.close, fd)
+        return await self._sync(os.path.dirname(path), store.log.min_position if log_segment else -1)
+
+    def _unlink(self, path: str) -> None:
+        try:
+            self._store.disk.unlink(path)
+        except FileNotFoundError:
+            pass
+
+    async def _sync(self, directory: str, log_min: int = -1) -> bool:
+        """Make deletions in a directory last. log_min: where the log begins by them."""
+        try:
+            await self._store.off_loop.run(self._store.disk.fsync_dir, directory)
+        except FileNotFoundError:
+            pass  # the queue's topic has just been deleted
+        except OSError as failure:
+            log.error("deletions in %s may come back after a power failure: %s", directory, failure)
+            return False
+        self._synced_min = max(self._synced_min, log_min)
+        return True
+
+    async def correct_minimums(self) -> None:
+        """After the log's beginning has moved: move the queues' minimum offsets."""
         store = self._store
         log_min = store.log.min_position
-        deleted = store.index.delete_expired(log_min)
-        for queue in store.queues:
-            for path in queue.expired_files(log_min):
-                queue.delete_file(path)
-                deleted.append(path)
-            queue.correct_min(log_min)
+        if log_min <= self._corrected_min:
+            return
+        for number, queue in enumerate(list(store.queues)):
+            if number % _SLICE == _SLICE - 1:
+                await store.off_loop.pause(0)
+            await store.off_loop.ask(lambda queue=queue: queue.correct_min(log_min))  # type: ignore[misc]
+        self._corrected_min = log_min
+
+    # -- queues and index -------------------------------------------------------------------------
+
+    async def derived_pass(self) -> list[str]:
+        """Delete queue and index files whose records are gone, if the log's beginning has moved since this
+        was last done. Returns deleted paths."""
+        store = self._store
+        log_min = store.log.min_position
+        if log_min <= self._derived_min:
+            return []
+        if self._synced_min < log_min and not await self._sync(store.config.commit_log_dir, log_min):
+            return []
+        deleted: list[str] = []
+        while not store.off_loop.ending and (path := store.index.forget_expired(log_min)) is not None:
+            if not await self._delete(path):
+                return deleted
+            deleted.append(path)
+            await self._pause()
+        for number, queue in enumerate(list(store.queues)):
+            if number % _SLICE == _SLICE - 1:
+                await store.off_loop.pause(0)
+            if store.off_loop.ending or not await self._shorten(queue, log_min, deleted):
+                return deleted
+        self._derived_min = log_min
         return deleted
+
+    async def _pause(self) -> None:
+        await self._store.off_loop.pause(self._store.config.delete_consume_queue_files_interval)
+
+    async def _shorten(self, queue: ConsumeQueue, log_min: int, deleted: list[str]) -> bool:
+        """Delete the expired files of one queue. False when something went wrong or the store stops."""
+        off_loop = self._store.off_loop
+        for path in await off_loop.ask(lambda: queue.expired_files(log_min)):
+            if off_loop.ending:
+                return False
+            if queue.deleted:
+                break
+            try:
+                # Not in the thread: by then a new topic of this name could have a new file of this name.
+                queue.delete_file(path)
+            except OSError as failure:
+                log.error("%s could not be deleted, trying again: %s", path, failure)
+                return False
+            deleted.append(path)
+            if not await self._sync(queue.path):
+                return False
+            await self._pause()
+        return True

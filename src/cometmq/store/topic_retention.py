@@ -1,13 +1,14 @@
 """Retention of single topics: by age or by bytes, shorter than the store's.
 
 The minimum offsets of the topic's queues move; the space comes back when the segment goes, by the store's
-own rules. Work per pass is bounded: queues take turns, and units are counted in slices.
+own rules. Work per pass is bounded: queues take turns, and units are counted in slices; what is not in
+memory is read by a thread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.files import NotCached
+from cometmq.store.off_loop import in_place
 
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
@@ -62,26 +64,45 @@ class TopicRetention:
         self._counted = {key: kept for key, kept in self._counted.items() if key[0] in self._limits}
 
     def round(self) -> int:
-        """One pass. Returns the number of messages that readers no longer see."""
-        if not self._limits:
-            return 0
-        queues = [queue for queue in self._store.queues if queue.topic in self._limits]
+        """One pass, in place: for a store without a loop."""
+        return in_place(self.topic_pass())
+
+    async def topic_pass(self) -> int:
+        """One pass. Returns the number of messages that readers no longer see.
+
+        The new minimum offsets are kept on the device first, so what has once been hidden stays hidden;
+        when they cannot be written they count all the same, until the next start.
+        """
+        store, limits = self._store, self._limits
+        queues = [queue for queue in store.queues if queue.topic in limits]
         if not queues:
             return 0
         self._units_left = _UNITS_PER_PASS
-        gone = 0
         moved: dict[str, dict[int, int]] = {}
         first = self._turn % len(queues)
         due = (queues[first:] + queues[:first])[:_QUEUES_PER_PASS]
         self._turn = first + len(due)
         for queue in due:
-            floor = self._floor(queue, self._limits[queue.topic])
+            floor = await store.off_loop.ask(lambda queue=queue: self._floor(queue, limits[queue.topic]))  # type: ignore[misc]
             if floor > queue.min_offset:
-                gone += floor - queue.min_offset
-                queue.min_offset = floor
                 moved.setdefault(queue.topic, {})[queue.queue_id] = floor
+            if store.off_loop.ending:
+                break
+        return await self._move(moved) if moved else 0
+
+    async def _move(self, moved: Mapping[str, Mapping[int, int]]) -> int:
+        store = self._store
         for topic, floors in moved.items():
-            self._store.floors.note(topic, floors)
+            store.floors.note(topic, floors)
+        try:
+            await store.off_loop.run(store.floors.save)
+        except OSError as failure:
+            log.error("minimum offsets could not be written, trying again with the next: %s", failure)
+        gone = 0
+        for topic, floors in moved.items():
+            if topic not in self._limits:
+                continue  # deleted meanwhile, or allowed to keep everything
+            gone += store.apply_floors(topic, floors)
             log.info("topic %s: its own retention moved the minimum offsets of %d queues", topic, len(floors))
         return gone
 
@@ -101,9 +122,10 @@ class TopicRetention:
         counted = self._counted.get(key)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
             counted = self._counted[key] = _Counted(begin, begin)
-        for sizes in self._sizes(queue, counted.begin, begin):  # what the age limit has taken
+        while counted.begin < begin:  # what the age limit has taken
+            sizes = self._slice(queue, counted.begin, begin)
             counted.total -= int(sizes.sum())
-        counted.begin = begin
+            counted.begin += len(sizes)
         while counted.end < queue.max_offset and self._units_left > 0:
             sizes = self._slice(queue, counted.end, queue.max_offset)
             counted.total += int(sizes.sum())
@@ -116,12 +138,6 @@ class TopicRetention:
             counted.total -= int(sums[drop - 1])
             counted.begin += drop
         return counted.begin
-
-    def _sizes(self, queue: ConsumeQueue, begin: int, end: int) -> Iterator[Sizes]:
-        while begin < end:
-            sizes = self._slice(queue, begin, end)
-            begin += len(sizes)
-            yield sizes
 
     @staticmethod
     def _slice(queue: ConsumeQueue, begin: int, end: int) -> Sizes:

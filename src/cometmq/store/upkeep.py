@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cometmq.store.appender import Pending
 from cometmq.store.config import StoreConfig
@@ -62,6 +62,7 @@ class Upkeep:
         self._thorough_at = store.clock.monotonic()
         self._unwritten = 0
         self._behind = 0  # records dispatched since the checkpoint was last moved
+        self._passes: dict[str, asyncio.Task[object]] = {}
         self._step_backs = 0
         self._lost: OSError | None = None  # why the checkpoint stays where it is
 
@@ -80,6 +81,17 @@ class Upkeep:
     def _every(self, interval: Callable[[StoreConfig], int], work: object) -> None:
         """Run `work()` every so many ms of the settings in force, the first time after one interval. A
         failure is logged, not final."""
+        store.off_loop.attach(loop, self._pool)
+
+    def configure(self) -> None:
+        """Take over the flush mode of the store's settings: under SYNC_FLUSH, where each send waits for a
+        sync, a process makes them."""
+        store = self._store
+        if self._loop is None or self._syncer is None:
+            return
+        if store.config.sync_flush and self._child is None and store.disk.lends_descriptors:
+            self._child = ChildSyncer(store.disk, self._loop, self._syncer)
+        store.flusher.attach(self._loop, self._child or self._syncer)
         loop = self._loop
         assert loop is not None
         assert callable(work)
@@ -99,17 +111,40 @@ class Upkeep:
         return max(1, interval(self._store.config))
 
     def _retention_round(self) -> None:
-        """The store's retention, then the topics' own; where queues begin is written by the thread."""
         store = self._store
-        store.retention.round()
-        if store.topic_retention.round() and self._pool is not None:
-            self._pool.submit(self._save_floors)
+        self._begin("log", self._retire)
+        self._begin("queues", store.retention.derived_pass)
+        self._begin("topics", store.topic_retention.topic_pass)
 
-    def _save_floors(self) -> None:
-        try:
-            self._store.floors.save()
-        except OSError as failure:
-            log.error("minimum offsets could not be written, trying again with the next: %s", failure)
+    async def _retire(self) -> None:
+        await self._store.retention.log_pass()
+        self._begin("queues", self._store.retention.derived_pass)
+
+    async def retire_now(self, *, log_too: bool) -> None:
+        """Do what retention has to do at once, and come back when the log is done; files of queues and index
+        go in the background, at their own pace."""
+        retention = self._store.retention
+        if not log_too:
+            await retention.correct_minimums()
+            self._begin("queues", retention.derived_pass)
+            return
+        running = self._passes.get("log")
+        if running is not None:
+            await asyncio.wait([running])
+        self._begin("log", self._retire)
+        if "log" in self._passes:
+            await asyncio.wait([self._passes["log"]])
+
+    def _begin(self, name: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Start a pass of retention, unless the one before is still at work."""
+        if self._loop is not None and name not in self._passes:
+            task = self._passes[name] = self._loop.create_task(work())
+            task.add_done_callback(lambda task: self._pass_done(name, task))
+
+    def _pass_done(self, name: str, task: asyncio.Task[object]) -> None:
+        self._passes.pop(name, None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("retention (%s) failed, trying again", name, exc_info=task.exception())
 
     async def stop(self) -> None:
         """End the background work, leaving everything to `settle_all`."""
@@ -117,8 +152,11 @@ class Upkeep:
             timer.cancel()
         self._timers.clear()
         self._loop = None
-        if self._job is not None:
-            await asyncio.gather(self._job, return_exceptions=True)
+        self._store.off_loop.end()
+        jobs = [*self._passes.values()] + ([self._job] if self._job is not None else [])
+        if jobs:
+            await asyncio.gather(*jobs, return_exceptions=True)
+        self._store.off_loop.detach()
         await self._store.flusher.detach()
         self._shut_pools()
 
@@ -127,8 +165,9 @@ class Upkeep:
             timer.cancel()
         self._timers.clear()
         self._loop = None
-        if self._job is not None:
-            self._job.cancel()
+        for job in [*self._passes.values()] + ([self._job] if self._job is not None else []):
+            job.cancel()
+        self._store.off_loop.detach()
         self._shut_pools()
 
     def _shut_pools(self) -> None:

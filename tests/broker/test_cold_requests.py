@@ -1,0 +1,114 @@
+"""Requests whose answer is not in memory: while the device works for one, the others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.store.cold_disk import ColdDisk
+
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.server import Broker
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    GetConsumeStatsRequestHeader,
+    GetEarliestMsgStoretimeRequestHeader,
+    GetMaxOffsetRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    QueryConsumeQueueRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+    QueryMessageRequestHeader,
+    SearchOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+    ViewMessageRequestHeader,
+)
+from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+
+from .conftest import Peer, offset_of
+
+Q = {"topic": "Orders", "queue_id": 0}
+REQUESTS = {
+    "12 by key": (
+        RequestCode.QUERY_MESSAGE,
+        QueryMessageRequestHeader(
+            topic="Orders", key="k3", max_num=9, begin_timestamp=0, end_timestamp=1 << 60
+        ),
+    ),
+    "14 first offset": (
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        QueryConsumerOffsetRequestHeader(consumer_group="New", **Q),
+    ),
+    "29 by time": (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffsetRequestHeader(timestamp=1 << 50, **Q)),
+    "32 earliest": (RequestCode.GET_EARLIEST_MSG_STORETIME, GetEarliestMsgStoretimeRequestHeader(**Q)),
+    "33 by position": (RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=0)),
+    "36 send back": (
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        ConsumerSendMsgBackRequestHeader(offset=0, group="G", delay_level=3),
+    ),
+    "202 topic status": (RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="Orders")),
+    "208 progress": (RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="G")),
+    "303 time span": (
+        RequestCode.QUERY_CONSUME_TIME_SPAN,
+        QueryConsumeTimeSpanRequestHeader(topic="Orders", group="G"),
+    ),
+    "321 queue entries": (
+        RequestCode.QUERY_CONSUME_QUEUE,
+        QueryConsumeQueueRequestHeader(index=1, count=3, consumer_group=None, **Q),
+    ),
+    "21001 purge": (RequestCode.PURGE_TOPIC, PurgeTopicRequestHeader(topic="Orders", before=1 << 50)),
+}
+
+
+def timeless(body: bytes) -> bytes:
+    """Without what depends on the moment of the question."""
+    return re.sub(rb'"(consumeTps|delayTime)":[0-9.]+', b"", bytes(body))
+
+
+@pytest.fixture
+async def cold(start_cluster) -> AsyncIterator[tuple[Broker, ColdDisk, Peer, Peer]]:
+    """A broker that has just started over a store of which nothing is in memory, and two clients."""
+    cluster = await start_cluster()
+    peer = cluster.peer()
+    for number in range(5):
+        await peer.send(properties={"KEYS": f"k{number}"})
+    header = UpdateConsumerOffsetRequestHeader(consumer_group="G", commit_offset=2, **Q)
+    await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    await cluster.close_peers()
+    await cluster.standalone.stop()
+    _, _, settings = cluster.standalone.prepare(0)
+    settings |= {"namesrvAddr": "", "accessMessageInMemoryMaxRatio": "0"}
+    disk = ColdDisk()
+    broker = Broker(BrokerConfig.from_properties(settings), disk=disk)
+    await broker.start()
+    yield broker, disk, cluster.peer(broker.addr), cluster.peer(broker.addr)
+    disk.go_on.set()
+    await cluster.close_peers()
+    await broker.stop()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_one_request_waits_and_the_others_do_not(cold, name: str) -> None:
+    _, disk, asking, other = cold
+    code, header = REQUESTS[name]
+    await other.pull(offset=0, group="G")  # the group of some requests
+    warm = await asking.call(code, header)
+    disk.waiting.clear()
+    disk.cold = True
+    disk.go_on.clear()
+
+    waiting = asyncio.create_task(asking.call(code, header))
+    assert await asyncio.to_thread(disk.waiting.wait, 20)
+    bound = await other.call(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="Other", queue_id=0))
+    assert offset_of(bound) == 0
+    assert (await other.send("Other")).code == 0
+    assert not waiting.done()
+
+    disk.go_on.set()
+    answer = await waiting
+    assert (answer.code, answer.ext, timeless(answer.body)) == (warm.code, warm.ext, timeless(warm.body))
+    assert answer.code in (0, 22)
+    assert disk.in_the_loop == 0
