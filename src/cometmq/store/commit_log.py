@@ -357,8 +357,7 @@ class CommitLog:
         base = self.segments.pop(0)
         self._blocks.clear()
         self._paths.pop(base, None)
-        self.segments.pop(0)
-        return path
+        return self._read_fds.pop(base, -1)
 
     def close(self, *, keep_spares: bool = False) -> None:
         """Close descriptors and, unless told otherwise, delete segments that were reserved and never used

@@ -466,13 +466,13 @@ class MessageStore:
         except OSError:
             self.floors.take_back(topic, floors, before)
             raise
-        for queue_id, floor in floors.items():
         self.apply_floors(topic, floors)
 
     def apply_floors(self, topic: str, floors: Mapping[int, int]) -> int:
         """Let queues begin at floors that are noted. Returns the number of messages that this hides."""
         gone = 0
             queue = self.queues.find(topic, queue_id)
+        for queue_id, floor in floors.items():
             if queue is not None and min(floor, queue.max_offset) > queue.min_offset:
                 gone += min(floor, queue.max_offset) - queue.min_offset
                 queue.min_offset = min(floor, queue.max_offset)
