@@ -471,8 +471,8 @@ class MessageStore:
     def apply_floors(self, topic: str, floors: Mapping[int, int]) -> int:
         """Let queues begin at floors that are noted. Returns the number of messages that this hides."""
         gone = 0
-            queue = self.queues.find(topic, queue_id)
         for queue_id, floor in floors.items():
+            queue = self.queues.find(topic, queue_id)
             if queue is not None and min(floor, queue.max_offset) > queue.min_offset:
                 gone += min(floor, queue.max_offset) - queue.min_offset
                 queue.min_offset = min(floor, queue.max_offset)
