@@ -59,10 +59,10 @@ class Upkeep:
         self._pool: ThreadPoolExecutor | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._job: asyncio.Task[None] | None = None
+        self._passes: dict[str, asyncio.Task[object]] = {}
         self._thorough_at = store.clock.monotonic()
         self._unwritten = 0
         self._behind = 0  # records dispatched since the checkpoint was last moved
-        self._passes: dict[str, asyncio.Task[object]] = {}
         self._step_backs = 0
         self._lost: OSError | None = None  # why the checkpoint stays where it is
 
@@ -77,21 +77,11 @@ class Upkeep:
         self._every(lambda config: config.flush_interval_commit_log, store.flusher.timed)
         self._every(lambda config: config.flush_interval_consume_queue, self._derived_round)
         self._every(lambda config: config.clean_resource_interval, self._retention_round)
+        store.off_loop.attach(loop, self._pool)
 
     def _every(self, interval: Callable[[StoreConfig], int], work: object) -> None:
         """Run `work()` every so many ms of the settings in force, the first time after one interval. A
         failure is logged, not final."""
-        store.off_loop.attach(loop, self._pool)
-
-    def configure(self) -> None:
-        """Take over the flush mode of the store's settings: under SYNC_FLUSH, where each send waits for a
-        sync, a process makes them."""
-        store = self._store
-        if self._loop is None or self._syncer is None:
-            return
-        if store.config.sync_flush and self._child is None and store.disk.lends_descriptors:
-            self._child = ChildSyncer(store.disk, self._loop, self._syncer)
-        store.flusher.attach(self._loop, self._child or self._syncer)
         loop = self._loop
         assert loop is not None
         assert callable(work)
