@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from tests.store.kit import committed, everything, got, open_store, put, send
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.disk import DiskUsage
+from cometmq.store.off_loop import in_place
 from cometmq.testing.faulty_disk import FaultyDisk
 
 HOUR = 3_600_000
@@ -174,4 +178,141 @@ def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path
         assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
     assert send(store, b"and on", topic="old").queue_offset == 5
     assert everything(store, "old") == [b"and on"]
+    store.close()
+
+
+# -- in the background -----------------------------------------------------------------------------
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_the_loop_goes_on_while_a_segment_is_deleted(tmp_path: Path) -> None:
+    store, disk, _ = filled(tmp_path)
+    under_way, go_on = threading.Event(), threading.Event()
+    threads: set[int] = set()
+
+    def watch(operation: str, path: str) -> None:
+        if operation in ("unlink", "fsync_dir") and "commitlog" in path:
+            threads.add(threading.get_ident())
+        if operation == "unlink" and "commitlog" in path:
+            under_way.set()
+            assert go_on.wait(20)
+
+    disk.before = watch
+    store.start()
+    store.retention.delete_now()
+    retired = asyncio.create_task(store.upkeep.retire_now(log_too=True))
+    await asyncio.to_thread(under_way.wait, 20)
+
+    send(store, b"meanwhile")
+    assert len(everything(store)) == store.max_offset("T", 0)  # nothing is missing before it is gone
+    assert not retired.done()
+    threads.clear()
+    go_on.set()
+    await retired
+    assert len(store.log.segments) == 4
+    assert threads
+    assert threading.get_ident() not in threads
+    assert store.min_offset("T", 0) > 0
+    await store.stop()
+
+
+async def test_every_deletion_lasts_before_the_next_and_queues_wait_for_the_log(tmp_path: Path) -> None:
+    store, disk, _ = filled(tmp_path, segments=30, max_index_num=100)
+    store.start()
+    seen: list[tuple[str, str]] = []
+    disk.before = lambda operation, path: (
+        seen.append((operation, str(Path(path).relative_to(tmp_path))))
+        if operation in ("unlink", "fsync_dir")
+        else None
+    )
+    store.retention.delete_now()
+    await store.upkeep.retire_now(log_too=True)
+    await until(lambda: not store.upkeep._passes)
+    disk.before = lambda *_: None
+    await store.stop()
+
+    deleted = [path for operation, path in seen if operation == "unlink"]
+    assert [path.split("/")[0] for path in deleted] == sorted(
+        (path.split("/")[0] for path in deleted), key=["commitlog", "index", "consumequeue"].index
+    )
+    assert sum(path.startswith("commitlog") for path in deleted) == 10
+    for directory in {os.path.dirname(path) for path in deleted}:
+        mine = [each for each in seen if directory in (each[1], os.path.dirname(each[1]))]
+        operations = [operation for operation, _ in mine]
+        for at, operation in enumerate(operations):
+            if operation == "unlink":
+                assert operations[at + 1 : at + 2] == ["fsync_dir"], (directory, operations)
+        names = [path for operation, path in mine if operation == "unlink"]
+        assert names == sorted(names)
+
+
+async def test_deletions_are_paced_by_the_settings_of_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _, _ = filled(tmp_path, segments=30, max_index_num=100)
+    store.start()
+    pauses: list[int] = []
+
+    async def pause(ms: int) -> None:
+        pauses.append(ms)
+        if len(pauses) == 4:
+            store.configure(store.config.replace(delete_commit_log_files_interval=7))
+
+    monkeypatch.setattr(store.off_loop, "pause", pause)
+    store.configure(store.config.replace(delete_commit_log_files_interval=33, delete_file_batch_max=8))
+    store.retention.delete_now()
+    await store.upkeep.retire_now(log_too=True)
+    assert pauses == [33, 33, 33, 33, 7, 7, 7]
+    assert len(store.log.segments) == 22
+    pauses.clear()
+    await until(lambda: not store.upkeep._passes)
+    assert set(pauses) == {100}
+    await store.stop()
+
+
+async def test_a_stop_does_not_wait_for_the_pace(tmp_path: Path) -> None:
+    store, _, _ = filled(tmp_path, delete_commit_log_files_interval=3_600_000)
+    store.start()
+    store.retention.delete_now()
+    retired = asyncio.create_task(store.upkeep.retire_now(log_too=True))
+    await until(lambda: len(store.log.segments) == 13)
+    async with asyncio.timeout(20):
+        await store.stop()
+        await retired
+    assert len(list((tmp_path / "commitlog").iterdir())) == 13
+    store = open_store(tmp_path, Partition())
+    assert store.recovered.clean
+    assert store.recovered.damage == []
+    store.close()
+
+
+@pytest.mark.parametrize("operation", ["unlink", "fsync_dir"])
+def test_a_deletion_that_fails_is_tried_again_by_the_next_pass(tmp_path: Path, operation: str) -> None:
+    store, disk, _ = filled(tmp_path)
+    store.retention.delete_now()
+    disk.fail(operation, match="commitlog", first=3)
+    first = store.retention.round()
+    assert len([path for path in first if "commitlog" in path]) == 2
+    assert len(everything(store)) == store.max_offset("T", 0) - store.min_offset("T", 0)
+    while store.retention.round():
+        pass
+    assert len(store.log.segments) == len(list((tmp_path / "commitlog").iterdir())) == 1
+    store.close()
+
+
+def test_queue_files_that_a_stopped_pass_left_are_deleted_after_the_next_start(tmp_path: Path) -> None:
+    store, _, _ = filled(tmp_path, segments=30)
+    store.retention.delete_now()
+    in_place(store.retention.log_pass())
+    files = len(list((tmp_path / "consumequeue/T/0").iterdir()))
+    store.close()
+    store = open_store(tmp_path, Partition(), delete_when="99")
+    assert any("consumequeue" in path for path in store.retention.round())
+    assert len(list((tmp_path / "consumequeue/T/0").iterdir())) < files
+    assert len(everything(store)) == store.max_offset("T", 0) - store.min_offset("T", 0)
     store.close()

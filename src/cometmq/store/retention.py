@@ -110,7 +110,8 @@ class Retention:
 
     async def _delete_segments(self) -> list[str]:
         """Delete expired segments; any but the last when the disk is dangerously full."""
-        store, config, off_loop = self._store, self._store.config, self._store.off_loop
+        store, off_loop = self._store, self._store.off_loop
+        config = store.config
         forced_at = min(max(config.disk_space_clean_forcibly_ratio, 30), 85) / 100
         forced = config.clean_file_forcibly_enable and max(self.disk_ratio, self.queue_ratio) > forced_at
         now = store.clock.time_ms()
@@ -122,7 +123,7 @@ class Retention:
             if not (expired or forced):
                 break
             if deleted:
-                await off_loop.pause(config.delete_commit_log_files_interval)
+                await off_loop.pause(store.config.delete_commit_log_files_interval)
             if off_loop.ending or not await self._delete(path, log_segment=True):
                 break
             deleted.append(path)
