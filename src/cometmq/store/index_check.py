@@ -18,12 +18,12 @@ from cometmq.store.findings import ERROR, NEXT_START, REBUILD, WARNING, Findings
 from cometmq.store.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
 from cometmq.store.keys import behind_prefix, hash_keys
 from cometmq.store.reads import ReadOnlyFiles
-from cometmq.store.scan import Facts
+from cometmq.store.scan import Run
 from cometmq.store.shape import Shape, StoreFile
 
 _CHUNK = 1 << 16  # entries read at a time
 _SLACK = 4096  # entries looked ahead where the files and the log differ
-_BATCH = 512  # records hashed at a time
+_BATCH = 1024  # records hashed at a time
 _ROLLBACK, _TRANSACTION_MASK = 0xC, 0xC
 _MOST_PREFIXES = 20_000
 
@@ -66,6 +66,7 @@ class IndexCheck:
         self._shape = shape
         self._files = files
         self._findings = findings
+        self.log_min = shape.log_min  # to be raised when the log loses segments meanwhile
         self._slots = shape.config.max_hash_slot_num
         self._entries_at = HEADER.size + self._slots * SLOT_SIZE
         self._readable: list[tuple[StoreFile, Header]] = []
@@ -167,27 +168,28 @@ class IndexCheck:
 
     # -- entries and records ----------------------------------------------------------------------
 
-    def take(self, batch: list[Facts]) -> None:
+    def take(self, run: Run) -> None:
         """Check the entries of these records, which follow those of the call before."""
         if not self.enabled:
             return
-        batch = [facts for facts in batch if facts.sys_flag & _TRANSACTION_MASK != _ROLLBACK]
-        for at in range(0, len(batch), _BATCH):
-            part = batch[at : at + _BATCH]
+        rows = np.flatnonzero(run.sys_flag & _TRANSACTION_MASK != _ROLLBACK)
+        for at in range(0, len(rows), _BATCH):
+            part = rows[at : at + _BATCH]
             if self._first:
                 self._first = False
-                self._skip_expired(part[0].position)
-            self._compare(*self._wanted(part))
+                self._skip_expired(int(run.position[part[0]]))
+            self._compare(*self._wanted(run, part))
 
-    def _wanted(self, records: list[Facts]) -> tuple[IntArray, IntArray, IntArray]:
+    def _wanted(self, run: Run, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Hash, position and store time of every entry that these records ask for."""
-        hashes, lengths, owners = hash_keys([facts.properties for facts in records])
-        prefixes = np.array([self._prefix(facts.topic) for facts in records], np.uint32)
-        whole = np.abs(behind_prefix(prefixes[owners], hashes, lengths).view(np.int32).astype(np.int64))
+        texts = run.properties
+        hashes, lengths, owners = hash_keys([texts[row] for row in rows.tolist()])
+        prefixes = np.array([self._prefix(name) for name in run.names], np.uint32)
+        owners = rows[owners]
+        whole = behind_prefix(prefixes[run.topic[owners]], hashes, lengths).view(np.int32).astype(np.int64)
+        whole = np.abs(whole)
         whole[whole > 0x7FFFFFFF] = 0
-        positions = np.array([facts.position for facts in records], np.int64)
-        times = np.array([facts.store_ms for facts in records], np.int64)
-        return whole, positions[owners], times[owners]
+        return whole, run.position[owners], run.store_ms[owners]
 
     def _prefix(self, topic: str) -> int:
         prefix = self._prefixes.get(topic)
@@ -269,6 +271,8 @@ class IndexCheck:
                 self._lacking(int(positions[at]), exhausted=exhausted and at >= (good[-1][1] if good else 0))
 
     def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
+        if self._shape.live and window.position[at] < self.log_min:
+            return  # retention has taken its record
         file, number = self._readable[int(window.file[at])][0], int(window.number[at])
         problem = (
             f"entry {number} (hash {window.hash[at]}) points at log position {window.position[at]}, "

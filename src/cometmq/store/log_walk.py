@@ -13,7 +13,7 @@ from cometmq.errors import RecordError
 from cometmq.protocol.record import decode_record
 from cometmq.store.disk import Disk
 from cometmq.store.findings import ERROR, NEXT_START, NOTHING, WARNING, Findings
-from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
+from cometmq.store.scan import Damage, Facts, Run, SegmentScan, record_facts
 from cometmq.store.shape import Shape, StoreFile, numbered_files
 
 SETTLE_S = 0.05  # between two looks at a place that a broker may be writing
@@ -41,6 +41,11 @@ class LogWalk:
 
     def records(self, start: int = 0) -> Iterator[Facts]:
         """Every valid record from the segment that holds `start` on. Raises OSError."""
+        for run in self.runs(start):
+            yield from run.facts()
+
+    def runs(self, start: int = 0) -> Iterator[Run]:
+        """The same, many at a time."""
         files = [
             file
             for file in numbered_files(self._disk, self._shape.config.commit_log_dir, 20, [])
@@ -63,14 +68,14 @@ class LogWalk:
                 self.log_min = max(self.log_min, file.base + self._size)
         self._tail()
 
-    def _segment(self, file: StoreFile) -> Iterator[Facts]:
+    def _segment(self, file: StoreFile) -> Iterator[Run]:
         position, known = file.base, 0
         while True:
             scan = SegmentScan(self._disk, file.path, file.base, min(file.length, self._size), self._largest)
             again = False
             known = 0
-            with closing(scan.records(position)) as records:  # type: ignore[type-var]
-                for facts in records:
+            with closing(scan.runs(position)) as runs:  # type: ignore[type-var]
+                for run in runs:
                     if len(scan.damage) > known:
                         damage = scan.damage[known]
                         again = self._look_again(file, damage.start)
@@ -81,10 +86,9 @@ class LogWalk:
                         known += 1
                     if self._open is not None:
                         self._enter(file)
-                    self.end = facts.position + facts.size
-                    if facts.store_ms > self.last_store_ms:
-                        self.last_store_ms = facts.store_ms
-                    yield facts
+                    self.end = run.end
+                    self.last_store_ms = max(self.last_store_ms, int(run.store_ms.max()))
+                    yield run
             if not again and scan.dirt and self._look_again(file, scan.end):
                 position, again = scan.end, True
             if not again:

@@ -10,22 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cometmq.protocol.codes import SCHEDULE_TOPIC
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, file_name
+from cometmq.store.disk import is_zero
 from cometmq.store.findings import ERROR, NEXT_START, NOTE, NOTHING, REBUILD, WARNING, Findings
 from cometmq.store.keys import stored_tags_code
 from cometmq.store.log_walk import SETTLE_S, LogWalk
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.recovery import tags_code_of
-from cometmq.store.scan import Facts
+from cometmq.store.scan import Facts, Run
 from cometmq.store.shape import QueueFiles, Shape
 
 _CHUNK = 4096  # units
 _BLOCK = 1 << 16
+_PAGE = 4096
 _UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 _TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
+
+IntArray = NDArray[np.int64]
 
 
 class UnitFiles:
@@ -61,7 +66,7 @@ class UnitFiles:
                 data = disk.pread(fd, min(_BLOCK, self._size - at), at)
                 if not data:
                     break
-                left = len(data.rstrip(b"\0"))
+                left = _used_length(data)
                 used = at + left if left else used
                 at = disk.next_data(fd, at + len(data))
         finally:
@@ -167,54 +172,66 @@ class QueueCheck:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def take(self, batch: list[Facts]) -> None:
+    def take(self, run: Run) -> None:
         """Check the units of these records, which follow those of the call before."""
-        groups: dict[tuple[str, int], list[Facts]] = {}
-        hides = self._hides
-        for facts in batch:
-            if facts.sys_flag & _TRANSACTION_MASK in (_PREPARED, _ROLLBACK):
-                continue
-            if hides is not None and hides(facts.topic, facts.position):
-                continue
-            key = facts.topic, facts.queue_id
-            group = groups.get(key)
-            if group is None:
-                groups[key] = [facts]
-            else:
-                group.append(facts)
-        for key, group in groups.items():
+        kind = run.sys_flag & _TRANSACTION_MASK
+        queued = (kind != _PREPARED) & (kind != _ROLLBACK)
+        if self._hides is not None:
+            hides, names, topics = self._hides, run.names, run.topic.tolist()
+            positions = enumerate(run.position.tolist())
+            queued &= [not hides(names[topics[row]], position) for row, position in positions]
+        rows = np.flatnonzero(queued)
+        if not len(rows):
+            return
+        queue = run.topic[rows] << 32 | run.queue_id[rows] & 0xFFFFFFFF
+        order = np.argsort(queue, kind="stable")
+        rows = rows[order]
+        expected = self._expected(run, rows).tobytes()
+        offsets = run.queue_offset[rows]
+        steps = np.cumsum(
+            np.concatenate(([0], np.diff(offsets) == 1))
+        )  # to tell whether a stretch has no gaps
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
+        stops = np.append(starts[1:], len(rows))
+        unbroken = steps[stops - 1] - steps[starts] == stops - 1 - starts
+        columns = (
+            run.topic[rows[starts]],
+            run.queue_id[rows[starts]],
+            offsets[starts],
+            starts,
+            stops,
+            unbroken,
+        )
+        for topic, queue_id, first, start, stop, whole in zip(*[c.tolist() for c in columns], strict=True):
+            key = run.names[topic], queue_id
             state = self._states.get(key)
             if state is None:
                 state = self._states[key] = self._absent(*key)
-            self._take_group(state, group)
+            after = first + stop - start
+            units = expected[start * UNIT : stop * UNIT]
+            in_order = whole and first >= state.next and after <= state.units.end
+            if in_order and state.units.read(first, after) == units:
+                self._accounted(state, first, after)
+                continue
+            for facts, unit in zip(run.facts(rows[start:stop]), _pieces(units), strict=True):
+                self._take_one(state, facts, unit)
+
+    def _expected(self, run: Run, rows: IntArray) -> NDArray[np.void]:
+        """The units that these records ask for."""
+        units = np.empty(len(rows), _UNIT_DTYPE)
+        units["position"], units["size"] = run.position[rows], run.size[rows]
+        texts = run.properties
+        units["tags"] = [stored_tags_code(texts[row]) for row in rows.tolist()]
+        if SCHEDULE_TOPIC in run.names:
+            delayed = np.flatnonzero(run.topic[rows] == run.names.index(SCHEDULE_TOPIC))
+            units["tags"][delayed] = [tags_code_of(each, self._delays) for each in run.facts(rows[delayed])]
+        return units
 
     def _absent(self, topic: str, queue_id: int) -> QueueState:
         path = f"{self._shape.root}/consumequeue/{topic}/{queue_id}"
         return QueueState(
             topic, queue_id, UnitFiles(self._files, QueueFiles(topic, queue_id, path, []), self._size)
         )
-
-    def _expected(self, group: list[Facts]) -> bytes:
-        """The units that these records of one queue ask for."""
-        pack = UNIT_STRUCT.pack
-        if group[0].topic == SCHEDULE_TOPIC:
-            delays = self._delays
-            return b"".join([pack(each.position, each.size, tags_code_of(each, delays)) for each in group])
-        return b"".join([pack(each.position, each.size, stored_tags_code(each.properties)) for each in group])
-
-    def _take_group(self, state: QueueState, group: list[Facts]) -> None:
-        first, last = group[0].queue_offset, group[-1].queue_offset
-        if (
-            first >= state.next
-            and last < state.units.end
-            and [facts.queue_offset for facts in group] == list(range(first, last + 1))
-        ):
-            expected = self._expected(group)
-            if state.units.read(first, last + 1) == expected:
-                self._accounted(state, first, last + 1)
-                return
-        for facts in group:
-            self._take_one(state, facts)
 
     def _accounted(self, state: QueueState, start: int, stop: int) -> None:
         """Units [start, stop) have met their records."""
@@ -223,13 +240,12 @@ class QueueCheck:
         self.orphans += state.behind  # their offsets have been given out again since
         state.behind = 0
 
-    def _take_one(self, state: QueueState, facts: Facts) -> None:
+    def _take_one(self, state: QueueState, facts: Facts, expected: bytes) -> None:
         offset, units = facts.queue_offset, state.units
         if offset >= units.end:
             state.behind_at = facts.position if not state.behind else state.behind_at
             state.behind += 1
             return
-        expected = self._expected([facts])
         unit = units.read(offset, offset + 1) if offset >= units.first else bytes(UNIT)
         if unit != expected and self._shape.live:
             self._pause(SETTLE_S)
@@ -356,3 +372,15 @@ class QueueCheck:
             f"{state.name} ends at {state.units.end}; {state.behind} records of the log, the first at "
             f"{state.behind_at}, have no unit", REBUILD if self._shape.clean else NEXT_START,
         )  # fmt: skip
+
+
+def _pieces(units: bytes) -> list[bytes]:
+    return [units[at : at + UNIT] for at in range(0, len(units), UNIT)]
+
+
+def _used_length(data: bytes) -> int:
+    """Bytes up to the last one that is not zero; most of a queue's last file is zeros."""
+    stop = len(data)
+    while stop and is_zero(data[max(0, stop - _PAGE) : stop]):
+        stop = max(0, stop - _PAGE)
+    return len(data[:stop].rstrip(b"\0"))

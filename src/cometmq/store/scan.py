@@ -10,6 +10,7 @@ it hit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 from zlib import crc32
 
@@ -26,24 +27,14 @@ from cometmq.protocol.record import (
     STORE_V6,
 )
 from cometmq.store.disk import Disk, is_zero
+from cometmq.store.record_run import LONGEST_RUN, SHORTEST_RUN, Facts, Run, valid_run
+
+__all__ = ["Damage", "Facts", "Run", "SegmentScan", "record_facts"]
 
 _BLOCK = 4 << 20
 _SECTOR = 512
 _MAGICS = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]  # both record magics share their first three bytes
 _BLANK = (BLANK_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
-
-
-class Facts(NamedTuple):
-    """What dispatch needs to know of one valid record."""
-
-    position: int
-    size: int
-    queue_id: int
-    queue_offset: int
-    sys_flag: int
-    store_ms: int
-    topic: str
-    properties: bytes
 
 
 def record_facts(data: memoryview, at: int, position: int, *, check_crc: bool = True) -> Facts | None:
@@ -130,8 +121,10 @@ class SegmentScan:
         self._check_crc = check_crc
         self._search = search
         self._fd = -1
-        self._data = memoryview(b"")
+        self._data = b""
+        self._view = memoryview(b"")
         self._data_at = 0
+        self._most = LONGEST_RUN  # records looked at together; fewer for a while behind damage
         self.end = base
         self.closed = False
         self.dirt = False
@@ -139,28 +132,28 @@ class SegmentScan:
 
     def records(self, start: int) -> Iterator[Facts]:
         """Valid records from position `start` (where a record begins, or the segment's start) on."""
+        with closing(self.runs(start)) as runs:  # type: ignore[type-var]
+            for run in runs:
+                yield from run.facts()
+
+    def runs(self, start: int) -> Iterator[Run]:
+        """The same, many at a time; damage lies between two runs, never within one."""
         self._fd = self._disk.open(self._path, write=False)
         try:
             yield from self._walk(start - self._base)
         finally:
             self._disk.close(self._fd)
 
-    def _walk(self, at: int) -> Iterator[Facts]:
+    def _walk(self, at: int) -> Iterator[Run]:
         self.end = self._base + at
         while at < self._length:
-            data, offset = self._data, at - self._data_at
-            facts = None
-            if 0 <= offset < len(data):  # the usual case: the whole record is in the present window
-                facts = record_facts(data, offset, self._base + at, check_crc=self._check_crc)
-            if facts is None:
-                data, offset = self._window(at)
-                facts = record_facts(data, offset, self._base + at, check_crc=self._check_crc)
-            if facts is not None:
-                yield facts
-                at += facts.size
-                self.end = self._base + at
+            run = self._run(at)
+            if run is not None:
+                self.end = run.end
+                at = self.end - self._base
+                yield run
                 continue
-            if self._blank(data, offset, at):
+            if self._blank(at):
                 if self.damage and self.damage[-1].stop == self._base + at:
                     # A blank alone holds no message: unless a later segment does, this is a torn tail.
                     self.end = self.damage.pop().start
@@ -176,23 +169,40 @@ class SegmentScan:
             self.dirt = False
             at = found
 
-    def _blank(self, data: memoryview, offset: int, at: int) -> bool:
+    def _run(self, at: int) -> Run | None:
+        """Valid records from `at` on, as many as are looked at together; None if none begins there."""
+        offset = at - self._data_at
+        if 0 <= offset < len(self._data):  # the usual case: whole records are in the present window
+            run = valid_run(self._data, offset, self._base + at, self._most, check_crc=self._check_crc)
+            if run is not None:
+                self._most = min(2 * self._most, LONGEST_RUN)
+                return run
+        offset = self._window(at)
+        facts = record_facts(self._view, offset, self._base + at, check_crc=self._check_crc)
+        if facts is None:
+            self._most = SHORTEST_RUN
+            return None
+        return Run.of(facts)
+
+    def _blank(self, at: int) -> bool:
+        offset = self._window(at)
         return (
-            data[offset + 4 : offset + 8] == _BLANK
-            and int.from_bytes(data[offset : offset + 4], "big") == self._length - at
+            self._data[offset + 4 : offset + 8] == _BLANK
+            and int.from_bytes(self._data[offset : offset + 4], "big") == self._length - at
         )
 
-    def _window(self, at: int) -> tuple[memoryview, int]:
-        """Data that holds a whole record from `at` on, and the place of `at` in it."""
+    def _window(self, at: int) -> int:
+        """Have data that holds a whole record from `at` on; returns the place of `at` in it."""
         offset = at - self._data_at
         if offset >= 0 and offset + 4 <= len(self._data):
             size = int.from_bytes(self._data[offset : offset + 4], "big", signed=True)
             if offset + max(8, min(size, self._largest)) <= len(self._data):
-                return self._data, offset
+                return offset
         length = min(self._length - at, max(_BLOCK, self._largest))
-        self._data = memoryview(self._disk.pread(self._fd, length, at))
+        self._data = self._disk.pread(self._fd, length, at)
+        self._view = memoryview(self._data)
         self._data_at = at
-        return self._data, 0
+        return 0
 
     def _resync(self, at: int) -> int | None:
         """Place of the next valid (or blank) record behind `at`; None if there is none."""
@@ -232,7 +242,8 @@ class SegmentScan:
                 continue
             start = data_at + record - 4
             if record >= 4:
-                window, offset = self._window(start)
-                if record_facts(window, offset, self._base + start, check_crc=self._check_crc) is not None:
+                offset = self._window(start)
+                found = record_facts(self._view, offset, self._base + start, check_crc=self._check_crc)
+                if found is not None:
                     return start
             at = record + 1

@@ -25,10 +25,8 @@ from cometmq.store.index_check import IndexCheck
 from cometmq.store.log_walk import SETTLE_S, LogWalk
 from cometmq.store.queue_check import QueueCheck
 from cometmq.store.reads import ReadOnlyFiles
-from cometmq.store.scan import Facts
 from cometmq.store.shape import Shape, read_shape
 
-_BATCH = 16_384  # records held in memory at a time
 _SYSTEM_TOPICS = frozenset({"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"})
 _FUTURE_MS = 1 << 53
 
@@ -110,23 +108,13 @@ def _walk(
     """Take every record to the checks; returns how many there were."""
     records = 0
     total = len(shape.segments) * shape.config.mapped_file_size_commit_log
-    batch: list[Facts] = []
-
-    def settle() -> None:
-        nonlocal records
-        records += len(batch)
-        queues.log_min = max(queues.log_min, walk.log_min)
-        queues.take(batch)
-        index.take(batch)
-        batch.clear()
+    for run in walk.runs():
+        records += len(run.properties)
+        queues.log_min = index.log_min = walk.log_min
+        queues.take(run)
+        index.take(run)
         if progress is not None:
             progress(walk.end - walk.log_min, total)
-
-    for facts in walk.records():
-        batch.append(facts)
-        if len(batch) >= _BATCH:
-            settle()
-    settle()
     if progress is not None:
         progress(total, total)
     return records
