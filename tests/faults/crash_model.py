@@ -57,7 +57,10 @@ class Ledger:
     appended: list[Entry] = field(default_factory=list)
     promised: list[tuple[int, int]] = field(default_factory=list)  # (when, position of a durable record)
     deletions: list[tuple[int, int, str, int]] = field(default_factory=list)  # (begun, done, topic, log end)
-    retired: list[tuple[int, int]] = field(default_factory=list)  # (begun, new beginning of the log)
+    retiring: list[tuple[int, int]] = field(default_factory=list)  # (begun, end of what may be deleted)
+    retired: list[tuple[int, int]] = field(default_factory=list)  # (when, where the log began for good then)
+    hidden: list[tuple[int, int, str, dict[int, int], int]] = field(default_factory=list)
+    """Purges and topics' own retention: (begun, done, topic, first offsets left, log end)."""
     tables: list[tuple[int, int, int]] = field(default_factory=list)  # (begun, done, version)
 
     def at(self, moment: int) -> Expected:
@@ -65,19 +68,26 @@ class Ledger:
         may be there or not."""
         expected = Expected()
         promised = {position for when, position in self.promised if when <= moment}
-        low = max((position for when, position in self.retired if when < moment), default=0)
+        low = max((position for when, position in self.retiring if when < moment), default=0)
+        lowest = max((position for when, position in self.retired if when <= moment), default=0)
         for entry in self.appended:
             if entry.at >= moment:
                 continue
             expected.may[entry.position] = entry
-            gone = begun = False
+            gone = entry.position < lowest
+            begun = entry.position < low
             for start, done, topic, end in self.deletions:
                 if entry.topic == topic and entry.position < end:
                     begun |= start < moment
                     gone |= done <= moment
+            for start, done, topic, floors, end in self.hidden:
+                floor = floors.get(entry.queue_id, 0) if entry.topic == topic and entry.position < end else 0
+                if entry.queue_offset < floor:
+                    begun |= start < moment
+                    gone |= done <= moment
             if gone:
                 expected.gone.add(entry.position)
-            elif begun or entry.position < low:
+            elif begun:
                 expected.optional.add(entry.position)
             elif entry.position in promised:
                 expected.must.add(entry.position)

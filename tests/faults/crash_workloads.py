@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
+from typing import Any
 
 from tests.faults.crash_model import TABLE, Ledger, config, entry_of
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.properties import java_hash
 from cometmq.store import JsonTable, ManualClock, MessageStore
+from cometmq.store.off_loop import OffLoop
+from cometmq.store.topic_retention import TopicLimit
 from cometmq.testing.recording_disk import RecordingDisk
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
@@ -69,6 +73,28 @@ class LaterLoop:
         return self.Timer()
 
 
+class StepByStep(OffLoop):
+    """Work off the loop that the workload does step by step, with other things in between."""
+
+    stopping = False
+
+    @property
+    def ending(self) -> bool:
+        return self.stopping
+
+    async def run(self, work: Callable[..., Any], *given: Any) -> Any:
+        await _turn()
+        return work(*given)
+
+    async def pause(self, ms: int) -> None:
+        await _turn()
+
+
+@types.coroutine
+def _turn() -> Generator[None, None, None]:
+    yield
+
+
 class Worker:
     """One store on one disk, driven by a seed. `threads`: syncs and reservations happen later, as in a
     running broker."""
@@ -94,6 +120,8 @@ class Worker:
     def open(self) -> None:
         self.store = MessageStore.open(config(self.sync), self.disk, self.clock)
         self.pool, self.loop = LaterPool(), LaterLoop()
+        self.steps = self.store.off_loop = StepByStep(self.store.files)
+        self.retirement: Coroutine[Any, Any, object] | None = None
         if self.threads:
             self.store.flusher.attach(self.loop, self.pool)  # type: ignore[arg-type]
             self.store.upkeep._pool = self.pool  # type: ignore[assignment]
@@ -190,6 +218,8 @@ class Worker:
 
     def stop_and_start(self) -> None:
         self._detach()
+        self.steps.stopping = True
+        self._finish_retirement()
         self.store.close()
         self._note_flushed()
         self.open()
@@ -197,6 +227,8 @@ class Worker:
 
     def die_and_start(self) -> None:
         self._detach()
+        if self.retirement is not None:
+            self.retirement.close()
         self.store.crash()
         self.open()
         assert not self.store.recovered.damage
@@ -208,12 +240,60 @@ class Worker:
     def retire(self) -> None:
         """All segments but the last are old: they go, with queue and index files."""
         self.settle()
+        self.begin_retirement()
+        self._finish_retirement()
+
+    def begin_retirement(self) -> None:
+        """All segments but the last are old; `step_retirement` deletes them, with queue and index files."""
         self.clock.advance(100 * 3600)
-        if len(self.store.log.segments) > 1:
-            self.ledger.retired.append((self.now, self.store.log.segments[-1]))
+        if len(self.store.log.segments) > 1 and self.retirement is None:
+            self.ledger.retiring.append((self.now, self.store.log.segments[-1]))
             self.store.retention.delete_now()
-            while self.store.retention.round():
-                pass
+            self.retirement = self._retire()
+
+    async def _retire(self) -> None:
+        await self.store.retention.log_pass()
+        await self.store.retention.derived_pass()
+
+    def step_retirement(self) -> None:
+        """Up to the next wait."""
+        if self.retirement is not None:
+            try:
+                self.retirement.send(None)
+            except StopIteration:
+                self.retirement = None
+        self.ledger.retired.append((self.now, self.store.retention._synced_min))
+
+    def _finish_retirement(self) -> None:
+        while self.retirement is not None:
+            self.step_retirement()
+
+    def purge(self) -> None:
+        """The messages of a topic, or the older half of them, are hidden for good."""
+        topic, keep = self.chance.choice(TOPICS), self.chance.choice((1, 2))
+        floors = {queue: low + (end - low) // keep for queue, low, _, end in self.store.purge_plan(topic)}
+        begun, end = self.now, self.store.commit_log_max
+        self._now_done(self.store.raise_min_offsets(topic, floors))
+        self.ledger.hidden.append((begun, self.now, topic, floors, end))
+
+    def limit_topic(self) -> None:
+        """One topic keeps less than the store."""
+        topic = self.chance.choice(TOPICS)
+        self.store.topic_retention.set_limits(
+            {topic: TopicLimit(bytes_per_queue=self.chance.choice((1, 3000)))}
+        )
+        begun, end = self.now, self.store.commit_log_max
+        self._now_done(self.store.topic_retention.topic_pass())
+        floors = dict(self.store.floors.floors.get(topic, {}))
+        self.ledger.hidden.append((begun, self.now, topic, floors, end))
+
+    @staticmethod
+    def _now_done(work: Coroutine[Any, Any, object]) -> None:
+        try:
+            while True:
+                work.send(None)
+        except StopIteration:
+            pass
 
     def delete_topic(self) -> None:
         begun, topic, end = self.now, self.chance.choice(TOPICS), self.store.commit_log_max
@@ -270,7 +350,18 @@ def deletions(seed: str) -> Worker:
     worker = Worker(seed, sync=False)
     worker.run(
         50, send=12, write_derived=2, settle=1, stop_and_start=1, die_and_start=1, retire=1, delete_topic=2,
-        save_table=2,
+        save_table=2, purge=1,
+    )  # fmt: skip
+    return worker
+
+
+def retention(seed: str) -> Worker:
+    """Segments, queue and index files deleted bit by bit while messages come in; topics purged and shortened;
+    every tick flushed in place."""
+    worker = Worker(seed, sync=True)
+    worker.run(
+        110, send=14, write_derived=2, settle=1, stop_and_start=1, die_and_start=1, begin_retirement=2,
+        step_retirement=18, purge=1, limit_topic=1, delete_topic=1,
     )  # fmt: skip
     return worker
 
@@ -294,7 +385,8 @@ def short(seed: str) -> Worker:
 
 
 WORKLOADS: dict[str, Callable[[str], Worker]] = {
-    each.__name__: each for each in (asynchronous, synchronous, threaded, restarts, deletions, short)
+    each.__name__: each
+    for each in (asynchronous, synchronous, threaded, restarts, deletions, retention, short)
 }
 
 
@@ -302,5 +394,7 @@ def work(workload: str, seed: str) -> Worker:
     """A workload done, its store let go; what was still under way in threads never happens."""
     worker = WORKLOADS[workload](seed)
     worker.pool.jobs.clear()
+    if worker.retirement is not None:
+        worker.retirement.close()
     worker.store.crash()
     return worker

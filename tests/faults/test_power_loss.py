@@ -21,9 +21,12 @@ from cometmq.store import scan as scan_module
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.floors import QueueFloors
 from cometmq.store.flush import LogFlusher
 from cometmq.store.index import IndexService
+from cometmq.store.queue_table import QueueTable
 from cometmq.store.recovery import Recovery
+from cometmq.store.retention import Retention
 from cometmq.store.upkeep import Upkeep
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import RecordingDisk
@@ -227,6 +230,33 @@ def declare_an_unclean_stop_clean(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("cometmq.store.guards.AbortMark.exists", lambda self: False)
 
 
+def forget_the_directory_of_deleted_segments(patch: pytest.MonkeyPatch) -> None:
+    """They may come back, one by one, and leave holes."""
+
+    async def wrong(self: Retention, directory: str, log_min: int = -1) -> bool:
+        self._synced_min = max(self._synced_min, log_min)
+        return True
+
+    patch.setattr(Retention, "_sync", wrong)
+
+
+def purge_in_memory_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(QueueFloors, "save", lambda self: None)
+
+
+def keep_floors_above_lost_messages(patch: pytest.MonkeyPatch) -> None:
+    """A floor hides the messages that take the offsets of lost ones."""
+
+    def wrong(self: QueueFloors, queues: QueueTable) -> None:
+        for topic, floors in self.floors.items():
+            for queue_id, floor in floors.items():
+                queue = queues.find(topic, queue_id)
+                if queue is not None:
+                    queue.min_offset = max(queue.min_offset, floor)
+
+    patch.setattr(QueueFloors, "apply", wrong)
+
+
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] = [
     (acknowledge_before_the_flush, ("threaded",)),
     (flush_only_the_newest_segment, ("synchronous", "threaded")),
@@ -241,6 +271,9 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] = [
     (truncate_one_record_too_many, ("short", "synchronous")),
     (index_before_the_log, ("asynchronous", "short")),
     (declare_an_unclean_stop_clean, ("synchronous", "asynchronous")),
+    (forget_the_directory_of_deleted_segments, ("retention",)),
+    (purge_in_memory_only, ("retention", "deletions")),
+    (keep_floors_above_lost_messages, ("deletions",)),
 ]
 BOUND = 1500
 
