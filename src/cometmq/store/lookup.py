@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cometmq.protocol.record import store_timestamp_at
+from collections.abc import Iterator
+
+from cometmq.protocol.record import MAGIC_V1, MAGIC_V2, store_timestamp_at
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
@@ -66,8 +68,11 @@ class Lookup:
         return self._store_time(max(position, self._log.min_position))
 
     def _store_time(self, position: int) -> int:
+        """Store time of the record at a position; -1 where none begins."""
         data = self._log.read(position, 76, wait=True)
         if data is None or isinstance(data, NotCached):
+            return -1
+        if int.from_bytes(data[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
             return -1
         at = store_timestamp_at(int.from_bytes(data[36:40], "big"))
         return int.from_bytes(data[at : at + 8], "big", signed=True)
@@ -84,48 +89,65 @@ class Lookup:
     # -- offsets by time --------------------------------------------------------------------------
 
     def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> int:
-        """mode None: the message stored nearest to the time, of equals in distance the earlier (4.9).
-        "LOWER": the first message stored at or after it; "UPPER": the last one stored at or before it;
-        both clipped to the queue's ends as 5.x does."""
-        if queue is None or queue.max_offset <= queue.min_offset:
-            return queue.min_offset if queue is not None and mode is not None else 0
-        low = self._first_at_or_after(queue, timestamp_ms)
-        if mode is None:
-            return self._nearest(queue, timestamp_ms, low)
-        if mode.upper() == "LOWER":
-            return low
-        after = self._first_at_or_after(queue, timestamp_ms + 1)
-        return max(queue.min_offset, after - 1)
+        """mode None: the message stored nearest to the time, of equals in distance the earlier, of equals in
+        time the one that stands next to the moment asked for (4.9). "LOWER": the first message stored at or
+        after it, else the queue's end; "UPPER": the last one stored at or before it, else the queue's
+        beginning (5.x).
+
+        A queue without a readable message answers with its beginning, which is its end; 0 without a queue.
+        """
+        if queue is None:
+            return 0
+        found, stored = self._first_at_or_after(queue, timestamp_ms)
+        if mode is not None and mode.upper() == "LOWER":
+            return found
+        if mode is not None:
+            found, stored = self._first_at_or_after(queue, timestamp_ms + 1)
+        before = self._last_before(queue, found)
+        if before is None:
+            return queue.min_offset if mode is not None or found == queue.max_offset else found
+        if mode is not None or found == queue.max_offset:
+            return before[0]
+        return found if timestamp_ms - before[1] > stored - timestamp_ms else before[0]
 
     def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
         """Offset of the first message stored at or after a time; the queue's end if there is none."""
-        if queue.max_offset > queue.min_offset:
-            first = self.store_time_of(queue, queue.min_offset)
-            if first >= timestamp_ms:
-                return queue.min_offset  # the usual answer, without a search
-        return self._first_at_or_after(queue, timestamp_ms)
+        first = self.store_time_of(queue, queue.min_offset)
+        if first >= timestamp_ms:
+            return queue.min_offset  # the usual answer, without a search
+        return self._first_at_or_after(queue, timestamp_ms)[0]
 
-    def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+    def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
+        """(offset, store time); the queue's end and -1 if there is none. What fillers and lost records leave
+        is passed over: it says nothing about time."""
         low, high = queue.min_offset, queue.max_offset
+        found = (high, -1)
         while low < high:
             middle = (low + high) // 2
-            stored = self.store_time_of(queue, middle)
-            probe = middle
-            while stored < 0 and probe + 1 < high:
-                probe += 1  # fillers and lost records say nothing about time
-                stored = self.store_time_of(queue, probe)
-            if stored >= timestamp_ms:
+            real = next(self._real(queue, middle, high), None)
+            if real is None:
                 high = middle
+            elif real[1] >= timestamp_ms:
+                found, high = real, middle
             else:
-                low = probe + 1
-        return low
+                low = real[0] + 1
+        return found
 
-    def _nearest(self, queue: ConsumeQueue, timestamp_ms: int, low: int) -> int:
-        if low >= queue.max_offset:
-            return queue.max_offset - 1
-        if low == queue.min_offset:
-            return low
-        right, left = self.store_time_of(queue, low), self.store_time_of(queue, low - 1)
-        if right == timestamp_ms or left < 0:
-            return low
-        return low if timestamp_ms - left > right - timestamp_ms else low - 1
+    def _last_before(self, queue: ConsumeQueue, offset: int) -> tuple[int, int] | None:
+        """(offset, store time) of the last message before an offset."""
+        step = 1
+        while offset > queue.min_offset:
+            begin = max(queue.min_offset, offset - step)
+            last = None
+            for last in self._real(queue, begin, offset):  # noqa: B007 - the last one counts
+                pass
+            if last is not None:
+                return last
+            offset, step = begin, min(step * 8, 4096)
+        return None
+
+    def _real(self, queue: ConsumeQueue, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """(offset, store time) of the messages in a range of a queue."""
+        for offset, position, size, _ in queue.units(low, high, 64):
+            if size != FILLER_SIZE and (stored := self._store_time(position)) >= 0:
+                yield offset, stored

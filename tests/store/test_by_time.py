@@ -1,0 +1,145 @@
+"""Offsets by time against a list: equal times, before the first, behind the last, in gaps, over files and
+segments, with messages expired, purged and lost."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.store.kit import drop_first_segment, everything, open_store, put
+
+from cometmq.store import ManualClock, MessageStore
+from cometmq.store.off_loop import in_place
+
+BEGIN_MS = 1_000_000
+
+
+class Sent(NamedTuple):
+    """A message that readers can still have."""
+
+    offset: int
+    stored_ms: int
+
+
+class Plan(NamedTuple):
+    """steps: ms between a message and the one before it; lost: numbers of messages that never reach the queue
+    (fillers stand for them); expired: segments that retention takes; purged: share of the queue that a purge
+    hides; restarted: whether everything comes from files."""
+
+    steps: list[int]
+    lost: frozenset[int]
+    expired: int
+    purged: float
+    restarted: bool
+
+
+plans = st.builds(
+    Plan,
+    st.lists(st.sampled_from((0, 0, 0, 1, 2, 10, 1000)), max_size=50),
+    st.frozensets(st.integers(0, 49), max_size=20),
+    st.integers(0, 3),
+    st.sampled_from((0.0, 0.0, 0.3, 1.0)),
+    st.booleans(),
+)
+
+
+def build(root: str, plan: Plan) -> tuple[MessageStore, list[Sent]]:
+    """Queue files of 8 units, segments of 8 messages or so; a neighbour queue shares the segments."""
+    clock = ManualClock(BEGIN_MS)
+    sizes = {"mapped_file_size_commit_log": 8192, "mapped_file_size_consume_queue": 160}
+    store = open_store(root, clock=clock, **sizes)
+    sent: list[tuple[Sent, int]] = []
+    for number, step in enumerate(plan.steps):
+        clock.now_ms += step
+        if number in plan.lost and number and number - 1 not in plan.lost:
+            queue = store.queues.get("T", 0)
+            queue.skip_to(queue.max_offset + 1)
+            queue.next_offset = queue.max_offset
+            store.queues.mark(queue)
+        put(store, bytes(number * 7 % 40), queue_id=1)
+        place = put(store, bytes(700))
+        sent.append((Sent(place.queue_offset, clock.now_ms), place.physical_offset))
+        assert store.commit().error is None
+    if plan.restarted:
+        store.close()
+        store = open_store(root, clock=clock, **sizes)
+    for _ in range(min(plan.expired, max(0, len(store.log.segments) - 1))):
+        drop_first_segment(store)
+    first = store.min_offset("T", 0)
+    first += int((store.max_offset("T", 0) - first) * plan.purged)
+    in_place(store.raise_min_offsets("T", {0: first}))
+    low = store.commit_log_min
+    return store, [each for each, position in sent if position >= low and each.offset >= first]
+
+
+def nearest(sent: list[Sent], asked: int) -> int:
+    """Of equal distances the earlier; of equal times the one that stands next to the moment asked for."""
+
+    def rank(each: Sent) -> tuple[int, bool, int]:
+        later = each.stored_ms >= asked
+        return abs(each.stored_ms - asked), later, each.offset if later else -each.offset
+
+    return min(sent, key=rank).offset
+
+
+@settings(max_examples=40, deadline=None)
+@given(plan=plans)
+@example(plan=Plan([], frozenset(), 0, 0.0, False))
+@example(plan=Plan([5] * 30, frozenset(), 2, 0.0, True))
+@example(plan=Plan([0] * 30, frozenset(range(3, 20, 2)), 1, 0.3, False))
+def test_every_answer_is_that_of_a_list(plan: Plan) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        store, sent = build(root, plan)
+        low, high = store.min_offset("T", 0), store.max_offset("T", 0)
+        assert len(everything(store)) == len(sent)
+        times = {each.stored_ms for each in sent} | {BEGIN_MS, BEGIN_MS + sum(plan.steps)}
+        for asked in sorted({at + by for at in times for by in (-1, 0, 1, 5, 500)} | {-1, 0, 1 << 60}):
+            answers = tuple(store.offset_by_time("T", 0, asked, mode) for mode in (None, "LOWER", "UPPER"))
+            expected = (
+                nearest(sent, asked) if sent else low,
+                next((each.offset for each in sent if each.stored_ms >= asked), high),
+                next((each.offset for each in reversed(sent) if each.stored_ms <= asked), low),
+            )
+            assert answers == expected, asked
+        store.close()
+
+
+@pytest.mark.parametrize("mode", [None, "LOWER", "UPPER"])
+def test_a_wide_gap_is_crossed_in_strides(tmp_path: object, mode: str | None) -> None:
+    clock = ManualClock(BEGIN_MS)
+    store = open_store(str(tmp_path), clock=clock, mapped_file_size_consume_queue=20 * 300_000)
+    put(store)
+    queue = store.queues.get("T", 0)
+    assert store.commit().error is None
+    queue.skip_to(200_000)
+    queue.next_offset = 200_000
+    clock.now_ms += 1000
+    put(store)
+    assert store.commit().error is None
+    assert store.offset_by_time("T", 0, BEGIN_MS + 999, mode) == (0 if mode == "UPPER" else 200_000)
+    assert store.offset_by_time("T", 0, BEGIN_MS + 1, mode) == (200_000 if mode == "LOWER" else 0)
+    store.close()
+
+
+def test_a_damaged_record_does_not_lead_the_search_astray(tmp_path: object) -> None:
+    clock = ManualClock(BEGIN_MS)
+    store = open_store(str(tmp_path), clock=clock)
+    places = []
+    for _ in range(31):
+        clock.now_ms += 10
+        places.append(put(store, bytes(500)))
+        assert store.commit().error is None
+    store.close()
+    path = f"{tmp_path}/commitlog/{0:020d}"
+    with open(path, "r+b") as file:
+        file.seek(places[15].physical_offset)
+        file.write(bytes(88))  # the middle, where a search looks first
+    store = open_store(str(tmp_path), clock=clock)
+    for number in (3, 14, 15, 16, 30):
+        asked = BEGIN_MS + (number + 1) * 10
+        expected = 16 if number == 15 else number
+        assert store.offset_by_time("T", 0, asked, "LOWER") == expected
+    store.close()
