@@ -131,7 +131,8 @@ class QueueReader:
         if isinstance(data, NotCached):
             return data
         if not data:
-            return Got(GetStatus.OFFSET_FOUND_NULL, [], 0, queue.next_file_offset(offset), low, high, False)
+            following = queue.next_file_offset(offset) if correct else offset
+            return Got(GetStatus.OFFSET_FOUND_NULL, [], 0, following, low, high, False)
         careful = records is not None or self._check_crc
         picked = None if careful else self._pick(data, max_count, tags, max_bytes)
         if picked is not None:
@@ -290,7 +291,7 @@ class QueueReader:
                     return record
                 scanned -= 1
                 break
-            if record is None and 0 < position < log.min_position:
+            if record is None and size >= MIN_SIZE and 0 <= position < log.min_position:
                 missing = True
                 skip_below = position - position % log.segment_size + log.segment_size
                 continue

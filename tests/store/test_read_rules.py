@@ -1,0 +1,218 @@
+"""What one pull gets, against the rules of the storage fact sheet (section 6), told once more unit by unit."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.store.kit import bodies, committed, drop_first_segment, got, open_store, put, small
+
+from cometmq.store import GetStatus, MessageStore
+from cometmq.store.config import StoreConfig
+
+UNITS_PER_FILE = 50
+SCAN = 40  # units of one scan with a filter: maxFilterMessageSize of 800 bytes
+
+
+class Unit(NamedTuple):
+    """A message: where its record lies, its size, the hash of its tag, its body."""
+
+    position: int
+    size: int
+    tag: int
+    body: bytes
+
+
+class Pull(NamedTuple):
+    """offset: counted from the queue's beginning, may be outside."""
+
+    offset: int
+    max_count: int
+    tags: frozenset[int] | None
+    max_bytes: int | None
+
+
+class Rules(NamedTuple):
+    """Bytes and counts as in StoreConfig; memory: bytes of the machine."""
+
+    count_memory: int
+    bytes_memory: int
+    count_disk: int
+    bytes_disk: int
+    memory: int
+    ratio: int
+
+
+def expected(
+    units: list[Unit], low: int, end: int, pull: Pull, rules: Rules, cached_from: int
+) -> tuple[str, list[bytes], int, bool]:
+    """(status, bodies, next begin offset, whether the slave is suggested). cached_from: offset from which on
+    units are in memory; a read that begins in a file goes no further than into memory behind it."""
+    high = len(units)
+    if high == 0:
+        return "NO_MESSAGE_IN_QUEUE", [], 0, False
+    if pull.offset < low:
+        return "OFFSET_TOO_SMALL", [], low, False
+    if pull.offset == high:
+        return "OFFSET_OVERFLOW_ONE", [], pull.offset, False
+    if pull.offset > high:
+        return "OFFSET_OVERFLOW_BADLY", [], high, False
+    window = rules.memory * rules.ratio // 100
+    stop = high
+    if pull.offset < cached_from:
+        boundary = (pull.offset // UNITS_PER_FILE + 1) * UNITS_PER_FILE
+        stop = boundary if boundary < cached_from else high
+    if pull.tags is None:
+        stop = min(stop, pull.offset + pull.max_count)
+    else:
+        stop = min(stop, pull.offset + max(SCAN, pull.max_count))
+    found: list[bytes] = []
+    total = scanned = 0
+    last = 0
+    for unit in units[pull.offset : stop]:
+        last = unit.position
+        on_disk = end - unit.position > window
+        most_bytes = rules.bytes_disk if on_disk else rules.bytes_memory
+        if pull.max_bytes is not None:
+            most_bytes = min(most_bytes, pull.max_bytes)
+        most = rules.count_disk if on_disk else rules.count_memory
+        full = len(found) >= pull.max_count or total + unit.size > most_bytes or len(found) >= most
+        if found and full:
+            break
+        scanned += 1
+        if pull.tags is not None and unit.tag not in pull.tags:
+            continue
+        found.append(unit.body)
+        total += unit.size
+    status = "FOUND" if found else "NO_MATCHED_MESSAGE"
+    return status, found, pull.offset + scanned, end - last > window
+
+
+rules = st.builds(
+    Rules,
+    st.integers(1, 40),
+    st.integers(1, 6000),
+    st.integers(1, 12),
+    st.integers(1, 3000),
+    st.sampled_from((0, 10_000, 40_000, 1 << 40)),
+    st.integers(0, 100),
+)
+pulls = st.builds(
+    Pull,
+    st.integers(-2, 145),
+    st.integers(1, 45),
+    st.one_of(st.none(), st.frozensets(st.integers(0, 3), min_size=1, max_size=3)),
+    st.one_of(st.none(), st.integers(1, 5000)),
+)
+
+
+def filled(
+    root: str, sizes: list[int], config: StoreConfig, *, restarted: bool
+) -> tuple[MessageStore, list[Unit]]:
+    store = MessageStore.open(config)
+    units = []
+    for number, size in enumerate(sizes):
+        body = b"%d:" % number + bytes(size)
+        put(store, bytes(size), "Neighbour")
+        place = put(store, body, tags_code=number * number % 4)
+        units.append(Unit(place.physical_offset, place.size, number * number % 4, body))
+    committed(store.commit())
+    if restarted:
+        store.close()
+        store = MessageStore.open(config)
+    return store, units
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from((0, 50, 300, 900)), max_size=140),
+    rules=rules,
+    asked=st.lists(pulls, min_size=1, max_size=12),
+    restarted=st.booleans(),
+    expired=st.booleans(),
+)
+@example(  # exactly as far from the end as the window is wide: still in memory
+    sizes=[100] * 20,
+    rules=Rules(32, 1 << 20, 2, 1 << 20, 100 * 400, 10),
+    asked=[Pull(offset, 32, None, None) for offset in range(20)],
+    restarted=False,
+    expired=False,
+)
+def test_every_pull_follows_the_rules(
+    sizes: list[int], rules: Rules, asked: list[Pull], restarted: bool, expired: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        config = small(
+            root,
+            mapped_file_size_commit_log=16 << 10,
+            mapped_file_size_consume_queue=20 * UNITS_PER_FILE,
+            max_filter_message_size=SCAN * 20,
+            max_transfer_count_on_message_in_memory=rules.count_memory,
+            max_transfer_bytes_on_message_in_memory=rules.bytes_memory,
+            max_transfer_count_on_message_in_disk=rules.count_disk,
+            max_transfer_bytes_on_message_in_disk=rules.bytes_disk,
+            access_message_in_memory_max_ratio=rules.ratio,
+        )
+        store, units = filled(root, sizes, config, restarted=restarted)
+        store.reader.memory_bytes = rules.memory
+        if expired and len(store.log.segments) > 1:
+            drop_first_segment(store)
+        low, end = store.min_offset("T", 0), store.commit_log_max
+        queue = store.queues.find("T", 0)
+        cached_from = 0 if queue is None else queue.window_start
+        for pull in asked:
+            answer = got(
+                store.reader.get(
+                    queue, pull.offset, pull.max_count, tags=pull.tags, max_bytes=pull.max_bytes, wait=True
+                )
+            )
+            status, found, following, slave = expected(units, low, end, pull, rules, cached_from)
+            assert (answer.status.name, bodies(answer), answer.next_begin_offset, answer.suggest_slave) == (
+                status, found, following, slave,
+            ), pull  # fmt: skip
+            assert (answer.min_offset, answer.max_offset) == (low, len(units))
+        store.close()
+
+
+def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for _ in range(250):
+        put(store)
+    committed(store.commit())
+    store.close()
+    store = open_store(tmp_path, broker_role="SLAVE")
+    queue = store.queues.get("T", 0)
+    queue.min_offset = 5
+    for offset, status in (
+        (3, GetStatus.OFFSET_TOO_SMALL),
+        (250, GetStatus.OFFSET_OVERFLOW_ONE),
+        (999, GetStatus.OFFSET_OVERFLOW_BADLY),
+    ):
+        answer = got(store.get_messages("T", 0, offset, 32))
+        assert (answer.status, answer.next_begin_offset) == (status, offset)
+    store.files.delete(f"{queue.path}/{2000:020d}")
+    answer = got(store.get_messages("T", 0, 120, 32))
+    assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 120)
+    store.config = store.config.replace(offset_check_in_slave=True)
+    answer = got(store.get_messages("T", 0, 120, 32))
+    assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 200)
+    store.crash()
+
+
+def test_an_expired_first_record_is_no_damage(tmp_path: Path) -> None:
+    """Between the deletion of its segment and the move of the minimum offset."""
+    store = open_store(tmp_path)
+    for _ in range(3):
+        put(store, bytes(40_000))
+    committed(store.commit())
+    store.close()
+    store = open_store(tmp_path)
+    drop_first_segment(store, derived=False)
+    refused: list[int] = []
+    store.reader.refused = lambda position, _where: refused.append(position)
+    assert got(store.get_messages("T", 0, 0, 1)).status is GetStatus.MESSAGE_WAS_REMOVING
+    assert refused == []
+    store.close()
