@@ -15,6 +15,7 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.properties import java_hash
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store.off_loop import OffLoop
+from cometmq.store.syncer import ThreadSyncer
 from cometmq.store.topic_retention import TopicLimit
 from cometmq.testing.recording_disk import RecordingDisk
 
@@ -123,7 +124,7 @@ class Worker:
         self.steps = self.store.off_loop = StepByStep(self.store.files)
         self.retirement: Coroutine[Any, Any, object] | None = None
         if self.threads:
-            self.store.flusher.attach(self.loop, self.pool)  # type: ignore[arg-type]
+            self.store.flusher.attach(self.loop, ThreadSyncer(self.disk, self.loop, self.pool))  # type: ignore[arg-type]
             self.store.upkeep._pool = self.pool  # type: ignore[assignment]
         self._note_flushed()
 
@@ -235,7 +236,7 @@ class Worker:
 
     def _detach(self) -> None:
         self._finish_threads()
-        self.store.flusher._loop = self.store.flusher._pool = None
+        self.store.flusher._loop = self.store.flusher._syncer = None
 
     def retire(self) -> None:
         """All segments but the last are old: they go, with queue and index files."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -23,6 +24,7 @@ from cometmq.store.block_cache import BLOCK, BlockCache
 from cometmq.store.disk import Buffer, write_all
 from cometmq.store.files import NotCached, StoreFiles
 from cometmq.store.recent import RecentBytes
+from cometmq.store.syncer import Unsynced
 
 log = logging.getLogger(__name__)
 
@@ -337,14 +339,14 @@ class CommitLog:
 
     # -- flushing, closing ------------------------------------------------------------------------
 
-    def take_unsynced(self) -> list[tuple[int, int]]:
-        """(first position, descriptor) of the segments to sync; `synced` gives them back after success."""
-        return sorted(self.unsynced.items())
+    def take_unsynced(self) -> list[Unsynced]:
+        """The segments to sync; `synced` gives them back after success."""
+        return [Unsynced(base, fd, self.path_of(base)) for base, fd in sorted(self.unsynced.items())]
 
-    def synced(self, bases: list[int], end: int) -> None:
+    def synced(self, segments: Sequence[Unsynced], end: int) -> None:
         """The segments are on the device up to `end`, the end of the log when the sync began; those that
         were full then are let go. One that was filled up meanwhile needs another sync."""
-        for base in bases:
+        for base, _, _ in segments:
             if base + self.segment_size <= end and base != self.segment_base:
                 fd = self.unsynced.pop(base, -1)
                 if fd >= 0:

@@ -44,7 +44,12 @@ class DiskUsage(NamedTuple):
 
 
 class Disk(Protocol):
-    """File access of the store. Paths are strings, offsets and lengths bytes."""
+    """File access of the store. Paths are strings, offsets and lengths bytes.
+
+    lends_descriptors: another process may sync the commit log through descriptors that `open` gave.
+    """
+
+    lends_descriptors: bool
 
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True
@@ -74,9 +79,10 @@ class Disk(Protocol):
 class OsDisk:
     """The operating system's files."""
 
-    __slots__ = ("_nowait",)
+    __slots__ = ("_nowait", "lends_descriptors")
 
     def __init__(self) -> None:
+        self.lends_descriptors = True
         self._nowait = bool(_RWF_NOWAIT) and hasattr(os, "preadv")
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:

@@ -1,9 +1,9 @@
 """Bringing the commit log onto the device: group commit for SYNC_FLUSH, a timed flush for ASYNC_FLUSH.
 
-One `fdatasync` is in flight at a time, in a thread; whoever arrives meanwhile shares the next one. Waiters
-are answered in order. A failed sync is final: the kernel may have dropped the pages, so a later success
-would prove nothing. Nothing is acknowledged after it and the store turns read-only until it is started
-again.
+One sync is in flight at a time, in the background (see syncer.py); whoever arrives meanwhile shares the next
+one. Waiters are answered in order. A failed sync is final: the kernel may have dropped the pages, so a later
+success would prove nothing. Nothing is acknowledged after it and the store turns read-only until it is
+started again.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from cometmq.store.clock import Clock
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
+from cometmq.store.syncer import Syncer, Unsynced
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class LogFlusher:
         "_landed",
         "_log",
         "_loop",
-        "_pool",
+        "_syncer",
         "_thorough_at",
         "_timer",
         "_waiters",
@@ -55,7 +55,7 @@ class LogFlusher:
         self._clock = clock
         self._config = config
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._syncer: Syncer | None = None
         self._waiters: deque[tuple[int, Waiter, float]] = deque()
         self._flying = False
         self._wanted = False
@@ -73,10 +73,10 @@ class LogFlusher:
         """Take over parameters; they may change while the store runs."""
         self._config = config
 
-    def attach(self, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
-        """From now on syncs run in `pool`; before, and after `detach`, they run in place."""
+    def attach(self, loop: asyncio.AbstractEventLoop, syncer: Syncer) -> None:
+        """From now on `syncer` syncs; before, and after `detach`, syncs run in place."""
         self._loop = loop
-        self._pool = pool
+        self._syncer = syncer
 
     async def detach(self) -> None:
         """Wait for the sync in flight; later ones run in place."""
@@ -86,7 +86,7 @@ class LogFlusher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._loop = self._pool = None
+        self._loop = self._syncer = None
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -108,12 +108,12 @@ class LogFlusher:
         """Start a sync of everything written, or let it follow the one in flight."""
         if self.failure is not None:
             return
-        if self._loop is None or self._pool is None:
+        if self._syncer is None:
             self.flush_now()
         elif self._flying:
             self._wanted = True
         elif self.flushed < self._log.end:
-            self._start(self._loop, self._pool)
+            self._start(self._syncer)
 
     def timed(self) -> None:
         """The ASYNC_FLUSH timer: sync when enough pages are dirty or the thorough interval has passed."""
@@ -135,47 +135,36 @@ class LogFlusher:
         end, end_ms = self._log.end, self.written_ms
         segments = self._log.take_unsynced()
         try:
-            for _, fd in segments:
-                self._disk.fdatasync(fd)
+            for segment in segments:
+                self._disk.fdatasync(segment.fd)
         except OSError as failure:
             self._fail(failure)
             return
-        self._succeed(end, end_ms, [base for base, _ in segments])
+        self._succeed(end, end_ms, segments)
 
-    def _start(self, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
+    def _start(self, syncer: Syncer) -> None:
         self._flying = True
         self._wanted = False
         end, end_ms = self._log.end, self.written_ms
         segments = self._log.take_unsynced()
-        sync = self._disk.fdatasync
+        syncer.sync(segments, lambda failure: self._finished(end, end_ms, segments, failure))
 
-        def work() -> None:
-            failure: OSError | None = None
-            try:
-                for _, fd in segments:
-                    sync(fd)
-            except OSError as problem:
-                failure = problem
-            loop.call_soon_threadsafe(self._finished, end, end_ms, [base for base, _ in segments], failure)
-
-        pool.submit(work)
-
-    def _finished(self, end: int, end_ms: int, bases: list[int], failure: OSError | None) -> None:
+    def _finished(self, end: int, end_ms: int, segments: list[Unsynced], failure: OSError | None) -> None:
         self._flying = False
         if self._landed is not None:
             self._landed.set_result(None)
-            self._landed = self._loop = self._pool = None
+            self._landed = self._loop = self._syncer = None
         if failure is not None:
             self._fail(failure)
             return
-        self._succeed(end, end_ms, bases)
+        self._succeed(end, end_ms, segments)
         if self._wanted or self._waiters:
             self.request()
 
-    def _succeed(self, end: int, end_ms: int, bases: list[int]) -> None:
+    def _succeed(self, end: int, end_ms: int, segments: list[Unsynced]) -> None:
         self.flushed = max(self.flushed, end)
         self.flushed_ms = max(self.flushed_ms, end_ms)
-        self._log.synced(bases, end)
+        self._log.synced(segments, end)
         waiters = self._waiters
         while waiters and waiters[0][0] <= end:
             _answer(waiters.popleft()[1], True)

@@ -188,6 +188,7 @@ class MessageStore:
         self.config = config
         self._sync = config.sync_flush
         self.flusher.configure(config)
+        self.upkeep.configure()
         self.reader.configure(config)
         self.lookups.configure(config)
         self.appender.set_largest(config.max_message_size)

@@ -18,6 +18,7 @@ from cometmq.store.appender import Pending
 from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.flags import Flag
+from cometmq.store.syncer import ChildSyncer, ThreadSyncer
 
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
@@ -56,6 +57,8 @@ class Upkeep:
         self._store = store
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sync_pool: ThreadPoolExecutor | None = None
+        self._syncer: ThreadSyncer | None = None
+        self._child: ChildSyncer | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._job: asyncio.Task[None] | None = None
@@ -73,11 +76,22 @@ class Upkeep:
         self._loop = loop
         self._sync_pool = ThreadPoolExecutor(1, "cometmq-flush")
         self._pool = ThreadPoolExecutor(1, "cometmq-store")
-        store.flusher.attach(loop, self._sync_pool)
+        self._syncer = ThreadSyncer(store.disk, loop, self._sync_pool)
+        self.configure()
         self._every(lambda config: config.flush_interval_commit_log, store.flusher.timed)
         self._every(lambda config: config.flush_interval_consume_queue, self._derived_round)
         self._every(lambda config: config.clean_resource_interval, self._retention_round)
         store.off_loop.attach(loop, self._pool)
+
+    def configure(self) -> None:
+        """Take over the flush mode of the store's settings: under SYNC_FLUSH, where each send waits for a
+        sync, a process makes them."""
+        store = self._store
+        if self._loop is None or self._syncer is None:
+            return
+        if store.config.sync_flush and self._child is None and store.disk.lends_descriptors:
+            self._child = ChildSyncer(store.disk, self._loop, self._syncer)
+        store.flusher.attach(self._loop, self._child or self._syncer)
 
     def _every(self, interval: Callable[[StoreConfig], int], work: object) -> None:
         """Run `work()` every so many ms of the settings in force, the first time after one interval. A
@@ -161,6 +175,9 @@ class Upkeep:
         self._shut_pools()
 
     def _shut_pools(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
         for pool in (self._sync_pool, self._pool):
             if pool is not None:
                 pool.shutdown(wait=True)

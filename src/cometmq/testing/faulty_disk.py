@@ -36,6 +36,7 @@ class FaultyDisk(OsDisk):
 
     def __init__(self, *, really_sync: bool = True) -> None:
         super().__init__()
+        self.lends_descriptors = False  # every sync is counted and may fail here
         self.really_sync = really_sync
         self._paths: dict[int, str] = {}
         self.calls: Counter[str] = Counter()

@@ -52,6 +52,8 @@ class RecordingDisk:
     """A `Disk` over byte arrays; `history` holds all its operations, from `start` (an image) on. Safe in
     threads."""
 
+    lends_descriptors = False
+
     def __init__(self, start: Image | None = None, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.start: Image = {"/": None, **(start or {})}
         self.history: list[Operation] = []

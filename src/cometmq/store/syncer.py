@@ -1,0 +1,182 @@
+"""Who runs `fdatasync` for the loop: a thread, or a process of its own.
+
+The thread needs the interpreter's lock before and after the call, and a busy loop gives that away late. The
+process needs nothing of ours: the loop sends it a few bytes and reads a few when the sync is done.
+
+The process syncs through descriptors opened for it alone. A failed write-back is told once to each opening
+of a file, so when the process is lost amid a sync, the same sync through the descriptor that the store
+writes with still tells of every failure; nothing is taken for synced that is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from cometmq.store import sync_child
+from cometmq.store.disk import Disk
+
+log = logging.getLogger(__name__)
+
+Done = Callable[["OSError | None"], None]
+SCRIPT = os.path.abspath(sync_child.__file__)
+_EXIT_WAIT_S = 5.0
+
+
+class Unsynced(NamedTuple):
+    """A segment to sync: its first position, the descriptor that it is written with, its path."""
+
+    base: int
+    fd: int
+    path: str
+
+
+class Syncer(Protocol):
+    """Brings segments onto the device in the background, one request at a time."""
+
+    def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
+        """Sync all of them, then call `done` in the loop, with what failed."""
+        ...
+
+
+class ThreadSyncer:
+    """Syncs through the `Disk`, in a thread."""
+
+    __slots__ = ("_disk", "_loop", "_pool")
+
+    def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
+        self._disk = disk
+        self._loop = loop
+        self._pool = pool
+
+    def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
+        """See Syncer."""
+        self._pool.submit(self._work, segments, done)
+
+    def _work(self, segments: Sequence[Unsynced], done: Done) -> None:
+        failure: OSError | None = None
+        try:
+            for segment in segments:
+                self._disk.fdatasync(segment.fd)
+        except OSError as problem:
+            failure = problem
+        self._loop.call_soon_threadsafe(done, failure)
+
+
+class ChildSyncer:
+    """Syncs in a process (see sync_child.py); in the thread whatever the process cannot do, and everything
+    once it is gone."""
+
+    __slots__ = ("_disk", "_flying", "_known", "_loop", "_process", "_socket", "_thread")
+
+    def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, thread: ThreadSyncer) -> None:
+        self._disk = disk
+        self._loop = loop
+        self._thread = thread
+        self._known: set[int] = set()  # segments that the process holds a descriptor of
+        self._flying: tuple[Sequence[Unsynced], Done] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._start()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                # A group of its own, for signals from the terminal are meant for the broker. Not a session of
+                # its own: to Linux's scheduler it would be a stranger (autogroup), and each sync would wait.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", SCRIPT],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    process_group=0,
+                )
+            except OSError as problem:
+                log.warning("no process for syncs, a thread makes them: %s", problem)
+                ours.close()
+                return
+        ours.setblocking(False)
+        self._socket = ours
+        self._loop.add_reader(ours, self._answered)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, if it runs."""
+        return None if self._process is None else self._process.pid
+
+    def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
+        """See Syncer."""
+        if self._socket is None or len(segments) > sync_child.MOST_SEGMENTS:
+            self._thread.sync(segments, done)
+            return
+        self._flying = segments, done
+        try:
+            self._ask(self._socket, segments)
+        except OSError as problem:
+            self._lose(problem)
+
+    def _ask(self, process: socket.socket, segments: Sequence[Unsynced]) -> None:
+        bases = [segment.base for segment in segments]
+        request = b"".join(map(sync_child.REQUEST.pack, bases))
+        if self._known.issuperset(bases):
+            process.send(request)
+        else:
+            opened: list[int] = []
+            try:
+                for segment in segments:
+                    if segment.base not in self._known:
+                        opened += [self._disk.open(segment.path)]
+                socket.send_fds(process, [request], opened)
+            finally:
+                for fd in opened:
+                    self._disk.close(fd)
+        self._known = set(bases)
+
+    def _answered(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            answer = self._socket.recv(sync_child.ANSWER.size)
+        except BlockingIOError:
+            return
+        except OSError as problem:
+            self._lose(problem)
+            return
+        if len(answer) != sync_child.ANSWER.size or self._flying is None:
+            self._lose(OSError("it ended"))
+            return
+        (_, done), self._flying = self._flying, None
+        (error,) = sync_child.ANSWER.unpack(answer)
+        done(OSError(error, os.strerror(error)) if error else None)
+
+    def _lose(self, problem: OSError) -> None:
+        """Go on with the thread, from the sync in flight on."""
+        log.warning("the process for syncs is lost, a thread makes them from now on: %s", problem)
+        flying, self._flying = self._flying, None
+        self.close()
+        if flying is not None:
+            self._thread.sync(*flying)
+
+    def close(self) -> None:
+        """End the process; of a sync in flight nothing more is heard."""
+        self._flying = None
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            try:
+                process.wait(_EXIT_WAIT_S)
+            except subprocess.TimeoutExpired:
+                log.warning("the process for syncs (%d) waits for its device and ends with it", process.pid)

@@ -1,0 +1,269 @@
+"""The process that syncs for SYNC_FLUSH: what it holds, and what its failures lead to."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import signal
+import sys
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.store.kit import everything, open_store, put, send, small
+
+from cometmq.store import MessageStore, StoreRefused, sync_child, syncer
+from cometmq.store.disk import OsDisk
+from cometmq.store.syncer import ChildSyncer, ThreadSyncer, Unsynced
+from cometmq.testing.faulty_disk import FaultyDisk
+from cometmq.testing.process import ServerProcess
+
+FAILING = """
+import errno, os, runpy
+def fail(fd):
+    raise OSError(errno.EIO, "no")
+os.fdatasync = fail
+runpy.run_path({real!r}, run_name="__main__")
+"""
+
+
+def child_of(store: MessageStore) -> int:
+    child = store.upkeep._child
+    assert child is not None
+    assert child.pid is not None
+    return child.pid
+
+
+def ends(pidfd: int) -> bool:
+    """Whether the process ends within 20 s."""
+    try:
+        return bool(select.select([pidfd], [], [], 20)[0])
+    finally:
+        os.close(pidfd)
+
+
+def held_by(pid: int) -> list[str]:
+    """What a process has open, without /dev/null and sockets."""
+    names = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+    return sorted(name for name in names if name != "/dev/null" and not name.startswith("socket:"))
+
+
+async def flushed(store: MessageStore) -> bool:
+    future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    store.when_flushed(store.commit_log_max, future.set_result)
+    return await asyncio.wait_for(future, 20)
+
+
+def start(root: Path, disk: OsDisk | None = None, **changes: object) -> MessageStore:
+    store = MessageStore.open(small(root, flush_disk_type="SYNC_FLUSH", **changes), disk)
+    store.start()
+    return store
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[MessageStore]:
+    store = start(tmp_path)
+    yield store
+    await store.stop()
+
+
+class TestLife:
+    async def test_it_syncs_and_ends_with_the_store(self, tmp_path: Path) -> None:
+        store = start(tmp_path)
+        pidfd = os.pidfd_open(child_of(store))
+        send(store, b"a")
+        assert await flushed(store)
+        assert store.upkeep._child is not None
+        assert store.upkeep._child._known == {0}  # the process did it
+        await store.stop()
+        assert ends(pidfd)
+        assert not (tmp_path / "abort").exists()
+
+    async def test_it_ends_with_a_store_that_crashes(self, store: MessageStore) -> None:
+        pidfd = os.pidfd_open(child_of(store))
+        send(store)
+        store.crash()
+        assert ends(pidfd)
+
+    def test_it_ends_when_the_broker_is_killed(self, tmp_path: Path) -> None:
+        settings = tmp_path / "broker.conf"
+        settings.write_text(
+            "listenPort=0\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\nvipChannelEnable=false\n"
+            f"storePathRootDir={tmp_path}/store\nflushDiskType=SYNC_FLUSH\nmappedFileSizeCommitLog=65536\n"
+        )
+        command = [sys.executable, "-m", "cometmq.broker.process", "-c", str(settings)]
+        with ServerProcess(command, ready='"port"') as broker:
+            (child,) = psutil.Process(broker.pid).children(recursive=True)
+            pidfd = os.pidfd_open(child.pid)
+            assert not [each for each in child.net_connections() if each.laddr]
+            broker.kill()
+            assert ends(pidfd)
+
+    async def test_signals_for_the_broker_do_not_end_it(self, store: MessageStore) -> None:
+        send(store)
+        assert await flushed(store)  # so that it has got as far as to ignore them
+        pid = child_of(store)
+        assert os.getpgid(pid) == pid
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, number)
+        send(store)
+        assert await flushed(store)
+        assert child_of(store) == pid
+
+    async def test_it_holds_the_segments_to_sync_and_nothing_else(self, tmp_path: Path) -> None:
+        store = start(tmp_path)
+        for _ in range(6):
+            send(store, bytes(30_000))
+            assert await flushed(store)
+        send(store)
+        assert await flushed(store)
+        assert len(store.log.segments) > 2
+        assert held_by(child_of(store)) == [store.log.path_of(store.log.segments[-1])]
+        await store.stop()
+
+    async def test_only_sync_flush_has_one_and_it_comes_with_the_setting(self, tmp_path: Path) -> None:
+        config = small(tmp_path)
+        store = MessageStore.open(config)
+        store.start()
+        assert store.upkeep._child is None
+        store.configure(small(tmp_path, flush_disk_type="SYNC_FLUSH"))
+        pidfd = os.pidfd_open(child_of(store))
+        send(store)
+        assert await flushed(store)
+        await store.stop()
+        assert ends(pidfd)
+
+
+class TestFailure:
+    async def test_a_sync_that_fails_there_makes_the_store_read_only(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script = tmp_path / "failing.py"
+        script.write_text(FAILING.format(real=sync_child.__file__))
+        monkeypatch.setattr(syncer, "SCRIPT", str(script))
+        store = start(tmp_path / "store")
+        send(store, b"lost")
+        assert await flushed(store) is False
+        assert store.flush_failure is not None
+        assert store.flush_failure.errno == errno.EIO
+        with pytest.raises(StoreRefused, match="could not be flushed"):
+            put(store)
+        assert everything(store) == []
+        await store.stop()
+
+    async def test_the_error_is_the_one_that_the_system_gave(self) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[OSError | None] = loop.create_future()
+        with ThreadPoolExecutor(1) as pool:
+            child = ChildSyncer(OsDisk(), loop, ThreadSyncer(OsDisk(), loop, pool))
+            child.sync([Unsynced(0, -1, "/dev/full")], done.set_result)  # which cannot be synced
+            failure = await asyncio.wait_for(done, 20)
+            child.close()
+        assert isinstance(failure, OSError)
+        assert failure.errno == errno.EINVAL
+
+    async def test_killed_amid_a_sync_everything_goes_on(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = start(tmp_path)
+        send(store, b"0")
+        assert await flushed(store)
+        pid = child_of(store)
+        os.kill(pid, signal.SIGSTOP)
+        send(store, b"1")
+        waiting = asyncio.ensure_future(flushed(store))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        os.kill(pid, signal.SIGKILL)
+        assert await waiting
+        assert "a thread makes them from now on" in caplog.text
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        for number in range(2, 9):
+            send(store, b"%d" % number)
+            assert await flushed(store)
+        store.crash()
+        store = open_store(tmp_path)
+        assert everything(store) == [b"%d" % number for number in range(9)]
+        store.close()
+
+    async def test_killed_under_load_nothing_acknowledged_is_missing(self, tmp_path: Path) -> None:
+        store = start(tmp_path)
+        acknowledged: list[bytes] = []
+        failed: list[bytes] = []
+        everybody = asyncio.get_running_loop().create_future()
+        count = 300
+
+        def answered(body: bytes, ok: bool) -> None:
+            (acknowledged if ok else failed).append(body)
+            if len(acknowledged) == count // 3:
+                os.kill(child_of(store), signal.SIGKILL)
+            if len(acknowledged) + len(failed) == count:
+                everybody.set_result(None)
+
+        for number in range(count):
+            body = b"%d:" % number + bytes(number * 7919 % 3000)
+            send(store, body)
+            store.when_flushed(store.commit_log_max, lambda ok, body=body: answered(body, ok))
+            await asyncio.sleep(0.001 if number % 5 else 0)
+        await asyncio.wait_for(everybody, 20)
+        assert not failed
+        store.crash()
+        store = open_store(tmp_path)
+        assert everything(store) == acknowledged
+        store.close()
+
+    async def test_killed_between_syncs_the_next_goes_to_the_thread(self, store: MessageStore) -> None:
+        send(store)
+        assert await flushed(store)
+        pidfd = os.pidfd_open(child_of(store))
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert ends(pidfd)
+        send(store)
+        assert await flushed(store)
+        assert store.upkeep._child is not None
+        assert store.upkeep._child.pid is None
+
+    async def test_lost_amid_a_sync_that_failed_nothing_is_acknowledged(self, tmp_path: Path) -> None:
+        disk = FaultyDisk()
+        disk.lends_descriptors = True
+        store = start(tmp_path, disk)
+        pid = child_of(store)
+        os.kill(pid, signal.SIGSTOP)
+        send(store, b"lost")
+        waiting = asyncio.ensure_future(flushed(store))
+        await asyncio.sleep(0)
+        disk.fail("fdatasync", error=errno.EIO, match="commitlog")
+        os.kill(pid, signal.SIGKILL)
+        assert await waiting is False
+        assert store.flush_failure is not None
+        await store.stop()
+
+    async def test_without_a_process_a_thread_syncs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+        store = start(tmp_path)
+        send(store)
+        assert await flushed(store)
+        assert "no process for syncs" in caplog.text
+        await store.stop()
+
+    async def test_more_segments_than_a_request_holds_are_synced_by_the_thread(self, tmp_path: Path) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[OSError | None] = loop.create_future()
+        path = tmp_path / "segment"
+        path.touch()
+        disk = FaultyDisk()
+        fd = disk.open(str(path))
+        with ThreadPoolExecutor(1) as pool:
+            child = ChildSyncer(disk, loop, ThreadSyncer(disk, loop, pool))
+            child.sync([Unsynced(base, fd, str(path)) for base in range(65)], done.set_result)
+            assert await asyncio.wait_for(done, 20) is None
+            child.close()
+        disk.close(fd)
+        assert disk.calls["fdatasync"] == 65
