@@ -1,4 +1,4 @@
-"""What one pull gets, against the rules of the storage fact sheet (section 6), told once more unit by unit."""
+"""What one pull gets, against the rules of the storage fact sheet (section 6), told again unit by unit."""
 
 from __future__ import annotations
 
@@ -215,4 +215,31 @@ def test_an_expired_first_record_is_no_damage(tmp_path: Path) -> None:
     store.reader.refused = lambda position, _where: refused.append(position)
     assert got(store.get_messages("T", 0, 0, 1)).status is GetStatus.MESSAGE_WAS_REMOVING
     assert refused == []
+    store.close()
+
+
+def test_the_limits_count_to_the_byte(tmp_path: Path) -> None:
+    store = open_store(tmp_path, access_message_in_memory_max_ratio=100)
+    places = [put(store, bytes(200)) for _ in range(10)]
+    committed(store.commit())
+    size, queue = places[0].size, store.queues.get("T", 0)
+
+    def pull(offset: int, most: int = 32) -> tuple[int, bool]:
+        answer = got(store.reader.get(queue, offset, most, wait=True))
+        return answer.count, answer.suggest_slave
+
+    store.reader.memory_bytes = store.commit_log_max - places[6].physical_offset
+    store.reader.configure(store.config.replace(max_transfer_count_on_message_in_disk=1))
+    assert pull(6, 1) == (1, False)  # as far from the end as the window is wide: in memory
+    assert pull(5, 1) == (1, True)
+    assert pull(5, 3) == (3, False)
+    assert pull(4, 3) == (1, True)
+
+    for slack, count in ((-1, 1), (0, 2)):
+        limits = {"max_transfer_bytes_on_message_in_disk": 2 * size + slack}
+        store.reader.configure(store.config.replace(**limits))
+        assert pull(0)[0] == count
+        limits = {"max_transfer_bytes_on_message_in_memory": 2 * size + slack}
+        store.reader.configure(store.config.replace(**limits))
+        assert pull(6)[0] == count
     store.close()
