@@ -77,6 +77,7 @@ def test_put_drop_and_value_of_agree_with_a_dictionary(properties, name, value, 
 def test_of_duplicates_the_last_counts():
     assert value_of("TAGS\x01a\x02TAGS\x01b", "TAGS") == "b"
     assert value_of("TAGS\x01a\x02KEYS\x01TAGS", "TAGS") == "a"
+    assert value_of("TAGS\x01a\x02TAGS\x01b\x02TAGS\x01", "TAGS") == "b"
     assert drop("TAGS\x01a\x02KEYS\x01k\x02TAGS\x01b", "TAGS") == "KEYS\x01k"
     assert append("", "a\x01b") == "a\x01b"
 
@@ -106,6 +107,12 @@ def test_remembered_forms_are_what_would_be_derived(texts):
             assert "DELAY" in value_of(text, "UNIQ_KEY")
             form, expected = form[:3], expected[:3]
         assert tuple(form) == expected
+
+
+@given(st.lists(PIECES, max_size=8).map("".join))
+def test_values_of_odd_strings_are_those_of_the_map(text):
+    for name in ("UNIQ_KEY", "TAGS", "WAIT"):
+        assert value_of(text, name) == decode_properties(text).get(name)
 
 
 def test_a_unique_key_is_handed_to_the_index_only_if_no_other_key_stands_beside_it():

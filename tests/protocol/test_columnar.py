@@ -79,7 +79,7 @@ class Rec:
     def pairs(self) -> dict[str, str]:
         found = {}
         for piece in self.properties.decode().split("\x02"):
-            parts = piece.split("\x01")
+            parts = piece.split("\x01", 1)
             if len(parts) == 2 and all(parts):
                 found[parts[0]] = parts[1]
         return found

@@ -90,7 +90,8 @@ def test_any_text_is_read(text: str) -> None:
         ("a\x01\x02c\x01d", {"c": "d"}),
         ("\x01b\x02c\x01d", {"c": "d"}),
         ("ab\x02c\x01d", {"c": "d"}),
-        ("a\x01b\x01c\x02c\x01d", {"c": "d"}),
+        ("a\x01b\x01c\x02c\x01d", {"a": "b\x01c", "c": "d"}),
+        ("a\x01b\x02a\x01c\x02a\x01", {"a": "c"}),
         ("WAIT\x01false\x02CLUSTER\x01C\x02WAIT\x01true", {"WAIT": "true", "CLUSTER": "C"}),
     ],
 )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.store.kit import HOST, START_MS, committed, open_store, small
 
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
+from cometmq.protocol.properties import decode_properties, java_hash, tags_code
+from cometmq.protocol.record import decode_record
 from cometmq.store.batch_append import batch_items
 from cometmq.store.keys import code_and_key, hash_equal, hash_keys, index_keys, stored_tags_code
 from cometmq.store.refusal import StoreRefused
+from cometmq.store.verify import verify
 
 ITEMS = st.lists(
     st.tuples(
@@ -67,6 +73,32 @@ PROPERTIES = st.lists(
 ).map(b"".join)
 
 
+def keys_of_the_map(properties: bytes) -> list[bytes]:
+    """What a reader of the whole map would index."""
+    found = decode_properties(properties.decode())
+    keys = [found.get("UNIQ_KEY", ""), *found.get("KEYS", "").split(" ")]
+    return [key.encode() for key in keys if key]
+
+
+@given(PROPERTIES)
+@example(b"UNIQ_KEY\x01ITEM\x02TAGS\x01a\x02KEYS\x01k\x02UNIQ_KEY\x01BATCH\x02TAGS\x01b\x02KEYS\x01l m")
+@example(b"UNIQ_KEY\x01A\x02UNIQ_KEY\x01\x02TAGS\x01a\x02TAGS\x01\x02KEYS\x01k\x02KEYS\x01")
+@example(b"UNIQ_KEY\x01A\x02XUNIQ_KEY\x01A\x02MY_KEYS\x01k\x02XTAGS\x01a")
+def test_keys_and_tags_are_those_that_every_reader_sees(properties):
+    assert index_keys(properties) == keys_of_the_map(properties)
+    assert stored_tags_code(properties) == tags_code(decode_properties(properties.decode()).get("TAGS"))
+
+
+@given(st.lists(PROPERTIES, min_size=1, max_size=5))
+@example([b"UNIQ_KEY\x01A\x02UNIQ_KEY\x01B\x02", b"UNIQ_KEY\x01B\x02KEYS\x01k\x02KEYS\x01l m", b"KEYS\x01n"])
+def test_keys_of_many_records_hash_as_those_of_each(texts):
+    hashes, lengths, records = hash_keys(texts)
+    expected = [(number, key.decode()) for number, text in enumerate(texts) for key in keys_of_the_map(text)]
+    assert records.tolist() == [number for number, _ in expected]
+    assert hashes.tolist() == [java_hash(key) & 0xFFFFFFFF for _, key in expected]
+    assert lengths.tolist() == [len(key) for _, key in expected]
+
+
 @given(PROPERTIES)
 def test_remembered_codes_and_keys_are_those_of_the_properties(properties):
     for _ in range(2):
@@ -85,3 +117,27 @@ def test_keys_of_one_length_hash_as_keys_of_any(keys):
 def test_keys_of_several_lengths_and_beyond_ascii_are_left_to_others():
     assert hash_equal([b"a", b"bc"]) is None
     assert hash_equal(["é".encode()]) is None
+
+
+@pytest.mark.parametrize("end", ["running", "stopped", "killed"])
+def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp_path, end):
+    """4.9 adds the properties of the request behind those of each item; clients of 5.x give both an id."""
+    store = open_store(tmp_path)
+    items = [(0, b"%d" % number, b"UNIQ_KEY\x01ITEM%d\x02TAGS\x01t" % number) for number in range(3)]
+    store.append_batch(
+        "T", 0, encode_batch(items), b"UNIQ_KEY\x01BATCH", born_timestamp_ms=START_MS, born_host=HOST
+    )
+    committed(store.commit())
+    if end == "stopped":
+        store.close()
+    elif end == "killed":
+        store.crash()
+        shutil.rmtree(tmp_path / "index", ignore_errors=True)
+    if end != "running":
+        store = open_store(tmp_path)
+    found = store.query_by_key("T", "BATCH", 32, 0, START_MS + 1)
+    assert [decode_record(record).body for record in found] == [b"0", b"1", b"2"]
+    assert decode_record(found[0]).properties["UNIQ_KEY"] == "BATCH"
+    assert store.query_by_key("T", "ITEM0", 32, 0, START_MS + 1) == []
+    store.close()
+    assert verify(str(tmp_path), config=small(tmp_path)).findings == []

@@ -22,18 +22,17 @@ WAIT_INSIDE = "\x02WAIT\x01"
 
 
 def value_of(properties: str, name: str) -> str | None:
-    """The value of a property, None if it is absent or empty (Java's reader ignores empty ones)."""
+    """The value of a property, None if it is absent (Java's reader takes no notice of empty ones)."""
     marker = PAIR_END + name + NAME_END
-    found = properties.rfind(marker)
-    if found >= 0:
+    stop = len(properties)
+    while (found := properties.rfind(marker, 0, stop)) >= 0 or properties.startswith(marker[1:]):
         start = found + len(marker)
-    elif properties.startswith(marker[1:]):
-        start = len(marker) - 1
-    else:
-        return None
-    end = properties.find(PAIR_END, start)
-    value = properties[start:] if end < 0 else properties[start:end]
-    return value or None
+        end = properties.find(PAIR_END, start)
+        value = properties[start:] if end < 0 else properties[start:end]
+        if value or found < 0:
+            return value or None
+        stop = found + 1  # the separator may end the pair before
+    return None
 
 
 def drop(properties: str, name: str) -> str:
@@ -130,7 +129,7 @@ class StoredForms:
         """The stored form of a client's property string."""
         if not properties or self._skip:
             return self._derive(properties)
-        at = properties.find(UNIQUE) + UNIQUE_NAME
+        at = properties.rfind(UNIQUE) + UNIQUE_NAME
         end = properties.find(PAIR_END, at)
         if end < 0:
             end = len(properties)
@@ -162,7 +161,7 @@ class StoredForms:
             self._served = 0
             self._forms.clear()
         stored, code, wait, plain, _ = form
-        before, _, behind = stored.partition(properties[name_at:end].encode())
+        before, _, behind = stored.rpartition(properties[name_at:end].encode())
         alone = index_keys(stored) == [properties[at:end].encode()]
         kept = properties[:at] + properties[end:]
         self._forms[kept] = (before + UNIQUE.encode(), behind, code, wait, plain, alone)

@@ -115,8 +115,8 @@ def decode_properties(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for piece in text.split(VALUE_END):
         name, separator, value = piece.partition(NAME_END)
-        # Java splits at every 0x01 and takes a piece only if that gives exactly two parts.
-        if separator and name and value and NAME_END not in value:
+        # The first 0x01 ends the name, as for Java's readers since 4.9.1; those before took no such piece.
+        if separator and name and value:
             found[name] = value
     return found
 

@@ -31,54 +31,35 @@ _known_rests: dict[bytes, tuple[int, bool]] = {}
 
 
 def property_value(properties: bytes, name: bytes) -> bytes:
-    """Value of `name` (given with its 0x01) in a stored properties string; empty when absent."""
-    start = 0
+    """Value of `name` (given with its 0x01) in a stored properties string; empty when absent. Of several the
+    last that is not empty, as in the map of every reader."""
+    stop = len(properties)
     while True:
-        at = properties.find(name, start)
+        at = properties.rfind(name, 0, stop)
         if at < 0:
             return b""
         if at == 0 or properties[at - 1] == 2:
             begin = at + len(name)
             end = properties.find(b"\x02", begin)
-            return properties[begin:] if end < 0 else properties[begin:end]
-        start = at + 1
+            value = properties[begin:] if end < 0 else properties[begin:end]
+            if value:
+                return value
+        stop = at
 
 
 def index_keys(properties: bytes) -> list[bytes]:
     """Keys to index, from a record's properties: the unique key, then each of KEYS, as UTF-8."""
     keys = []
-    at = properties.find(_UNIQ_KEY)
-    if at >= 0 and (at == 0 or properties[at - 1] == 2):
-        end = properties.find(b"\x02", at)
-        unique = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
-    else:
-        unique = property_value(properties, _UNIQ_KEY)
+    unique = property_value(properties, _UNIQ_KEY)
     if unique:
         keys.append(unique)
-    at = properties.find(_KEYS)
-    if at >= 0:
-        if at == 0 or properties[at - 1] == 2:
-            end = properties.find(b"\x02", at)
-            several = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
-        else:
-            several = property_value(properties, _KEYS)
-        if b" " in several:
-            keys += [key for key in several.split(b" ") if key]
-        elif several:
-            keys.append(several)
+    keys += [key for key in property_value(properties, _KEYS).split(b" ") if key]
     return keys
 
 
 def stored_tags_code(properties: bytes) -> int:
     """Java hash of the TAGS property, 0 without one. Codes of tags seen before are remembered."""
-    at = properties.find(_TAGS)
-    if at < 0:
-        return 0
-    if at and properties[at - 1] != 2:
-        tags = property_value(properties, _TAGS)
-    else:
-        end = properties.find(b"\x02", at)
-        tags = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
+    tags = property_value(properties, _TAGS)
     if not tags:
         return 0
     code = _tag_codes.get(tags)
@@ -94,7 +75,7 @@ def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
 
     What does not depend on the unique key's value is remembered by the rest of the string: 0.4 µs.
     """
-    at = properties.find(_UNIQ_KEY) + len(_UNIQ_KEY)
+    at = properties.rfind(_UNIQ_KEY) + len(_UNIQ_KEY)
     end = properties.find(b"\x02", at)
     if at < len(_UNIQ_KEY) or end <= at:
         return stored_tags_code(properties), None
@@ -102,8 +83,11 @@ def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
     rest = properties[:at] + properties[end:]
     known = _known_rests.get(rest)
     if known is None:
-        known = stored_tags_code(properties), index_keys(properties) == [unique]
-        if len(rest) <= _LONGEST_REST and _KEYS not in rest:  # keys differ from record to record
+        if _KEYS in rest:  # keys differ from record to record
+            return stored_tags_code(properties), None
+        alone = at == len(_UNIQ_KEY) or properties[at - len(_UNIQ_KEY) - 1] == _SEPARATOR
+        known = stored_tags_code(properties), alone
+        if len(rest) <= _LONGEST_REST:
             if len(_known_rests) >= _MOST_RESTS:
                 _known_rests.clear()
             _known_rests[rest] = known
@@ -124,16 +108,14 @@ def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray
     units = np.frombuffer(blob, np.uint8)
     pair_ends = np.flatnonzero(units == _SEPARATOR)
     pair_starts = np.concatenate(([0], pair_ends[:-1] + 1))
-    first = units[pair_starts]
-    unique = _named(units, pair_starts, np.flatnonzero(first == _UNIQ_NAME[0]), _UNIQ_NAME)
-    several = _named(units, pair_starts, np.flatnonzero(first == _KEYS_NAME[0]), _KEYS_NAME)
-    unique_starts = pair_starts[unique] + len(_UNIQ_KEY)
-    key_starts, key_ends = _split_at_blanks(units, pair_starts[several] + len(_KEYS), pair_ends[several])
-    starts = np.concatenate((unique_starts, key_starts))
-    ends = np.concatenate((pair_ends[unique], key_ends))
     record_ends = np.cumsum([len(text) + 1 for text in properties])
+    pairs = pair_starts, pair_ends, record_ends
+    unique_starts, unique_ends = _last_values(units, *pairs, _UNIQ_NAME)
+    key_starts, key_ends = _split_at_blanks(units, *_last_values(units, *pairs, _KEYS_NAME))
+    starts = np.concatenate((unique_starts, key_starts))
+    ends = np.concatenate((unique_ends, key_ends))
     records = np.searchsorted(record_ends, starts, side="right")
-    order = np.argsort(records * 2 + (np.arange(len(starts)) >= len(unique)), kind="stable")
+    order = np.argsort(records * 2 + (np.arange(len(starts)) >= len(unique_starts)), kind="stable")
     order = order[ends[order] > starts[order]]
     starts, lengths, records = starts[order], (ends - starts)[order], records[order]
     return _hash_slices(units, starts, lengths), lengths, records
@@ -161,13 +143,23 @@ def _split_at_blanks(units: NDArray[np.uint8], starts: IntArray, ends: IntArray)
     return starts, ends
 
 
-def _named(
-    units: NDArray[np.uint8], pair_starts: IntArray, candidates: IntArray, name: NDArray[np.uint8]
-) -> IntArray:
-    """Those of the candidate pairs (by number) whose text begins with `name`."""
-    texts = units[pair_starts[candidates][:, None] + np.arange(len(name))]
-    named: IntArray = candidates[(texts == name).all(axis=1)]
-    return named
+def _last_values(
+    units: NDArray[np.uint8],
+    pair_starts: IntArray,
+    pair_ends: IntArray,
+    record_ends: IntArray,
+    name: NDArray[np.uint8],
+) -> tuple[IntArray, IntArray]:
+    """The values, by start and end, of the pairs named `name` (with its 0x01): of each record that has any
+    the last that is not empty."""
+    candidates = np.flatnonzero(units[pair_starts] == name[0])
+    starts, ends = pair_starts[candidates], pair_ends[candidates]
+    named = (units[starts[:, None] + np.arange(len(name))] == name).all(axis=1)
+    named &= ends > starts + len(name)
+    starts, ends = starts[named], ends[named]
+    records = np.searchsorted(record_ends, starts, side="right")
+    last = np.append(records[1:] != records[:-1], True)[: len(records)]
+    return starts[last] + len(name), ends[last]
 
 
 def _hash_slices(units: NDArray[np.uint8], starts: IntArray, lengths: IntArray) -> NDArray[np.uint32]:
