@@ -64,6 +64,20 @@ def test_keys_of_broker_store_and_network_share_a_file():
         ("flushDiskType", "LATER", "SYNC_FLUSH"),
         ("messageDelayLevel", "1s nonsense", "delays"),
         ("maxMessageSize", "4 MiB", "whole number"),
+        ("maxMessageSize", "-1", "10 to"),
+        ("maxMessageSize", "9", "10 to"),
+        ("fileReservedTime", "-1", "at least 0"),
+        ("deleteFileBatchMax", "0", "at least 1"),
+        ("deleteWhen", "abc", "hours"),
+        ("deleteWhen", "04;24", "hours"),
+        ("syncFlushTimeout", "0", "at least 1"),
+        ("maxTransferCountOnMessageInMemory", "0", "at least 1"),
+        ("diskMaxUsedSpaceRatio", "500", "0 to 100"),
+        ("maxIndexNum", "1", "2 to"),
+        ("storePathCommitLog", "/a,/b", "one directory"),
+        ("aclEnable", "true", "everybody would be let in"),
+        ("useTLS", "true", "in the clear"),
+        ("enableDLegerCommitLog", "TRUE", "one machine only"),
     ],
 )
 def test_a_bad_value_names_the_key_the_value_and_what_is_expected(key, value, expected):
@@ -72,6 +86,11 @@ def test_a_bad_value_names_the_key_the_value_and_what_is_expected(key, value, ex
     assert raised.value.key == key
     assert raised.value.value == value.strip() or raised.value.value == value
     assert expected in raised.value.expected
+    running = BrokerConfig()
+    before = running.properties()
+    with pytest.raises(ConfigError):  # so does the request that changes a running broker, and changes nothing
+        running.update({"fileReservedTime": "48", key: value})
+    assert running.properties() == before
 
 
 def test_an_unknown_key_is_kept_and_the_nearest_known_one_named(caplog):
@@ -89,6 +108,22 @@ def test_known_settings_without_effect_here_are_taken_in_silence(caplog):
     assert caplog.text == ""
 
 
+def test_a_setting_whose_feature_is_not_built_is_named_unless_it_is_at_its_default(caplog):
+    with caplog.at_level(logging.WARNING):
+        BrokerConfig.from_properties({"transactionTimeOut": "6000", "enableLmq": "FALSE"})
+        assert caplog.text == ""
+        config = BrokerConfig.from_properties({"transactionTimeOut": "9000"})
+    assert "transactionTimeOut=9000 has no effect here" in caplog.text
+    assert config.properties()["transactionTimeOut"] == "9000"
+
+
+def test_a_running_broker_keeps_and_shows_settings_without_effect_too():
+    config = BrokerConfig()
+    assert config.update({"sendMessageThreadPoolNums": "7", "nobody": "1"}) == ["sendMessageThreadPoolNums"]
+    assert config.properties()["sendMessageThreadPoolNums"] == "7"
+    assert "nobody" not in config.properties()
+
+
 def test_the_registration_period_is_clamped():
     for asked, used in ((1, 10_000), (30_000, 30_000), (10**9, 60_000)):
         assert BrokerConfig(register_name_server_period=asked).register_period_ms == used
@@ -96,7 +131,7 @@ def test_the_registration_period_is_clamped():
 
 def test_what_is_shown_can_be_read_back():
     config = BrokerConfig.from_properties(
-        {"brokerName": "b", "listenPort": "1", "odd": "x", "maxMessageSize": "9"}
+        {"brokerName": "b", "listenPort": "1", "odd": "x", "maxMessageSize": "99"}
     )
     assert BrokerConfig.from_properties(config.properties()).properties() == config.properties()
     assert "brokerIP1" in FIELD_OF_KEY

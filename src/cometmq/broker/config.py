@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from cometmq.broker.delay import DelayLevels
+from cometmq.broker.inert import INERT_DEFAULTS, check_inert
 from cometmq.errors import ConfigError
 from cometmq.store.config import StoreConfig
 
@@ -25,44 +26,6 @@ log = logging.getLogger(__name__)
 
 # Fields whose wire name is not the camel case of the Python name.
 SPECIAL_NAMES = {"broker_ip1": "brokerIP1", "broker_ip2": "brokerIP2"}
-# Settings of Apache's broker that have no counterpart in one event loop, with its defaults: accepted
-# silently.
-INERT_DEFAULTS = {
-    "sendMessageThreadPoolNums": "4", "pullMessageThreadPoolNums": "32", "queryMessageThreadPoolNums": "16",
-    "adminBrokerThreadPoolNums": "16", "clientManageThreadPoolNums": "32",
-    "consumerManageThreadPoolNums": "32", "heartbeatThreadPoolNums": "8",
-    "endTransactionThreadPoolNums": "24", "processReplyMessageThreadPoolNums": "32",
-    "putMessageFutureThreadPoolNums": "4", "litePullMessageThreadPoolNums": "32",
-    "ackMessageThreadPoolNums": "32", "sendThreadPoolQueueCapacity": "10000",
-    "putThreadPoolQueueCapacity": "10000", "pullThreadPoolQueueCapacity": "100000",
-    "replyThreadPoolQueueCapacity": "10000", "queryThreadPoolQueueCapacity": "20000",
-    "clientManagerThreadPoolQueueCapacity": "1000000", "consumerManagerThreadPoolQueueCapacity": "1000000",
-    "heartbeatThreadPoolQueueCapacity": "50000", "endTransactionPoolQueueCapacity": "100000",
-    "waitTimeMillsInSendQueue": "200", "waitTimeMillsInPullQueue": "5000",
-    "waitTimeMillsInHeartbeatQueue": "31000", "waitTimeMillsInTransactionQueue": "3000",
-    "brokerFastFailureEnable": "true", "transferMsgByHeap": "true",
-    "fetchNamesrvAddrByAddressServer": "false", "rocketmqHome": "", "serverWorkerThreads": "8",
-    "serverCallbackExecutorThreads": "0", "serverSelectorThreads": "3", "serverOnewaySemaphoreValue": "256",
-    "serverAsyncSemaphoreValue": "64", "serverSocketSndBufSize": "0", "serverSocketRcvBufSize": "0",
-    "serverPooledByteBufAllocatorEnable": "true", "useEpollNativeSelector": "false", "useTLS": "false",
-    "clientWorkerThreads": "4", "clientCloseSocketIfTimeout": "false", "highSpeedMode": "false",
-    "commercialEnable": "true", "commercialBigCount": "1", "commercialTimerCount": "1",
-    "commercialTransCount": "1", "commercialBaseCount": "1", "messageStorePlugIn": "",
-    "filterServerNums": "0", "skipUncommittedMessage": "false", "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
-    "useReentrantLockWhenPutMessage": "true", "transientStorePoolEnable": "false",
-    "transientStorePoolSize": "5", "fastFailIfNoBufferInStorePool": "false", "warmMapedFileEnable": "false",
-    "flushLeastPagesWhenWarmMapedFile": "4096", "flushCommitLogTimed": "true",
-    "commitIntervalCommitLog": "200", "commitCommitLogLeastPages": "4",
-    "commitCommitLogThoroughInterval": "200", "destroyMapedFileIntervalForcibly": "120000",
-    "redeleteHangedFileInterval": "120000", "haListenPort": "10912", "haSendHeartbeatInterval": "5000",
-    "haHousekeepingInterval": "20000", "haTransferBatchSize": "32768", "haMasterAddress": "",
-    "haSlaveFallbehindMax": "268435456", "slaveTimeout": "3000", "enableConsumeQueueExt": "false",
-    "mappedFileSizeConsumeQueueExt": "50331648", "bitMapLengthConsumeQueueExt": "64",
-    "duplicationEnable": "false", "enableDLegerCommitLog": "false", "enableLmq": "false",
-    "enableMultiDispatch": "false", "maxLmqConsumeQueueNum": "20000", "enableScheduleAsyncDeliver": "false",
-    "scheduleAsyncDeliverMaxPendingLimit": "2000", "scheduleAsyncDeliverMaxResendNum2Blocked": "3",
-    "debugLockEnable": "false", "putMsgIndexHightWater": "600000",
-}  # fmt: skip
 # What UPDATE_BROKER_CONFIG refuses (configBlackList of Apache's broker).
 LIVE_BLACK_LIST = frozenset({"configBlackList", "brokerConfigPath"})
 BOOLEANS = {"true": True, "false": False}
@@ -109,34 +72,17 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     broker_topic_enable: bool = True
     trace_topic_enable: bool = False
     flush_consumer_offset_interval: int = 5_000
-    flush_consumer_offset_history_interval: int = 60_000
     long_polling_enable: bool = True
     short_polling_time_mills: int = 1_000
     notify_consumer_ids_changed_enable: bool = True
     slave_read_enable: bool = False
-    disable_consume_if_consumer_read_slowly: bool = False
-    consumer_fallbehind_threshold: int = 17_179_869_184
     start_accept_send_request_time_stamp: int = 0
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 6_000
-    force_register: bool = True
     compressed_register: bool = False
-    reject_transaction_message: bool = False
-    transaction_time_out: int = 6_000
-    transaction_check_max: int = 15
-    transaction_check_interval: int = 60_000
-    enable_property_filter: bool = False
-    enable_calc_filter_bit_map: bool = False
-    filter_support_retry: bool = False
-    expect_consumer_num_use_filter: int = 32
-    max_error_rate_of_bloom_filter: int = 20
-    filter_data_clean_time_span: int = 86_400_000
     flush_delay_offset_interval: int = 10_000
     trace_on: bool = True
     region_id: str = "DefaultRegion"
-    acl_enable: bool = False
-    store_reply_message_enable: bool = True
-    auto_delete_unused_stats: bool = False
     broker_config_path: str = ""
     extra: dict[str, str] = {}
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
@@ -156,6 +102,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
             elif field is None:
                 extra[key] = text
                 warn_unknown(key)
+        check_inert(extra)
         config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
         config.check()
         return config
@@ -184,8 +131,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
 
     def update(self, properties: Mapping[str, str]) -> list[str]:
         """Apply settings to a running broker; returns the keys that were known. Raises ConfigError, then
-        nothing
-        has changed."""
+        nothing has changed."""
         own = {key: text for key, text in properties.items() if key in FIELD_OF_KEY}
         store = {key: text for key, text in properties.items() if key in STORE_KEYS}
         values = {
@@ -197,10 +143,13 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         )
         trial = msgspec.structs.replace(self, **values, store=new_store)
         trial.check()
+        inert = {key: text for key, text in properties.items() if key in INERT_DEFAULTS}
+        check_inert(inert)
         for field, value in values.items():
             setattr(self, field, value)
         self.store = new_store
-        return [*own, *store]
+        self.extra = {**self.extra, **inert}
+        return [*own, *store, *inert]
 
     @property
     def register_period_ms(self) -> int:

@@ -35,7 +35,6 @@ class StoreConfig:
     flush_commit_log_least_pages: int = 4
     flush_commit_log_thorough_interval: int = 10_000
     flush_interval_consume_queue: int = 1000
-    flush_consume_queue_least_pages: int = 2
     flush_consume_queue_thorough_interval: int = 60_000
     sync_flush_timeout: int = 5000
     max_message_size: int = 4 << 20
@@ -59,20 +58,26 @@ class StoreConfig:
     max_filter_message_size: int = 16_000
     max_msgs_num_batch: int = 64
     default_query_max_num: int = 32
-    os_page_cache_busy_time_out_mills: int = 1000
     broker_role: str = "ASYNC_MASTER"
     offset_check_in_slave: bool = False
-    disk_fall_recorded: bool = True
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
     def __post_init__(self) -> None:
-        for name in ("mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(WIRE_NAMES[name], str(getattr(self, name)), "a number above 0")
-        if self.max_index_num < 2:
-            raise ConfigError("maxIndexNum", str(self.max_index_num), "a number of at least 2")
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                expected = f"a number of at least {low}" if high == _ANY else f"a number, {low} to {high}"
+                raise ConfigError(WIRE_NAMES[name], str(value), expected)
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             raise ConfigError("flushDiskType", self.flush_disk_type, "SYNC_FLUSH or ASYNC_FLUSH")
+        hours = self.delete_when.split(";")
+        if not all(hour.strip().isdigit() and int(hour) < 24 for hour in hours):
+            raise ConfigError(
+                "deleteWhen", self.delete_when, "hours of the day with ; between, as 04 or 02;14"
+            )
+        if "," in self.store_path_commit_log:
+            expected = "one directory: a log over several is not built"
+            raise ConfigError("storePathCommitLog", self.store_path_commit_log, expected)
 
     @property
     def root(self) -> str:
@@ -136,6 +141,40 @@ class StoreConfig:
             value = getattr(self, field.name)
             table[WIRE_NAMES[field.name]] = str(value).lower() if isinstance(value, bool) else str(value)
         return table
+
+
+_ANY = 1 << 63
+# What a value must keep to for the store to work at all; limits that Apache applies while using a value
+# (diskMaxUsedSpaceRatio between 10 and 95, say) are applied where it is used.
+_RANGES: dict[str, tuple[int, int]] = {
+    "mapped_file_size_commit_log": (1, _ANY),
+    "mapped_file_size_consume_queue": (1, _ANY),
+    "max_hash_slot_num": (1, 1 << 31),
+    "max_index_num": (2, 1 << 31),
+    "flush_interval_commit_log": (1, _ANY),
+    "flush_commit_log_least_pages": (0, _ANY),
+    "flush_commit_log_thorough_interval": (0, _ANY),
+    "flush_interval_consume_queue": (1, _ANY),
+    "flush_consume_queue_thorough_interval": (0, _ANY),
+    "sync_flush_timeout": (1, _ANY),
+    "max_message_size": (10, 1 << 30),
+    "clean_resource_interval": (1, _ANY),
+    "delete_commit_log_files_interval": (0, _ANY),
+    "delete_consume_queue_files_interval": (0, _ANY),
+    "delete_file_batch_max": (1, _ANY),
+    "file_reserved_time": (0, _ANY),
+    "disk_max_used_space_ratio": (0, 100),
+    "disk_space_warning_level_ratio": (0, 100),
+    "disk_space_clean_forcibly_ratio": (0, 100),
+    "max_transfer_bytes_on_message_in_memory": (1, _ANY),
+    "max_transfer_count_on_message_in_memory": (1, _ANY),
+    "max_transfer_bytes_on_message_in_disk": (1, _ANY),
+    "max_transfer_count_on_message_in_disk": (1, _ANY),
+    "access_message_in_memory_max_ratio": (0, 100),
+    "max_filter_message_size": (1, _ANY),
+    "max_msgs_num_batch": (1, _ANY),
+    "default_query_max_num": (1, _ANY),
+}
 
 
 def _parse(key: str, text: str, default: object) -> object:

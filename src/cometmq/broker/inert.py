@@ -1,0 +1,89 @@
+"""Settings of Apache's broker that have no effect here: what they are, and what is said about them.
+
+Files are shared between brokers, so none of these may be an "unknown key". Three kinds: what one event
+loop and plain files have no use for is taken in silence; what stands for a feature that is not here is
+warned about when it is set to something else than its default; what would leave an operator with less
+safety than the file asks for stops the start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from cometmq.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Thread pools and their queues, Netty, mapped memory, Apache's deletion of mapped files, an HA service that
+# does not run: nothing here answers to them. Defaults as 4.9.7 shows them (storage.md 11).
+WITHOUT_USE = {
+    "sendMessageThreadPoolNums": "4", "pullMessageThreadPoolNums": "32", "queryMessageThreadPoolNums": "16",
+    "adminBrokerThreadPoolNums": "16", "clientManageThreadPoolNums": "32",
+    "consumerManageThreadPoolNums": "32", "heartbeatThreadPoolNums": "8",
+    "endTransactionThreadPoolNums": "24", "processReplyMessageThreadPoolNums": "32",
+    "putMessageFutureThreadPoolNums": "4", "litePullMessageThreadPoolNums": "32",
+    "ackMessageThreadPoolNums": "32", "sendThreadPoolQueueCapacity": "10000",
+    "putThreadPoolQueueCapacity": "10000", "pullThreadPoolQueueCapacity": "100000",
+    "replyThreadPoolQueueCapacity": "10000", "queryThreadPoolQueueCapacity": "20000",
+    "clientManagerThreadPoolQueueCapacity": "1000000", "consumerManagerThreadPoolQueueCapacity": "1000000",
+    "heartbeatThreadPoolQueueCapacity": "50000", "endTransactionPoolQueueCapacity": "100000",
+    "waitTimeMillsInSendQueue": "200", "waitTimeMillsInPullQueue": "5000",
+    "waitTimeMillsInHeartbeatQueue": "31000", "waitTimeMillsInTransactionQueue": "3000",
+    "brokerFastFailureEnable": "true", "osPageCacheBusyTimeOutMills": "1000", "transferMsgByHeap": "true",
+    "fetchNamesrvAddrByAddressServer": "false", "rocketmqHome": "", "serverWorkerThreads": "8",
+    "serverCallbackExecutorThreads": "0", "serverSelectorThreads": "3", "serverOnewaySemaphoreValue": "256",
+    "serverAsyncSemaphoreValue": "64", "serverSocketSndBufSize": "0", "serverSocketRcvBufSize": "0",
+    "serverPooledByteBufAllocatorEnable": "true", "useEpollNativeSelector": "false",
+    "clientWorkerThreads": "4", "clientCloseSocketIfTimeout": "false", "highSpeedMode": "false",
+    "commercialEnable": "true", "commercialBigCount": "1", "commercialTimerCount": "1",
+    "commercialTransCount": "1", "commercialBaseCount": "1", "filterServerNums": "0",
+    "skipUncommittedMessage": "false", "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC", "forceRegister": "true",
+    "flushConsumerOffsetHistoryInterval": "60000", "flushConsumeQueueLeastPages": "2",
+    "useReentrantLockWhenPutMessage": "true", "transientStorePoolEnable": "false",
+    "transientStorePoolSize": "5", "fastFailIfNoBufferInStorePool": "false", "warmMapedFileEnable": "false",
+    "flushLeastPagesWhenWarmMapedFile": "4096", "commitIntervalCommitLog": "200",
+    "commitCommitLogLeastPages": "4", "commitCommitLogThoroughInterval": "200",
+    "destroyMapedFileIntervalForcibly": "120000", "redeleteHangedFileInterval": "120000",
+    "diskFallRecorded": "true", "haListenPort": "10912", "haSendHeartbeatInterval": "5000",
+    "haHousekeepingInterval": "20000", "haTransferBatchSize": "32768", "haSlaveFallbehindMax": "268435456",
+    "slaveTimeout": "3000", "mappedFileSizeConsumeQueueExt": "50331648", "bitMapLengthConsumeQueueExt": "64",
+    "maxLmqConsumeQueueNum": "20000", "enableScheduleAsyncDeliver": "false",
+    "scheduleAsyncDeliverMaxPendingLimit": "2000", "scheduleAsyncDeliverMaxResendNum2Blocked": "3",
+    "debugLockEnable": "false", "putMsgIndexHightWater": "600000", "expectConsumerNumUseFilter": "32",
+    "maxErrorRateOfBloomFilter": "20", "filterDataCleanTimeSpan": "86400000",
+    "autoDeleteUnusedStats": "false",
+}  # fmt: skip
+
+NOT_BUILT = {
+    "haMasterAddress": "", "enableConsumeQueueExt": "false", "duplicationEnable": "false",
+    "enableLmq": "false", "enableMultiDispatch": "false", "messageStorePlugIn": "",
+    "enablePropertyFilter": "false", "enableCalcFilterBitMap": "false", "filterSupportRetry": "false",
+    "rejectTransactionMessage": "false", "transactionTimeOut": "6000", "transactionCheckMax": "15",
+    "transactionCheckInterval": "60000", "disableConsumeIfConsumerReadSlowly": "false",
+    "consumerFallbehindThreshold": "17179869184", "storeReplyMessageEnable": "true",
+    "readOnlyCommitLogStorePaths": "",
+}  # fmt: skip
+
+UNSAFE = {
+    "aclEnable": ("false", "access control is not built, and everybody would be let in"),
+    "useTLS": ("false", "the broker does not speak TLS by this key, and traffic would be in the clear"),
+    "enableDLegerCommitLog": ("false", "messages would be on one machine only"),
+}
+
+INERT_DEFAULTS: dict[str, str] = {
+    **WITHOUT_USE,
+    **NOT_BUILT,
+    **{key: default for key, (default, _) in UNSAFE.items()},
+}
+
+
+def check_inert(properties: Mapping[str, str]) -> None:
+    """Warn about settings whose feature is not here. Raises ConfigError for one of `UNSAFE` that is on."""
+    for key, text in properties.items():
+        wanted = text.strip()
+        if key in UNSAFE and wanted.lower() != UNSAFE[key][0]:
+            default, why = UNSAFE[key]
+            raise ConfigError(key, wanted, f"{default}: {why}")
+        if key in NOT_BUILT and wanted.lower() != NOT_BUILT[key]:
+            log.warning("setting %s=%s has no effect here: that feature is not built", key, wanted)
