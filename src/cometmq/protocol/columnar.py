@@ -14,7 +14,6 @@ check.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -25,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cometmq.protocol.checksum import crc32
 from cometmq.protocol.columnar_properties import PropertyColumns, is_utf8
 from cometmq.protocol.ids import encode_offset_id, unpack_host
 
@@ -455,7 +455,6 @@ def _keep(rows: _Rows, bad: list[BadRecord], data: Bytes, drop: Ints, stage: str
 
 def _crc_mismatches(buffer: Buffer, rows: _Rows) -> Ints:
     view = memoryview(buffer)
-    crc32 = zlib.crc32
     begins = rows.body_start.tolist()
     ends = (rows.body_start + rows.body_length).tolist()
     found = np.fromiter(

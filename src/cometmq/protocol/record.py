@@ -23,12 +23,12 @@ The struct layouts are public: the store packs records straight into its buffer 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 
 from cometmq.errors import MessageIllegal, RecordError
 from cometmq.message import MessageExt
+from cometmq.protocol.checksum import crc32
 from cometmq.protocol.ids import pack_host, unpack_host
 from cometmq.protocol.properties import PROPERTIES_MAX_BYTES, decode_properties, encode_properties
 
@@ -87,7 +87,7 @@ def store_timestamp_at(sys_flag: int) -> int:
 
 def body_crc(body: Buffer) -> int:
     """CRC-32 with the top bit cleared; 0 for an empty body."""
-    return zlib.crc32(body) & 0x7FFFFFFF
+    return crc32(body) & 0x7FFFFFFF
 
 
 def head_of(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:
@@ -152,7 +152,7 @@ def encode_into(
         raise IndexError(f"a record of {end - pos} bytes at {pos} does not fit a buffer of {len(buffer)}")
     try:
         head.pack_into(
-            buffer, pos, end - pos, magic, zlib.crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset,
+            buffer, pos, end - pos, magic, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset,
             physical_offset, sys_flag, born_timestamp_ms, born_host, store_timestamp_ms, store_host,
             reconsume_times, prepared_transaction_offset, len(body),
         )  # fmt: skip
@@ -276,7 +276,7 @@ def decode_record(
         left = end - properties_at
         raise RecordError(pos, "properties length", f"{properties_length}, but {left} bytes are left")
     body = bytes(data[body_at:topic_length_at])
-    if check_crc and crc != (zlib.crc32(body) & 0x7FFFFFFF if body else 0):
+    if check_crc and crc != (crc32(body) & 0x7FFFFFFF if body else 0):
         raise RecordError(pos, "body CRC", f"is {body_crc(body):08x}, the record says {crc & 0xFFFFFFFF:08x}")
     return MessageExt(
         _topic_text(bytes(data[topic_at:topic_end])),

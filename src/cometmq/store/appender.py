@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from zlib import crc32
 
 import msgspec
 
+from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record import BLANK_SIZE, BORN_V6, HEAD_V4, STORE_V6, head_of, topic_part
 from cometmq.store.clock import Clock

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from zlib import crc32
 
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import ITEM_HEAD, MIN_ITEM, iter_batch
+from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record import BLANK_SIZE, head_of
 from cometmq.store.appender import (

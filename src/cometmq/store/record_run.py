@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cometmq.protocol.checksum import crc32
 from cometmq.protocol.record import BORN_V6, HEAD_V4, MAGIC_V1, MAGIC_V2, MIN_SIZE, STORE_V6
 
 SHORTEST_RUN = 24  # records; fewer are cheaper one by one

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from typing import NamedTuple
-from zlib import crc32
 
+from cometmq.protocol.checksum import crc32
 from cometmq.protocol.record import (
     BLANK_MAGIC,
     BORN_V6,
