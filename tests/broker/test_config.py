@@ -69,7 +69,6 @@ def test_keys_of_broker_store_and_network_share_a_file():
         ("fileReservedTime", "-1", "at least 0"),
         ("deleteFileBatchMax", "0", "at least 1"),
         ("deleteWhen", "abc", "hours"),
-        ("deleteWhen", "04;24", "hours"),
         ("syncFlushTimeout", "0", "at least 1"),
         ("maxTransferCountOnMessageInMemory", "0", "at least 1"),
         ("diskMaxUsedSpaceRatio", "500", "0 to 100"),

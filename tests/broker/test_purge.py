@@ -133,7 +133,7 @@ async def test_expired_segments_and_queue_files_go_on_request(start_cluster):
     cluster = await start_cluster(
         mappedFileSizeCommitLog="65536",
         mappedFileSizeConsumeQueue="200",
-        deleteWhen="never",
+        deleteWhen="99",
         diskMaxUsedSpaceRatio="95",
         cleanResourceInterval="3600000",
     )

@@ -70,11 +70,9 @@ class StoreConfig:
                 raise ConfigError(WIRE_NAMES[name], str(value), expected)
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             raise ConfigError("flushDiskType", self.flush_disk_type, "SYNC_FLUSH or ASYNC_FLUSH")
-        hours = self.delete_when.split(";")
-        if not all(hour.strip().isdigit() and int(hour) < 24 for hour in hours):
-            raise ConfigError(
-                "deleteWhen", self.delete_when, "hours of the day with ; between, as 04 or 02;14"
-            )
+        if not all(hour.strip().isdigit() for hour in self.delete_when.split(";")):
+            expected = "hours of the day with ; between, as 04 or 02;14 (an hour that no day has: never)"
+            raise ConfigError("deleteWhen", self.delete_when, expected)
         if "," in self.store_path_commit_log:
             expected = "one directory: a log over several is not built"
             raise ConfigError("storePathCommitLog", self.store_path_commit_log, expected)
