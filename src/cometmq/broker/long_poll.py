@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from cometmq.store.reading import tag_matches
+
 # Deadlines are grouped by this grain: an answer may come so much late, where Apache's comes up to 5 s late.
 DEADLINE_GRAIN_MS = 50
 # The recheck that does not know the tag.
@@ -81,7 +83,8 @@ class LongPoll:
         for pull in pulls:
             if next_offset <= pull.pull_from:
                 continue
-            if pull.codes is not None and tags_code not in pull.codes:
+            codes = pull.codes
+            if codes is not None and tags_code not in codes and not tag_matches(codes, tags_code):
                 continue
             if pull.matches is not None and not pull.matches(tags_code, properties):
                 continue

@@ -22,6 +22,7 @@ from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, ConsumeQueue
 from cometmq.store.disk import Buffer
 from cometmq.store.files import NotCached
+from cometmq.store.queue_ext import LEAST_CODE
 from cometmq.store.scan import record_facts
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class QueueReader:
         if max_bytes is not None:
             limit_bytes, disk_bytes = min(limit_bytes, max_bytes), min(disk_bytes, max_bytes)
         accepts = None if tags is None else (tags if callable(tags) else tags.__contains__)
-        narrow = not callable(tags)
+        any_code = callable(tags)
         chosen: list[tuple[int, int]] = []
         count = total = scanned = 0
         position = 0
@@ -171,11 +172,10 @@ class QueueReader:
                 elif count >= limit_count or total + size > limit_bytes:
                     break
             scanned += 1
-            if accepts is not None:
-                if narrow:
-                    code = ((code + 0x80000000) & 0xFFFFFFFF) - 0x80000000
-                if not accepts(code):
-                    continue
+            if accepts is None or accepts(code):
+                pass
+            elif any_code or LEAST_CODE <= code <= 0x7FFFFFFF or not tag_matches(tags, code):
+                continue
             if not MIN_SIZE <= size < FILLER_SIZE:
                 if unit == FILLER_UNIT:
                     continue
@@ -283,7 +283,7 @@ class QueueReader:
             if self._batch_full(position, size, len(buffers), total, max_count, max_bytes):
                 break
             scanned += 1
-            if (position, size, code) == FILLER_UNIT or position < skip_below or not _tag_matches(tags, code):
+            if (position, size, code) == FILLER_UNIT or position < skip_below or not tag_matches(tags, code):
                 continue
             record = log.read(position, size, wait=wait) if size >= MIN_SIZE else None
             if isinstance(record, NotCached):
@@ -339,12 +339,17 @@ def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
     return GetStatus.OFFSET_OVERFLOW_BADLY, high
 
 
-def _tag_matches(tags: TagFilter, code: int) -> bool:
+def tag_matches(tags: TagFilter, code: int) -> bool:
+    """Whether a unit with this tags code may be one of `tags`.
+
+    The address of an ext unit says nothing about the tag: such a message passes, for clients compare the tag
+    itself.
+    """
     if tags is None:
         return True
     if callable(tags):
         return tags(code)
-    return ((code + 0x80000000) & 0xFFFFFFFF) - 0x80000000 in tags
+    return code < LEAST_CODE or ((code + 0x80000000) & 0xFFFFFFFF) - 0x80000000 in tags
 
 
 def _begins(record: Buffer, size: int) -> bool:
