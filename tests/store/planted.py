@@ -50,7 +50,7 @@ def build(root: Path, count: int = 400, *, close: bool = True) -> MessageStore:
     clock = ManualClock()
     table = JsonTable(str(root / "config" / "topics.json"))
     for _ in range(2):
-        table.save({"dataVersion": {"counter": 1}, "topicConfigTable": {"T": {"topicName": "T", "perm": 6}}})
+        table.save({"topicConfigTable": {"T": {"topicName": "T", "perm": 6}}})
     store = open_store(root, FaultyDisk(really_sync=False), clock)
     filler(store, clock, 0, count)
     if close:
@@ -108,3 +108,25 @@ def extract_golden(root: Path) -> Path:
 def snapshot(root: Path) -> dict[str, bytes]:
     """Every file of a directory."""
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+UNCOVERED_PLACES = {
+    "topic": ("topic", b"\x01T", 1, b"U"),
+    "queue id": ("queue id", None, 15, b"\x0b"),
+    "queue offset": ("queue offset", None, 27, b"\x02"),
+    "queue offset behind the end": ("queue offset", None, 25, b"\x20"),
+    "queue offset zero": ("queue offset", None, 20, bytes(8)),
+    "tags": ("TAGS", b"TAGS\x01tag2", 6, b"\x65"),
+    "name of the tags": ("TAGS", b"TAGS\x01tag2", 0, b"U"),
+}
+"""What a record says outside its CRC: word that names it, text to look for (None: the record's start), byte
+behind that, and what to put there. For record 222 of `build`."""
+
+
+def damage_field(place: Place, field: str) -> None:
+    """Change a field of a record that only its queue unit can contradict."""
+    _, text, behind, data = UNCOVERED_PLACES[field]
+    record = place.path.read_bytes()[place.at : place.at + place.size]
+    at = (record.index(text, 88) if text else 0) + behind
+    assert record[at : at + len(data)] != data
+    alter(place.path, place.at + at, data)

@@ -8,8 +8,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.store.kit import open_store, put, small
-from tests.store.planted import alter, build, extract_golden, flip, index_files, places, snapshot, unit_place
+from tests.store.kit import everything, open_store, put, send, small
+from tests.store.planted import (
+    UNCOVERED_PLACES,
+    alter,
+    build,
+    damage_field,
+    extract_golden,
+    flip,
+    index_files,
+    places,
+    snapshot,
+    unit_place,
+)
 
 from cometmq.errors import StoreError
 from cometmq.store import ManualClock, MessageStore
@@ -99,6 +110,52 @@ def test_damaged_records_become_gaps_and_are_named(root: Path) -> None:
     assert remaining.fillers == 1
 
 
+@pytest.mark.parametrize("field", list(UNCOVERED_PLACES))
+def test_a_record_that_is_damaged_where_no_checksum_is_stays_where_its_queue_has_it(
+    root: Path, field: str
+) -> None:
+    queues, index = queue_bytes(root), index_bytes(root)
+    damage_field(places(root)[222], field)
+    path, at = unit_place(root, places(root)[100])  # what the rebuild is for
+    alter(path, at, bytes(20))
+    run(root)
+    assert queue_bytes(root) == queues
+    assert index_bytes(root) == index
+
+
+def test_a_queue_that_contradicts_the_log_throughout_is_made_from_the_log(root: Path) -> None:
+    queues = queue_bytes(root)
+    queue = root / "consumequeue" / "T"
+    for old, new in (("0", "x"), ("1", "0"), ("x", "1")):
+        (queue / old).rename(queue / new)
+    run(root)
+    assert queue_bytes(root) == queues
+
+
+def test_records_of_a_topic_that_apache_deleted_and_made_again_do_not_come_back(root: Path) -> None:
+    store = open_store(root)
+    store.delete_topic("T")
+    for number in range(5):
+        send(store, b"new %d" % number, queue_id=1)
+    store.close()
+    (root / "config" / "deletedTopics.json").unlink()  # Apache's broker keeps no such table
+    queues = queue_bytes(root)
+    run(root)
+    mine = {name: data for name, data in queue_bytes(root).items() if "/T/1/" in name}
+    assert mine == queues
+    store = open_store(root)
+    assert everything(store, "T", 1) == [b"new %d" % number for number in range(5)]
+    store.close()
+
+
+def test_queues_that_do_not_follow_from_the_log_are_not_thrown_away(root: Path) -> None:
+    shutil.copytree(root / "consumequeue" / "T" / "1", root / "consumequeue" / "%LMQ%a" / "0")
+    before = snapshot(root)
+    with pytest.raises(StoreError, match="%LMQ% queues"):
+        run(root)
+    assert snapshot(root) == before
+
+
 def test_deleted_topics_stay_deleted(root: Path) -> None:
     store = open_store(root)
     store.delete_topic("T")
@@ -107,6 +164,7 @@ def test_deleted_topics_stay_deleted(root: Path) -> None:
     report = rebuild(str(root), config=small(root))
     assert (report.hidden, report.queues) == (400, 1)
     assert not (root / "consumequeue" / "T").exists()
+    assert verify(str(root), config=small(root)).findings == []
 
 
 def test_a_store_in_use_is_refused_and_untouched(root: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 from tests.store.kit import committed, drop_first_segment, open_store, put, send, small
 from tests.store.planted import (
     ENTRIES_AT,
+    UNCOVERED_PLACES,
     alter,
     build,
+    damage_field,
     extract_golden,
     filler,
     flip,
@@ -198,9 +200,13 @@ class TestLog:
         assert (found.path, found.offset) == (str(hit.path), hit.at + 10)
         assert "log-damage" in kinds(report)
 
-    def test_records_larger_than_the_configured_limit_are_no_damage(self, root: Path) -> None:
-        report = verify(str(root), config=small(root, max_message_size=-65_300))
-        assert report.findings == []
+    def test_records_larger_than_the_configured_limit_are_no_damage(self, tmp_path: Path) -> None:
+        store = open_store(tmp_path, mapped_file_size_commit_log=256 << 10)
+        for size in (9, 90_000, 10, 80_000):
+            send(store, bytes(size))
+        store.close()
+        report = verify(str(tmp_path), config=small(tmp_path, max_message_size=10))
+        assert (report.findings, report.records) == ([], 4)
 
 
 FIELDS = [
@@ -259,6 +265,62 @@ class TestWhatTheFormatCannotShow:
         # Of the store time, what changes the second that the index holds.
         assert max(unseen["store time"]) >> 3 == 63
         assert min(unseen["store time"]) >> 3 >= 62
+
+
+class TestRecordAgainstUnit:
+    """Topic, queue and tags of a record are outside its CRC: its unit tells who of the two is damaged."""
+
+    @pytest.mark.parametrize("field", list(UNCOVERED_PLACES))
+    def test_a_flip_in_the_record_is_named_there_and_not_in_its_queue(self, root: Path, field: str) -> None:
+        hit = places(root)[222]
+        damage_field(hit, field)
+        report = check(root)
+        found = only(report, "record-field")
+        assert (found.severity, found.path, found.offset) == ("error", str(hit.path), hit.at)
+        assert UNCOVERED_PLACES[field][0] in found.problem
+        assert "leaves queue and index as they are" in found.repair
+        assert report.errors == 1
+        assert kinds(report, "warning") == set()
+
+    @pytest.mark.parametrize("number", [0, 1, 2, 397, 398, 399])
+    def test_the_first_and_the_last_of_a_queue(self, root: Path, number: int) -> None:
+        hit = places(root)[number]
+        damage_field(hit, "queue id")
+        assert only(check(root), "record-field").offset == hit.at
+
+    def test_a_flip_in_the_topic_to_one_that_there_is(self, tmp_path: Path) -> None:
+        store = open_store(tmp_path)
+        placed = [send(store, topic=("TA", "TB")[n % 2], queue_id=n % 3).physical_offset for n in range(60)]
+        store.close()
+        path = tmp_path / "commitlog" / f"{0:020d}"
+        at = path.read_bytes().index(b"TA", placed[30]) + 1
+        alter(path, at, b"B")
+        report = check(tmp_path)
+        found = only(report, "record-field")
+        assert (found.offset, report.errors, report.notes) == (placed[30], 1, 0)
+        assert "topic: its unit is 5 of TA/0, it says 5 of TB/0" in found.problem
+
+    def test_a_unit_that_points_at_another_record_is_itself_damaged(self, root: Path) -> None:
+        every = places(root)
+        other = every[120]
+        assert other.queue_id == every[0].queue_id
+        path, at = unit_place(root, every[0])
+        there, other_at = unit_place(root, other)
+        alter(path, at, there.read_bytes()[other_at : other_at + 20])
+        report = check(root)
+        assert kinds(report) == {"queue-unit"}
+        assert (only(report, "queue-unit").path, only(report, "queue-unit").offset) == (str(path), at)
+
+    def test_a_tags_code_that_no_flip_of_the_record_explains_is_damaged(self, root: Path) -> None:
+        path, at = unit_place(root, places(root)[222])
+        alter(path, at + 12, struct.pack(">q", tags_code("tag2") ^ 0x30000))
+        found = only(check(root), "queue-unit")
+        assert "tags code" in found.problem
+        assert "rebuild" in found.repair
+
+    def test_light_message_queues_point_at_records_of_others(self, root: Path) -> None:
+        shutil.copytree(root / "consumequeue" / "T" / "1", root / "consumequeue" / "%LMQ%a" / "0")
+        assert check(root).findings == []
 
 
 class TestQueues:
@@ -329,6 +391,13 @@ class TestQueues:
         report = check(root)
         assert report.findings == []
         assert report.units == 5
+
+    def test_a_topic_deleted_by_our_broker_whose_entries_are_the_last(self, root: Path) -> None:
+        store = open_store(root)
+        store.delete_topic("T")
+        send(store, topic="Other")  # without a key
+        store.close()
+        assert check(root).findings == []
 
     def test_a_topic_that_apache_deleted_and_made_again(self, root: Path) -> None:
         store = open_store(root)
@@ -497,7 +566,7 @@ class TestLive:
                 filler(store, clock, 1200 + moves * 3, 3)
                 store.queues.write_dirty()
                 store.index.write()
-                if moves % 10 == 0 and len(store.log.segments) > 5:
+                if moves % 20 == 0 and len(store.log.segments) > 5:
                     drop_first_segment(store)
                     deletions += 1
                 return super().pread(fd, length, offset)

@@ -25,11 +25,11 @@ from cometmq.store.findings import Findings
 from cometmq.store.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE
 from cometmq.store.keys import index_keys
 from cometmq.store.log_walk import LogWalk
-from cometmq.store.queue_check import UnitFiles
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.scan import Facts
 from cometmq.store.shape import read_shape
 from cometmq.store.tables import JsonTable
+from cometmq.store.unit_files import UnitFiles
 from cometmq.store.verify import Progress
 
 _CHUNK = 1 << 16  # index entries read at a time

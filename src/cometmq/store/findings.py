@@ -15,6 +15,7 @@ NOTE = "note"
 
 NEXT_START = "the next start of the broker"
 REBUILD = "`cometmq store rebuild`, or the next start after an unclean stop"
+KEPT = "nothing here; a rebuild leaves queue and index as they are"
 NOTHING = "nothing here; a replica or a backup may have it"
 
 _MOST_OF_A_KIND = 200

@@ -8,6 +8,7 @@ only where they differ are the two matched entry by entry.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -168,17 +169,34 @@ class IndexCheck:
 
     # -- entries and records ----------------------------------------------------------------------
 
-    def take(self, run: Run) -> None:
-        """Check the entries of these records, which follow those of the call before."""
+    def take(self, run: Run, hides: Callable[[str, int], bool] | None = None) -> None:
+        """Check the entries of these records, which follow those of the call before. hides(topic, position):
+        whether a record belongs to a deleted topic; such a one may have entries and need not."""
         if not self.enabled:
             return
-        rows = np.flatnonzero(run.sys_flag & _TRANSACTION_MASK != _ROLLBACK)
+        wanted = run.sys_flag & _TRANSACTION_MASK != _ROLLBACK
+        if hides is not None:
+            places = zip(run.topic.tolist(), run.position.tolist(), strict=True)
+            hidden = np.array([hides(run.names[topic], position) for topic, position in places])
+            self._drop(run.position[hidden])
+            wanted &= ~hidden
+        rows = np.flatnonzero(wanted)
         for at in range(0, len(rows), _BATCH):
             part = rows[at : at + _BATCH]
             if self._first:
                 self._first = False
                 self._skip_expired(int(run.position[part[0]]))
             self._compare(*self._wanted(run, part))
+
+    def _drop(self, positions: IntArray) -> None:
+        """Pass over the entries of these records."""
+        more = len(positions) > 0
+        while more:
+            known = len(self._ahead.position)
+            ahead = self._peek(known + 1)
+            more = len(ahead) > known and ahead[-1] <= positions[-1]
+            kept = ~np.isin(ahead, positions)
+            self._ahead = Entries(*(column[kept] for column in self._ahead))
 
     def _wanted(self, run: Run, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Hash, position and store time of every entry that these records ask for."""

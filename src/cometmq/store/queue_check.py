@@ -7,7 +7,8 @@ are compared at once and only what differs is looked at one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,93 +16,25 @@ from numpy.typing import NDArray
 from cometmq.protocol.codes import SCHEDULE_TOPIC
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, file_name
-from cometmq.store.disk import is_zero
-from cometmq.store.findings import ERROR, NEXT_START, NOTE, NOTHING, REBUILD, WARNING, Findings
+from cometmq.store.evidence import Evidence, tags_flipped_in_record
+from cometmq.store.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHING, REBUILD, WARNING, Findings
 from cometmq.store.keys import stored_tags_code
 from cometmq.store.log_walk import SETTLE_S, LogWalk
+from cometmq.store.queue_ext import ExtUnits
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.recovery import tags_code_of
 from cometmq.store.scan import Facts, Run
 from cometmq.store.shape import QueueFiles, Shape
+from cometmq.store.unit_files import UNIT_DTYPE, UnitFiles
 
-_CHUNK = 4096  # units
-_BLOCK = 1 << 16
-_PAGE = 4096
-_UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 _TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
+_MOST_SEARCHES = 100  # in vain, for the true place of a record
+_MOST_BEHIND = 1 << 20  # positions kept of records behind a queue's end
+
+LIGHT = "%LMQ%"
+"""Topics of light message queues begin so; their units point at records of other topics."""
 
 IntArray = NDArray[np.int64]
-
-
-class UnitFiles:
-    """Units of one queue, read from its files. `first` and `end` are offsets: of the first file's start, and
-    behind the last unit that was there when this was made."""
-
-    __slots__ = ("_bases", "_files", "_size", "end", "first", "path")
-
-    def __init__(self, files: ReadOnlyFiles, queue: QueueFiles, file_size: int) -> None:
-        self._files = files
-        self._size = file_size
-        self.path = queue.path
-        self._bases = [file.base for file in queue.files]
-        self.first = self._bases[0] // UNIT if self._bases else 0
-        self.end = self.first
-        for base in reversed(self._bases):
-            used = self._used(base)
-            if used:
-                self.end = (base + used + UNIT - 1) // UNIT
-                break
-
-    def _used(self, base: int) -> int:
-        """Bytes up to the last one in the file that is not zero."""
-        disk, path = self._files.disk, f"{self.path}/{file_name(base)}"
-        try:
-            fd = disk.open(path, write=False)
-        except FileNotFoundError:
-            return 0
-        used = 0
-        try:
-            at = disk.next_data(fd, 0)
-            while at is not None and at < self._size:
-                data = disk.pread(fd, min(_BLOCK, self._size - at), at)
-                if not data:
-                    break
-                left = _used_length(data)
-                used = at + left if left else used
-                at = disk.next_data(fd, at + len(data))
-        finally:
-            disk.close(fd)
-        return used
-
-    def first_now(self) -> int:
-        """Offset at which the files begin by now: retention may have taken some since."""
-        names = [name for name in self._files.disk.listdir(self.path) if len(name) == 20 and name.isdigit()]
-        return int(names[0]) // UNIT if names else self.end
-
-    def place(self, offset: int) -> tuple[str, int]:
-        """File and byte in it of a unit."""
-        position = offset * UNIT
-        base = position - position % self._size
-        return f"{self.path}/{file_name(base)}", position - base
-
-    def read(self, start: int, stop: int) -> bytes:
-        """The units [start, stop); what is missing reads as zeros."""
-        parts = []
-        while start < stop:
-            path, at = self.place(start)
-            count = min(stop - start, (self._size - at) // UNIT)
-            parts.append(self._files.read(path, count * UNIT, at).ljust(count * UNIT, b"\0"))
-            start += count
-        return b"".join(parts)
-
-    def chunks(
-        self, start: int, stop: int
-    ) -> Iterator[tuple[int, np.ndarray[tuple[int], np.dtype[np.void]]]]:
-        """(offset of the first, units) of [start, stop), a few thousand at a time."""
-        while start < stop:
-            count = min(_CHUNK, stop - start)
-            yield start, np.frombuffer(self.read(start, start + count), _UNIT_DTYPE)
-            start += count
 
 
 class QueueState:
@@ -115,7 +48,7 @@ class QueueState:
         self.units = units
         self.next = units.first
         self.behind = 0  # records whose unit would lie behind the queue's end …
-        self.behind_at = -1  # … and the log position of the first of them
+        self.behind_at = array("q")  # … and where in the log the first of them are
 
     @property
     def name(self) -> str:
@@ -141,9 +74,10 @@ class QueueCheck:
         self._findings = findings
         self._pause = pause
         self._known = known_topics
-        self._hides = hides
+        self.hides = hides
         self.log_min = shape.log_min  # to be raised when the log loses segments meanwhile
         self._files = files
+        self._ext = ExtUnits(files, shape.root)
         self._delays = shape.config.delay_levels_ms
         self._log = LogReader(files, shape.config.commit_log_dir, shape.config.mapped_file_size_commit_log)
         self._size = shape.config.consume_queue_file_size
@@ -156,6 +90,9 @@ class QueueCheck:
         self.units = sum(state.units.end - state.units.first for state in self._states.values())
         self.fillers = 0
         self.orphans = 0  # records of an earlier life of their topic
+        self.evidence = Evidence()
+        self._searches = _MOST_SEARCHES
+        self._to_set_right: list[int] = []  # positions of records of the present run
         self._gone: dict[str, int] = {}  # topics without queues and table entry -> their records
 
     def _check_files(self, queue: QueueFiles) -> None:
@@ -173,11 +110,12 @@ class QueueCheck:
     # -- records ----------------------------------------------------------------------------------
 
     def take(self, run: Run) -> None:
-        """Check the units of these records, which follow those of the call before."""
+        """Check the units of these records, which follow those of the call before. Records that turn out to
+        give a wrong place get the right one."""
         kind = run.sys_flag & _TRANSACTION_MASK
         queued = (kind != _PREPARED) & (kind != _ROLLBACK)
-        if self._hides is not None:
-            hides, names, topics = self._hides, run.names, run.topic.tolist()
+        if self.hides is not None:
+            hides, names, topics = self.hides, run.names, run.topic.tolist()
             positions = enumerate(run.position.tolist())
             queued &= [not hides(names[topics[row]], position) for row, position in positions]
         rows = np.flatnonzero(queued)
@@ -188,20 +126,12 @@ class QueueCheck:
         rows = rows[order]
         expected = self._expected(run, rows).tobytes()
         offsets = run.queue_offset[rows]
-        steps = np.cumsum(
-            np.concatenate(([0], np.diff(offsets) == 1))
-        )  # to tell whether a stretch has no gaps
+        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))  # tell whether a stretch has no gaps
         starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
         stops = np.append(starts[1:], len(rows))
         unbroken = steps[stops - 1] - steps[starts] == stops - 1 - starts
-        columns = (
-            run.topic[rows[starts]],
-            run.queue_id[rows[starts]],
-            offsets[starts],
-            starts,
-            stops,
-            unbroken,
-        )
+        heads = rows[starts]
+        columns = run.topic[heads], run.queue_id[heads], offsets[starts], starts, stops, unbroken
         for topic, queue_id, first, start, stop, whole in zip(*[c.tolist() for c in columns], strict=True):
             key = run.names[topic], queue_id
             state = self._states.get(key)
@@ -215,10 +145,11 @@ class QueueCheck:
                 continue
             for facts, unit in zip(run.facts(rows[start:stop]), _pieces(units), strict=True):
                 self._take_one(state, facts, unit)
+        self._set_right(run)
 
     def _expected(self, run: Run, rows: IntArray) -> NDArray[np.void]:
         """The units that these records ask for."""
-        units = np.empty(len(rows), _UNIT_DTYPE)
+        units = np.empty(len(rows), UNIT_DTYPE)
         units["position"], units["size"] = run.position[rows], run.size[rows]
         texts = run.properties
         units["tags"] = [stored_tags_code(texts[row]) for row in rows.tolist()]
@@ -226,6 +157,16 @@ class QueueCheck:
             delayed = np.flatnonzero(run.topic[rows] == run.names.index(SCHEDULE_TOPIC))
             units["tags"][delayed] = [tags_code_of(each, self._delays) for each in run.facts(rows[delayed])]
         return units
+
+    def _set_right(self, run: Run) -> None:
+        for position in self._to_set_right:
+            row = int(np.searchsorted(run.position, position))
+            if row < len(run.position) and run.position[row] == position:
+                topic, run.queue_id[row], run.queue_offset[row] = self.evidence.places[position]
+                if topic not in run.names:
+                    run.names.append(topic)
+                run.topic[row] = run.names.index(topic)
+        self._to_set_right.clear()
 
     def _absent(self, topic: str, queue_id: int) -> QueueState:
         path = f"{self._shape.root}/consumequeue/{topic}/{queue_id}"
@@ -237,46 +178,107 @@ class QueueCheck:
         """Units [start, stop) have met their records."""
         self._gap(state, state.next, start)
         state.next = stop
-        self.orphans += state.behind  # their offsets have been given out again since
-        state.behind = 0
+        if state.behind:  # their offsets have been given out again since
+            self.orphans += state.behind
+            self.evidence.supersede(state.behind_at)
+            state.behind, state.behind_at = 0, array("q")
 
     def _take_one(self, state: QueueState, facts: Facts, expected: bytes) -> None:
         offset, units = facts.queue_offset, state.units
-        if offset >= units.end:
-            state.behind_at = facts.position if not state.behind else state.behind_at
-            state.behind += 1
-            return
-        unit = units.read(offset, offset + 1) if offset >= units.first else bytes(UNIT)
-        if unit != expected and self._shape.live:
+        unit = self._unit(state, offset)
+        if unit != expected and self._shape.live and offset < units.end:
             self._pause(SETTLE_S)
-            unit = units.read(offset, offset + 1) if offset >= units.first else bytes(UNIT)
-        if unit == expected:
+            unit = self._unit(state, offset)
+        if unit == expected or self._by_address(state, unit, expected):
             if offset >= state.next:
                 self._accounted(state, offset, offset + 1)
             return
-        position, size, tags = UNIT_STRUCT.unpack(unit)
+        position, size, _ = UNIT_STRUCT.unpack(unit)
+        mine = position == facts.position and size == facts.size
+        new = self._shape.live and offset >= units.end
+        if not mine and (facts.position in self.evidence.places or (not new and self._is_elsewhere(facts))):
+            return
+        if offset >= units.end:
+            if not state.behind or (units.end and state.behind < _MOST_BEHIND):
+                state.behind_at.append(facts.position)
+            state.behind += 1
+            return
         if self._lives_on(state, offset, facts.position, position):
             self.orphans += 1
+            self.evidence.supersede(array("q", [facts.position]))
             return
         if self._shape.live and offset < units.first_now():
             return  # retention has taken the file
         if offset >= state.next:
             self._gap(state, state.next, offset)
             state.next = offset + 1
-        path, at = units.place(offset)
-        if unit == bytes(UNIT):
-            problem = "the unit is empty"
-        else:
-            wanted = UNIT_STRUCT.unpack(expected)
-            names = ("log position", "size", "tags code")
-            differing = [
-                f"{name} {is_} instead of {should}"
-                for name, is_, should in zip(names, (position, size, tags), wanted, strict=True)
-                if is_ != should
-            ]
-            problem = ", ".join(differing)
-        problem = f"unit {offset} of {state.name} (record at {facts.position}): {problem}"
-        self._findings.add(ERROR, "queue-unit", path, at, problem, REBUILD)
+        self._unlike(state, facts, unit, expected)
+
+    def _by_address(self, state: QueueState, unit: bytes, expected: bytes) -> bool:
+        """Whether the unit has in place of the expected tags code the address of an ext unit that has it."""
+        code, wanted = UNIT_STRUCT.unpack(unit)[2], UNIT_STRUCT.unpack(expected)[2]
+        return unit[:12] == expected[:12] and self._ext.tags_code(state.topic, state.queue_id, code) == wanted
+
+    def _unit(self, state: QueueState, offset: int) -> bytes:
+        """The unit at an offset; zeros where the queue has none."""
+        there = state.units.first <= offset < state.units.end
+        return state.units.read(offset, offset + 1) if there else bytes(UNIT)
+
+    def _points_at(self, state: QueueState, offset: int, position: int, size: int) -> bool:
+        return UNIT_STRUCT.unpack(self._unit(state, offset))[:2] == (position, size)
+
+    def _unlike(self, state: QueueState, facts: Facts, unit: bytes, expected: bytes) -> None:
+        """A unit that is not the one that its record asks for."""
+        path, at = state.units.place(facts.queue_offset)
+        is_, wanted = UNIT_STRUCT.unpack(unit), UNIT_STRUCT.unpack(expected)
+        where = f"unit {facts.queue_offset} of {state.name} (record at {facts.position})"
+        if is_[:2] == wanted[:2] and tags_flipped_in_record(facts.properties, is_[2], wanted[2]):
+            self.evidence.tags[facts.position] = is_[2]
+            self._record_damaged(facts, f"a flipped bit in its TAGS or beside them: {where} has another code")
+            return
+        names = ("log position", "size", "tags code")
+        differing = [
+            f"{name} {found} instead of {should}"
+            for name, found, should in zip(names, is_, wanted, strict=True)
+            if found != should
+        ]
+        problem = "the unit is empty" if unit == bytes(UNIT) else ", ".join(differing)
+        self._findings.add(ERROR, "queue-unit", path, at, f"{where}: {problem}", REBUILD)
+
+    def _is_elsewhere(self, facts: Facts) -> bool:
+        """Whether the unit of this record stands in another place than it says: then its topic, queue id or
+        queue offset is damaged. Asked for the first few only."""
+        if self._searches <= 0:
+            return False
+        position, size, offset = facts.position, facts.size, facts.queue_offset
+        for (topic, queue_id), state in self._states.items():
+            same = (topic == facts.topic) + (queue_id == facts.queue_id)
+            place = state.next if same == 2 else offset
+            if same and self._points_at(state, place, position, size):
+                self._misplaced(facts, (topic, queue_id, place))
+                return True
+        self._searches -= 1
+        return False
+
+    def _misplaced(self, facts: Facts, place: tuple[str, int, int]) -> None:
+        """The record of a unit at `place` says that it belongs elsewhere."""
+        self.evidence.places[facts.position] = place
+        self._to_set_right.append(facts.position)
+        names = ("topic", "queue id", "queue offset")
+        own = facts.topic, facts.queue_id, facts.queue_offset
+        wrong = [name for name, is_, should in zip(names, own, place, strict=True) if is_ != should]
+        if not wrong:
+            wrong = [f"sysFlag {facts.sys_flag} (it makes it a prepared or rolled back message)"]
+        topic, queue_id, offset = place
+        self._record_damaged(
+            facts, f"{', '.join(wrong)}: its unit is {offset} of {topic}/{queue_id}, "
+            f"it says {facts.queue_offset} of {facts.topic}/{facts.queue_id}",
+        )  # fmt: skip
+
+    def _record_damaged(self, facts: Facts, problem: str) -> None:
+        at = facts.position % self._shape.config.mapped_file_size_commit_log
+        problem = f"the record at {facts.position} is damaged where no checksum is: {problem}"
+        self._findings.add(ERROR, "record-field", self._log.path_of(facts.position), at, problem, KEPT)
 
     def _lives_on(self, state: QueueState, offset: int, position: int, unit_position: int) -> bool:
         """Whether the unit rightly belongs to another record: its topic was deleted and made again, or the
@@ -306,15 +308,17 @@ class QueueCheck:
         own = state.topic, state.queue_id, offset
         if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
             return  # its record stands out of order, or its topic was deleted
+        if position in self.evidence.places or state.topic.startswith(LIGHT):
+            return
+        if found is not None and found.size == size:
+            claimed = self._states.get((found.topic, found.queue_id))
+            owned = claimed is not None and self._points_at(claimed, found.queue_offset, position, size)
+            if not (queued and owned):
+                self._misplaced(found, own)
+                return
         path, at = state.units.place(offset)
         repair = REBUILD
-        if found is not None and not queued:
-            what = (
-                f"points at log position {position}, whose sysFlag {found.sys_flag} makes it a prepared or "
-                "rolled back message, which has no unit"
-            )
-            repair = NOTHING
-        elif found is not None:
+        if found is not None:
             what = (
                 f"points at log position {position}, which belongs to {found.topic}/{found.queue_id} "
                 f"offset {found.queue_offset}"
@@ -331,6 +335,7 @@ class QueueCheck:
         self.log_min = max(self.log_min, walk.log_min)
         for state in self._states.values():
             self._finish_units(state, walk.end)
+        for state in self._states.values():
             if state.behind and not self._shape.live:
                 self._finish_records(state)
         for topic, count in sorted(self._gone.items()):
@@ -366,21 +371,16 @@ class QueueCheck:
         if state.units.end == 0 and self._known is not None and state.topic not in self._known:
             self._gone[state.topic] = self._gone.get(state.topic, 0) + state.behind
             return
+        count = state.behind - sum(position in self.evidence.places for position in state.behind_at)
+        if not count:
+            return
         path, at = state.units.place(state.units.end)
         self._findings.add(
             ERROR if self._shape.clean else WARNING, "queue-short", path, at,
-            f"{state.name} ends at {state.units.end}; {state.behind} records of the log, the first at "
-            f"{state.behind_at}, have no unit", REBUILD if self._shape.clean else NEXT_START,
+            f"{state.name} ends at {state.units.end}; {count} records of the log, the first at "
+            f"{state.behind_at[0]}, have no unit", REBUILD if self._shape.clean else NEXT_START,
         )  # fmt: skip
 
 
 def _pieces(units: bytes) -> list[bytes]:
     return [units[at : at + UNIT] for at in range(0, len(units), UNIT)]
-
-
-def _used_length(data: bytes) -> int:
-    """Bytes up to the last one that is not zero; most of a queue's last file is zeros."""
-    stop = len(data)
-    while stop and is_zero(data[max(0, stop - _PAGE) : stop]):
-        stop = max(0, stop - _PAGE)
-    return len(data[:stop].rstrip(b"\0"))

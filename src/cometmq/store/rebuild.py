@@ -1,5 +1,8 @@
 """`rebuild`: consume queues and index made anew from the log, for a store that no broker is using.
 
+The log is walked twice: first beside the old queues, to learn which records they know better than the log
+does (see evidence.py), then to make the new ones.
+
 The new directories grow beside the old ones and take their places when they are complete and on the device;
 the old ones are removed last. Whatever happens in between, the next start finds the old ones, the new ones,
 or none, and then makes them itself. The log is not touched.
@@ -8,6 +11,7 @@ or none, and then makes them itself. The log is not touched.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -19,12 +23,15 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk
+from cometmq.store.evidence import Evidence
 from cometmq.store.files import StoreFiles
 from cometmq.store.findings import Finding, Findings
-from cometmq.store.guards import StoreLock
+from cometmq.store.guards import AbortMark, StoreLock
 from cometmq.store.index import IndexService
 from cometmq.store.log_walk import LogWalk
+from cometmq.store.queue_check import LIGHT, QueueCheck
 from cometmq.store.queue_table import QueueTable
+from cometmq.store.reads import ReadOnlyFiles
 from cometmq.store.recovery import tags_code_of
 from cometmq.store.scan import Facts
 from cometmq.store.shape import Shape, read_shape
@@ -36,6 +43,7 @@ _TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 _WIDEST_GAP = 1_000_000  # units; as in recovery
 _SETTLE = 4096  # records between two writes
 _PARTS = ("consumequeue", "index")
+_MOST_MISPLACED = 64
 
 
 class RebuildReport(msgspec.Struct):
@@ -74,6 +82,9 @@ class Rebuild:
         self._findings = Findings()
         self._not_served = self._hidden = self._records = 0
         self._ahead: dict[ConsumeQueue, Facts] = {}  # as in recovery: the next record tells who is right
+        self._evidence = Evidence()
+        self._superseded: Iterator[int] = iter(())
+        self._next_superseded = -1
 
     def run(self) -> RebuildReport:
         """Raises StoreError when there is no store or somebody holds it, OSError; then the old directories
@@ -87,11 +98,14 @@ class Rebuild:
             shape = read_shape(
                 self._disk, self._root, config=self._given, commit_log_dir=self._commit_log_dir
             )
-            return self._run(shape)
+            # The lock that was seen there is this one.
+            return self._run(shape._replace(live=False, clean=not AbortMark(self._disk, self._root).exists()))
         finally:
             lock.release()
 
     def _run(self, shape: Shape) -> RebuildReport:
+        if any(queue.topic.startswith(LIGHT) for queue in shape.queues):
+            raise StoreError(f"{LIGHT} queues do not follow from the log and would be lost", self._root)
         disk, scratch = self._disk, os.path.join(self._root, SCRATCH)
         remove_tree(disk, scratch)  # of a run that was killed
         disk.makedirs(scratch)
@@ -118,11 +132,30 @@ class Rebuild:
         self._swap(scratch)
         return report
 
+    def _look_at_old_queues(self, shape: Shape, deleted: DeletedTopics, total: int) -> None:
+        findings = Findings()  # those of `verify`, which nobody has asked for here
+        with ReadOnlyFiles(self._disk) as files:
+            check = QueueCheck(shape, files, findings, _no_pause, None, deleted.hides if deleted else None)
+            walk = LogWalk(self._disk, shape, findings, _no_pause)
+            for run in walk.runs():
+                check.take(run)
+                if self._progress is not None:
+                    self._progress(walk.end - walk.log_min, 2 * total)
+            check.finish(walk)
+        self._evidence = check.evidence
+        # A queue that contradicts this many records is itself the one that is wrong.
+        in_queue = Counter(place[:2] for place in check.evidence.places.values())
+        places = check.evidence.places.items()
+        self._evidence.places = {at: place for at, place in places if in_queue[place[:2]] <= _MOST_MISPLACED}
+        self._superseded = iter(check.evidence.superseded.tolist())
+        self._next_superseded = next(self._superseded, -1)
+
     def _fill(self, shape: Shape, queues: QueueTable, index: IndexService) -> None:
         deleted = DeletedTopics(self._disk, self._root)
-        walk = LogWalk(self._disk, shape, self._findings, lambda _seconds: None)
         delays = shape.config.delay_levels_ms
         total = len(shape.segments) * shape.config.mapped_file_size_commit_log
+        self._look_at_old_queues(shape, deleted, total)
+        walk = LogWalk(self._disk, shape, self._findings, _no_pause)
         for facts in walk.records():
             self._records += 1
             if deleted and deleted.hides(facts.topic, facts.position):
@@ -133,7 +166,7 @@ class Rebuild:
                 queues.write_dirty()
                 index.write()
                 if self._progress is not None:
-                    self._progress(walk.end - walk.log_min, total)
+                    self._progress(total + walk.end - walk.log_min, 2 * total)
         for queue, last in self._ahead.items():
             self._push(queues, queue, last, delays)
         queues.write_dirty()
@@ -145,12 +178,22 @@ class Rebuild:
         for directory in sorted({os.path.dirname(path) for path in paths}):
             self._disk.fsync_dir(directory)
         if self._progress is not None:
-            self._progress(total, total)
+            self._progress(2 * total, 2 * total)
 
     def _dispatch(
         self, facts: Facts, queues: QueueTable, index: IndexService, delays: dict[int, int]
     ) -> None:
-        """The rules of recovery."""
+        """The rules of recovery, and what the old queues know better."""
+        position = facts.position
+        superseded = position == self._next_superseded
+        if superseded:
+            self._next_superseded = next(self._superseded, -1)
+        place = self._evidence.places.get(position)
+        if place is not None:
+            superseded = False
+            flag = facts.sys_flag & ~_TRANSACTION_MASK
+            topic, queue_id, offset = place
+            facts = facts._replace(topic=topic, queue_id=queue_id, queue_offset=offset, sys_flag=flag)
         kind = facts.sys_flag & _TRANSACTION_MASK
         if index.enabled:
             record: Pending = (
@@ -158,7 +201,7 @@ class Rebuild:
                 kind != _ROLLBACK,
             )  # fmt: skip
             index.take([record])
-        if kind in (_PREPARED, _ROLLBACK):
+        if superseded or kind in (_PREPARED, _ROLLBACK):
             return
         queue = queues.get(facts.topic, facts.queue_id)
         ahead = self._ahead.pop(queue, None)
@@ -175,9 +218,10 @@ class Rebuild:
         else:
             self._ahead[queue] = facts
 
-    @staticmethod
-    def _push(queues: QueueTable, queue: ConsumeQueue, facts: Facts, delays: dict[int, int]) -> None:
-        queue.push(facts.position, facts.size, tags_code_of(facts, delays), facts.queue_offset)
+    def _push(self, queues: QueueTable, queue: ConsumeQueue, facts: Facts, delays: dict[int, int]) -> None:
+        code = self._evidence.tags.get(facts.position)
+        code = tags_code_of(facts, delays) if code is None else code
+        queue.push(facts.position, facts.size, code, facts.queue_offset)
         if not queue.dirty:
             queues.mark(queue)
 
@@ -206,6 +250,10 @@ def rebuild(
     return Rebuild(
         root, disk=disk, clock=clock, config=config, commit_log_dir=commit_log_dir, progress=progress
     ).run()
+
+
+def _no_pause(_seconds: float) -> None:
+    """Nobody writes here meanwhile."""
 
 
 def _files_below(disk: Disk, directory: str) -> Iterator[str]:

@@ -15,9 +15,9 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE
 from cometmq.store.disk import Disk, OsDisk
 from cometmq.store.floors import QueueFloors
-from cometmq.store.queue_check import UnitFiles
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.shape import QueueFiles, Shape, read_shape
+from cometmq.store.unit_files import UnitFiles
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 86_400_000

@@ -112,7 +112,7 @@ def _walk(
         records += len(run.properties)
         queues.log_min = index.log_min = walk.log_min
         queues.take(run)
-        index.take(run)
+        index.take(run, queues.hides)
         if progress is not None:
             progress(walk.end - walk.log_min, total)
     if progress is not None:
