@@ -10,11 +10,14 @@ from typing import NamedTuple
 from tests.faults.crash_model import Entry, Expected, Found, Wrong, config, entry_of, examine
 from tests.faults.crash_workloads import HOST, Worker, work
 
+from cometmq.errors import StoreError
 from cometmq.store import ManualClock, MessageStore
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import Image, RecordingDisk
 
 LATER_MS = 1_800_000_000_000
+BROKEN = (Wrong, StoreError, OSError)
+"""How a store shows that it broke a promise."""
 
 
 class Trial(NamedTuple):
@@ -68,7 +71,8 @@ def replay(label: str) -> Trial:
 
 
 def run(trial: Trial) -> None:
-    """Raises Wrong, with the label, when the store breaks a promise or fails."""
+    """Raises Wrong, with the label, when the store breaks a promise or fails as a store may. Anything else is
+    raised as it is: a fault of these tests, or one of the store that no recovery may have."""
     stores: list[MessageStore] = []
 
     def open_store(disk: RecordingDisk) -> MessageStore:
@@ -77,8 +81,11 @@ def run(trial: Trial) -> None:
 
     try:
         _run(trial, random.Random(trial.label), open_store)
-    except Exception as failure:
+    except BROKEN as failure:
         raise Wrong(f"{failure or repr(failure)}\nimage COMETMQ_CRASH_REPLAY={trial.label}") from failure
+    except Exception as failure:
+        failure.add_note(f"image COMETMQ_CRASH_REPLAY={trial.label}")
+        raise
     finally:
         for store in stores:
             store.crash()
@@ -185,6 +192,6 @@ def _fail_again(
             store = open_store(RecordingDisk(image))
             examine(store, expected)
             store.crash()
-        except Exception as failure:
+        except BROKEN as failure:
             where = "recovering" if at == during else "recovery"
             raise Wrong(f"{failure or repr(failure)} (power failed again at {label}, {where})") from failure

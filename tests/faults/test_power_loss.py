@@ -7,6 +7,7 @@ them, `COMETMQ_CRASH_REPLAY=workload/seed/image` (as a failure prints it) a sing
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from tests.faults import crash_trial
 from tests.faults.crash_model import Wrong, config
 from tests.faults.crash_workloads import WORKLOADS
 
+from cometmq.errors import StoreError
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store import scan as scan_module
 from cometmq.store.checkpoint import Checkpoint
@@ -23,6 +25,7 @@ from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.floors import QueueFloors
 from cometmq.store.flush import LogFlusher
+from cometmq.store.guards import AbortMark
 from cometmq.store.index import IndexService
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.recovery import Recovery
@@ -127,23 +130,41 @@ def test_a_new_file_is_lost_with_its_directory() -> None:
 # -- planted bugs ----------------------------------------------------------------------------------
 
 
-def acknowledge_before_the_flush(patch: pytest.MonkeyPatch) -> None:
+class Patch:
+    """Puts a wrong method in the place of a right one, and counts its calls: a bug that never ran has not
+    been caught."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self.calls = 0
+
+    def setattr(self, owner: type, name: str, wrong: Any) -> None:
+        function = wrong.fget if isinstance(wrong, property) else wrong
+
+        def counted(*given: Any, **more: Any) -> Any:
+            self.calls += 1
+            return function(*given, **more)
+
+        self._patch.setattr(owner, name, property(counted) if isinstance(wrong, property) else counted)
+
+
+def acknowledge_before_the_flush(patch: Patch) -> None:
     patch.setattr(LogFlusher, "wait_for", lambda self, position, waiter: waiter(True))
 
 
-def flush_only_the_newest_segment(patch: pytest.MonkeyPatch) -> None:
+def flush_only_the_newest_segment(patch: Patch) -> None:
     """Off by one at the roll: the end of the segment just left is never synced."""
     right = CommitLog.take_unsynced
     patch.setattr(CommitLog, "take_unsynced", lambda self: right(self)[-1:])
 
 
-def let_go_of_a_segment_filled_during_its_sync(patch: pytest.MonkeyPatch) -> None:
+def let_go_of_a_segment_filled_during_its_sync(patch: Patch) -> None:
     """A bug that this harness found: a sync counted for what was written after it had begun."""
     right = CommitLog.synced
     patch.setattr(CommitLog, "synced", lambda self, bases, end: right(self, bases, self.end))
 
 
-def skip_the_crc_in_recovery(patch: pytest.MonkeyPatch) -> None:
+def skip_the_crc_in_recovery(patch: Patch) -> None:
     right = scan_module.SegmentScan.__init__
 
     def wrong(self: scan_module.SegmentScan, *given: Any, check_crc: bool = True, **more: Any) -> None:
@@ -152,15 +173,15 @@ def skip_the_crc_in_recovery(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scan_module.SegmentScan, "__init__", wrong)
 
 
-def leave_the_torn_tail(patch: pytest.MonkeyPatch) -> None:
+def leave_the_torn_tail(patch: Patch) -> None:
     patch.setattr(Recovery, "_zero_tail", lambda self, base, result: None)
 
 
-def leave_stale_queue_units(patch: pytest.MonkeyPatch) -> None:
+def leave_stale_queue_units(patch: Patch) -> None:
     patch.setattr(ConsumeQueue, "cut", lambda self: False)
 
 
-def forget_the_directory_of_a_new_segment(patch: pytest.MonkeyPatch) -> None:
+def forget_the_directory_of_a_new_segment(patch: Patch) -> None:
     right = RecordingDisk.fsync_dir
 
     def wrong(self: RecordingDisk, path: str) -> None:
@@ -170,7 +191,7 @@ def forget_the_directory_of_a_new_segment(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RecordingDisk, "fsync_dir", wrong)
 
 
-def forget_the_directory_after_a_rename(patch: pytest.MonkeyPatch) -> None:
+def forget_the_directory_after_a_rename(patch: Patch) -> None:
     right = RecordingDisk.fsync_dir
 
     def wrong(self: RecordingDisk, path: str) -> None:
@@ -180,7 +201,7 @@ def forget_the_directory_after_a_rename(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RecordingDisk, "fsync_dir", wrong)
 
 
-def move_the_checkpoint_first(patch: pytest.MonkeyPatch) -> None:
+def move_the_checkpoint_first(patch: Patch) -> None:
     right = Upkeep.settle_all
 
     def wrong(self: Upkeep, *, slots: bool = True) -> bool:
@@ -194,12 +215,12 @@ def move_the_checkpoint_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Upkeep, "settle_all", wrong)
 
 
-def trust_the_checkpoint_without_its_margin(patch: pytest.MonkeyPatch) -> None:
+def trust_the_checkpoint_without_its_margin(patch: Patch) -> None:
     """As if queues were durable up to the moment of the start."""
     patch.setattr(Checkpoint, "min_timestamp", property(lambda self: 1 << 52))
 
 
-def truncate_one_record_too_many(patch: pytest.MonkeyPatch) -> None:
+def truncate_one_record_too_many(patch: Patch) -> None:
     right = Recovery._records
 
     def wrong(self: Recovery, start: int, result: Any) -> Any:
@@ -216,7 +237,7 @@ def truncate_one_record_too_many(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Recovery, "_records", wrong)
 
 
-def index_before_the_log(patch: pytest.MonkeyPatch) -> None:
+def index_before_the_log(patch: Patch) -> None:
     """Entries of records that the log may not hold stay in the index."""
     right = IndexService.resume
 
@@ -226,11 +247,11 @@ def index_before_the_log(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(IndexService, "resume", wrong)
 
 
-def declare_an_unclean_stop_clean(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("cometmq.store.guards.AbortMark.exists", lambda self: False)
+def declare_an_unclean_stop_clean(patch: Patch) -> None:
+    patch.setattr(AbortMark, "exists", lambda self: False)
 
 
-def forget_the_directory_of_deleted_segments(patch: pytest.MonkeyPatch) -> None:
+def forget_the_directory_of_deleted_segments(patch: Patch) -> None:
     """They may come back, one by one, and leave holes."""
 
     async def wrong(self: Retention, directory: str, log_min: int = -1) -> bool:
@@ -240,11 +261,11 @@ def forget_the_directory_of_deleted_segments(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Retention, "_sync", wrong)
 
 
-def purge_in_memory_only(patch: pytest.MonkeyPatch) -> None:
+def purge_in_memory_only(patch: Patch) -> None:
     patch.setattr(QueueFloors, "save", lambda self: None)
 
 
-def keep_floors_above_lost_messages(patch: pytest.MonkeyPatch) -> None:
+def keep_floors_above_lost_messages(patch: Patch) -> None:
     """A floor hides the messages that take the offsets of lost ones."""
 
     def wrong(self: QueueFloors, queues: QueueTable) -> None:
@@ -257,7 +278,7 @@ def keep_floors_above_lost_messages(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QueueFloors, "apply", wrong)
 
 
-PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] = [
+PLANTED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
     (acknowledge_before_the_flush, ("threaded",)),
     (flush_only_the_newest_segment, ("synchronous", "threaded")),
     (let_go_of_a_segment_filled_during_its_sync, ("threaded",)),
@@ -280,9 +301,10 @@ BOUND = 1500
 
 @pytest.mark.parametrize(("plant", "workloads"), PLANTED, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_planted_bug_is_caught(
-    plant: Callable[[pytest.MonkeyPatch], None], workloads: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[Patch], None], workloads: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch)
+    patch = Patch(monkeypatch)
+    plant(patch)
     tried = 0
     for seed in range(1, 10):
         for workload in workloads:
@@ -290,12 +312,30 @@ def test_a_planted_bug_is_caught(
                 for trial in crash_trial.trials(workload, str(seed), 100):
                     tried += 1
                     crash_trial.run(trial)
-            except Exception as failure:
+            except Wrong as failure:
                 print(f"{plant.__name__}: caught by image {tried}: {str(failure).splitlines()[0]}")
+                assert patch.calls
                 return
             if tried > BOUND:
                 pytest.fail(f"{tried} images did not show it")
     pytest.fail(f"{tried} images did not show it")
+
+
+def test_a_fault_of_the_harness_is_no_caught_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    (trial,) = itertools.islice(crash_trial.trials("short", "1", 1), 1)
+    for error, seen in ((KeyError, KeyError), (OSError, Wrong), (StoreError, Wrong), (Wrong, Wrong)):
+        monkeypatch.setattr(Recovery, "run", raising(error))
+        with pytest.raises(seen) as caught:
+            crash_trial.run(trial)
+        assert type(caught.value) is seen
+        assert trial.label in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+
+
+def raising(error: type[Exception]) -> Callable[..., None]:
+    def wrong(*_given: Any, **_more: Any) -> None:
+        raise error("planted")
+
+    return wrong
 
 
 def test_a_table_is_never_half(monkeypatch: pytest.MonkeyPatch) -> None:
