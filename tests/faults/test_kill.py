@@ -69,6 +69,11 @@ class BrokerProcess:
         properties = {**SETTINGS, "storePathRootDir": str(directory / "store"), **settings}
         self._conf.write_text(format_properties(properties))
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def spawn(self) -> None:
         """Start it; it may not be ready yet."""
         command = [sys.executable, "-m", "cometmq.broker.process", "-c", str(self._conf)]

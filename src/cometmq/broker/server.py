@@ -38,7 +38,7 @@ from cometmq.broker.send_back import SendBackProcessor
 from cometmq.broker.stats import Stats
 from cometmq.broker.topics import TopicTable
 from cometmq.broker.writer import ArrivalTuple, Writer
-from cometmq.errors import ClientStateError
+from cometmq.errors import ClientStateError, StoreError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.java_properties import format_properties
@@ -85,7 +85,11 @@ class Broker:
         """Recover the store, listen, register with the name servers. Returns the port."""
         self.config.check()
         loop = asyncio.get_running_loop()
-        store = await asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
+        try:
+            store = await asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
+        except OSError as error:
+            path = error.filename or self.config.store.root
+            raise StoreError(f"the store cannot be opened: {error.strerror or error}", path) from error
         try:
             parts = self._parts = BrokerParts(self.config, store, self._disk, self._clock)
             await asyncio.to_thread(parts.tables.load)
