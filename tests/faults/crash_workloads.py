@@ -152,8 +152,10 @@ class Worker:
             self.chance.choice(TOPICS), self.chance.randrange(2), encode_batch(items), b"",
             born_timestamp_ms=self.clock.now_ms, born_host=HOST,
         )  # fmt: skip
-        for (_, _, properties), each in zip(items, appended, strict=True):
-            self.pending.append((each.physical_offset, each.size, (properties[5:].decode(),), 0))
+        for (_, _, properties), position, size in zip(
+            items, appended.physical_offsets, appended.sizes, strict=True
+        ):
+            self.pending.append((position, size, (properties[5:].decode(),), 0))
 
     def _body(self, size: int) -> bytes:
         return (b"%d:" % self.number + self.chance.randbytes(size))[: max(size, 8)]

@@ -13,8 +13,15 @@ from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
 from cometmq.protocol.properties import decode_properties, java_hash, tags_code
 from cometmq.protocol.record import decode_record
-from cometmq.store.batch_append import batch_items
-from cometmq.store.keys import code_and_key, hash_equal, hash_keys, index_keys, stored_tags_code
+from cometmq.store.batch_append import batch_columns
+from cometmq.store.keys import (
+    code_and_key,
+    codes_and_keys,
+    hash_equal,
+    hash_keys,
+    index_keys,
+    stored_tags_code,
+)
 from cometmq.store.refusal import StoreRefused
 from cometmq.store.verify import verify
 
@@ -33,13 +40,24 @@ def test_items_of_a_batch_get_the_properties_of_the_request(items, extra):
     data = encode_batch(items)
     if not items:
         with pytest.raises(StoreRefused, match="empty"):
-            batch_items(data, extra)
+            batch_columns(data, extra)
         return
-    found = batch_items(memoryview(data), extra)
-    for (flag, body, properties), item in zip(found, iter_batch(data), strict=True):
+    found = batch_columns(memoryview(data), extra)
+    for flag, body, properties, item in zip(*found, iter_batch(data), strict=True):
         assert (flag, body) == (item.flag, item.body)
         joint = b"\x02" if extra and item.properties and item.properties[-1] != 2 else b""
         assert properties == item.properties + joint + extra
+
+
+@given(st.lists(st.tuples(st.binary(min_size=3, max_size=3), st.binary(min_size=4, max_size=4)), min_size=1))
+def test_items_of_one_form_are_cut_like_any(parts):
+    items = [(number, body, text) for number, (body, text) in enumerate(parts)]
+    assert list(zip(*batch_columns(encode_batch(items), b""), strict=True)) == items
+
+
+def test_items_of_one_size_need_not_be_of_one_form():
+    items = [(1, b"abc", b"k\x01v\x02"), (2, b"abcde", b"k\x01"), (3, b"ab", b"k\x01vw\x02")]
+    assert list(zip(*batch_columns(encode_batch(items), b""), strict=True)) == items
 
 
 @given(ITEMS.filter(len), st.data())
@@ -55,10 +73,10 @@ def test_a_damaged_batch_is_refused_exactly_when_the_careful_reader_refuses_it(i
     except BodyError as error:
         problem = str(error)
     if problem is None:
-        assert batch_items(data, b"") == expected
+        assert list(zip(*batch_columns(data, b""), strict=True)) == expected
         return
     with pytest.raises(StoreRefused) as refusal:
-        batch_items(data, b"")
+        batch_columns(data, b"")
     assert refusal.value.remark == problem
 
 
@@ -105,6 +123,33 @@ def test_remembered_codes_and_keys_are_those_of_the_properties(properties):
         code, key = code_and_key(properties)
         assert code == stored_tags_code(properties)
         assert key is None or index_keys(properties) == [key]
+
+
+def codes_and_keys_are_those_of_each(properties):
+    codes, keys = codes_and_keys(properties)
+    assert codes == [stored_tags_code(each) for each in properties]
+    assert keys is None or [[key] for key in keys] == [index_keys(each) for each in properties]
+    return keys
+
+
+@given(st.lists(PROPERTIES, min_size=1, max_size=5))
+def test_codes_and_keys_of_many_are_those_of_each(properties):
+    codes_and_keys_are_those_of_each(properties)
+
+
+KEY_PARTS = st.sampled_from([b"a", b"b", b"\x01", b"\x02", b" ", b"TAGS\x01", b"KEYS\x01k", b"UNIQ_KEY\x01x"])
+NINE_BYTES = st.lists(KEY_PARTS, min_size=1).map(lambda parts: b"".join(parts)[:9].ljust(9, b"z"))
+
+
+@given(st.lists(NINE_BYTES, min_size=1), PROPERTIES, PROPERTIES)
+def test_codes_and_keys_of_one_form_are_those_of_each(keys, before, behind):
+    codes_and_keys_are_those_of_each([before + b"\x02UNIQ_KEY\x01" + key + behind for key in keys])
+
+
+def test_one_form_is_seen_as_such():
+    keys = [b"%04d" % number for number in range(40)]
+    found = codes_and_keys_are_those_of_each([b"UNIQ_KEY\x01" + key + b"\x02TAGS\x01t" for key in keys])
+    assert found == keys
 
 
 @given(st.lists(st.binary(min_size=4, max_size=4).map(lambda key: key.hex().encode()), min_size=1))

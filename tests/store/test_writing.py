@@ -153,11 +153,11 @@ def test_a_batch_becomes_neighbours_with_the_request_s_properties(tmp_path: Path
         "T", 0, memoryview(body), b"CLUSTER\x01c", born_timestamp_ms=START_MS, born_host=HOST, sys_flag=0
     )
     commit = committed(store.commit())
-    assert [each.queue_offset for each in appended] == [1, 2, 3]
+    assert (appended.queue_offset, len(appended.sizes)) == (1, 3)
     assert [arrival[2:4] for arrival in commit.arrivals] == [(2, 2598919), (3, 2598920), (4, 0)]
     records = []
-    for each in appended:
-        data = store.lookup(each.physical_offset)
+    for position in appended.physical_offsets:
+        data = store.lookup(position)
         assert data is not None
         records.append(decode_record(data))
     assert [(r.flag, r.body, r.properties) for r in records] == [
@@ -174,7 +174,7 @@ def test_a_batch_stays_in_one_segment(tmp_path: Path) -> None:
     body = encode_batch([(0, bytes(1000), b"")] * 5)
     appended = store.append_batch("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
     committed(store.commit())
-    assert appended[0].physical_offset == 65536
+    assert appended.physical_offsets[0] == 65536
     store.close()
 
 

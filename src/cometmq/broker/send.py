@@ -151,14 +151,12 @@ class SendProcessor:
             )
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
-        if not batch:
-            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message")
         if frame.flag & 2:
             self._writer.appended()
             return None
         replies = self._context.replies
-        ids = replies.message_ids([item.physical_offset for item in batch])
-        opaque, queue_offset = frame.opaque, batch[0].queue_offset
+        ids = replies.message_ids(batch.physical_offsets)
+        opaque, queue_offset = frame.opaque, batch.queue_offset
 
         def answer(code: int, remark: str | None) -> None:
             if remark is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple, final
 
 import msgspec
 
@@ -49,6 +50,27 @@ get no unit), topic, queue offset, log position, size, tags code, store time in 
 index, whether it is indexed at all. A plain tuple, for its cost."""
 
 
+@final
+class BatchRecords(NamedTuple):
+    """The records of a batch, in columns, and as such waiting for their dispatch: its places are those of a
+    Pending."""
+
+    queue: ConsumeQueue
+    topic: str
+    queue_offset: int
+    """That of the first; the others follow."""
+    physical_offsets: list[int]
+    sizes: list[int]
+    tags_codes: list[int]
+    store_timestamp_ms: int
+    properties: Sequence[bytes]
+    keys: list[bytes] | None
+    """What to index: of each record this key alone; None: the keys in its properties."""
+
+
+Lot = Pending | BatchRecords
+
+
 class Appender:
     """Encodes into the commit log's tick buffer. Loop thread only."""
 
@@ -79,7 +101,7 @@ class Appender:
         self._config = config
         self._flags = flags
         self.closed = False
-        self._pending: list[Pending] = []
+        self._pending: list[Lot] = []
         self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker has its port
         self.set_largest(config.max_message_size)
 
@@ -88,14 +110,14 @@ class Appender:
         self.largest_body = body
         self.largest_record = min(body + 65_536, self._log.segment_size - BLANK_SIZE)
 
-    def take(self) -> list[Pending]:
+    def take(self) -> list[Lot]:
         """The records of this tick; the next ones belong to the next."""
         pending = self._pending
         if pending:
             self._pending = []
         return pending
 
-    def roll_back(self, pending: list[Pending]) -> None:
+    def roll_back(self, pending: list[Lot]) -> None:
         """Give the queue offsets of a tick that could not be written back."""
         for item in reversed(pending):
             if item[0] is not None:
@@ -170,9 +192,9 @@ class Appender:
         ))  # fmt: skip
         return Appended(position, queue_offset, size, now)
 
-    def add(self, pending: list[Pending]) -> None:
+    def add(self, records: BatchRecords) -> None:
         """Records that stand in the tick's buffer already, see batch_append.py."""
-        self._pending += pending
+        self._pending.append(records)
 
     def refuse_if_closed(self) -> None:
         if self.closed:

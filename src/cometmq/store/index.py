@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from cometmq.protocol.properties import index_hash, java_hash
-from cometmq.store.appender import Pending
+from cometmq.store.appender import BatchRecords, Keys, Lot
 from cometmq.store.clock import Clock
 from cometmq.store.config import StoreConfig
 from cometmq.store.files import StoreFiles
@@ -25,7 +25,7 @@ from cometmq.store.keys import behind_prefix, hash_equal, hash_keys
 
 log = logging.getLogger(__name__)
 
-_BATCH = 1024
+_BATCH = 1024  # records hashed together, at least
 _MOST_PREFIXES = 20_000
 
 
@@ -42,6 +42,7 @@ class IndexService:
         "_unproven",
         "_unsynced",
         "_waiting",
+        "_waiting_count",
         "capacity",
         "enabled",
         "files",
@@ -58,7 +59,8 @@ class IndexService:
         self.enabled = config.message_index_enable
         self.files: list[IndexFile] = []
         self.full_until_ms = 0  # end time of the newest full file that `write` has written out
-        self._waiting: list[Pending] = []
+        self._waiting: list[Lot] = []
+        self._waiting_count = 0  # records among them
         self._hashed: tuple[IntArray, IntArray, IntArray] | None = (
             None  # of the first batch, not yet in a file
         )
@@ -74,24 +76,27 @@ class IndexService:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def take(self, records: list[Pending]) -> None:
-        """Index dispatched records, in the order of their positions; their keys wait until `settle`."""
-        self._waiting += records
+    def take(self, lots: list[Lot], count: int) -> None:
+        """Index `count` dispatched records, in the order of their positions; their keys wait until
+        `settle`."""
+        self._waiting += lots
+        self._waiting_count += count
 
     def forget_waiting(self) -> None:
         self._waiting.clear()
+        self._waiting_count = 0
 
     def wants_settling(self) -> bool:
-        return len(self._waiting) >= _BATCH
+        return self._waiting_count >= _BATCH
 
     def settle(self) -> None:
         """Hash and chain the waiting keys, rolling to new files as they fill up. Raises OSError when a
         file cannot be made or written; the records whose keys are not all in files then keep waiting."""
         waiting = self._waiting
         while waiting:
-            batch = waiting[:_BATCH]
+            lots, records = self._next_lots()
             if self._hashed is None:
-                self._hashed = self._hash(batch)
+                self._hashed = self._hash(lots)
             hashes, positions, times = self._hashed
             if not self.files:
                 self._roll()  # even without a key: a store without an index file is one that has lost it
@@ -102,28 +107,54 @@ class IndexService:
                 hashes, positions, times = hashes[taken:], positions[taken:], times[taken:]
                 self._hashed = hashes, positions, times
             self._hashed = None
-            del waiting[: len(batch)]
+            del waiting[: len(lots)]
+            self._waiting_count -= records
 
-    def _hash(self, records: list[Pending]) -> tuple[IntArray, IntArray, IntArray]:
+    def _next_lots(self) -> tuple[list[Lot], int]:
+        """The oldest waiting lots that have enough records together, and how many those are."""
+        records = 0
+        for taken, lot in enumerate(self._waiting, 1):
+            records += len(lot.sizes) if type(lot) is BatchRecords else 1
+            if records >= _BATCH:
+                return self._waiting[:taken], records
+        return self._waiting[:], records
+
+    def _hash(self, lots: list[Lot]) -> tuple[IntArray, IntArray, IntArray]:
         """Absolute key hashes, positions and store times, one for each key of the records."""
-        records = [record for record in records if record[9]]
-        if not records:
+        topics: list[str] = []
+        found_positions: list[int] = []
+        found_times: list[int] = []
+        counts: list[int] = []
+        given: list[Keys] = []
+        properties: list[bytes] = []
+        for lot in lots:
+            if type(lot) is BatchRecords:
+                counts.append(len(lot.sizes))
+                found_positions += lot.physical_offsets
+                given += lot.keys if lot.keys is not None else [None] * len(lot.sizes)
+                properties += lot.properties
+            elif lot[9]:
+                counts.append(1)
+                found_positions.append(lot[3])
+                given.append(lot[8])
+                properties.append(lot[7])
+            else:
+                continue
+            topics.append(lot[1])
+            found_times.append(lot[6])
+        if not given:
             empty = np.zeros(0, np.int64)
             return empty, empty, empty
-        topics = [record[1] for record in records]
         of_topic = {topic: self._prefix(topic) for topic in set(topics)}
-        prefixes = np.array([of_topic[topic] for topic in topics], np.uint32)
-        positions = np.array([record[3] for record in records], np.int64)
-        times = np.array([record[6] for record in records], np.int64)
-        given = [record[8] for record in records]
+        prefixes = np.array([of_topic[topic] for topic in topics], np.uint32).repeat(counts)
+        positions = np.array(found_positions, np.int64)
+        times = np.array(found_times, np.int64).repeat(counts)
         hashes = hash_equal(cast("list[bytes]", given)) if set(map(type, given)) == {bytes} else None
         if hashes is None:
             # Callers that know the keys hand them over; in the form of properties they all go one way.
             texts = [
-                record[7]
-                if keys is None or isinstance(keys, bytes)
-                else b"KEYS\x01" + " ".join(keys).encode()
-                for record, keys in zip(records, given, strict=True)
+                text if keys is None or isinstance(keys, bytes) else b"KEYS\x01" + " ".join(keys).encode()
+                for text, keys in zip(properties, given, strict=True)
             ]
             hashes, lengths, owners = hash_keys(texts)
             prefixes, positions, times = prefixes[owners], positions[owners], times[owners]

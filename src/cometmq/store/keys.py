@@ -95,6 +95,33 @@ def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
     return code, unique if alone else None
 
 
+def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] | None]:
+    """The tags codes of many records, and their unique keys if each is known to be its record's only key.
+
+    The messages of a batch mostly differ in nothing but their unique keys, which are of one length: then one
+    comparison of the whole shows it, 0.13 µs a record, and the first stands for all.
+    """
+    first = properties[0]
+    code, key = code_and_key(first)
+    if key is not None and len(set(map(len, properties))) == 1:
+        at = first.rfind(_UNIQ_KEY) + len(_UNIQ_KEY)
+        end = at + len(key)
+        before, behind = first[:at], first[end:]
+        keys = [each[at:end] for each in properties]
+        whole = b"".join(properties)
+        pairs = first.count(b"\x02")
+        # As many separators in each as in the first: no key contains one.
+        if (
+            before + (behind + before).join(keys) + behind == whole
+            and whole.count(b"\x02") == len(keys) * pairs
+        ):
+            return [code] * len(keys), keys
+    found = list(map(code_and_key, properties))
+    codes = [code for code, _ in found]
+    keys = [key for _, key in found if key is not None]
+    return codes, keys if len(keys) == len(found) else None
+
+
 def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray, IntArray]:
     """Java hashes of all keys of many records: (hash, length in UTF-16 units, number of the record), in the
     order of the records, within one the unique key first.

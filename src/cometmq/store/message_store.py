@@ -17,12 +17,13 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from cometmq.protocol.codes import ResponseCode
-from cometmq.store.appender import Appended, Appender, Pending
+from cometmq.store.appender import Appended, Appender, BatchRecords, Lot
 from cometmq.store.batch_append import BatchAppender
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.clock import Clock, SystemClock
@@ -123,7 +124,7 @@ class MessageStore:
         self.on_arrivals: Callable[[list[tuple[str, int, int, int, int, bytes]]], None] = lambda _arrivals: (
             None
         )
-        self._unflushed: deque[tuple[int, list[Pending]]] = deque()
+        self._unflushed: deque[tuple[int, list[Lot]]] = deque()
         self._sync = config.sync_flush
         self.dispatched_ms = self.flusher.written_ms
         self.closed = False
@@ -240,7 +241,7 @@ class MessageStore:
         born_host: bytes,
         reconsume_times: int = 0,
         store_host: bytes | None = None,
-    ) -> list[Appended]:
+    ) -> BatchRecords:
         """Take a batch body (items of the batch send) into this tick, all of it into one segment or nothing.
 
         `properties` of the request are added to those of every item, as 4.9 does. Raises StoreRefused.
@@ -295,11 +296,17 @@ class MessageStore:
         """Why no flush will succeed any more; None in health."""
         return self.flusher.failure
 
-    def _dispatch(self, pending: list[Pending]) -> list[tuple[str, int, int, int, int, bytes]]:
+    def _dispatch(self, pending: list[Lot]) -> list[tuple[str, int, int, int, int, bytes]]:
         """Make written records visible: queue units, index keys."""
-        arrivals = []
+        arrivals: list[tuple[str, int, int, int, int, bytes]] = []
         mark, pack = self.queues.mark, UNIT_STRUCT.pack
-        for queue, topic, offset, position, size, tags, store_ms, properties, _, _ in pending:
+        count = len(pending)
+        for lot in pending:
+            if type(lot) is BatchRecords:
+                self._dispatch_batch(lot, arrivals)
+                count += len(lot.sizes) - 1
+                continue
+            queue, topic, offset, position, size, tags, store_ms, properties, _, _ = lot
             if queue is not None:
                 if offset == queue.max_offset:  # ConsumeQueue.push, without the call
                     queue.window += pack(position, size, tags)
@@ -310,10 +317,29 @@ class MessageStore:
                     mark(queue)
                 arrivals.append((topic, queue.queue_id, offset + 1, tags, store_ms, properties))
         if self.index.enabled:
-            self.index.take(pending)
+            self.index.take(pending, count)
         self.dispatched_ms = pending[-1][6]
-        self.upkeep.after_dispatch(pending)
+        self.upkeep.after_dispatch(count)
         return arrivals
+
+    def _dispatch_batch(
+        self, records: BatchRecords, arrivals: list[tuple[str, int, int, int, int, bytes]]
+    ) -> None:
+        """Queue units and arrivals of a batch, each made by loops in C: 0.2 µs a record."""
+        queue, topic, offset, positions, sizes, codes, store_ms, properties, _ = records
+        behind = offset + len(sizes)
+        if offset == queue.max_offset:
+            queue.window += b"".join(map(UNIT_STRUCT.pack, positions, sizes, codes))
+            queue.max_offset = behind
+        else:
+            for place, unit in enumerate(zip(positions, sizes, codes, strict=True), offset):
+                queue.push(*unit, place)
+        if not queue.dirty:
+            self.queues.mark(queue)
+        arrivals += zip(
+            repeat(topic), repeat(queue.queue_id), range(offset + 1, behind + 1), codes, repeat(store_ms),
+            properties,
+        )  # fmt: skip
 
     def _flushed(self, end: int) -> None:
         waiting = self._unflushed

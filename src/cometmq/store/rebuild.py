@@ -200,7 +200,7 @@ class Rebuild:
                 None, facts.topic, 0, facts.position, facts.size, 0, facts.store_ms, facts.properties, None,
                 kind != _ROLLBACK,
             )  # fmt: skip
-            index.take([record])
+            index.take([record], 1)
         if superseded or kind in (_PREPARED, _ROLLBACK):
             return
         queue = queues.get(facts.topic, facts.queue_id)

@@ -339,7 +339,7 @@ class Recovery:
                 None, facts.topic, 0, facts.position, facts.size, 0, facts.store_ms, facts.properties, None,
                 kind != _ROLLBACK,
             )  # fmt: skip
-            self._index.take([record])
+            self._index.take([record], 1)
             if self._index.wants_settling():
                 self._index.settle()
         if facts.position < start or kind in (_PREPARED, _ROLLBACK):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from cometmq.store.appender import Pending
 from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.flags import Flag
@@ -198,11 +197,12 @@ class Upkeep:
             future: Future[int] = self._pool.submit(commit_log.reserve_file, base)
             commit_log.reservation_started(base, future)
 
-    def after_dispatch(self, pending: list[Pending]) -> None:
-        """Keep windows and waiting keys small however long the write interval is."""
+    def after_dispatch(self, count: int) -> None:
+        """`count` records became visible: keep windows and waiting keys small, however long the write
+        interval is."""
         store = self._store
-        self._unwritten += len(pending)
-        self._behind += len(pending)
+        self._unwritten += count
+        self._behind += count
         if self._unwritten < 4096 and not store.index.wants_settling():
             return
         try:
