@@ -18,7 +18,7 @@ from cometmq.store.index_file import ENTRY_DTYPE, HEADER
 from cometmq.testing.recording_disk import RecordingDisk
 
 ROOT = "/store"
-TABLE = f"{ROOT}/config/topics.json"
+TABLE = f"{ROOT}/config/table.json"
 
 
 def config(sync: bool) -> StoreConfig:

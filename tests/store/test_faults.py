@@ -187,7 +187,7 @@ def test_an_error_at_every_single_operation_loses_nothing_acknowledged(
 
 def test_json_tables_survive_an_error_at_every_operation(tmp_path: Path) -> None:
     for number in range(1, 30):
-        path = tmp_path / f"{number}" / "topics.json"
+        path = tmp_path / f"{number}" / "table.json"
         JsonTable(str(path)).save({"n": 1})
         JsonTable(str(path)).save({"n": 2})
         disk = FaultyDisk()

@@ -68,20 +68,22 @@ class ObjectKey(tuple[tuple[str, Json], ...]):
         return dict(self)
 
 
-def read_lenient(data: bytes | bytearray | memoryview | str) -> Json:
-    """The one value of a text. Raises LenientError."""
+def read_lenient(data: bytes | bytearray | memoryview | str, *, unique: bool = False) -> Json:
+    """The one value of a text. unique: refuse a key that stands twice in an object; else the last one
+    counts. Raises LenientError."""
     text = data if isinstance(data, str) else bytes(data).decode("utf-8", "replace")
-    reader = _Reader(text)
+    reader = _Reader(text, unique)
     value = reader.value(0)
     reader.end()
     return value
 
 
 class _Reader:
-    __slots__ = ("pos", "text", "within_key")
+    __slots__ = ("pos", "text", "unique", "within_key")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, unique: bool) -> None:
         self.text = text
+        self.unique = unique
         self.pos = 0
         self.within_key = False
 
@@ -126,6 +128,8 @@ class _Reader:
             key = self.key(first, depth)
             if self.peek() != ":":
                 raise self.error("expected ':' after a key")
+            if self.unique and key in found:
+                raise self.error("a key stands twice")
             self.pos += 1
             found[key] = self.value(depth)
             if self.peek() not in (",", "}"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 
 from cometmq.store.disk import Disk
+from cometmq.store.table_shapes import DELETED, DeletedTopicTable
 from cometmq.store.tables import JsonTable
 
 
@@ -21,12 +22,10 @@ class DeletedTopics:
     __slots__ = ("_ends", "_table")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """A table that cannot be read counts as empty: a store is not refused for deleted messages."""
-        self._table = JsonTable(os.path.join(root, "config", "deletedTopics.json"), disk)
-        found = self._table.load_or_empty().get("deletedTopics")
-        self._ends: dict[str, int] = {}
-        if isinstance(found, dict):
-            self._ends = {str(topic): end for topic, end in found.items() if isinstance(end, int)}
+        """A table that cannot be read, nor its `.bak`, counts as empty: a store is not refused for deleted
+        messages. Raises OSError."""
+        self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
+        self._ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
 
     def add(self, topics: list[str], log_end: int, log_min: int) -> None:
         """Keep a deletion, on the device when this returns. Raises OSError; then nothing is kept."""

@@ -4,6 +4,9 @@ A queue whose newest sector, file or directory is lost looks just like a shorter
 offsets that its messages already have. So a clean stop leaves the ends of all queues in a small table; a
 start that finds less builds the queues anew from the log. Apache's broker does not know the file; ends
 from before it ran are lower bounds.
+
+A damaged table counts as empty, and its `.bak` is not asked: a wrong end would move a queue, and no end only
+leaves damage unseen.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk
 from cometmq.store.queue_table import QueueTable
+from cometmq.store.table_shapes import ENDS, QueueEndTable
 from cometmq.store.tables import JsonTable
 
 
@@ -24,14 +28,11 @@ class QueueEnds:
     __slots__ = ("_table", "ends", "log_end")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """A table that cannot be read counts as empty: it only helps to see damage."""
-        self._table = JsonTable(os.path.join(root, "config", "consumeQueueEnds.json"), disk)
-        found = self._table.load_or_empty()
-        self.log_end = found.get("logEnd", -1)
-        self.ends: dict[str, dict[int, int]] = {
-            topic: {int(queue_id): end for queue_id, end in queues.items()}
-            for topic, queues in found.get("queueEnds", {}).items()
-        }
+        """Raises OSError."""
+        self._table = JsonTable(os.path.join(root, "config", ENDS), disk)
+        found = QueueEndTable.from_plain(self._table.load_or_empty(backup=False))
+        self.log_end = found.log_end
+        self.ends = found.queue_ends
 
     def save(self, queues: Iterable[ConsumeQueue], log_end: int) -> None:
         """Raises OSError."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from cometmq.store.disk import Disk
 from cometmq.store.queue_table import QueueTable
+from cometmq.store.table_shapes import FLOORS, QueueFloorTable
 from cometmq.store.tables import JsonTable
 
 log = logging.getLogger(__name__)
@@ -30,21 +31,11 @@ class QueueFloors:
     __slots__ = ("_lock", "_saved", "_table", "floors")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """A table that cannot be read counts as empty: purged messages may come back, none gets lost."""
-        self._table = JsonTable(os.path.join(root, "config", "queueMinOffsets.json"), disk)
+        """A table that cannot be read, nor its `.bak`, counts as empty: purged messages may come back, none
+        gets lost. Raises OSError."""
+        self._table = JsonTable(os.path.join(root, "config", FLOORS), disk)
         self._lock = threading.Lock()
-        found = self._table.load_or_empty().get("minOffsets")
-        self.floors: Floors = {}
-        if isinstance(found, dict):
-            self.floors = {
-                str(topic): {
-                    int(queue_id): offset
-                    for queue_id, offset in queues.items()
-                    if str(queue_id).isdigit() and isinstance(offset, int)
-                }
-                for topic, queues in found.items()
-                if isinstance(queues, dict)
-            }
+        self.floors: Floors = QueueFloorTable.from_plain(self._table.load_or_empty()).min_offsets
         self._saved: Floors = self.floors
 
     def apply(self, queues: QueueTable) -> None:

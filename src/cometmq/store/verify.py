@@ -15,7 +15,6 @@ from collections.abc import Callable
 import msgspec
 
 from cometmq.errors import ProtocolError, StoreCorrupt
-from cometmq.protocol.lenient import read_lenient
 from cometmq.store.checkpoint import FILE_SIZE
 from cometmq.store.config import StoreConfig
 from cometmq.store.deleted import DeletedTopics
@@ -26,6 +25,7 @@ from cometmq.store.log_walk import SETTLE_S, LogWalk
 from cometmq.store.queue_check import QueueCheck
 from cometmq.store.reads import ReadOnlyFiles
 from cometmq.store.shape import Shape, read_shape
+from cometmq.store.table_shapes import ENDS, SEALED, SHAPES, Table, read_table
 
 _SYSTEM_TOPICS = frozenset({"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"})
 _FUTURE_MS = 1 << 53
@@ -162,13 +162,15 @@ class TableCheck:
             {name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))}
         ):
             path = os.path.join(directory, name)
-            table, problem = self._read(path)
-            backup, backup_problem = self._read(path + ".bak")
+            table, problem = self._read(path, name)
+            backup, backup_problem = self._read(path + ".bak", name)
             self.count += 1
             if table is None and problem:
-                repair = (
-                    f"{NEXT_START} goes on with the .bak" if backup is not None else "write it anew by hand"
-                )
+                repair = "write it anew by hand"
+                if backup is not None and name != ENDS:
+                    repair = f"{NEXT_START} goes on with the .bak"
+                elif name in SEALED:
+                    repair = f"{NEXT_START} goes on without it"
                 self._findings.add(ERROR, "table", path, -1, problem, repair)
             elif table is None and backup is not None:
                 self._findings.add(
@@ -189,28 +191,27 @@ class TableCheck:
         """Tells whether the record at a position belongs to a topic deleted since; None if none was."""
         return self._deleted.hides if self._deleted else None
 
-    def _take_topics(self, table: dict[object, object] | None) -> None:
+    def _take_topics(self, table: Table | None) -> None:
         known = (table or {}).get("topicConfigTable")
         if isinstance(known, dict):
             self.topics = {str(topic) for topic in known} | _SYSTEM_TOPICS
 
-    def _read(self, path: str) -> tuple[dict[object, object] | None, str]:
+    def _read(self, path: str, name: str) -> tuple[Table | None, str]:
         """(the table or None, what is wrong with it: nothing if it just is not there)."""
-        table, problem = self._parse(path)
+        table, problem = self._parse(path, name)
         if table is None and self._shape.live:  # it may have been replaced at this moment
             self._pause(SETTLE_S)
-            table, problem = self._parse(path)
+            table, problem = self._parse(path, name)
         return table, problem
 
-    def _parse(self, path: str) -> tuple[dict[object, object] | None, str]:
+    def _parse(self, path: str, name: str) -> tuple[Table | None, str]:
         try:
             text = read_file(self._disk, path)
         except FileNotFoundError:
             return None, ""
-        if not text.strip(b" \t\r\n\0"):
+        if not text.strip():
             return None, "the file is empty"
         try:
-            value = read_lenient(text)
+            return read_table(text, SHAPES.get(name)), ""
         except ProtocolError as problem:
             return None, str(problem)
-        return (value, "") if isinstance(value, dict) else (None, "it holds no JSON object")
