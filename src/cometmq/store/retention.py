@@ -85,6 +85,16 @@ class Retention:
             log.warning("disk is %d %% full, the store takes messages again", round(fullest * 100))
             store.flags.clear(Flag.DISK_FULL)
 
+    async def _miss(self) -> None:
+        """Notice that somebody has deleted the segment that is written to: what is in it, and what would
+        still be written, is gone with the end of this process."""
+        store = self._store
+        path = store.log.path_of(store.log.segments[-1]) if store.log.segments else ""
+        if path and await store.off_loop.run(store.disk.facts, path) is None:
+            if not store.flags.bits & Flag.NOT_WRITEABLE:
+                log.error("%s has been deleted, the store takes no messages until it is started again", path)
+            store.flags.raise_flag(Flag.NOT_WRITEABLE, f"{path} has been deleted")
+
     def _due(self) -> bool:
         config = self._store.config
         hour = time.localtime(self._store.clock.time_ms() / 1000).tm_hour
@@ -104,6 +114,7 @@ class Retention:
         """Measure the disk, delete the segments that are due, let the queues begin behind them. Returns
         deleted paths."""
         await self.measure()
+        await self._miss()
         deleted = await self._delete_segments() if self._due() else []
         await self.correct_minimums()
         return deleted
