@@ -204,3 +204,28 @@ def test_json_tables_survive_an_error_at_every_operation(tmp_path: Path) -> None
             break
     else:
         raise AssertionError("the save never got by without an error")
+
+
+async def test_a_disk_that_turns_read_only_is_still_read(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    for number in range(3):
+        send(store, b"%d" % number)
+    for operation in ("pwrite", "reserve", "truncate", "rename", "unlink", "makedirs", "open"):
+        disk.fail(operation, error=errno.EROFS, times=1 << 30)
+    put(store, b"small")
+    refusal = store.commit().error
+    assert refusal is not None
+    assert "Read-only file system" in refusal.remark
+    with pytest.raises(StoreRefused, match="Read-only file system"):
+        put(store, bytes(65_000))
+    assert everything(store) == [b"0", b"1", b"2"]
+    assert len(store.query_by_key("T", "k", 9, 0, 1 << 60)) == 0
+    store.retention.delete_now()
+    store.retention.round()
+    disk.heal()
+    for number in range(3, 6):
+        send(store, b"%d" % number)
+    assert everything(store) == [b"%d" % number for number in range(6)]
+    store.close()
+    assert not (tmp_path / "abort").exists()

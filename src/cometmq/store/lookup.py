@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from cometmq.protocol.record import MAGIC_V1, MAGIC_V2, store_timestamp_at
@@ -12,6 +13,8 @@ from cometmq.store.files import NotCached
 from cometmq.store.index import IndexService
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import record_facts
+
+log = logging.getLogger(__name__)
 
 _QUERY_ROUNDS = 3
 
@@ -47,8 +50,12 @@ class Lookup:
         return bytes(data) if record_facts(memoryview(data), 0, position) is not None else None
 
     def by_key(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
-        """Records whose key has this key's hash, stored in [begin_ms, end_ms], ascending by position."""
-        self._index.settle()
+        """Records whose key has this key's hash, stored in [begin_ms, end_ms], ascending by position. While
+        the index cannot be written, the newest messages are not found."""
+        try:
+            self._index.settle()
+        except OSError as failure:
+            log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
         limit = min(max_count, self._config.max_msgs_num_batch)
         for _ in range(_QUERY_ROUNDS):
             positions = self._index.search(topic, key, limit, begin_ms, end_ms)
