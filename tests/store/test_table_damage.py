@@ -71,7 +71,12 @@ APACHES: dict[str, tuple[Callable[[int], Table], Callable[[Table], object]]] = {
     "delayOffset.json": (_delays, DelayOffsetTable.from_plain),
 }
 OWN: dict[str, Callable[[int], Table]] = {
-    "consumeQueueEnds.json": lambda n: {"logEnd": 900 * n, "queueEnds": {"T": {"0": 30 * n, "1": 2}}},
+    "consumeQueueEnds.json": lambda n: {
+        "logEnd": 900 * n,
+        "queueEnds": {"T": {"0": 30 * n, "1": 2}},
+        "segmentSize": 65536,
+        "queueFileSize": 2000,
+    },
     "queueMinOffsets.json": lambda n: {"minOffsets": {"T": {"0": 30 * n, "1": 2}}},
     "deletedTopics.json": lambda n: {"deletedTopics": {"T": 3000 * n, "U": 17}},
 }

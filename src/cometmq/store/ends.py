@@ -1,4 +1,4 @@
-"""Where the consume queues ended at the last clean stop.
+"""Where the consume queues ended at the last clean stop, and how long files were then.
 
 A queue whose newest sector, file or directory is lost looks just like a shorter queue, and would hand out
 offsets that its messages already have. So a clean stop leaves the ends of all queues in a small table; a
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk
@@ -23,9 +24,12 @@ from cometmq.store.tables import JsonTable
 
 
 class QueueEnds:
-    """`config/consumeQueueEnds.json`: topic -> queue id -> offset behind the last message."""
+    """`config/consumeQueueEnds.json`: topic -> queue id -> offset behind the last message.
 
-    __slots__ = ("_table", "ends", "log_end")
+    segment_size, queue_file_size: bytes; 0 if unknown.
+    """
+
+    __slots__ = ("_table", "ends", "log_end", "queue_file_size", "segment_size")
 
     def __init__(self, disk: Disk, root: str) -> None:
         """Raises OSError."""
@@ -33,17 +37,23 @@ class QueueEnds:
         found = QueueEndTable.from_plain(self._table.load_or_empty(backup=False))
         self.log_end = found.log_end
         self.ends = found.queue_ends
+        self.segment_size = found.segment_size
+        self.queue_file_size = found.queue_file_size
 
-    def save(self, queues: Iterable[ConsumeQueue], log_end: int) -> None:
+    def save(self, queues: Iterable[ConsumeQueue], log_end: int, config: StoreConfig) -> None:
         """Raises OSError."""
+        sizes = config.mapped_file_size_commit_log, config.consume_queue_file_size
         ends: dict[str, dict[int, int]] = {}
         for queue in queues:
             if queue.max_offset:
                 ends.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
-        if (ends, log_end) != (self.ends, self.log_end):
+        if (ends, log_end, sizes) != (self.ends, self.log_end, (self.segment_size, self.queue_file_size)):
             texts = {topic: {str(q): end for q, end in of_topic.items()} for topic, of_topic in ends.items()}
-            self._table.save({"logEnd": log_end, "queueEnds": texts})
+            self._table.save(
+                {"logEnd": log_end, "queueEnds": texts, "segmentSize": sizes[0], "queueFileSize": sizes[1]}
+            )
             self.ends, self.log_end = ends, log_end
+            self.segment_size, self.queue_file_size = sizes
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
         """(topic, queue id, end then) of the queues that now end before where they did."""

@@ -39,6 +39,7 @@ from cometmq.store.floors import QueueFloors
 from cometmq.store.flush import LogFlusher
 from cometmq.store.guards import AbortMark, StoreLock
 from cometmq.store.index import IndexService
+from cometmq.store.lengths import check_lengths
 from cometmq.store.lookup import Lookup
 from cometmq.store.off_loop import OffLoop
 from cometmq.store.queue_table import QueueTable
@@ -103,6 +104,7 @@ class MessageStore:
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
         self.deleted = DeletedTopics(disk, config.root)
         self.ends = QueueEnds(disk, config.root)
+        check_lengths(disk, config, self.ends)
         clean = not abort.exists()
         abort.set()
         self.recovered: Recovered = Recovery(
@@ -166,7 +168,7 @@ class MessageStore:
         self.closed = self.appender.closed = True
         try:
             if self.commit().error is None and self.upkeep.settle_all() and self.flags.writeable:
-                self.ends.save(self.queues, self.log.end)
+                self.ends.save(self.queues, self.log.end, self.config)
                 self._abort.clear()
             else:
                 log.warning("the store stops with unwritten state; the next start will recover it")

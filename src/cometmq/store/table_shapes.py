@@ -52,6 +52,8 @@ class QueueEndTable(Body, forbid_unknown_fields=True):
 
     log_end: int = -1
     queue_ends: dict[str, dict[int, int]] = empty(dict)
+    segment_size: int = 0
+    queue_file_size: int = 0
 
 
 class QueueFloorTable(Body, forbid_unknown_fields=True):

@@ -1,0 +1,111 @@
+"""Whether the files of a store have the lengths that the configuration gives them; asked before anything is
+touched.
+
+A start fills up files that damage has cut short. With a wrong configuration that would lengthen whole files,
+and then neither the wrong nor the right one would open the store again. So a shorter length counts as damage
+only as long as nothing speaks for another configuration: the lengths at the last clean stop (kept beside the
+queues' ends), several files of one other length, one of the usual lengths, or a file that is complete as it
+is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from cometmq.errors import StoreError
+from cometmq.store.config import CONSUME_QUEUE_UNIT, SMALL_FILES, StoreConfig
+from cometmq.store.consume_queue import UNIT_STRUCT
+from cometmq.store.disk import Disk
+from cometmq.store.ends import QueueEnds
+from cometmq.store.scan import SegmentScan
+from cometmq.store.shape import StoreFile
+
+_USUAL_SEGMENTS = (StoreConfig.mapped_file_size_commit_log, SMALL_FILES["mapped_file_size_commit_log"])
+_USUAL_QUEUE_FILES = (
+    StoreConfig.mapped_file_size_consume_queue,
+    SMALL_FILES["mapped_file_size_consume_queue"],
+)
+
+
+def check_lengths(disk: Disk, config: StoreConfig, ends: QueueEnds) -> None:
+    """Raises StoreError, with both lengths, when log or queues were written with other ones; OSError."""
+    size = config.mapped_file_size_commit_log
+    other = _contradiction(
+        list(_files(disk, config.commit_log_dir)), size, ends.segment_size, _USUAL_SEGMENTS,
+        lambda file: _is_whole_segment(disk, config, file),
+    )  # fmt: skip
+    if other:
+        raise StoreError(f"{other} do not fit mappedFileSizeCommitLog={size}", config.commit_log_dir)
+    size = config.consume_queue_file_size
+    directory = os.path.join(config.root, "consumequeue")
+    other = _contradiction(
+        list(_queue_files(disk, directory)), size, ends.queue_file_size, _USUAL_QUEUE_FILES,
+        lambda file: _is_whole_queue_file(disk, file),
+    )  # fmt: skip
+    if other:
+        raise StoreError(f"{other} do not fit mappedFileSizeConsumeQueue={size}", directory)
+
+
+def _files(disk: Disk, directory: str) -> Iterator[StoreFile]:
+    for name in disk.listdir(directory):
+        if len(name) == 20 and name.isdigit():
+            path = f"{directory}/{name}"
+            facts = disk.facts(path)
+            if facts is not None:
+                yield StoreFile(int(name), path, facts.size)
+
+
+def _queue_files(disk: Disk, directory: str) -> Iterator[StoreFile]:
+    for topic in disk.listdir(directory):
+        topic_dir = os.path.join(directory, topic)
+        if disk.is_dir(topic_dir):
+            for name in disk.listdir(topic_dir):
+                if name.isdigit():
+                    yield from _files(disk, os.path.join(topic_dir, name))
+
+
+def _contradiction(
+    files: list[StoreFile],
+    configured: int,
+    last: int,
+    usual: Iterable[int],
+    is_whole: Callable[[StoreFile], bool],
+) -> str:
+    """What speaks for another length than the configured one, "" if nothing does.
+
+    last: the length at the last clean stop, 0 if unknown. A file without content says nothing.
+    """
+    for file in files:
+        if file.length > configured or file.base % configured:
+            return f"{file.length} bytes from {file.base} on"
+    lengths = Counter(file.length for file in files if file.length)
+    if configured in lengths or last == configured:
+        return ""
+    for length, count in lengths.most_common():
+        if count > 1 or length == last or length in usual:
+            return f"files of {length} bytes"
+    return next((f"files of {file.length} bytes" for file in files if file.length and is_whole(file)), "")
+
+
+def _is_whole_segment(disk: Disk, config: StoreConfig, file: StoreFile) -> bool:
+    """Whether a blank record ends exactly where the file does."""
+    scan = SegmentScan(
+        disk, file.path, file.base, file.length, config.max_record_size, check_crc=False, search=False
+    )
+    for _ in scan.runs(file.base):
+        pass
+    return scan.closed
+
+
+def _is_whole_queue_file(disk: Disk, file: StoreFile) -> bool:
+    """Whether a unit ends exactly where the file does."""
+    if file.length % CONSUME_QUEUE_UNIT:
+        return False
+    fd = disk.open(file.path, write=False)
+    try:
+        data = disk.pread(fd, CONSUME_QUEUE_UNIT, file.length - CONSUME_QUEUE_UNIT)
+    finally:
+        disk.close(fd)
+    return len(data) == CONSUME_QUEUE_UNIT and UNIT_STRUCT.unpack(data)[1] > 0
