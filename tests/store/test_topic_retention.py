@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -185,4 +186,30 @@ def test_flush_modes_change_while_the_store_runs(tmp_path: Path) -> None:
     assert answers == [True]
     assert len(everything(store)) == 2
     assert store.config.mapped_file_size_commit_log == 64 << 10
+    store.close()
+
+
+@pytest.mark.parametrize("way", ["purge", "retention"])
+def test_a_topic_made_anew_meanwhile_keeps_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    store, clock = minutely(tmp_path)
+    run = store.off_loop.run
+
+    async def run_later(work: Callable[..., object], *given: object) -> object:
+        monkeypatch.undo()
+        store.delete_topic("T")
+        send(store, b"new")
+        return await run(work, *given)
+
+    monkeypatch.setattr(store.off_loop, "run", run_later)
+    if way == "purge":
+        in_place(store.raise_min_offsets("T", {0: 8}))
+    else:
+        store.topic_retention.set_limits({"T": TopicLimit(age_ms=MINUTE)})
+        store.topic_retention.round()
+    assert everything(store) == [b"new"]
+    store.close()
+    store = open_store(tmp_path, clock=clock)
+    assert everything(store) == [b"new"]
     store.close()

@@ -216,6 +216,13 @@ class ConsumeQueue:
 
     # -- retention --------------------------------------------------------------------------------
 
+    def raise_min(self, floor: int) -> int:
+        """Let the queue begin at an offset, at its end at most. Returns the number of messages that this
+        hides."""
+        hidden = max(0, min(floor, self.max_offset) - self.min_offset)
+        self.min_offset += hidden
+        return hidden
+
     def correct_min(self, log_min: int) -> None:
         """Raise min_offset to the first unit whose record still exists (min = max when none does)."""
         if self.max_offset > self.min_offset:

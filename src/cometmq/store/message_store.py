@@ -488,6 +488,7 @@ class MessageStore:
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
         """Hide the messages below these offsets, queue by queue, for good. Raises OSError; then readers see
         what they saw."""
+        found = {self.queues.find(topic, queue_id): floor for queue_id, floor in floors.items()}
         before = self.floors.floors.get(topic, {})
         self.floors.note(topic, floors)
         try:
@@ -495,17 +496,9 @@ class MessageStore:
         except OSError:
             self.floors.take_back(topic, floors, before)
             raise
-        self.apply_floors(topic, floors)
-
-    def apply_floors(self, topic: str, floors: Mapping[int, int]) -> int:
-        """Let queues begin at floors that are noted. Returns the number of messages that this hides."""
-        gone = 0
-        for queue_id, floor in floors.items():
-            queue = self.queues.find(topic, queue_id)
-            if queue is not None and min(floor, queue.max_offset) > queue.min_offset:
-                gone += min(floor, queue.max_offset) - queue.min_offset
-                queue.min_offset = min(floor, queue.max_offset)
-        return gone
+        for queue, floor in found.items():
+            if queue is not None:
+                queue.raise_min(floor)
 
     async def ask(self, question: Callable[[], T]) -> T:
         """The answer to a question that may wait for the device, without keeping the loop waiting: what is

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MANUAL_PASSES = 20
-_SLICE = 64  # queues looked at per turn of the loop
+_SLICE = 16  # queues looked at per turn of the loop
 
 
 class Retention:

@@ -29,6 +29,7 @@ Sizes = npt.NDArray[np.int64]
 _QUEUES_PER_PASS = 256
 _UNITS_PER_PASS = 200_000
 _SLICE = 32_768  # units read at once
+_QUEUES_PER_TURN = 16  # looked at in one turn of the loop
 _UNIT = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 
 
@@ -78,33 +79,35 @@ class TopicRetention:
         if not queues:
             return 0
         self._units_left = _UNITS_PER_PASS
-        moved: dict[str, dict[int, int]] = {}
+        moved: dict[ConsumeQueue, int] = {}
         first = self._turn % len(queues)
         due = (queues[first:] + queues[:first])[:_QUEUES_PER_PASS]
         self._turn = first + len(due)
-        for queue in due:
+        for number, queue in enumerate(due):
+            if number % _QUEUES_PER_TURN == _QUEUES_PER_TURN - 1:
+                await store.off_loop.pause(0)
             floor = await store.off_loop.ask(lambda queue=queue: self._floor(queue, limits[queue.topic]))  # type: ignore[misc]
             if floor > queue.min_offset:
-                moved.setdefault(queue.topic, {})[queue.queue_id] = floor
+                moved[queue] = floor
             if store.off_loop.ending:
                 break
         return await self._move(moved) if moved else 0
 
-    async def _move(self, moved: Mapping[str, Mapping[int, int]]) -> int:
+    async def _move(self, moved: Mapping[ConsumeQueue, int]) -> int:
         store = self._store
-        for topic, floors in moved.items():
+        topics: dict[str, dict[int, int]] = {}
+        for queue, floor in moved.items():
+            if not queue.deleted:
+                topics.setdefault(queue.topic, {})[queue.queue_id] = floor
+        for topic, floors in topics.items():
             store.floors.note(topic, floors)
         try:
             await store.off_loop.run(store.floors.save)
         except OSError as failure:
             log.error("minimum offsets could not be written, trying again with the next: %s", failure)
-        gone = 0
-        for topic, floors in moved.items():
-            if topic not in self._limits:
-                continue  # deleted meanwhile, or allowed to keep everything
-            gone += store.apply_floors(topic, floors)
+        for topic, floors in topics.items():
             log.info("topic %s: its own retention moved the minimum offsets of %d queues", topic, len(floors))
-        return gone
+        return sum(queue.raise_min(floor) for queue, floor in moved.items())
 
     def _floor(self, queue: ConsumeQueue, limit: TopicLimit) -> int:
         """The first offset within the limits."""
