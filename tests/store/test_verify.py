@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.store.kit import committed, drop_first_segment, open_store, put, send, small
 from tests.store.planted import (
@@ -28,7 +29,7 @@ from tests.store.planted import (
 )
 
 from cometmq.errors import StoreError
-from cometmq.protocol.properties import tags_code
+from cometmq.protocol.properties import index_hash, tags_code
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.findings import Finding
 from cometmq.store.shape import read_shape
@@ -454,12 +455,64 @@ class TestIndex:
         found = only(check(root), "index-slot")
         assert (found.path, found.offset) == (str(path), 40 + 4 * 33)
 
+    @pytest.mark.parametrize("number", [0, 1, -1])
+    def test_a_zeroed_header(self, root: Path, number: int) -> None:
+        path = index_files(root)[number]
+        alter(path, 0, bytes(40))
+        found = only(check(root), "index-header")
+        assert (found.path, found.offset) == (str(path), 0)
+        assert "counts no entries" in found.problem
+
+    @pytest.mark.parametrize("number", [0, 1])
+    @pytest.mark.parametrize(
+        ("at", "word"),
+        [(7, "begins at"), (14, "ends at"), (23, "begins at log position"), (31, "ends at log position"),
+         (35, "header c"), (39, "index-slot")],
+    )  # fmt: skip
+    def test_a_flip_in_a_header(self, root: Path, number: int, at: int, word: str) -> None:
+        path = index_files(root)[number]
+        flip(path, at)
+        found = [finding for finding in check(root).findings if finding.path == str(path)]
+        assert {finding.severity for finding in found} >= {"error"}
+        assert any(word in finding.problem or word == finding.kind for finding in found), found
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_a_wrong_time_of_a_first_entry(self, root: Path, number: int) -> None:
+        path = index_files(root)[number]
+        flip(path, ENTRIES_AT + 20 + 15)
+        found = [finding for finding in check(root).findings if finding.kind == "index-time"]
+        # Nothing says from when the first entry of the oldest file counts.
+        assert [(each.path, each.offset) for each in found] == [(str(path), ENTRIES_AT + 20)] * number
+
+    @pytest.mark.parametrize("entry", [0, 399])
+    def test_something_where_no_entry_is(self, root: Path, entry: int) -> None:
+        path = index_files(root)[-1]
+        alter(path, ENTRIES_AT + 20 * entry + 3, b"x")
+        found = only(check(root), "unused-bytes")
+        assert (found.severity, found.path, found.offset) == ("note", str(path), ENTRIES_AT + 20 * entry + 3)
+
     @pytest.mark.parametrize(("at", "value"), [(24, -1), (32, 1 << 60)])
     def test_a_header_that_cannot_be_true(self, root: Path, at: int, value: int) -> None:
         path = index_files(root)[0]
         alter(path, at, struct.pack(">q", value))
         found = only(check(root), "index-header")
         assert (found.path, found.offset) == (str(path), 0)
+
+    def test_a_record_that_apache_indexed_twice(self, tmp_path: Path) -> None:
+        """Its recovery begins with the record at which the index ends, and does not pass it over."""
+        store = build(tmp_path, 60, close=False)
+        store.index.write()
+        last = places(tmp_path)[-1]
+        keys = [index_hash(f"T#{key}") for key in ("U00059", "k59", "all")]
+        count = len(keys)
+        store.index.files[-1].add(
+            np.array(keys), np.full(count, last.position), np.full(count, 1_700_000_006_000)
+        )
+        store.close()
+        report = check(tmp_path)
+        found = only(report, "index-twice")
+        assert (found.severity, report.errors, report.warnings) == ("note", 0, 0)
+        assert "3 entries" in found.problem
 
     def test_a_missing_file(self, root: Path) -> None:
         index_files(root)[1].unlink()
@@ -581,6 +634,52 @@ class TestLive:
         assert report.findings == []
         assert report.records > 400
         assert check(tmp_path).findings == []
+
+    def test_a_broker_that_is_about_to_make_its_first_segment(self, tmp_path: Path) -> None:
+        store = open_store(tmp_path)
+
+        class Late(FaultyDisk):
+            looked = False
+
+            def listdir(self, path: str) -> list[str]:
+                names = super().listdir(path)
+                if path == str(tmp_path / "commitlog") and not self.looked:
+                    self.looked = True
+                    send(store)
+                    return []
+                return names
+
+        try:
+            report = verify(str(tmp_path), disk=Late())  # no configuration says how long segments are
+        finally:
+            store.close()
+        assert report.findings == []
+
+    @pytest.mark.parametrize("directory", ["index", "consumequeue/T/1"])
+    def test_a_list_of_files_that_grew_while_it_was_read(self, tmp_path: Path, directory: str) -> None:
+        """Directories are read in no order: a list may have the newest file and lack the two before."""
+        store = build(tmp_path, 900, close=False)
+        store.queues.write_dirty()
+        store.index.write()
+
+        class Growing(FaultyDisk):
+            torn = False
+
+            def listdir(self, path: str) -> list[str]:
+                names = super().listdir(path)
+                if path == str(tmp_path / directory) and not self.torn:
+                    self.torn = True
+                    assert len(names) > 2
+                    del names[-3:-1]
+                return names
+
+        disk = Growing()
+        try:
+            report = verify(str(tmp_path), config=small(tmp_path), disk=disk, pause=lambda _seconds: None)
+        finally:
+            store.close()
+        assert disk.torn
+        assert report.findings == []
 
     def test_the_lock_of_another_process_is_seen_and_left_alone(self, root: Path) -> None:
         code = (

@@ -14,30 +14,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cometmq.protocol.properties import java_hash
-from cometmq.store.findings import ERROR, NEXT_START, REBUILD, WARNING, Findings
-from cometmq.store.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
-from cometmq.store.keys import behind_prefix, hash_keys
-from cometmq.store.reads import ReadOnlyFiles
-from cometmq.store.scan import Run
-from cometmq.store.shape import Shape, StoreFile
+from cometmq.protocol.properties import index_hash, java_hash
+from cometmq.store.findings import ERROR, NEXT_START, NOTE, REBUILD, WARNING, Findings
+from cometmq.store.index_file import ENTRY
+from cometmq.store.index_files import CHUNK, IndexFiles
+from cometmq.store.keys import behind_prefix, hash_keys, index_keys
+from cometmq.store.reads import LogReader, ReadOnlyFiles
+from cometmq.store.scan import Facts, Run
+from cometmq.store.shape import Shape
 
-_CHUNK = 1 << 16  # entries read at a time
 _SLACK = 4096  # entries looked ahead where the files and the log differ
 _BATCH = 1024  # records hashed at a time
 _ROLLBACK, _TRANSACTION_MASK = 0xC, 0xC
 _MOST_PREFIXES = 20_000
 
 IntArray = NDArray[np.int64]
-
-
-class Header(NamedTuple):
-    begin_ms: int
-    end_ms: int
-    begin_position: int
-    end_position: int
-    slots_in_use: int
-    next_number: int
 
 
 class Entries(NamedTuple):
@@ -65,16 +56,13 @@ class IndexCheck:
 
     def __init__(self, shape: Shape, files: ReadOnlyFiles, findings: Findings) -> None:
         self._shape = shape
-        self._files = files
         self._findings = findings
+        self._log = LogReader(files, shape.config.commit_log_dir, shape.config.mapped_file_size_commit_log)
         self.log_min = shape.log_min  # to be raised when the log loses segments meanwhile
-        self._slots = shape.config.max_hash_slot_num
-        self._entries_at = HEADER.size + self._slots * SLOT_SIZE
-        self._readable: list[tuple[StoreFile, Header]] = []
-        for file in shape.index_files:
-            header = self._header(file)
-            if header is not None:
-                self._readable.append((file, header))
+        self._of = IndexFiles(shape, files, findings)
+        self._of.check_files()
+        self._readable = self._of.readable
+        self._entries_at = self._of.entries_at
         self.files = len(self._readable)
         self.entries = sum(header.next_number - 1 for _, header in self._readable)
         self._next_file, self._next_number = 0, 1
@@ -85,87 +73,9 @@ class IndexCheck:
         self._behind = [0, -1]  # keys behind the last entry: count, position of the first
         self._wrong_seconds: dict[int, list[int]] = {}
         self._prefixes: dict[str, int] = {}
+        self._twice = 0
+        self._first_twice = "", -1
         self.enabled = shape.config.message_index_enable and bool(shape.index_files or shape.segments)
-
-    # -- files ------------------------------------------------------------------------------------
-
-    def _header(self, file: StoreFile) -> Header | None:
-        expected = file_length(self._slots, self._shape.config.max_index_num)
-        if file.length != expected:
-            if not self._shape.live:
-                self._findings.add(
-                    ERROR, "index-length", file.path, file.length,
-                    f"{file.length} bytes instead of {expected}", REBUILD,
-                )  # fmt: skip
-            return None
-        data = self._files.read(file.path, HEADER.size, 0)
-        if len(data) < HEADER.size:
-            return None
-        header = Header(*HEADER.unpack(data))
-        if (
-            min(header) < 0
-            or header.next_number > self._shape.config.max_index_num
-            or header.slots_in_use > self._slots
-            or (header.next_number > 1 and header.begin_position > header.end_position)
-        ):
-            self._findings.add(
-                ERROR, "index-header", file.path, 0, f"the header cannot be true: {tuple(header)}", REBUILD
-            )
-            return None
-        return header._replace(next_number=max(1, header.next_number))
-
-    def check_files(self) -> None:
-        """Chains, slots and headers of every file, each by itself."""
-        for number, (file, header) in enumerate(self._readable):
-            newest = number == len(self._readable) - 1
-            settled = self._shape.clean or not newest
-            self._check_chains(file, header, settled=settled and not self._shape.live)
-
-    def _check_chains(self, file: StoreFile, header: Header, *, settled: bool) -> None:
-        slots = np.zeros(self._slots, np.int64)
-        last_position = 0
-        for first in range(1, header.next_number, _CHUNK):
-            entries = self._raw(file, first, min(_CHUNK, header.next_number - first))
-            if not len(entries):
-                return
-            hashes = entries["hash"].astype(np.int64)
-            numbers = np.arange(first, first + len(entries))
-            wrong = np.flatnonzero(entries["previous"] != chain(slots, hashes, numbers))
-            if settled or len(wrong) == 0:
-                self._report_chain(file, entries, wrong, first)
-            last_position = int(entries["position"][-1])
-        if header.next_number > 1 and settled and last_position != header.end_position:
-            problem = (
-                f"the header ends at log position {header.end_position}, the last entry at {last_position}"
-            )
-            self._findings.add(ERROR, "index-header", file.path, 24, problem, REBUILD)
-        if settled:
-            self._check_slots(file, header, slots)
-
-    def _report_chain(self, file: StoreFile, entries: NDArray[np.void], wrong: IntArray, first: int) -> None:
-        for at in wrong:
-            place = self._entries_at + (first + int(at)) * ENTRY.size
-            previous = int(entries["previous"][at])
-            problem = f"entry {first + int(at)}: the chain goes on with entry {previous}, which is not in it"
-            self._findings.add(ERROR, "index-chain", file.path, place, problem, REBUILD)
-
-    def _check_slots(self, file: StoreFile, header: Header, expected: IntArray) -> None:
-        data = self._files.read(file.path, self._slots * SLOT_SIZE, HEADER.size)
-        stored = np.frombuffer(data, ">i4").astype(np.int64)
-        if len(stored) != len(expected):
-            return
-        for slot in np.flatnonzero(stored != expected):
-            problem = f"slot {slot}: entry {stored[slot]} instead of {expected[slot]}"
-            place = HEADER.size + int(slot) * SLOT_SIZE
-            self._findings.add(ERROR, "index-slot", file.path, place, problem, REBUILD)
-        used = int(np.count_nonzero(expected))
-        if used != header.slots_in_use:
-            problem = f"the header counts {header.slots_in_use} slots in use, there are {used}"
-            self._findings.add(ERROR, "index-header", file.path, 32, problem, REBUILD)
-
-    def _raw(self, file: StoreFile, first: int, count: int) -> NDArray[np.void]:
-        data = self._files.read(file.path, count * ENTRY.size, self._entries_at + first * ENTRY.size)
-        return np.frombuffer(data[: len(data) // ENTRY.size * ENTRY.size], ENTRY_DTYPE)
 
     # -- entries and records ----------------------------------------------------------------------
 
@@ -219,7 +129,7 @@ class IndexCheck:
 
     def _skip_expired(self, first_position: int) -> None:
         """Entries of records that retention has taken lie in front of the first record."""
-        while len(self._peek(_CHUNK)):
+        while len(self._peek(CHUNK)):
             behind = np.flatnonzero(self._ahead.position >= first_position)
             self._ahead = self._ahead.cut(int(behind[0]) if len(behind) else len(self._ahead.position))
             if len(behind):
@@ -229,7 +139,7 @@ class IndexCheck:
         """Have at least `count` entries in `_ahead`, or all that are left; returns their positions."""
         while len(self._ahead.position) < count and self._next_file < len(self._readable):
             file, header = self._readable[self._next_file]
-            raw = self._raw(file, self._next_number, min(_CHUNK, header.next_number - self._next_number))
+            raw = self._of.raw(file, self._next_number, min(CHUNK, header.next_number - self._next_number))
             if not len(raw):
                 if self._next_number < header.next_number and self._shape.live:
                     self._expired_to = header.end_position  # retention has taken the file
@@ -292,12 +202,25 @@ class IndexCheck:
         if self._shape.live and window.position[at] < self.log_min:
             return  # retention has taken its record
         file, number = self._readable[int(window.file[at])][0], int(window.number[at])
+        if self._repeats(window, at):
+            return
         problem = (
             f"entry {number} (hash {window.hash[at]}) points at log position {window.position[at]}, "
             + ("whose record has no such key" if record_there else "where no valid record with a key begins")
         )
         place = self._entries_at + number * ENTRY.size
         self._findings.add(ERROR, "index-entry", file.path, place, problem, REBUILD)
+
+    def _repeats(self, window: Entries, at: int) -> bool:
+        """Whether an entry is right and has only been there before."""
+        facts = self._log.facts(int(window.position[at]))
+        if facts is None or int(window.hash[at]) not in _hashes(facts):
+            return False
+        if not self._twice:
+            file, number = self._readable[int(window.file[at])][0], int(window.number[at])
+            self._first_twice = file.path, self._entries_at + number * ENTRY.size
+        self._twice += 1
+        return True
 
     def _lacking(self, position: int, *, exhausted: bool) -> None:
         if position <= self._expired_to:
@@ -310,13 +233,32 @@ class IndexCheck:
             self._missing = [position, 1, position]
 
     def _check_times(self, entries: Entries, times: IntArray) -> None:
-        begins = np.array([header.begin_ms for _, header in self._readable], np.int64)
-        seconds = np.clip((times - begins[entries.file]) // 1000, 0, 0x7FFFFFFF)
-        # The first entry of a file counts from the file before it.
-        wrong = np.flatnonzero((seconds != entries.seconds) & (entries.number > 1))
+        headers = [header for _, header in self._readable]
+        begins = np.array([header.begin_ms for header in headers], np.int64)
+        # The first entry of a file counts from the end of the file before; the very first is 0.
+        before = np.array([-1, *[header.end_ms for header in headers]], np.int64)[entries.file]
+        since = np.where(entries.number > 1, begins[entries.file], before)
+        seconds = np.clip((times - since) // 1000, 0, 0x7FFFFFFF)
+        wrong = np.flatnonzero((seconds != entries.seconds) & (since >= 0))
         for at in wrong:
             known = self._wrong_seconds.setdefault(int(entries.file[at]), [0, int(entries.number[at])])
             known[0] += 1
+        numbers = np.array([header.next_number for header in headers], np.int64)[entries.file]
+        for at in np.flatnonzero((entries.number == 1) | (entries.number == numbers - 1)):
+            self._check_header_time(int(entries.file[at]), int(entries.number[at]), int(times[at]))
+
+    def _check_header_time(self, file_number: int, number: int, time_ms: int) -> None:
+        """Begin and end time of a file are those of its first and last record (the end up to a second: after
+        an unclean stop it is computed)."""
+        file, header = self._readable[file_number]
+        if not self._of.settled(file_number):
+            return
+        for which, name, place, value, slack in (
+            (1, "begins", 0, header.begin_ms, 0), (header.next_number - 1, "ends", 8, header.end_ms, 999),
+        ):  # fmt: skip
+            if number == which and abs(value - time_ms) > slack:
+                problem = f"the header {name} at {value} ms, the record of that entry is of {time_ms} ms"
+                self._findings.add(ERROR, "index-header", file.path, place, problem, REBUILD)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -327,6 +269,14 @@ class IndexCheck:
             problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
             place = self._entries_at + number * ENTRY.size
             self._findings.add(ERROR, "index-time", path, place, problem, REBUILD)
+        while len(self._peek(1)):
+            self._left_over()
+        if self._twice:
+            problem = (
+                f"{self._twice} entries repeat earlier ones: Apache's broker indexes a record again when it "
+                "recovers, so a query can answer with it twice"
+            )
+            self._findings.add(NOTE, "index-twice", *self._first_twice, problem, REBUILD)
         directory = os.path.join(self._shape.root, "index")
         if self._missing:
             first, count, last = self._missing
@@ -339,12 +289,14 @@ class IndexCheck:
             )
             severity, repair = (ERROR, REBUILD) if self._shape.clean else (WARNING, NEXT_START)
             self._findings.add(severity, "index-short", path, -1, problem, repair)
-        while len(self._peek(1)):
-            self._left_over()
 
     def _left_over(self) -> None:
         """Entries behind the last record."""
         ahead, self._ahead = self._ahead, _EMPTY
+        strange = [at for at in range(len(ahead.file)) if not self._repeats(ahead, at)]
+        if not strange:
+            return
+        ahead = Entries(*(column[strange] for column in ahead))
         file, number = self._readable[int(ahead.file[0])][0], int(ahead.number[0])
         problem = f"{len(ahead.file)} entries from {number} on point behind the log's last record"
         severity, repair = (ERROR, REBUILD) if self._shape.clean else (WARNING, NEXT_START)
@@ -353,15 +305,8 @@ class IndexCheck:
             self._findings.add(severity, "index-ahead", file.path, place, problem, repair)
 
 
-def chain(slots: IntArray, hashes: IntArray, numbers: IntArray) -> IntArray:
-    """The previous entry of each entry's chain, of the newest entry per slot so far, which is brought up to
-    date. Negative hashes (damage) share the slot that their remainder names."""
-    slot = hashes % len(slots)
-    order = np.argsort(slot, kind="stable")
-    ranked, ranked_numbers = slot[order], numbers[order]
-    same = np.concatenate(([False], ranked[1:] == ranked[:-1]))
-    before = np.concatenate(([0], ranked_numbers[:-1]))
-    previous = np.empty(len(hashes), np.int64)
-    previous[order] = np.where(same, before, slots[ranked])
-    slots[slot] = numbers  # of equal slots the last one stays
-    return previous
+def _hashes(facts: Facts) -> set[int]:
+    """Of a record's keys, as the index has them."""
+    return {
+        index_hash(f"{facts.topic}#{key.decode('utf-8', 'replace')}") for key in index_keys(facts.properties)
+    }

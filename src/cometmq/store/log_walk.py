@@ -46,6 +46,8 @@ class LogWalk:
 
     def runs(self, start: int = 0) -> Iterator[Run]:
         """The same, many at a time."""
+        if self._shape.live and all(file.length != self._size for file in self._shape.segments):
+            return  # the broker was about to make its first segment: its length is not known yet
         files = [
             file
             for file in numbered_files(self._disk, self._shape.config.commit_log_dir, 20, [])

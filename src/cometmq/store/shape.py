@@ -75,7 +75,7 @@ def read_shape(
     root = os.path.realpath(os.path.expanduser(root))
     if not disk.is_dir(root):
         raise StoreError("there is no such directory", root)
-    config = (config or _found_config(disk, root)).replace(store_path_root_dir=root)
+    config = (config or _found_config(disk, root, commit_log_dir)).replace(store_path_root_dir=root)
     if commit_log_dir:
         config = config.replace(store_path_commit_log=os.path.abspath(commit_log_dir))
     elif config.store_path_commit_log and not disk.is_dir(config.commit_log_dir):
@@ -101,10 +101,14 @@ def read_shape(
     return Shape(root, config, live, clean and not live, segments, queues, index, strays)
 
 
-def _found_config(disk: Disk, root: str) -> StoreConfig:
+def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
+    """Settings of the broker.conf in `root`; where its log lies counts only if nobody says otherwise."""
     try:
         text = read_file(disk, os.path.join(root, CONF)).decode("utf-8", "replace")
-        return StoreConfig.from_properties(parse_properties(text))
+        properties = parse_properties(text)
+        if commit_log_dir:
+            properties.pop("storePathCommitLog", None)
+        return StoreConfig.from_properties(properties)
     except FileNotFoundError:
         return StoreConfig()
     except PropertiesError as problem:
@@ -112,9 +116,17 @@ def _found_config(disk: Disk, root: str) -> StoreConfig:
 
 
 def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
-    """Files whose names are numbers of so many digits, in their order. Others are strays."""
+    """Files whose names are numbers of so many digits, in their order. Others are strays.
+
+    The list of a directory in which files are being made can hold a young one and lack an older one. So it is
+    read twice, and what lies behind the first file that only the second list has is left out.
+    """
     found = []
-    for name in disk.listdir(directory):
+    names = disk.listdir(directory)
+    made = {name for name in disk.listdir(directory) if len(name) == digits} - set(names)
+    for name in names:
+        if made and len(name) == digits and name > min(made):
+            continue
         path = os.path.join(directory, name)
         if len(name) != digits or not (name.isascii() and name.isdigit()):
             strays.append(path)

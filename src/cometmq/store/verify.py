@@ -87,7 +87,6 @@ def verify(
     with ReadOnlyFiles(disk) as files:
         queues = QueueCheck(shape, files, findings, pause, tables.topics, tables.hides)
         index = IndexCheck(shape, files, findings)
-        index.check_files()
         walk = LogWalk(disk, shape, findings, pause)
         records = _walk(walk, queues, index, shape, progress)
         queues.finish(walk)
