@@ -28,6 +28,7 @@ from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
 from cometmq.protocol.java_properties import format_properties, parse_properties
 from cometmq.remoting import new_event_loop
 from cometmq.store.config import SMALL_FILES, WIRE_NAMES, StoreConfig
+from cometmq.store.disk import Disk, OsDisk, read_file, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Standalone:
         self._broker_port = broker_port
         self._count = brokers
         self._settings = dict(settings or {})
+        self._disk: Disk = OsDisk()
         self._namesrv: NameServer | None = None
         self.broker: Broker | None = None
         self._children: list[BrokerChild] = []
@@ -106,15 +108,23 @@ class Standalone:
         self.broker_addrs = {child.name: child.addr for child in self._children}
 
     def prepare(self, number: int) -> tuple[str, str, dict[str, str]]:
-        """Write the broker.conf of the n-th broker: (its name, path of the file, all its settings)."""
+        """Write the broker.conf of the n-th broker: (its name, path of the file, all its settings). Raises
+        StandaloneError, ConfigError, OSError."""
         name = broker_name(number)
         root = os.path.join(self.data_dir, name)
         os.makedirs(root, exist_ok=True)
-        path = os.path.join(root, CONF)
+        path = os.path.join(os.path.abspath(root), CONF)
         try:
-            with open(path, encoding="utf-8") as file:
-                properties = parse_properties(file.read())
+            properties = parse_properties(read_file(self._disk, path).decode())
         except FileNotFoundError:
+            properties = small_files()
+        if not properties:
+            if self._disk.listdir(os.path.join(root, "commitlog")):
+                raise StandaloneError(
+                    f"{path} is empty, but there is a store beside it: without its file sizes it cannot be "
+                    "opened. Write mappedFileSizeCommitLog, mappedFileSizeConsumeQueue, maxHashSlotNum and "
+                    "maxIndexNum into it again, or remove it if they are the usual small ones"
+                )
             properties = small_files()
         properties |= {
             "brokerName": name,
@@ -130,9 +140,7 @@ class Standalone:
         properties |= {key: text for key, text in self._settings.items() if key in SIZES}
         complete = {**properties, **self._settings}
         BrokerConfig.from_properties(complete)  # what cannot work must not get into the file
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.write(format_properties(properties))
-        os.replace(f"{path}.tmp", path)
+        replace_file(self._disk, path, format_properties(properties).encode())
         return name, path, complete
 
     async def stop(self) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from cometmq.errors import CometError, ConfigError
 from cometmq.protocol.bodies import ClusterInfo
 from cometmq.protocol.java_properties import parse_properties
-from cometmq.standalone import Standalone, broker_name
+from cometmq.standalone import Standalone, StandaloneError, broker_name
+from cometmq.testing.crash_images import CrashPoint
+from cometmq.testing.faulty_disk import FaultyDisk
+from cometmq.testing.recording_disk import RecordingDisk
 
 from .conftest import Peer, records, until
 
@@ -63,6 +68,70 @@ async def test_an_operators_settings_in_the_store_stay(tmp_path):
         peer = Peer(cluster.broker_addrs["broker-a"])
         assert (await peer.send(body=b"x" * 1001)).code == 13
         await peer.close()
+
+
+@pytest.mark.parametrize("text", [b"", b"\n# nothing\n"])
+async def test_an_empty_conf_beside_a_store_is_refused(tmp_path, text):
+    async with Standalone(tmp_path, 0, 0) as cluster:
+        peer = Peer(cluster.broker_addrs["broker-a"])
+        await peer.send(body=b"kept")
+        await peer.close()
+    path = tmp_path / "broker-a" / "broker.conf"
+    good = path.read_bytes()
+    path.write_bytes(text)
+    with pytest.raises(StandaloneError, match=r"broker\.conf is empty, but there is a store beside it"):
+        await Standalone(tmp_path, 0, 0).start()
+    assert path.read_bytes() == text
+    path.write_bytes(good)
+    async with Standalone(tmp_path, 0, 0) as cluster:
+        peer = Peer(cluster.broker_addrs["broker-a"])
+        assert [m.body for m in records(await peer.pull())] == [b"kept"]
+        await peer.close()
+
+
+def test_an_empty_conf_without_a_store_is_filled(tmp_path):
+    (tmp_path / "broker-a").mkdir()
+    (tmp_path / "broker-a" / "broker.conf").touch()
+    Standalone(tmp_path, 0, 0).prepare(0)
+    assert settings_of(tmp_path / "broker-a")["mappedFileSizeConsumeQueue"] == "60000"
+
+
+def test_a_power_failure_leaves_the_old_conf_or_the_new(tmp_path):
+    cluster = Standalone(tmp_path, 0, 10911)
+    root = os.path.join(tmp_path, "broker-a")
+    start = {os.path.join("/", *Path(root).parts[1 : n + 1]): None for n in range(1, len(Path(root).parts))}
+    cluster._disk = disk = RecordingDisk(start)
+    path = cluster.prepare(0)[1]
+    old = disk.image()[path]
+    settled = len(disk.history)
+    cluster._settings["mappedFileSizeCommitLog"] = "2097152"
+    cluster.prepare(0)
+    new = disk.image()[path]
+    assert None not in (old, new)
+    assert old != new
+    for at in range(settled, len(disk.history) + 1):
+        found = {image.get(path) for _, image in CrashPoint(disk, at).every_image()}
+        assert found <= {old, new}
+    assert found == {new}
+
+
+async def test_settings_changed_at_run_time_are_written_through_the_disk(start_cluster):
+    """In the same way: the file itself is never written, and its new content is synced before its name."""
+    cluster = await start_cluster()
+    parts = cluster.broker.parts
+    parts._disk = disk = FaultyDisk()
+    order = []
+    disk.before = lambda operation, path: order.append((operation, os.path.basename(path)))
+    text = b"maxMessageSize=4000000\n"
+    answer = await cluster.peer().call(25, body=text)
+    assert answer.code == 0
+    path = Path(cluster.broker.config.broker_config_path)
+    await until(lambda: ("fsync_dir", path.parent.name) in order)
+    assert order == [
+        ("open", "broker.conf.tmp"), ("truncate", "broker.conf.tmp"), ("pwrite", "broker.conf.tmp"),
+        ("fdatasync", "broker.conf.tmp"), ("rename", "broker.conf.tmp"), ("fsync_dir", path.parent.name),
+    ]  # fmt: skip
+    assert settings_of(path.parent)["maxMessageSize"] == "4000000"
 
 
 async def test_several_brokers_are_processes_with_stores_of_their_own(tmp_path):

@@ -44,7 +44,7 @@ from cometmq.protocol.ids import pack_host
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
 from cometmq.store.clock import Clock, SystemClock
-from cometmq.store.disk import Disk, OsDisk
+from cometmq.store.disk import Disk, OsDisk, replace_file
 from cometmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,7 @@ class BrokerParts:
 
     def __init__(self, config: BrokerConfig, store: MessageStore, disk: Disk, clock: Clock) -> None:
         self._config = config
+        self._disk = disk
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.store = store
@@ -278,15 +279,13 @@ class BrokerParts:
         path = self._config.broker_config_path
         if path and keys:
             text = format_properties(self._config.properties())
-            self._loop.run_in_executor(None, write_text, path, text)
+            self._loop.run_in_executor(None, write_settings, self._disk, path, text)
 
 
-def write_text(path: str, text: str) -> None:
+def write_settings(disk: Disk, path: str, text: str) -> None:
     """Replace a settings file, or say why not: the settings are in force already."""
     try:
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(f"{path}.tmp", path)
+        replace_file(disk, os.path.abspath(path), text.encode())
     except OSError as error:
         log.error("settings not written to %s: %s", path, error)
 

@@ -285,3 +285,11 @@ def write_new_file(disk: Disk, path: str, data: bytes) -> None:
         disk.fdatasync(fd)
     finally:
         disk.close(fd)
+
+
+def replace_file(disk: Disk, path: str, data: bytes) -> None:
+    """Replace a small file in one step, on the device when this returns: at every moment, a power failure
+    included, it holds the old content or the new. Raises OSError; then the old content is still there."""
+    write_new_file(disk, path + ".tmp", data)
+    disk.rename(path + ".tmp", path)
+    disk.fsync_dir(os.path.dirname(path))
