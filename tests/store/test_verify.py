@@ -171,6 +171,16 @@ class TestLog:
         found = only(check(root), "log-damage")
         assert (found.path, found.offset) == (str(last.path), last.at + last.size)
 
+    def test_something_behind_a_blank_record(self, root: Path) -> None:
+        every = places(root)
+        last = [place for place in every if place.path == every[0].path][-1]
+        at = last.at + last.size + 8
+        alter(last.path, at + 3, b"x")
+        report = check(root)
+        found = only(report, "unused-bytes")
+        assert (found.severity, found.path, found.offset) == ("note", str(last.path), at + 3)
+        assert len(report.findings) == 1
+
     def test_a_torn_tail_is_told_from_damage(self, root: Path) -> None:
         last = places(root)[-1]
         flip(last.path, last.at + 100)
@@ -343,6 +353,16 @@ class TestQueues:
         found = only(check(root), "queue-unit")
         assert (found.path, found.offset) == (str(path), at)
         assert "is empty" in found.problem
+
+    def test_something_behind_the_last_unit(self, root: Path) -> None:
+        *_, path = sorted((root / "consumequeue" / "T" / "0").iterdir())
+        alter(path, 50 * 20 + 3, b"x")
+        found = [finding for finding in check(root).findings if finding.kind == "queue-unit"]
+        assert [(finding.path, finding.offset) for finding in found] == [
+            (str(path), 34 * 20),
+            (str(path), 1000),
+        ]
+        assert "units 134 to 149 of T/0: empty" in found[0].problem
 
     def test_a_unit_of_another_queues_record(self, root: Path) -> None:
         every = places(root)
@@ -547,6 +567,11 @@ class TestCheckpointAndTables:
         damage(root / "checkpoint")
         found = only(check(root), "checkpoint")
         assert (found.severity, found.path, found.offset) == (severity, str(root / "checkpoint"), offset)
+
+    def test_something_behind_the_times(self, root: Path) -> None:
+        alter(root / "checkpoint", 1000, b"x")
+        found = only(check(root), "unused-bytes")
+        assert (found.severity, found.path, found.offset) == ("note", str(root / "checkpoint"), 1000)
 
     @pytest.mark.parametrize("text", ["", '{"topicConfigTable":{"T"', "[1]"])
     def test_a_damaged_table_with_a_good_backup(self, root: Path, text: str) -> None:

@@ -12,7 +12,8 @@ from contextlib import closing
 from cometmq.errors import RecordError
 from cometmq.protocol.record import decode_record
 from cometmq.store.disk import Disk
-from cometmq.store.findings import ERROR, NEXT_START, NOTHING, WARNING, Findings
+from cometmq.store.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
+from cometmq.store.reads import ReadOnlyFiles, first_byte
 from cometmq.store.scan import Damage, Facts, Run, SegmentScan, record_facts
 from cometmq.store.shape import Shape, StoreFile, numbered_files
 
@@ -97,6 +98,8 @@ class LogWalk:
                 break
         for damage in scan.damage[known:]:  # what lies in front of the blank record
             self._damaged(file, damage)
+        if scan.closed:
+            self._look_behind_blank(file, scan.blank_end)
         if scan.end > file.base or self._open is None:
             self._open = None if scan.closed else (file, scan.end, scan.dirt)
             self.end = scan.end
@@ -135,6 +138,13 @@ class LogWalk:
         self._seen_twice = position
         self._pause(SETTLE_S)
         return True
+
+    def _look_behind_blank(self, file: StoreFile, position: int) -> None:
+        with ReadOnlyFiles(self._disk) as files:
+            at = first_byte(files, file.path, position - file.base, file.length)
+        if at is not None:
+            problem = "something stands behind the blank record, which may hold anything and is never read"
+            self._findings.add(NOTE, "unused-bytes", file.path, at, problem)
 
     # -- findings ---------------------------------------------------------------------------------
 

@@ -299,8 +299,17 @@ class QueueCheck:
             filler = (size == FILLER_SIZE) & (position == 0)
             self.fillers += int(np.count_nonzero(filler))
             expired = (position < self.log_min) & (size > 0) & (position >= 0)
-            for number in np.flatnonzero(~(filler | expired)):
+            empty = (position == 0) & (size == 0) & (units["tags"] == 0)
+            for stretch in _stretches(empty):
+                self._empty(state, offset + int(stretch[0]), len(stretch))
+            for number in np.flatnonzero(~(filler | expired | empty)):
                 self._lonely(state, offset + int(number), int(position[number]), int(size[number]))
+
+    def _empty(self, state: QueueState, offset: int, count: int) -> None:
+        path, at = state.units.place(offset)
+        units = f"units {offset} to {offset + count - 1}" if count > 1 else f"unit {offset}"
+        problem = f"{units} of {state.name}: empty, and the log has no record for it"
+        self._findings.add(ERROR, "queue-unit", path, at, problem, REBUILD)
 
     def _lonely(self, state: QueueState, offset: int, position: int, size: int) -> None:
         found = self._log.facts(position)
@@ -323,8 +332,6 @@ class QueueCheck:
                 f"points at log position {position}, which belongs to {found.topic}/{found.queue_id} "
                 f"offset {found.queue_offset}"
             )
-        elif position == 0 and size == 0:
-            what = "is empty, and the log has no record for it"
         else:
             what = f"points at log position {position}, where no valid record is"
             repair = f"{NOTHING}; {REBUILD} for the unit"
@@ -384,3 +391,9 @@ class QueueCheck:
 
 def _pieces(units: bytes) -> list[bytes]:
     return [units[at : at + UNIT] for at in range(0, len(units), UNIT)]
+
+
+def _stretches(chosen: NDArray[np.bool_]) -> list[IntArray]:
+    """The numbers that are chosen, in stretches that follow each other."""
+    numbers = np.flatnonzero(chosen)
+    return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if len(numbers) else []

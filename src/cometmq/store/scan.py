@@ -16,6 +16,7 @@ from typing import NamedTuple
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.record import (
     BLANK_MAGIC,
+    BLANK_STRUCT,
     BORN_V6,
     HEAD_V4,
     HEADS,
@@ -98,8 +99,8 @@ class SegmentScan:
     """One walk through one segment file.
 
     After the walk: `end` is the position behind the last valid record (or the end of the segment when a
-    blank record closed it), `closed` tells that case, `dirt` tells whether anything but zeros follows
-    `end`, `damage` lists what was skipped.
+    blank record closed it), `closed` tells that case, `blank_end` the position behind what that record uses,
+    `dirt` whether anything but zeros follows `end`; `damage` lists what was skipped.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class SegmentScan:
         self._most = LONGEST_RUN  # records looked at together; fewer for a while behind damage
         self.end = base
         self.closed = False
+        self.blank_end = -1
         self.dirt = False
         self.damage: list[Damage] = []
 
@@ -160,6 +162,7 @@ class SegmentScan:
                     self.dirt = True
                     return
                 self.closed = True
+                self.blank_end = self._base + at + BLANK_STRUCT.size
                 self.end = self._base + self._length
                 return
             found = self._resync(at) if self._search else None

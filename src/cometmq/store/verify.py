@@ -29,6 +29,7 @@ from cometmq.store.table_shapes import ENDS, SEALED, SHAPES, Table, read_table
 
 _SYSTEM_TOPICS = frozenset({"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"})
 _FUTURE_MS = 1 << 53
+_CHECKPOINT_USED = 24
 
 Progress = Callable[[int, int], None]
 """(bytes of the log walked so far, bytes there are)"""
@@ -131,6 +132,11 @@ def _check_checkpoint(disk: Disk, shape: Shape, findings: Findings, walk: LogWal
     if len(data) != FILE_SIZE:
         findings.add(ERROR, "checkpoint", path, len(data), f"not {FILE_SIZE} bytes long", repair)
         return
+    if data[_CHECKPOINT_USED:].strip(b"\0"):
+        at = FILE_SIZE - len(data[_CHECKPOINT_USED:].lstrip(b"\0"))
+        findings.add(
+            NOTE, "unused-bytes", path, at, "something stands behind the times, where nothing is read"
+        )
     for number, value in enumerate(struct.unpack_from(">qqq", data)):
         if not 0 <= value < _FUTURE_MS:
             findings.add(ERROR, "checkpoint", path, number * 8, f"{value} is no time", repair)
