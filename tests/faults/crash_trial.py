@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tests.faults.crash_model import Entry, Expected, Found, Wrong, config, entry_of, examine
-from tests.faults.crash_workloads import HOST, Worker, work
+from tests.faults.crash_workloads import HOST, SHORT, Worker, work
 
 from cometmq.errors import StoreError
 from cometmq.store import ManualClock, MessageStore
@@ -38,11 +38,11 @@ def trials(workload: str, seed: str, count: int) -> Iterator[Trial]:
     made = 0
     for at in range(history + 1):
         due = count * (at + 1) // (history + 1) - made
-        if not due and workload != "short":
+        if not due and workload not in SHORT:
             continue
         point.advance(at)
         expected = worker.ledger.at(at)
-        if workload == "short" and point.count() <= 200:
+        if workload in SHORT and point.count() <= 200:
             images = point.every_image()
         else:
             first = random.Random(f"{seed}:{at}").choice((0, 1, 2, 4, 4, 4, 4, 4, 4, 4))

@@ -387,9 +387,32 @@ def short(seed: str) -> Worker:
     return worker
 
 
+def short_deletions(seed: str) -> Worker:
+    """On a store that was stopped before: segments and what follows from them, deleted step by step; a topic
+    purged, one shortened, one deleted. Every state of every moment can be tried."""
+    before = Worker(seed, sync=True)
+    while len(before.store.log.segments) < 3:
+        before.send()
+    before._detach()
+    before.store.close()
+    worker = Worker(seed, sync=True, disk=RecordingDisk(before.disk.image(), before.clock.time_ms))
+    worker.clock.now_ms = before.clock.now_ms
+    worker.number = before.number
+    worker.ledger.appended = [entry._replace(at=-1) for entry in before.ledger.appended]
+    worker.ledger.promised = [(-1, entry.position) for entry in before.ledger.appended]
+    steps = [worker.begin_retirement, worker.purge, worker.limit_topic, worker.delete_topic, worker.send]
+    worker.chance.shuffle(steps)
+    for step in steps:
+        step()
+        worker._finish_retirement()
+    return worker
+
+
+SHORT = ("short", "short_deletions")
+"""Workloads of which every state of every moment is tried."""
 WORKLOADS: dict[str, Callable[[str], Worker]] = {
     each.__name__: each
-    for each in (asynchronous, synchronous, threaded, restarts, deletions, retention, short)
+    for each in (asynchronous, synchronous, threaded, restarts, deletions, retention, short, short_deletions)
 }
 
 

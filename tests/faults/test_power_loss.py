@@ -38,7 +38,6 @@ IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000"))
 FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
 REPLAY = os.environ.get("COMETMQ_CRASH_REPLAY", "")
 PER_RUN = 250  # images of one run of a workload, before another seed takes its turn
-LONG = [name for name in WORKLOADS if name != "short"]
 
 
 @pytest.mark.timeout(0)
