@@ -12,6 +12,7 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import ViewMessageRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.properties import encode_properties
+from cometmq.store.disk import OsDisk
 
 from .conftest import records
 
@@ -209,6 +210,18 @@ async def test_what_was_sent_is_there_after_a_restart(cluster, peer):
     assert int((await peer.send()).ext["queueOffset"]) == 10
 
 
+@pytest.fixture
+def _synced_here(monkeypatch):
+    """A disk that is slowed down by a patch is slow in this process only."""
+    right = OsDisk.__init__
+
+    def keep_descriptors(self):
+        right(self)
+        self.lends_descriptors = False
+
+    monkeypatch.setattr(OsDisk, "__init__", keep_descriptors)
+
+
 class TestSyncFlush:
     async def test_an_answer_means_that_the_bytes_are_on_the_disk(self, start_cluster):
         cluster = await start_cluster(flushDiskType="SYNC_FLUSH")
@@ -228,6 +241,7 @@ class TestSyncFlush:
         await peer.send(body=b"second")
         assert [m.body for m in records(await pulling)] == [b"second"]
 
+    @pytest.mark.usefixtures("_synced_here")
     async def test_a_slow_disk_gives_code_10_with_the_ids_of_what_is_stored(self, start_cluster, monkeypatch):
         cluster = await start_cluster(flushDiskType="SYNC_FLUSH", syncFlushTimeout="150")
         peer = cluster.peer()
@@ -257,6 +271,7 @@ async def test_a_view_by_id_finds_what_the_answer_named(peer):
     assert [m.body for m in records(found)] == [b"look at me"]
 
 
+@pytest.mark.usefixtures("_synced_here")
 async def test_a_stop_lets_senders_hear_of_their_flush(start_cluster, monkeypatch):
     cluster = await start_cluster(flushDiskType="SYNC_FLUSH")
     peer = cluster.peer()

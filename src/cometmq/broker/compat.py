@@ -11,6 +11,7 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | batch (320) | the batch's own properties go to every element | elements keep their own, plus CLUSTER |
 | offset update (15) | anything is stored | unknown topic 17, unknown group 26, bad queue or offset 29 |
 | group deletion (207) | removeOffset | cleanOffset; both are read |
+| maxMsgBytes of a pull (11) | unknown to 4.9 | the answer's most bytes, 100 to 128 Mi |
 | runtime table (28) | getTransferedTps | getTransferredTps; both are written |
 | 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask them of every broker |
 
@@ -36,6 +37,11 @@ def invalid_parameter(version: int) -> int:
 def spreads_batch_properties(version: int) -> bool:
     """Whether the properties of a batch itself are added to each of its messages."""
     return not is_5x(version)
+
+
+def most_bytes(version: int, asked: int | None) -> int | None:
+    """The most bytes of messages that a pull wants beside the broker's own limits; None: no such wish."""
+    return max(100, min(asked, 128 << 20)) if asked is not None and is_5x(version) else None
 
 
 def search_mode(version: int, boundary_type: str | None) -> str | None:

@@ -20,7 +20,7 @@ import msgspec
 from cometmq.broker.delay import DelayLevels
 from cometmq.broker.inert import INERT_DEFAULTS, check_inert
 from cometmq.errors import ConfigError
-from cometmq.store.config import StoreConfig
+from cometmq.store.config import SLAVE, StoreConfig
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +115,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
             raise ConfigError(
                 "brokerId", str(self.broker_id), "0 for a master, a positive number for a slave"
             )
+        if self.store.broker_role == SLAVE and self.broker_id == 0:
+            raise ConfigError("brokerId", "0", "a positive number, for brokerRole=SLAVE")
         if not 0 <= self.broker_permission <= 7:
             raise ConfigError("brokerPermission", str(self.broker_permission), "2 write, 4 read, 6 both")
         DelayLevels.of(self.store)

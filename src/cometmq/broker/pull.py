@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.long_poll import RECHECK_MS, HeldPull, LongPoll
+from cometmq.broker.offset_moved import store_offset_moved
 from cometmq.broker.replies import pull_reply
 from cometmq.broker.subscriptions import ExpressionError, is_tag_type, tag_codes
 from cometmq.broker.writer import ArrivalTuple
@@ -58,8 +59,8 @@ class PullRequest:
     """A checked pull: everything needed to serve it, now or later."""
 
     __slots__ = (
-        "codes", "connection", "group", "hold_ms", "max_count", "may_hold", "offset", "opaque", "queue_id",
-        "suggested_slave", "topic",
+        "codes", "connection", "group", "hold_ms", "max_bytes", "max_count", "may_hold", "offset", "opaque",
+        "queue_id", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +69,7 @@ class PullRequest:
         opaque: int,
         header: PullMessageRequestHeader,
         codes: frozenset[int] | None,
+        max_bytes: int | None,
     ) -> None:
         self.connection = connection
         self.opaque = opaque
@@ -76,10 +78,10 @@ class PullRequest:
         self.queue_id = header.queue_id
         self.offset = header.queue_offset
         self.max_count = header.max_msg_nums
+        self.max_bytes = max_bytes
         self.codes = codes
         self.may_hold = bool(header.sys_flag & SUSPEND)
         self.hold_ms = header.suspend_timeout_millis or 0
-        self.suggested_slave = 0
 
 
 class PullProcessor:
@@ -104,9 +106,11 @@ class PullProcessor:
         """Serve, park or refuse a pull."""
         header = frame.header(PullMessageRequestHeader)
         codes = self._check(connection, frame.version, header)
-        request = PullRequest(connection, frame.opaque, header, codes)
+        max_bytes = compat.most_bytes(frame.version, header.max_msg_bytes)
+        request = PullRequest(connection, frame.opaque, header, codes, max_bytes)
         context = self._context
-        if header.sys_flag & COMMIT_OFFSET and request.may_hold and header.commit_offset is not None:
+        commits = header.sys_flag & COMMIT_OFFSET and request.may_hold and not self._store.slave
+        if commits and header.commit_offset is not None:
             context.offsets.commit(request.group, request.topic, request.queue_id, header.commit_offset)
         self._serve(request)
 
@@ -191,7 +195,12 @@ class PullProcessor:
 
     def _serve(self, request: PullRequest) -> None:
         got = self._store.get_messages(
-            request.topic, request.queue_id, request.offset, request.max_count, filter=request.codes
+            request.topic,
+            request.queue_id,
+            request.offset,
+            request.max_count,
+            filter=request.codes,
+            max_bytes=request.max_bytes,
         )
         if isinstance(got, NotCached):
             task = self._loop.create_task(self._serve_cold(request, got))
@@ -209,6 +218,7 @@ class PullProcessor:
                 request.offset,
                 request.max_count,
                 filter=request.codes,
+                max_bytes=request.max_bytes,
             )
         except Exception as error:
             log.exception("pull of %s queue %d at %d failed", request.topic, request.queue_id, request.offset)
@@ -235,6 +245,9 @@ class PullProcessor:
                 self._park(request)
                 return
         connection = request.connection
+        suggested = self._suggested_broker(request.group, got.suggest_slave)
+        if code == MOVED:
+            code, suggested = self._moved(request, got.next_begin_offset, suggested)
         buffers = got.buffers if code == FOUND else ()
         size = sum(map(len, buffers))
         header = pull_reply(
@@ -242,12 +255,27 @@ class PullProcessor:
             request.opaque,
             status.name.encode(),
             (got.next_begin_offset, got.min_offset, got.max_offset),
-            self._suggested_broker(request.group, got.suggest_slave),
+            suggested,
             size,
         )
         connection.write(header)
         for buffer in buffers:
             connection.write(buffer)
+
+    def _moved(self, request: PullRequest, begin: int, suggested: int) -> tuple[int, int]:
+        """Code of the answer and suggested broker for an offset outside its queue. Who corrects it tells so
+        in a topic; a slave that does not sends the client to the group's broker."""
+        context = self._context
+        group, topic, queue_id = request.group, request.topic, request.queue_id
+        if not self._store.corrects_offsets:
+            settings = context.groups.table.get(group)
+            return RETRY, suggested if settings is None else settings.broker_id
+        where = request.offset, topic, queue_id
+        log.info("offset %d of %s/%d, asked for by group %s, becomes %d", *where, group, begin)
+        store_offset_moved(context, group, topic, queue_id, request.offset, begin)
+        # At the end of a tick it is too late to take part in it, and too early to ask for the next one.
+        self._loop.call_soon(context.tick.schedule)
+        return MOVED, suggested
 
     def _suggested_broker(self, group: str, suggest_slave: bool) -> int:
         if not self._context.config.slave_read_enable:

@@ -159,7 +159,10 @@ class BrokerParts:
         tick.at_end(self.writer.end_tick)
         tick.at_end(self.pulls.end_tick)
         context.topics.changed = self._topics_changed
+        context.topics.saved = self.tables.topics.saved
         context.groups.changed = self.tables.groups.save
+        context.groups.saved = self.tables.groups.saved
+        context.offsets.save = self.tables.offsets.save_now
 
     def _server(self, tick: Tick, without: Sequence[int]) -> RemotingServer:
         context = self.context
@@ -204,7 +207,8 @@ class BrokerParts:
         self._use_topic_limits()
         self.tables.start()
         self.pulls.start()
-        self.schedule.start()
+        if not self.store.slave:
+            self.schedule.start()
         self._every("clients", CLIENT_SCAN_S, self.clients.expire)
         self._every("stats", STATS_PERIOD_S, lambda: self.context.stats.sample(self.context.clock.time_ms()))
         await self.registrar.start()

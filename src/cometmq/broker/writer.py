@@ -18,11 +18,13 @@ from cometmq.broker.stats import Stats
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.remoting import Connection, Tick
+from cometmq.store.config import SYNC_MASTER
 from cometmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
 SUCCESS = int(ResponseCode.SUCCESS)
+SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)
 FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
 
@@ -58,15 +60,19 @@ class Writer:
         self._idle.set()
 
     def configure(self) -> None:
-        """Take over the flush mode of the store's settings; it may change while the broker runs."""
-        self._sync = self.store.config.sync_flush
+        """Take over flush mode and role of the store's settings; the first may change while the broker
+        runs."""
+        config = self.store.config
+        self._sync = config.sync_flush
+        self._alone = config.broker_role == SYNC_MASTER  # replication is not built: no slave has it, ever
+        self._waits = self._sync or self._alone
 
     def sent(self, send: PlainSend, wait: bool) -> None:
         """A plain send was appended. wait: its sender wants to know that it is as safe as the broker
         promises.
         """
         self._dirty = True
-        if wait and self._sync:
+        if wait and self._waits:
             self._waiting_sends.append(send)
         else:
             self._sends.append(send)
@@ -76,7 +82,7 @@ class Writer:
         self._dirty = True
         self._tick.schedule()
         if outcome is not None:
-            (self._waiting_outcomes if wait and self._sync else self._outcomes).append(outcome)
+            (self._waiting_outcomes if wait and self._waits else self._outcomes).append(outcome)
 
     def end_tick(self) -> None:
         """Commit what this tick appended and answer it."""
@@ -96,7 +102,10 @@ class Writer:
             return
         self._answer(sends, outcomes)
         if waiting_sends or waiting_outcomes:
-            self._await_flush(waiting_sends, waiting_outcomes, commit.end_offset)
+            if self._sync:
+                self._await_flush(waiting_sends, waiting_outcomes, commit.end_offset)
+            else:
+                self._stored_only(SLAVE_NOT_AVAILABLE, waiting_sends, waiting_outcomes)
         if commit.arrivals:
             self.arrived(commit.arrivals)
 
@@ -146,21 +155,23 @@ class Writer:
             self._flushes -= 1
             if not self._flushes:
                 self._idle.set()
-            if ok:
+            if ok and not self._alone:
                 self._answer(sends, outcomes)
             elif self.store.flush_failure is not None:
                 remark = f"the flush to disk failed: {self.store.flush_failure.strerror}"
                 self._refuse(sends, outcomes, SYSTEM_ERROR, remark)
             else:
-                self._late(sends, outcomes)
+                code = SLAVE_NOT_AVAILABLE if self._alone else FLUSH_DISK_TIMEOUT
+                self._stored_only(code, sends, outcomes)
 
         self.store.when_flushed(end_offset, flushed)
 
-    def _late(self, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
-        """The flush takes longer than syncFlushTimeout: say so, with the ids, for the messages are stored."""
+    def _stored_only(self, code: int, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
+        """The flush takes longer than syncFlushTimeout, or there is no slave: say so, with the ids, for the
+        messages are stored."""
         replies = self.replies
         for connection, opaque, physical_offset, queue_id, queue_offset in sends:
             ids = replies.message_id(physical_offset)
-            connection.write(replies.reply(FLUSH_DISK_TIMEOUT, opaque, ids, queue_id, queue_offset))
+            connection.write(replies.reply(code, opaque, ids, queue_id, queue_offset))
         for outcome in outcomes:
-            outcome(FLUSH_DISK_TIMEOUT, None)
+            outcome(code, None)

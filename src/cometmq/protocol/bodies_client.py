@@ -142,6 +142,16 @@ class ConsumerList(Body):
     consumer_id_list: list[str] = empty(list)
 
 
+class OffsetMovedEvent(Body):
+    """A message of the topic OFFSET_MOVED_EVENT: the group asked for one offset of the queue and was sent to
+    another."""
+
+    message_queue: MessageQueue
+    consumer_group: str = always("")
+    offset_request: int = always(0)
+    offset_new: int = always(0)
+
+
 class LockBatchBody(Body):
     """Queues to lock or to unlock (codes 41 and 42)."""
 

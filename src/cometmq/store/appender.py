@@ -16,7 +16,7 @@ from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record import BLANK_SIZE, BORN_V6, HEAD_V4, STORE_V6, head_of, topic_part
 from cometmq.store.clock import Clock
 from cometmq.store.commit_log import CommitLog
-from cometmq.store.config import StoreConfig
+from cometmq.store.config import SLAVE, StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.flags import RunningFlags
 from cometmq.store.queue_table import QueueTable
@@ -81,9 +81,9 @@ class Appender:
         "_pending",
         "_queues",
         "_time_ms",
-        "closed",
         "largest_body",
         "largest_record",
+        "shut",
         "store_host",
     )
 
@@ -100,7 +100,7 @@ class Appender:
         self._time_ms = clock.time_ms
         self._config = config
         self._flags = flags
-        self.closed = False
+        self.shut = "messages are put to the master, this is a slave" if config.broker_role == SLAVE else ""
         self._pending: list[Lot] = []
         self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker has its port
         self.set_largest(config.max_message_size)
@@ -129,8 +129,8 @@ class Appender:
         tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None,
     ) -> Appended:  # fmt: skip
         """See MessageStore.append; without keywords and defaults, for their cost."""
-        if self._flags.bits or self.closed:
-            self.refuse_if_closed()
+        if self._flags.bits or self.shut:
+            self.refuse_if_shut()
         queue = self._queues.by_key.get((topic, queue_id)) or self._queues.get(topic, queue_id)
         topic_bytes, magic = queue.record_tail or self.tail_of(queue)
         if store_host is None:
@@ -196,9 +196,9 @@ class Appender:
         """Records that stand in the tick's buffer already, see batch_append.py."""
         self._pending.append(records)
 
-    def refuse_if_closed(self) -> None:
-        if self.closed:
-            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the store is closed")
+    def refuse_if_shut(self) -> None:
+        if self.shut:
+            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are taken: {self.shut}")
         if not self._flags.writeable:
             raise StoreRefused(
                 ResponseCode.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {self._flags.why()}"

@@ -53,7 +53,7 @@ class BatchAppender:
     ) -> BatchRecords:  # fmt: skip
         """See MessageStore.append_batch."""
         appender = self._appender
-        appender.refuse_if_closed()
+        appender.refuse_if_shut()
         if len(body) > appender.largest_body:
             appender.refuse_size(len(body), 0, 0)
         flags, bodies, texts = batch_columns(body, properties)

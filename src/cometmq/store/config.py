@@ -16,6 +16,7 @@ from cometmq.errors import ConfigError
 CONSUME_QUEUE_UNIT = 20
 SYNC_FLUSH = "SYNC_FLUSH"
 ASYNC_FLUSH = "ASYNC_FLUSH"
+ASYNC_MASTER, SYNC_MASTER, SLAVE = "ASYNC_MASTER", "SYNC_MASTER", "SLAVE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class StoreConfig:
     max_filter_message_size: int = 16_000
     max_msgs_num_batch: int = 64
     default_query_max_num: int = 32
-    broker_role: str = "ASYNC_MASTER"
+    broker_role: str = ASYNC_MASTER
     offset_check_in_slave: bool = False
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
@@ -70,6 +71,8 @@ class StoreConfig:
                 raise ConfigError(WIRE_NAMES[name], str(value), expected)
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             raise ConfigError("flushDiskType", self.flush_disk_type, "SYNC_FLUSH or ASYNC_FLUSH")
+        if self.broker_role not in (ASYNC_MASTER, SYNC_MASTER, SLAVE):
+            raise ConfigError("brokerRole", self.broker_role, "ASYNC_MASTER, SYNC_MASTER or SLAVE")
         if not all(hour.strip().isdigit() for hour in self.delete_when.split(";")):
             expected = "hours of the day with ; between, as 04 or 02;14 (an hour that no day has: never)"
             raise ConfigError("deleteWhen", self.delete_when, expected)

@@ -28,7 +28,7 @@ from cometmq.store.batch_append import BatchAppender
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.commit_log import CommitLog
-from cometmq.store.config import SMALL_FILES, StoreConfig
+from cometmq.store.config import SLAVE, SMALL_FILES, StoreConfig
 from cometmq.store.consume_queue import UNIT_STRUCT
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk
@@ -128,6 +128,7 @@ class MessageStore:
         )
         self._unflushed: deque[tuple[int, list[Lot]]] = deque()
         self._sync = config.sync_flush
+        self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self.dispatched_ms = self.flusher.written_ms
         self.closed = False
 
@@ -165,7 +166,7 @@ class MessageStore:
         """What `stop` does, in place. The stop counts as clean only if everything could be written."""
         if self.closed:
             return
-        self.closed = self.appender.closed = True
+        self.closed, self.appender.shut = True, "the store is closed"
         try:
             if self.commit().error is None and self.upkeep.settle_all() and self.flags.writeable:
                 self.ends.save(self.queues, self.log.end, self.config)
@@ -178,15 +179,16 @@ class MessageStore:
     def crash(self) -> None:
         """Let go of the directory as a killed process would: nothing more is written. For tests and for
         `close`."""
-        self.closed = self.appender.closed = True
+        self.closed, self.appender.shut = True, "the store is closed"
         self.upkeep.abandon()
         self.log.close(keep_spares=self._abort.exists())
         self.files.descriptors.close()
         self._lock.release()
 
     def configure(self, config: StoreConfig) -> None:
-        """Go on with other settings. Sizes of files and paths stay what they were until the next start."""
-        fixed = ("store_path_root_dir", "store_path_commit_log", *SMALL_FILES)
+        """Go on with other settings. Sizes of files, paths and the role stay what they were until the next
+        start."""
+        fixed = ("store_path_root_dir", "store_path_commit_log", "broker_role", *SMALL_FILES)
         config = replace(config, **{name: getattr(self.config, name) for name in fixed})
         self.config = config
         self._sync = config.sync_flush
@@ -369,7 +371,7 @@ class MessageStore:
         """Read messages of a queue without waiting for a device; NotCached asks for `get_messages_cold`."""
         return self.reader.get(
             self.queues.find(topic, queue_id), offset, max_count, tags=filter, records=record_filter,
-            max_bytes=max_bytes, correct=self._corrects,
+            max_bytes=max_bytes, correct=self.corrects_offsets,
         )  # fmt: skip
 
     async def get_messages_cold(
@@ -402,14 +404,16 @@ class MessageStore:
             missing = got
         got = self.reader.get(
             self.queues.find(topic, queue_id), offset, max_count, tags=filter, records=record_filter,
-            max_bytes=max_bytes, correct=self._corrects, wait=True,
+            max_bytes=max_bytes, correct=self.corrects_offsets, wait=True,
         )  # fmt: skip
         assert not isinstance(got, NotCached)
         return got
 
     @property
-    def _corrects(self) -> bool:
-        return self.config.broker_role != "SLAVE" or self.config.offset_check_in_slave
+    def corrects_offsets(self) -> bool:
+        """Whether readers outside a queue are sent into it: always but on a slave without
+        offsetCheckInSlave."""
+        return not self.slave or self.config.offset_check_in_slave
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First offset of the queue that can be read; 0 for a queue that does not exist."""

@@ -1,0 +1,235 @@
+"""What brokerRole and the limits of single pulls change (storage.md 3.1, 6.2 to 6.4)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.server import Broker
+from cometmq.errors import ConfigError
+from cometmq.protocol.batch import encode_batch
+from cometmq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
+from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from cometmq.standalone import small_files
+
+from .conftest import COMMIT, Peer, records, until
+
+
+def settings(root, **more):
+    base = {"storePathRootDir": str(root), "brokerIP1": "127.0.0.1", "listenPort": "0"}
+    base["messageDelayLevel"] = "1h"
+    return BrokerConfig.from_properties({**small_files(), **base, **more})
+
+
+def begin(answer):
+    return int(answer.ext["nextBeginOffset"])
+
+
+@pytest.fixture
+async def slave(tmp_path):
+    """Start a slave on a store that a master wrote: 40 messages, and one that waits for its delivery."""
+    master = Broker(settings(tmp_path))
+    await master.start()
+    peer = Peer(master.addr)
+    for number in range(40):
+        await peer.send(body=b"%d" % number)
+    await peer.send("Later", properties={"DELAY": "1"})
+    await peer.pull()
+    await peer.close()
+    await master.stop()
+    brokers, peers = [], []
+
+    async def start(**more):
+        brokers.append(Broker(settings(tmp_path, brokerRole="SLAVE", brokerId="1", **more)))
+        await brokers[-1].start()
+        peers.append(Peer(brokers[-1].addr))
+        return brokers[-1], peers[-1]
+
+    yield start
+    for peer in peers:
+        await peer.close()
+    for broker in brokers:
+        await broker.stop()
+
+
+class TestSlave:
+    async def test_no_message_is_taken_and_none_delivered(self, slave):
+        broker, peer = await slave()
+        one = await peer.send()
+        lot = await peer.send(
+            body=encode_batch([(0, b"x", b"")]), code=RequestCode.SEND_BATCH_MESSAGE, batch=True
+        )
+        back = await peer.call(
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            ConsumerSendMsgBackRequestHeader(offset=0, group="G", delay_level=0),
+        )
+        assert (one.code, lot.code) == (ResponseCode.SERVICE_NOT_AVAILABLE,) * 2
+        assert "slave" in one.remark
+        assert back.code == ResponseCode.SYSTEM_ERROR
+        assert [m.body for m in records(await peer.pull(offset=39))] == [b"39"]
+        assert broker.parts.schedule.positions()[1] == (0, 1)
+        assert broker.parts.schedule._cursors[1].timer is None
+
+    async def test_pulls_commit_no_offset(self, slave):
+        broker, peer = await slave()
+        await peer.pull(flags=COMMIT, hold_ms=10, commit_offset=7)
+        assert broker.parts.context.offsets.queues("G", "Orders") == {}
+
+    @pytest.mark.parametrize("asked", [-1, 100])
+    async def test_offsets_stay_what_they_are(self, slave, asked):
+        broker, peer = await slave(slaveReadEnable="true")
+        broker.parts.context.groups.table["G"].broker_id = 3
+        end = broker.parts.store.commit_log_max
+        answer = await peer.pull(offset=asked)
+        assert (answer.code, begin(answer)) == (ResponseCode.PULL_RETRY_IMMEDIATELY, asked)
+        assert answer.ext["suggestWhichBrokerId"] == "3"
+        assert broker.parts.store.commit_log_max == end
+
+    async def test_offsets_are_corrected_where_that_is_asked_for(self, slave):
+        _, peer = await slave(offsetCheckInSlave="true")
+        answer = await peer.pull(offset=100)
+        assert (answer.code, begin(answer)) == (ResponseCode.PULL_OFFSET_MOVED, 40)
+
+    async def test_the_group_says_which_broker_serves_whom(self, slave):
+        broker, peer = await slave(slaveReadEnable="true")
+        group = broker.parts.context.groups.find("G")
+        group.broker_id, group.which_broker_when_consume_slowly = 5, 6
+        assert (await peer.pull()).ext["suggestWhichBrokerId"] == "5"
+        broker.parts.store.reader.memory_bytes = 0
+        assert (await peer.pull()).ext["suggestWhichBrokerId"] == "6"
+        broker.config.slave_read_enable = False
+        assert (await peer.pull()).ext["suggestWhichBrokerId"] == "0"
+
+
+class TestMasterThatReplicates:
+    """Replication is not built: nobody is told that a slave has a message."""
+
+    @pytest.fixture(params=["ASYNC_FLUSH", "SYNC_FLUSH"])
+    async def lonely(self, start_cluster, request):
+        return await start_cluster(brokerRole="SYNC_MASTER", flushDiskType=request.param)
+
+    async def test_senders_who_wait_hear_that_there_is_no_slave(self, lonely):
+        peer = lonely.peer()
+        for number in range(2):
+            answer = await peer.send(body=b"%d" % number)
+            assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+            assert (answer.ext["queueId"], answer.ext["queueOffset"]) == ("0", str(number))
+            assert len(answer.ext["msgId"]) == 32
+        lot = await peer.send(
+            body=encode_batch([(0, b"2", b"")]), code=RequestCode.SEND_BATCH_MESSAGE, batch=True
+        )
+        assert (lot.code, lot.ext["queueOffset"]) == (ResponseCode.SLAVE_NOT_AVAILABLE, "2")
+        assert [m.body for m in records(await peer.pull())] == [b"0", b"1", b"2"]
+
+    async def test_those_who_do_not_wait_hear_of_success(self, lonely):
+        peer = lonely.peer()
+        assert (await peer.send(properties={"WAIT": "false"})).code == 0
+        await peer.pull()
+        header = ConsumerSendMsgBackRequestHeader(offset=0, group="G", delay_level=1)
+        assert (await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == 0
+
+
+@pytest.mark.parametrize("given", ["FOO", "", "slave"])
+def test_a_role_that_there_is_not_is_refused(tmp_path, given):
+    with pytest.raises(ConfigError) as error:
+        settings(tmp_path, brokerRole=given)
+    assert (error.value.key, error.value.value) == ("brokerRole", given)
+
+
+def test_a_slave_needs_an_id_of_its_own(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        settings(tmp_path, brokerRole="SLAVE")
+    assert error.value.key == "brokerId"
+    assert settings(tmp_path, brokerRole="SLAVE", brokerId="1").store.broker_role == "SLAVE"
+
+
+async def test_the_role_of_a_running_broker_stays(start_cluster):
+    cluster = await start_cluster()
+    peer = cluster.peer()
+    answer = await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerRole=FOO")
+    assert (answer.code, "brokerRole" in answer.remark) == (1, True)
+    assert (await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerRole=SYNC_MASTER")).code == 0
+    assert (await peer.send()).code == 0
+
+
+class TestOffsetMovedEvents:
+    @pytest.mark.parametrize(("asked", "corrected"), [(-1, 0), (9, 2)])
+    async def test_whoever_is_sent_elsewhere_stands_in_the_topic(self, cluster, asked, corrected):
+        peer = cluster.peer()
+        await peer.send()
+        await peer.send()
+        await peer.pull(group="Lost", offset=asked)
+        (event,) = records(await peer.pull("OFFSET_MOVED_EVENT", hold_ms=5000))
+        assert json.loads(event.body) == {
+            "consumerGroup": "Lost",
+            "messageQueue": {
+                "topic": "Orders",
+                "brokerName": cluster.broker.config.broker_name,
+                "queueId": 0,
+            },
+            "offsetRequest": asked,
+            "offsetNew": corrected,
+        }
+        assert (event.tags, event.keys, event.queue_id) == ("Lost", ("Lost",), 0)
+        assert event.born_host == event.store_host == cluster.addr
+        (found,) = records(await peer.pull("OFFSET_MOVED_EVENT", expression="Lost"))
+        assert found.body == event.body
+
+    async def test_who_is_within_the_queue_or_at_its_end_does_not(self, cluster):
+        peer = cluster.peer()
+        await peer.send()
+        for offset in (0, 1):
+            await peer.pull(offset=offset)
+        assert cluster.broker.parts.store.max_offset("OFFSET_MOVED_EVENT", 0) == 0
+
+    async def test_a_held_pull_whose_queue_goes_is_told_and_stands_there(self, cluster):
+        """The event is stored at the end of a tick, and needs another one to be written."""
+        peer, other = cluster.peer(), cluster.peer()
+        await peer.send()
+        broker = cluster.broker.parts
+        held = broker.context.tick._loop.create_task(peer.pull(offset=1, hold_ms=20_000))
+        await until(lambda: len(broker.pulls.long_poll))
+        broker.store.delete_topic("Orders")
+        broker.pulls.topic_gone("Orders")
+        assert (await held).code == ResponseCode.PULL_OFFSET_MOVED
+        (event,) = records(await other.pull("OFFSET_MOVED_EVENT", hold_ms=5000))
+        assert json.loads(event.body)["offsetRequest"] == 1
+
+    async def test_a_store_that_takes_no_messages_answers_all_the_same(self, cluster):
+        peer = cluster.peer()
+        await peer.send()
+        cluster.broker.parts.store.appender.shut = "the test says so"
+        answer = await peer.pull(offset=7)
+        assert (answer.code, begin(answer)) == (ResponseCode.PULL_OFFSET_MOVED, 1)
+
+
+class TestMostBytes:
+    """maxMsgBytes of 5.x clients."""
+
+    @pytest.mark.parametrize(
+        ("version", "asked", "count"),
+        [
+            (VERSION_5_0_0, 3500, 3),
+            (VERSION_5_0_0, 1, 1),  # the first message comes whatever its size
+            (VERSION_5_0_0, 2**31 - 1, 10),
+            (VERSION_5_0_0, None, 10),
+            (VERSION_5_0_0, -5, 1),
+            (407, 3500, 10),
+        ],
+    )
+    async def test_an_answer_keeps_to_what_the_pull_asks_for(self, cluster, version, asked, count):
+        peer = cluster.peer()
+        for _ in range(10):
+            await peer.send(body=bytes(1000))
+        answer = await peer.pull(version=version, max_msg_bytes=asked)
+        assert len(records(answer)) == count
+
+    async def test_less_than_a_hundred_bytes_is_a_hundred(self, cluster):
+        peer = cluster.peer()
+        for _ in range(3):
+            await peer.send("T", body=b"", properties={})
+        size = records(await peer.pull("T"))[0].store_size
+        assert size > 100
+        assert len(records(await peer.pull("T", version=VERSION_5_0_0, max_msg_bytes=2 * size))) == 2
