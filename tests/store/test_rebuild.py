@@ -31,18 +31,6 @@ from cometmq.testing.faulty_disk import FaultyDisk
 AT_MS = 1_700_000_900_000
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("sound")
-    build(root)
-    return root
-
-
-@pytest.fixture
-def root(sound: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(sound, tmp_path / "store"))
-
-
 def queue_bytes(root: Path) -> dict[str, bytes]:
     return {name: data for name, data in snapshot(root).items() if name.startswith("consumequeue/")}
 
