@@ -125,6 +125,23 @@ def test_writing_stops_above_the_watermark_and_goes_on_below(tmp_path: Path) -> 
     store.close()
 
 
+def test_each_watermark_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, disk, _ = filled(tmp_path, segments=2)
+    said = []
+    for percent in (75, 76, 80, 86, 86, 91, 92, 86, 70, 76):
+        disk.percent = percent
+        caplog.clear()
+        store.retention.round()
+        said.append([record.message for record in caplog.records if record.levelname != "INFO"])
+    due, forced = "expired segments are deleted at any hour", "segments are deleted whatever their age"
+    refused, accepted = "the store takes no messages", "the store takes messages again"
+    told = [[], [due], [], [forced], [], [refused], [], [accepted], [], [due]]
+    assert [len(lines) for lines in said] == [len(lines) for lines in told]
+    assert all(words in line for lines, words_of in zip(said, told, strict=True)
+               for line, words in zip(lines, words_of, strict=True))  # fmt: skip
+    store.close()
+
+
 def test_a_stop_while_the_disk_is_full_counts_as_unclean(tmp_path: Path) -> None:
     store, disk, _ = filled(tmp_path, segments=2)
     disk.percent = 95

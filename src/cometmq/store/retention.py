@@ -40,6 +40,7 @@ class Retention:
         self._corrected_min = store.log.min_position  # recovery has seen to the queues up to here
         self._derived_min = -1
         self._synced_min = -1
+        self._stage = 0
         self.disk_ratio = 0.0
         self.queue_ratio = 0.0
 
@@ -73,6 +74,7 @@ class Retention:
         self.disk_ratio = await store.off_loop.run(self._used, config.commit_log_dir)
         self.queue_ratio = await store.off_loop.run(self._used, config.root)
         fullest = max(self.disk_ratio, self.queue_ratio)
+        self._warn(fullest)
         limit = min(max(config.disk_space_warning_level_ratio, 35), 90) / 100
         if fullest > limit:
             if not store.flags.bits & Flag.DISK_FULL:
@@ -84,6 +86,29 @@ class Retention:
         elif store.flags.bits & Flag.DISK_FULL:
             log.warning("disk is %d %% full, the store takes messages again", round(fullest * 100))
             store.flags.clear(Flag.DISK_FULL)
+
+    def _warn(self, fullest: float) -> None:
+        """Say once what the fullness of the disk leads to, before sends are refused."""
+        stage = (fullest > self._due_above) + (self._forced and fullest > self._forced_above)
+        if stage > self._stage:
+            log.warning(
+                "disk is %d %% full: %s", round(fullest * 100),
+                "segments are deleted whatever their age" if stage == 2
+                else "expired segments are deleted at any hour",
+            )  # fmt: skip
+        self._stage = stage
+
+    @property
+    def _due_above(self) -> float:
+        return min(max(self._store.config.disk_max_used_space_ratio, 10), 95) / 100
+
+    @property
+    def _forced_above(self) -> float:
+        return min(max(self._store.config.disk_space_clean_forcibly_ratio, 30), 85) / 100
+
+    @property
+    def _forced(self) -> bool:
+        return self._store.config.clean_file_forcibly_enable
 
     async def _miss(self) -> None:
         """Notice that somebody has deleted the segment that is written to: what is in it, and what would
@@ -100,8 +125,7 @@ class Retention:
         hour = time.localtime(self._store.clock.time_ms() / 1000).tm_hour
         if any(part.strip().isdigit() and int(part) == hour for part in config.delete_when.split(";")):
             return True
-        limit = min(max(config.disk_max_used_space_ratio, 10), 95) / 100
-        if any(ratio < 0 or ratio > limit for ratio in (self.disk_ratio, self.queue_ratio)):
+        if any(ratio < 0 or ratio > self._due_above for ratio in (self.disk_ratio, self.queue_ratio)):
             return True
         if self._manual > 0:
             self._manual -= 1
@@ -123,8 +147,7 @@ class Retention:
         """Delete expired segments; any but the last when the disk is dangerously full."""
         store, off_loop = self._store, self._store.off_loop
         config = store.config
-        forced_at = min(max(config.disk_space_clean_forcibly_ratio, 30), 85) / 100
-        forced = config.clean_file_forcibly_enable and max(self.disk_ratio, self.queue_ratio) > forced_at
+        forced = self._forced and max(self.disk_ratio, self.queue_ratio) > self._forced_above
         now = store.clock.time_ms()
         deleted: list[str] = []
         while len(store.log.segments) > 1 and len(deleted) < config.delete_file_batch_max:
