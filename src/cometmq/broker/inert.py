@@ -62,7 +62,6 @@ NOT_BUILT = {
     "rejectTransactionMessage": "false", "transactionTimeOut": "6000", "transactionCheckMax": "15",
     "transactionCheckInterval": "60000", "disableConsumeIfConsumerReadSlowly": "false",
     "consumerFallbehindThreshold": "17179869184", "storeReplyMessageEnable": "true",
-    "readOnlyCommitLogStorePaths": "",
 }  # fmt: skip
 
 UNSAFE = {

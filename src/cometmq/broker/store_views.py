@@ -41,14 +41,13 @@ def index_position(store: MessageStore) -> tuple[int, int]:
 
 def runtime_facts(store: MessageStore) -> dict[str, str]:
     """The store's part of the runtime table (remoting.md 6.4)."""
-    config = store.config
     retention = store.retention
     return {
         "commitLogMaxOffset": str(store.commit_log_max),
         "commitLogMinOffset": str(store.commit_log_min),
         "commitLogDirCapacity": capacity(store),
         "commitLogDiskRatio": ratio(retention.disk_ratio),
-        f"commitLogDiskRatio_{config.commit_log_dir}": ratio(retention.disk_ratio),
+        **{f"commitLogDiskRatio_{path}": ratio(used) for path, used in retention.log_ratios.items()},
         "consumeQueueDiskRatio": ratio(retention.queue_ratio),
         "dispatchBehindBytes": "0",
         "remainHowManyDataToFlush": size_text(store.commit_log_max - store.flusher.flushed),
@@ -60,7 +59,7 @@ def runtime_facts(store: MessageStore) -> dict[str, str]:
 def capacity(store: MessageStore) -> str:
     """Size and free space of the log's partition, in Apache's words."""
     try:
-        usage = store.disk.usage(store.config.commit_log_dir)
+        usage = store.disk.usage(store.config.commit_log_dirs[0])
     except OSError:
         return "Total : unknown, Free : unknown."
     return f"Total : {size_text(usage.total)}, Free : {size_text(usage.usable)}."

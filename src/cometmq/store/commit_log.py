@@ -23,6 +23,7 @@ from cometmq.protocol.record import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
 from cometmq.store.block_cache import BLOCK, BlockCache
 from cometmq.store.disk import Buffer, write_all
 from cometmq.store.files import NotCached, StoreFiles
+from cometmq.store.log_places import LogPlaces
 from cometmq.store.recent import RecentBytes
 from cometmq.store.syncer import Unsynced
 
@@ -45,7 +46,7 @@ class Extent(msgspec.Struct, gc=False):
 
 
 class CommitLog:
-    """Writer and reader of the segments in one directory."""
+    """Writer and reader of the segments."""
 
     __slots__ = (
         "_blocks",
@@ -53,16 +54,15 @@ class CommitLog:
         "_extents",
         "_fd",
         "_files",
-        "_paths",
         "_read_fds",
         "_recent",
         "_reserving",
         "_spares",
         "buffer",
-        "directory",
         "end",
         "limit",
         "next",
+        "places",
         "scars",
         "segment_base",
         "segment_size",
@@ -71,13 +71,12 @@ class CommitLog:
         "used",
     )
 
-    def __init__(self, files: StoreFiles, directory: str, segment_size: int) -> None:
+    def __init__(self, files: StoreFiles, places: LogPlaces, segment_size: int) -> None:
         self._files = files
         self._disk = files.disk
-        self.directory = directory
+        self.places = places
         self.segment_size = segment_size
         self.segments: list[int] = []  # first positions, ascending
-        self._paths: dict[int, str] = {}
         self.end = 0
         self.next = 0
         self.segment_base = -1  # segment that `next` lies in; -1 before the first
@@ -98,10 +97,7 @@ class CommitLog:
     # -- segments ---------------------------------------------------------------------------------
 
     def path_of(self, base: int) -> str:
-        path = self._paths.get(base)
-        if path is None:
-            path = self._paths[base] = os.path.join(self.directory, f"{base:020d}")
-        return path
+        return self.places.path_of(base)
 
     @property
     def min_position(self) -> int:
@@ -112,7 +108,7 @@ class CommitLog:
 
         Raises OSError (ENOSPC …); then no trace of the file is left.
         """
-        path = os.path.join(self.directory, f"{base:020d}")
+        path = self.places.path_of(base)
         try:
             fd = self._disk.open(path, create=True, exclusive=True)
         except FileExistsError:
@@ -121,7 +117,7 @@ class CommitLog:
             fd = self._disk.open(path, create=True, exclusive=True)
         try:
             self._disk.reserve(fd, self.segment_size)
-            self._disk.fsync_dir(self.directory)
+            self._disk.fsync_dir(os.path.dirname(path))
         except OSError:
             self._disk.close(fd)
             self._disk.unlink(path)
@@ -358,7 +354,7 @@ class CommitLog:
         on the loop), or -1."""
         base = self.segments.pop(0)
         self._blocks.clear()
-        self._paths.pop(base, None)
+        self.places.forget(base)
         return self._read_fds.pop(base, -1)
 
     def close(self, *, keep_spares: bool = False) -> None:

@@ -25,6 +25,7 @@ class StoreConfig:
 
     store_path_root_dir: str = "~/store"
     store_path_commit_log: str = ""
+    read_only_commit_log_store_paths: str = ""
     mapped_file_size_commit_log: int = 1 << 30
     mapped_file_size_consume_queue: int = 300_000 * CONSUME_QUEUE_UNIT
     max_hash_slot_num: int = 5_000_000
@@ -76,8 +77,8 @@ class StoreConfig:
         if not all(hour.strip().isdigit() for hour in self.delete_when.split(";")):
             expected = "hours of the day with ; between, as 04 or 02;14 (an hour that no day has: never)"
             raise ConfigError("deleteWhen", self.delete_when, expected)
-        if "," in self.store_path_commit_log:
-            expected = "one directory: a log over several is not built"
+        if self.store_path_commit_log and not set(self.commit_log_dirs) - set(self.read_only_commit_log_dirs):
+            expected = "at least one directory that readOnlyCommitLogStorePaths does not name"
             raise ConfigError("storePathCommitLog", self.store_path_commit_log, expected)
 
     @property
@@ -86,9 +87,14 @@ class StoreConfig:
         return os.path.expanduser(self.store_path_root_dir)
 
     @property
-    def commit_log_dir(self) -> str:
-        path = self.store_path_commit_log
-        return os.path.expanduser(path) if path else os.path.join(self.root, "commitlog")
+    def commit_log_dirs(self) -> tuple[str, ...]:
+        """Where segments of the log lie, those that are only read included."""
+        own = _paths(self.store_path_commit_log) or (os.path.join(self.root, "commitlog"),)
+        return tuple(dict.fromkeys(own + self.read_only_commit_log_dirs))
+
+    @property
+    def read_only_commit_log_dirs(self) -> tuple[str, ...]:
+        return _paths(self.read_only_commit_log_store_paths)
 
     @property
     def consume_queue_file_size(self) -> int:
@@ -142,6 +148,11 @@ class StoreConfig:
             value = getattr(self, field.name)
             table[WIRE_NAMES[field.name]] = str(value).lower() if isinstance(value, bool) else str(value)
         return table
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    """A list of directories, `,` between them as in Apache's broker."""
+    return tuple(os.path.expanduser(path.strip()) for path in text.split(",") if path.strip())
 
 
 _ANY = 1 << 63

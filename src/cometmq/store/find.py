@@ -51,7 +51,7 @@ class RecordFinder:
         self.shape = read_shape(self._disk, root, config=config, commit_log_dir=commit_log_dir)
         self._files = ReadOnlyFiles(self._disk)
         settings = self.shape.config
-        self._log = LogReader(self._files, settings.commit_log_dir, settings.mapped_file_size_commit_log)
+        self._log = LogReader(self._files, settings)
         self._progress = progress
 
     def __enter__(self) -> Self:

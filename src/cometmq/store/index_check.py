@@ -57,7 +57,7 @@ class IndexCheck:
     def __init__(self, shape: Shape, files: ReadOnlyFiles, findings: Findings) -> None:
         self._shape = shape
         self._findings = findings
-        self._log = LogReader(files, shape.config.commit_log_dir, shape.config.mapped_file_size_commit_log)
+        self._log = LogReader(files, shape.config)
         self.log_min = shape.log_min  # to be raised when the log loses segments meanwhile
         self._of = IndexFiles(shape, files, findings)
         self._of.check_files()

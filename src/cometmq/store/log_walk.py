@@ -15,7 +15,7 @@ from cometmq.store.disk import Disk
 from cometmq.store.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
 from cometmq.store.reads import ReadOnlyFiles, first_byte
 from cometmq.store.scan import Damage, Facts, Run, SegmentScan, record_facts
-from cometmq.store.shape import Shape, StoreFile, numbered_files
+from cometmq.store.shape import Shape, StoreFile, log_files
 
 SETTLE_S = 0.05  # between two looks at a place that a broker may be writing
 
@@ -50,9 +50,7 @@ class LogWalk:
         if self._shape.live and all(file.length != self._size for file in self._shape.segments):
             return  # the broker was about to make its first segment: its length is not known yet
         files = [
-            file
-            for file in numbered_files(self._disk, self._shape.config.commit_log_dir, 20, [])
-            if file.base + self._size > start
+            file for file in log_files(self._disk, self._shape.config, []) if file.base + self._size > start
         ]
         self.segments = len(files)
         if files:
@@ -161,7 +159,7 @@ class LogWalk:
         )
 
     def _missing(self, start: int, stop: int) -> None:
-        path = self._shape.config.commit_log_dir
+        path = ", ".join(self._shape.config.commit_log_dirs)
         self.damage.append(Damage(path, start, stop))
         self._findings.add(
             ERROR, "segment-missing", path, -1, f"no file holds log positions {start} to {stop}", NOTHING

@@ -40,6 +40,7 @@ from cometmq.store.flush import LogFlusher
 from cometmq.store.guards import AbortMark, StoreLock
 from cometmq.store.index import IndexService
 from cometmq.store.lengths import check_lengths
+from cometmq.store.log_places import LogPlaces
 from cometmq.store.lookup import Lookup
 from cometmq.store.off_loop import OffLoop
 from cometmq.store.queue_table import QueueTable
@@ -98,7 +99,7 @@ class MessageStore:
         self.flags = RunningFlags()
         self.files = StoreFiles(disk)
         self.off_loop = OffLoop(self.files)
-        self.log = CommitLog(self.files, config.commit_log_dir, config.mapped_file_size_commit_log)
+        self.log = CommitLog(self.files, LogPlaces(disk, config), config.mapped_file_size_commit_log)
         self.queues = QueueTable(self.files, config)
         self.index = IndexService(self.files, clock, config)
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
@@ -138,7 +139,7 @@ class MessageStore:
     def open(cls, config: StoreConfig, disk: Disk | None = None, clock: Clock | None = None) -> MessageStore:
         """Lock the directory, load and recover it. Raises StoreError, OSError; then nothing stays locked."""
         disk = disk or OsDisk()
-        for path in (config.root, config.commit_log_dir, os.path.join(config.root, "consumequeue")):
+        for path in (config.root, *config.commit_log_dirs, os.path.join(config.root, "consumequeue")):
             if not disk.is_dir(path):
                 disk.makedirs(path)
                 disk.fsync_dir(os.path.dirname(path))
@@ -471,7 +472,8 @@ class MessageStore:
 
     def _delete_topics(self, topics: list[str]) -> int:
         # What retention deleted must not come back with a power failure once its topics are forgotten here.
-        self.disk.fsync_dir(self.config.commit_log_dir)
+        for directory in self.config.commit_log_dirs:
+            self.disk.fsync_dir(directory)
         self.deleted.add(topics, self.log.next, self.log.min_position)
         self.floors.forget(topics)
         return sum(self.queues.delete_topic(topic) for topic in topics)

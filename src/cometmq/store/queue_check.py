@@ -79,7 +79,7 @@ class QueueCheck:
         self._files = files
         self._ext = ExtUnits(files, shape.root)
         self._delays = shape.config.delay_levels_ms
-        self._log = LogReader(files, shape.config.commit_log_dir, shape.config.mapped_file_size_commit_log)
+        self._log = LogReader(files, shape.config)
         self._size = shape.config.consume_queue_file_size
         self._states: dict[tuple[str, int], QueueState] = {}
         for queue in shape.queues:
@@ -347,12 +347,12 @@ class QueueCheck:
                 self._finish_records(state)
         for topic, count in sorted(self._gone.items()):
             self._findings.add(
-                NOTE, "topic-deleted", self._shape.config.commit_log_dir, -1,
+                NOTE, "topic-deleted", self._shape.config.commit_log_dirs[0], -1,
                 f"{count} records of topic {topic}, which has no queues and is in no table: it was deleted",
             )  # fmt: skip
         if self.orphans:
             self._findings.add(
-                NOTE, "superseded", self._shape.config.commit_log_dir, -1,
+                NOTE, "superseded", self._shape.config.commit_log_dirs[0], -1,
                 f"{self.orphans} records whose queue offsets belong to later records: "
                 "their topics were deleted and made again",
             )  # fmt: skip

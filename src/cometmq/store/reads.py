@@ -6,12 +6,12 @@ two looks reads as empty.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from typing import Self
 
-from cometmq.store.consume_queue import file_name
+from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk, is_zero
+from cometmq.store.log_places import LogPlaces
 from cometmq.store.scan import Facts, record_facts
 
 _OPEN_FILES = 128
@@ -75,16 +75,16 @@ def first_byte(files: ReadOnlyFiles, path: str, start: int, stop: int) -> int | 
 class LogReader:
     """Single records of a commit log by their position."""
 
-    __slots__ = ("_directory", "_files", "_segment_size")
+    __slots__ = ("_files", "_places", "_segment_size")
 
-    def __init__(self, files: ReadOnlyFiles, directory: str, segment_size: int) -> None:
+    def __init__(self, files: ReadOnlyFiles, config: StoreConfig) -> None:
         self._files = files
-        self._directory = directory
-        self._segment_size = segment_size
+        self._places = LogPlaces(files.disk, config)
+        self._segment_size = config.mapped_file_size_commit_log
 
     def path_of(self, position: int) -> str:
         """Path of the segment that holds a position, whether it exists or not."""
-        return os.path.join(self._directory, file_name(position - position % self._segment_size))
+        return self._places.path_of(position - position % self._segment_size)
 
     def record(self, position: int) -> bytes:
         """The bytes of the valid record at `position`; none if no valid record begins there."""

@@ -89,7 +89,7 @@ class Rebuild:
     def run(self) -> RebuildReport:
         """Raises StoreError when there is no store or somebody holds it, OSError; then the old directories
         are in their places."""
-        read_shape(self._disk, self._root, commit_log_dir=self._commit_log_dir)
+        read_shape(self._disk, self._root, config=self._given, commit_log_dir=self._commit_log_dir)
         try:
             lock = StoreLock(self._disk, self._root)
         except StoreError:
@@ -110,7 +110,7 @@ class Rebuild:
         remove_tree(disk, scratch)  # of a run that was killed
         disk.makedirs(scratch)
         config = shape.config.replace(
-            store_path_root_dir=scratch, store_path_commit_log=shape.config.commit_log_dir
+            store_path_root_dir=scratch, store_path_commit_log=",".join(shape.config.commit_log_dirs)
         )
         files = StoreFiles(disk)
         try:

@@ -28,6 +28,7 @@ from cometmq.store.disk import Disk
 from cometmq.store.ends import QueueEnds
 from cometmq.store.index import IndexService
 from cometmq.store.keys import property_value, stored_tags_code
+from cometmq.store.log_places import LogPlaces
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
 from cometmq.store.start_point import later_start, trusted_segment
@@ -67,7 +68,7 @@ def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
     return stored_tags_code(facts.properties)
 
 
-def list_segments(disk: Disk, directory: str, segment_size: int) -> tuple[list[int], list[str]]:
+def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[list[int], list[str]]:
     """First positions of the segments, and notes; files of a wrong but possible length are set right.
 
     Raises StoreError for files that belong to another segment size: going on would tear the log apart.
@@ -75,7 +76,7 @@ def list_segments(disk: Disk, directory: str, segment_size: int) -> tuple[list[i
     bases: list[int] = []
     notes: list[str] = []
     short: list[tuple[str, int]] = []
-    for name in disk.listdir(directory):
+    for directory, name in places.files():
         path = f"{directory}/{name}"
         if len(name) != 20 or not name.isdigit():
             if not disk.is_dir(path):
@@ -92,6 +93,7 @@ def list_segments(disk: Disk, directory: str, segment_size: int) -> tuple[list[i
         if facts.size < segment_size:
             short.append((path, facts.size))
         bases.append(base)
+    places.check(bases)
     for path, size in short:
         notes.append(f"{path}: {size} bytes instead of {segment_size}, filled up with zeros")
         fd = disk.open(path)
@@ -138,7 +140,7 @@ class Recovery:
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything and leave log, queues and index ready for appends. Raises StoreError,
         OSError."""
-        self._segments, notes = list_segments(self._disk, self._log.directory, self._log.segment_size)
+        self._segments, notes = list_segments(self._disk, self._log.places, self._log.segment_size)
         result = Recovered(clean, notes=notes)
         if clean:
             self._load_queues(1 << 62, result)
@@ -303,7 +305,7 @@ class Recovery:
             if base + size <= start:
                 continue
             if previous is not None and base != previous + size:
-                result.damage.append(Damage(self._log.directory, previous + size, base))
+                result.damage.append(Damage(self._log.path_of(previous + size), previous + size, base))
             previous = base
             scan = SegmentScan(
                 self._disk,

@@ -42,6 +42,7 @@ class Retention:
         self._synced_min = -1
         self._stage = 0
         self.disk_ratio = 0.0
+        self.log_ratios: dict[str, float] = {}
         self.queue_ratio = 0.0
 
     def delete_now(self) -> None:
@@ -71,7 +72,10 @@ class Retention:
     async def measure(self) -> None:
         """Read the fullness of the disk, and stop or resume writing by it."""
         store, config = self._store, self._store.config
-        self.disk_ratio = await store.off_loop.run(self._used, config.commit_log_dir)
+        used = {path: await store.off_loop.run(self._used, path) for path in config.commit_log_dirs}
+        self.log_ratios = used
+        self.disk_ratio = min(used.values())  # of several directories the emptiest counts, as in Apache's
+        store.log.places.full = {path for path, ratio in used.items() if ratio > self._forced_above}
         self.queue_ratio = await store.off_loop.run(self._used, config.root)
         fullest = max(self.disk_ratio, self.queue_ratio)
         self._warn(fullest)
@@ -217,8 +221,11 @@ class Retention:
         log_min = store.log.min_position
         if log_min <= self._derived_min:
             return []
-        if self._synced_min < log_min and not await self._sync(store.config.commit_log_dir, log_min):
-            return []
+        if self._synced_min < log_min:
+            for directory in store.config.commit_log_dirs:
+                if not await self._sync(directory):
+                    return []
+            self._synced_min = log_min
         deleted: list[str] = []
         while not store.off_loop.ending and (path := store.index.forget_expired(log_min)) is not None:
             if not await self._delete(path):

@@ -77,17 +77,20 @@ def read_shape(
         raise StoreError("there is no such directory", root)
     config = (config or _found_config(disk, root, commit_log_dir)).replace(store_path_root_dir=root)
     if commit_log_dir:
-        config = config.replace(store_path_commit_log=os.path.abspath(commit_log_dir))
-    elif config.store_path_commit_log and not disk.is_dir(config.commit_log_dir):
-        config = config.replace(store_path_commit_log="")  # the store was moved here
+        paths = ",".join(os.path.abspath(path.strip()) for path in commit_log_dir.split(","))
+        config = config.replace(store_path_commit_log=paths, read_only_commit_log_store_paths="")
+    elif not all(disk.is_dir(path) for path in config.commit_log_dirs):
+        # The store was moved here.
+        config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
     strays: list[str] = []
     # Who holds the store is asked first: a broker that starts later only adds to what is seen here.
     live, clean = lock_held(disk, root), not AbortMark(disk, root).exists()
-    segments = numbered_files(disk, config.commit_log_dir, 20, strays)
+    segments = log_files(disk, config, strays)
     queues = _queues(disk, os.path.join(root, "consumequeue"), strays)
     index = numbered_files(disk, os.path.join(root, "index"), 17, strays)
-    if not disk.is_dir(config.commit_log_dir):
-        raise StoreError("there is no commitlog directory here", root)
+    for directory in config.commit_log_dirs:
+        if not disk.is_dir(directory):
+            raise StoreError("there is no commitlog directory here", root)
     if segments:
         config = config.replace(
             mapped_file_size_commit_log=_common_length(segments, config.mapped_file_size_commit_log)
@@ -113,6 +116,12 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
         return StoreConfig()
     except PropertiesError as problem:
         raise StoreError(str(problem), os.path.join(root, CONF)) from None
+
+
+def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreFile]:
+    """The segments of the log, out of all its directories, ascending."""
+    found = [numbered_files(disk, directory, 20, strays) for directory in config.commit_log_dirs]
+    return sorted(file for files in found for file in files)
 
 
 def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:

@@ -98,7 +98,7 @@ def store_stats(
     disk, clock = disk or OsDisk(), clock or SystemClock()
     shape = read_shape(disk, root, config=config, commit_log_dir=commit_log_dir)
     with ReadOnlyFiles(disk) as files:
-        log = LogReader(files, shape.config.commit_log_dir, shape.config.mapped_file_size_commit_log)
+        log = LogReader(files, shape.config)
         floors = QueueFloors(disk, shape.root).floors
         queues = [
             _queue(shape, files, log, queue, floors.get(queue.topic, {}).get(queue.queue_id, 0))
@@ -179,7 +179,7 @@ def _outlook(disk: Disk, shape: Shape, clock: Clock, topics: list[TopicStats]) -
     config, now = shape.config, clock.time_ms()
     reserved = config.file_reserved_time * _HOUR_MS
     times = [facts.modified_ms for file in shape.segments[:-1] if (facts := disk.facts(file.path))]
-    usage = disk.usage(config.commit_log_dir if shape.segments else shape.root)
+    usage = disk.usage(config.commit_log_dirs[0] if shape.segments else shape.root)
     whole = usage.used + usage.usable
     limit = min(max(config.disk_max_used_space_ratio, 10), 95) / 100
     oldest = min((topic.oldest_ms for topic in topics if topic.oldest_ms >= 0), default=-1)

@@ -359,7 +359,7 @@ class Upkeep:
             return
         size = store.log.segment_size
         paths = [store.log.path_of(base) for base in store.log.segments if base + size > found.start]
-        sync_paths(store.disk, paths, [store.log.directory])
+        sync_paths(store.disk, paths, store.config.commit_log_dirs)
         store.flusher.flushed_ms = found.last_store_ms
         if not self.settle_all(slots=False):
             raise OSError("the recovered store could not be written")

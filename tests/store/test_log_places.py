@@ -1,0 +1,143 @@
+"""A commit log over several directories: where its segments go, and that everything finds them there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.store.kit import bodies, committed, open_store, put, small
+
+from cometmq.errors import ConfigError, StoreError
+from cometmq.store import ManualClock, MessageStore
+from cometmq.store.disk import DiskUsage
+from cometmq.store.find import RecordFinder
+from cometmq.store.off_loop import in_place
+from cometmq.store.rebuild import rebuild
+from cometmq.store.stats import store_stats
+from cometmq.store.verify import verify
+from cometmq.testing.faulty_disk import FaultyDisk
+
+SEGMENT = 64 << 10
+NOW = 1_700_000_000_000
+
+
+class Partitions(FaultyDisk):
+    """A disk of which every directory is a partition with a fullness of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(really_sync=False)
+        self.percent: dict[str, int] = {}
+
+    def usage(self, path: str) -> DiskUsage:
+        used = self.percent.get(path, 10)
+        return DiskUsage(100, used, 100 - used)
+
+
+def fill(store: MessageStore, segments: int, start: int = 0) -> int:
+    """Append numbered messages until the log has so many segments. Returns the next number."""
+    number = start
+    while len(store.log.segments) < segments:
+        put(store, b"%06d" % number + bytes(2000), properties=b"KEYS\x01k%d" % number)
+        committed(store.commit())
+        number += 1
+    return number
+
+
+def numbers(store: MessageStore) -> list[int]:
+    found: list[int] = []
+    offset = store.min_offset("T", 0)
+    while offset < store.max_offset("T", 0):
+        answer = store.get_messages("T", 0, offset, 32)
+        found += [int(body[:6]) for body in bodies(answer)]
+        offset = answer.next_begin_offset
+    return found
+
+
+def segments_in(directory: Path) -> list[int]:
+    return sorted(int(path.name) // SEGMENT for path in directory.iterdir())
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> dict[str, str]:
+    return {"store_path_commit_log": f"{tmp_path / 'a'}, {tmp_path / 'b'}"}
+
+
+def test_segments_take_turns_and_are_found_by_every_start(tmp_path, paths):
+    store = open_store(tmp_path / "store", **paths)
+    count = fill(store, 6)
+    store.close()
+    # The next segment may have been reserved ahead.
+    assert segments_in(tmp_path / "a")[:3] == [0, 2, 4]
+    assert segments_in(tmp_path / "b")[:3] == [1, 3, 5]
+    for clean in (True, False):
+        if not clean:
+            (tmp_path / "store" / "abort").touch()
+        again = open_store(tmp_path / "store", **paths)
+        assert again.recovered.clean is clean
+        assert numbers(again) == list(range(count))
+        count = fill(again, len(again.log.segments) + 1, count)
+        again.close()
+
+
+def test_the_tools_read_all_directories(tmp_path, paths):
+    store = open_store(tmp_path / "store", **paths)
+    count = fill(store, 5)
+    store.close()
+    config = small(tmp_path / "store", **paths)
+    assert verify(str(tmp_path / "store"), config=config).findings == []
+    assert store_stats(str(tmp_path / "store"), config=config).topics[0].messages == count
+    shutil.rmtree(tmp_path / "store" / "consumequeue")
+    assert rebuild(str(tmp_path / "store"), config=config).records == count
+    given = verify(str(tmp_path / "store"), commit_log_dir=paths["store_path_commit_log"])
+    assert given.findings == []
+    with RecordFinder(str(tmp_path / "store"), config=config) as finder:
+        assert [each.body[:6] for each in finder.by_key(f"k{count - 1}", "T")] == [b"%06d" % (count - 1)]
+
+
+def test_a_full_directory_gets_no_new_segment_until_all_are_full(tmp_path, paths):
+    disk = Partitions()
+    store = open_store(tmp_path / "store", disk, **paths)
+    disk.percent[str(tmp_path / "b")] = 86
+    in_place(store.retention.measure())
+    fill(store, 4)
+    assert segments_in(tmp_path / "b") == []
+    assert store.retention.disk_ratio == pytest.approx(0.10)  # the emptiest counts
+    disk.percent[str(tmp_path / "a")] = 87
+    in_place(store.retention.measure())
+    fill(store, 8)
+    assert segments_in(tmp_path / "b") != []
+    store.close()
+
+
+def test_read_only_directories_are_served_and_emptied_but_get_nothing_new(tmp_path, paths):
+    store = open_store(tmp_path / "store", **paths)
+    count = fill(store, 6)
+    store.close()
+    before = segments_in(tmp_path / "a")
+    changed = {**paths, "read_only_commit_log_store_paths": str(tmp_path / "a")}
+    clock = ManualClock(NOW)
+    store = open_store(tmp_path / "store", clock=clock, **changed)
+    count = fill(store, 10, count)
+    assert segments_in(tmp_path / "a") == before
+    assert numbers(store) == list(range(count))
+    clock.now_ms = 1 << 45  # every segment is old now
+    store.retention.delete_now()
+    in_place(store.retention.log_pass())
+    assert segments_in(tmp_path / "a") == []
+    assert len(store.log.segments) == 1
+    store.close()
+
+
+def test_a_segment_in_two_directories_stops_the_start(tmp_path, paths):
+    store = open_store(tmp_path / "store", **paths)
+    fill(store, 3)
+    store.close()
+    shutil.copy(tmp_path / "a" / f"{0:020d}", tmp_path / "b")
+    with pytest.raises(StoreError, match="more than one directory"):
+        open_store(tmp_path / "store", **paths)
+
+
+def test_nowhere_to_write_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="at least one directory"):
+        small(tmp_path, store_path_commit_log="/a", read_only_commit_log_store_paths="/a,/b")
