@@ -73,7 +73,6 @@ def test_keys_of_broker_store_and_network_share_a_file():
         ("maxTransferCountOnMessageInMemory", "0", "at least 1"),
         ("diskMaxUsedSpaceRatio", "500", "0 to 100"),
         ("maxIndexNum", "1", "2 to"),
-        ("storePathCommitLog", "/a,/b", "one directory"),
         ("aclEnable", "true", "everybody would be let in"),
         ("useTLS", "true", "in the clear"),
         ("enableDLegerCommitLog", "TRUE", "one machine only"),

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from tests.interop import store_input, wire
@@ -20,22 +21,27 @@ ON_FIRST_USE = {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"}
 """Apache's shutdown runs its check of transactions once, which makes one of these."""
 QUEUES = [("Alpha", each) for each in range(4)] + [("Beta", 1), ("Gamma", 0)]
 Broker = ApacheBroker | CometBroker
-Start = Callable[[str, Path], Broker]
+
+
+class Start(Protocol):
+    def __call__(self, kind: str, directory: Path, **settings: str) -> Broker:
+        """``start("ours", directory)``, ``start("apache", directory)``: a broker on the store in there."""
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """``start("ours", directory)``, ``start("apache", directory)``: a broker on the store in there."""
     names = ApacheNamesrv("4.9.7", tmp_path_factory.mktemp("names"))
     running: list[Broker] = []
 
-    def broker(kind: str, directory: Path) -> Broker:
+    def broker(kind: str, directory: Path, **settings: str) -> Broker:
         namesrv = f"127.0.0.1:{names.port}"
         version = "4.9.7" if kind == "apache" else instead_of_ours()
         if version:
-            running.append(ApacheBroker(version, directory, namesrv, settings=store_input.TINY))
+            running.append(
+                ApacheBroker(version, directory, namesrv, settings={**store_input.TINY, **settings})
+            )
         else:
-            running.append(CometBroker(directory, namesrv, settings=store_input.TINY))
+            running.append(CometBroker(directory, namesrv, settings={**store_input.TINY, **settings}))
         return running[-1]
 
     yield broker
@@ -115,6 +121,25 @@ def test_each_broker_opens_what_the_other_wrote(
     broker.stop()
     after = read_store(tmp_path / "store", slots=store_input.TINY_SLOTS)
     assert after.records[: len(before.records)] == before.records
+
+
+@pytest.mark.parametrize(("writer", "reader"), [("ours", "apache"), ("apache", "ours")])
+def test_a_log_over_two_directories_goes_from_one_broker_to_the_other(
+    writer: str, reader: str, start: Start, tmp_path: Path
+) -> None:
+    paths = {"storePathCommitLog": f"{tmp_path / 'a'},{tmp_path / 'b'}"}
+    broker = start(writer, tmp_path, **paths)
+    store_input.feed(broker.port)
+    wanted = {name: store_input.served(broker.port, *name) for name in QUEUES}
+    assert all(wanted.values())
+    broker.stop()
+    names = {name: sorted(int(path.name) >> 20 for path in (tmp_path / name).iterdir()) for name in "ab"}
+    assert names["a"][:2] == [0, 2]
+    assert names["b"][:1] == [1]
+    again = start(reader, tmp_path, **paths)
+    for (topic, queue), records in wanted.items():
+        assert store_input.served(again.port, topic, queue)[: len(records)] == records
+    again.stop()
 
 
 def _records_of(store: Store, topic: str, queue: int) -> list[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import struct
@@ -13,6 +14,7 @@ from tests.store.kit import bodies, committed, everything, got, open_store, put,
 
 from cometmq.protocol.record import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore
+from cometmq.store.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 QUEUES = 3
@@ -412,3 +414,104 @@ def test_a_clock_that_steps_back_does_not_make_new_messages_look_durable(
     assert everything(store) == [b"%d" % number for number in range(90)]
     assert all(len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1 for number in range(50, 90))
     store.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_lower_maximum_size_loses_no_message_that_was_larger(tmp_path: Path, clean: bool) -> None:
+    files = {"mapped_file_size_commit_log": 16 << 20}
+    store = open_store(tmp_path, max_message_size=12 << 20, **files)
+    sent = [send(store, bytes([65 + n]) * (5 << 20)) for n in range(4)]
+    store.close()
+    if not clean:
+        unclean(tmp_path)
+    store = open_store(tmp_path, max_message_size=1000, **files)
+    assert store.recovered.damage == []
+    assert [body[:1] for body in everything(store, "T", 0)] == [b"A", b"B", b"C", b"D"]
+    assert all(store.lookup(each.physical_offset) for each in sent)
+    store.close()
+
+
+def test_a_body_full_of_old_records_does_not_slow_the_walk(tmp_path: Path) -> None:
+    """Each record in it names another place, so none is read for its own size."""
+    files = {"mapped_file_size_commit_log": 16 << 20}
+    store = open_store(tmp_path / "a", **files)
+    for _ in range(8):
+        send(store, bytes(1 << 20))
+    store.close()
+    log = (tmp_path / "a" / "commitlog" / f"{0:020d}").read_bytes()
+    heads = b"".join(log[at : at + 200] for at in range(0, 8 << 20, 1 << 16))
+    store = open_store(tmp_path / "b", **files)
+    send(store, log[:200] * 1000 + heads)
+    send(store, b"last")
+    store.close()
+    alter(segment(tmp_path / "b", 0), 4, b"XXXX")
+    unclean(tmp_path / "b")
+    disk = FaultyDisk(really_sync=False)
+    store = open_store(tmp_path / "b", disk, **files)
+    assert everything(store, "T", 0) == [b"last"]
+    assert disk.calls["pread"] < 60
+    store.close()
+
+
+class BadSectors(FaultyDisk):
+    """Some places of the commit log cannot be read."""
+
+    def __init__(self, *places: int) -> None:
+        super().__init__(really_sync=False)
+        self.places = places
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        path = self._paths[fd]
+        if "commitlog" in path and any(
+            offset <= place - int(Path(path).name) < offset + length for place in self.places
+        ):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return super().pread(fd, length, offset)
+
+
+def test_a_place_that_the_device_cannot_read_costs_only_the_messages_on_it(tmp_path: Path) -> None:
+    sent = fill(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue")
+    unclean(tmp_path)
+    log = [path.read_bytes() for path in sorted((tmp_path / "commitlog").iterdir())]
+    store = open_store(tmp_path, BadSectors(70_000, 75_000))
+    found = contents(store)
+    lost = [body for queue_id in sent for body in sent[queue_id] if body not in found[queue_id]]
+    assert 1 <= len(lost) <= 13  # those on two pieces of 4 KiB
+    assert all(damage.start >= 65_536 and damage.stop < 82_000 for damage in store.recovered.damage)
+    store.close()
+    assert [path.read_bytes() for path in sorted((tmp_path / "commitlog").iterdir())][: len(log)] == log
+
+
+def test_nothing_is_cut_off_behind_a_place_that_cannot_be_read(tmp_path: Path) -> None:
+    sent = fill(tmp_path)
+    store = quick(tmp_path)
+    end = store.log.end
+    store.close()
+    unclean(tmp_path)
+    last = segment(tmp_path, end // (64 << 10))
+    before = last.read_bytes()
+    store = open_store(tmp_path, BadSectors(end - 10))
+    assert 0 < sum(map(len, sent.values())) - sum(map(len, contents(store).values())) < 10
+    appended = send(store, b"goes on in the next segment")
+    assert appended.physical_offset == (end // (64 << 10) + 1) * (64 << 10)
+    store.close()
+    assert last.read_bytes() == before
+
+
+def test_verify_names_a_place_that_cannot_be_read(tmp_path: Path) -> None:
+    fill(tmp_path)
+    report = verify(str(tmp_path), disk=BadSectors(70_000))
+    (found,) = [each for each in report.findings if each.kind == "log-damage"]
+    assert found.path.endswith(f"{64 << 10:020d}")
+    assert "cannot be read" in found.problem
+
+
+def test_an_empty_log_beside_full_queues_is_said_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path)
+    for path in (tmp_path / "commitlog").iterdir():
+        path.rename(tmp_path / path.name)
+    quick(tmp_path).close()
+    assert "the queues forget 300 messages (is its disk mounted?)" in caplog.text

@@ -107,11 +107,6 @@ class StoreConfig:
         return self.flush_disk_type == SYNC_FLUSH
 
     @property
-    def max_record_size(self) -> int:
-        """Largest whole record: body limit plus 64 KiB."""
-        return self.max_message_size + 65_536
-
-    @property
     def delay_levels_ms(self) -> dict[int, int]:
         """Delay by level, from 1 on. Raises ConfigError for what is not a list of numbers with s, m, h or
         d."""

@@ -14,10 +14,11 @@ from cometmq.protocol.record import decode_record
 from cometmq.store.disk import Disk
 from cometmq.store.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
 from cometmq.store.reads import ReadOnlyFiles, first_byte
-from cometmq.store.scan import Damage, Facts, Run, SegmentScan, record_facts
+from cometmq.store.scan import Damage, Facts, Run, SegmentScan
 from cometmq.store.shape import Shape, StoreFile, log_files
 
 SETTLE_S = 0.05  # between two looks at a place that a broker may be writing
+_LOOK = 64 << 20  # bytes of a doubtful record that are looked at for the reason
 
 
 class LogWalk:
@@ -31,7 +32,6 @@ class LogWalk:
         self._findings = findings
         self._pause = pause
         self._size = shape.config.mapped_file_size_commit_log
-        self._largest = min(shape.config.max_record_size, self._size)
         self._seen_twice = -1
         self._open: tuple[StoreFile, int, bool] | None = None  # last used segment, end in it, dirt behind
         self.segments = 0
@@ -72,14 +72,14 @@ class LogWalk:
     def _segment(self, file: StoreFile) -> Iterator[Run]:
         position, known = file.base, 0
         while True:
-            scan = SegmentScan(self._disk, file.path, file.base, min(file.length, self._size), self._largest)
+            scan = SegmentScan(self._disk, file.path, file.base, min(file.length, self._size))
             again = False
             known = 0
             with closing(scan.runs(position)) as runs:  # type: ignore[type-var]
                 for run in runs:
                     if len(scan.damage) > known:
                         damage = scan.damage[known]
-                        again = self._look_again(file, damage.start)
+                        again = self._look_again(damage.start)
                         if again:
                             position = damage.start
                             break
@@ -90,13 +90,13 @@ class LogWalk:
                     self.end = run.end
                     self.last_store_ms = max(self.last_store_ms, int(run.store_ms.max()))
                     yield run
-            if not again and scan.dirt and self._look_again(file, scan.end):
+            if not again and scan.dirt and self._look_again(scan.end):
                 position, again = scan.end, True
             if not again:
                 break
         for damage in scan.damage[known:]:  # what lies in front of the blank record
             self._damaged(file, damage)
-        if scan.closed:
+        if scan.blank_end >= 0:
             self._look_behind_blank(file, scan.blank_end)
         if scan.end > file.base or self._open is None:
             self._open = None if scan.closed else (file, scan.end, scan.dirt)
@@ -114,24 +114,10 @@ class LogWalk:
         if end < stop:
             self._damaged(before, Damage(before.path, end, stop))
 
-    def _look_again(self, file: StoreFile, position: int) -> bool:
+    def _look_again(self, position: int) -> bool:
         """Whether a place that holds no valid record deserves a second walk: a broker may just be writing
-        it, or the record is larger than the configuration allows."""
-        if position == self._seen_twice:
-            return False
-        at = position - file.base
-        fd = self._disk.open(file.path, write=False)
-        try:
-            head = self._disk.pread(fd, 4, at)
-            size = int.from_bytes(head, "big", signed=True)
-            if self._largest < size <= file.length - at:
-                record = self._disk.pread(fd, size, at)
-                if record_facts(memoryview(record), 0, position) is not None:
-                    self._largest = size
-                    return True
-        finally:
-            self._disk.close(fd)
-        if not self._shape.live:
+        it."""
+        if position == self._seen_twice or not self._shape.live:
             return False
         self._seen_twice = position
         self._pause(SETTLE_S)
@@ -200,7 +186,10 @@ class LogWalk:
         at = position - file.base
         fd = self._disk.open(file.path, write=False)
         try:
-            data = self._disk.pread(fd, min(self._largest, max(0, file.length - at)), at)
+            size = int.from_bytes(self._disk.pread(fd, 4, at), "big", signed=True)
+            data = self._disk.pread(fd, min(max(8, size), _LOOK, max(0, file.length - at)), at)
+        except OSError as failure:
+            return f"it cannot be read: {failure}"
         finally:
             self._disk.close(fd)
         if not data[:8].strip(b"\0"):

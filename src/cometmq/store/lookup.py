@@ -42,7 +42,7 @@ class Lookup:
         if head is None or isinstance(head, NotCached):
             return None
         size = int.from_bytes(head, "big", signed=True)
-        if not 0 < size <= self._config.max_record_size:
+        if not 0 < size <= self._log.segment_size - position % self._log.segment_size:
             return None
         data = self._log.read(position, size, wait=True)
         if data is None or isinstance(data, NotCached):

@@ -6,6 +6,7 @@ two looks reads as empty.
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from typing import Self
 
@@ -100,10 +101,15 @@ class LogReader:
         if not 0 <= position < 1 << 62:
             return None
         path, at = self.path_of(position), position % self._segment_size
-        head = self._files.read(path, 4, at)
-        size = int.from_bytes(head, "big", signed=True)
-        if len(head) < 4 or not 0 < size <= self._segment_size - at:
-            return None
-        data = self._files.read(path, size, at)
+        try:
+            head = self._files.read(path, 4, at)
+            size = int.from_bytes(head, "big", signed=True)
+            if len(head) < 4 or not 0 < size <= self._segment_size - at:
+                return None
+            data = self._files.read(path, size, at)
+        except OSError as failure:
+            if failure.errno == errno.EIO:  # a sector that the device cannot read
+                return None
+            raise
         facts = record_facts(memoryview(data), 0, position)
         return None if facts is None else (facts, data)

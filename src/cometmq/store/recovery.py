@@ -212,7 +212,7 @@ class Recovery:
         trusted = self._checkpoint.min_timestamp
         if self._config.message_index_safe and self._config.message_index_enable:
             trusted = min(trusted, self._checkpoint.index_ms)
-        found = trusted_segment(self._disk, self._log, self._segments, trusted, self._config.max_record_size)
+        found = trusted_segment(self._disk, self._log, self._segments, trusted)
         if found is not None:
             return found
         return self._first
@@ -312,7 +312,6 @@ class Recovery:
                 self._log.path_of(base),
                 base,
                 size,
-                self._config.max_record_size,
                 check_crc=self._config.check_crc_on_recover,
             )
             yield from scan.records(max(start, base))
@@ -379,6 +378,13 @@ class Recovery:
         for base in self._segments[len(keep) :]:
             self._disk.unlink(self._log.path_of(base))
         if not self._segments:
+            held = sum(queue.max_offset - queue.min_offset for queue in self._queues)
+            if held:
+                log.error(
+                    "the commit log in %s is empty: the queues forget %d messages (is its disk mounted?)",
+                    ", ".join(self._config.commit_log_dirs),
+                    held,
+                )
             for topic in self._queues.topics():
                 self._queues.delete_topic(topic)
         if self._dirt and self._last_used >= 0 and result.end < self._last_used + size:

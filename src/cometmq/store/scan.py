@@ -9,8 +9,10 @@ it hit.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import closing
+from struct import Struct
 from typing import NamedTuple
 
 from cometmq.protocol.checksum import crc32
@@ -34,6 +36,11 @@ __all__ = ["Damage", "Facts", "Run", "SegmentScan", "record_facts"]
 
 _BLOCK = 4 << 20
 _SECTOR = 512
+_SECTORS = 4096  # what is read at a time where the device fails
+_SIZE = Struct(">i").unpack_from
+_OWN_POSITION = Struct(">q").unpack_from
+_OWN_AT = 28
+_PLACED = _OWN_AT + 8  # bytes of a record up to its own position
 _MAGICS = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]  # both record magics share their first three bytes
 _BLANK = (BLANK_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
 
@@ -99,8 +106,11 @@ class SegmentScan:
     """One walk through one segment file.
 
     After the walk: `end` is the position behind the last valid record (or the end of the segment when a
-    blank record closed it), `closed` tells that case, `blank_end` the position behind what that record uses,
-    `dirt` whether anything but zeros follows `end`; `damage` lists what was skipped.
+    blank record closed it), `closed` tells that case, `blank_end` the position behind what that record uses
+    (-1 without one), `dirt` whether anything but zeros follows `end`; `damage` lists what was skipped,
+    `unreadable` the positions of 4 KiB pieces that the device could not read. When one of them lies behind
+    the last record, nothing is known of what is there: the segment counts as closed in front of it, so that
+    nothing is cut or overwritten.
     """
 
     def __init__(
@@ -109,7 +119,6 @@ class SegmentScan:
         path: str,
         base: int,
         length: int,
-        largest: int,
         *,
         check_crc: bool = True,
         search: bool = True,
@@ -118,7 +127,6 @@ class SegmentScan:
         self._path = path
         self._base = base
         self._length = length
-        self._largest = largest
         self._check_crc = check_crc
         self._search = search
         self._fd = -1
@@ -131,6 +139,7 @@ class SegmentScan:
         self.blank_end = -1
         self.dirt = False
         self.damage: list[Damage] = []
+        self.unreadable: set[int] = set()
 
     def records(self, start: int) -> Iterator[Facts]:
         """Valid records from position `start` (where a record begins, or the segment's start) on."""
@@ -167,6 +176,10 @@ class SegmentScan:
                 return
             found = self._resync(at) if self._search else None
             if found is None:
+                if any(position + _SECTORS > self._base + at for position in self.unreadable):
+                    self.damage.append(Damage(self._path, self._base + at, self._base + self._length))
+                    self.closed, self.dirt = True, False
+                    self.end = self._base + self._length
                 return
             self.damage.append(Damage(self._path, self._base + at, self._base + found))
             self.dirt = False
@@ -197,15 +210,50 @@ class SegmentScan:
     def _window(self, at: int) -> int:
         """Have data that holds a whole record from `at` on; returns the place of `at` in it."""
         offset = at - self._data_at
-        if offset >= 0 and offset + 4 <= len(self._data):
-            size = int.from_bytes(self._data[offset : offset + 4], "big", signed=True)
-            if offset + max(8, min(size, self._largest)) <= len(self._data):
-                return offset
-        length = min(self._length - at, max(_BLOCK, self._largest))
-        self._data = self._disk.pread(self._fd, length, at)
+        if offset < 0 or offset + self._needed(at, offset) > len(self._data):
+            self._load(at, _BLOCK)
+            offset = 0
+            needed = self._needed(at, 0)
+            if needed > len(self._data):
+                self._load(at, needed)
+        return offset
+
+    def _needed(self, at: int, offset: int) -> int:
+        """Bytes that tell whether a record begins at `at`, which is `offset` in the data."""
+        rest = self._length - at
+        if offset + _PLACED > len(self._data):
+            return min(_PLACED, rest)
+        size: int = _SIZE(self._data, offset)[0]
+        # Whatever its size says, bytes that name another place are no record: a body full of old records must
+        # not make the walk read as much for each of them.
+        own: int = _OWN_POSITION(self._data, offset + _OWN_AT)[0]
+        return size if _PLACED < size <= rest and own == self._base + at else min(_PLACED, rest)
+
+    def _load(self, at: int, length: int) -> None:
+        self._data = self._read(min(self._length - at, length), at)
         self._view = memoryview(self._data)
         self._data_at = at
-        return 0
+
+    def _read(self, length: int, at: int) -> bytes:
+        """Bytes of the segment; zeros stand for sectors that the device cannot read, which are remembered."""
+        try:
+            return self._disk.pread(self._fd, length, at)
+        except OSError as failure:
+            if failure.errno != errno.EIO:
+                raise
+        parts = []
+        stop = at + length
+        while at < stop:
+            step = min(_SECTORS - at % _SECTORS, stop - at)
+            try:
+                parts.append(self._disk.pread(self._fd, step, at))
+            except OSError as failure:
+                if failure.errno != errno.EIO:
+                    raise
+                parts.append(bytes(step))
+                self.unreadable.add(self._base + at - at % _SECTORS)
+            at += step
+        return b"".join(parts)
 
     def _resync(self, at: int) -> int | None:
         """Place of the next valid (or blank) record behind `at`; None if there is none."""
@@ -214,7 +262,7 @@ class SegmentScan:
         place: int | None = at + 1
         while place is not None and place < self._length:
             data_at = place
-            data = self._disk.pread(self._fd, min(_BLOCK, self._length - data_at), data_at)
+            data = self._read(min(_BLOCK, self._length - data_at), data_at)
             if not is_zero(data):
                 self.dirt = True
                 found = self._search_block(data, data_at)
@@ -226,7 +274,7 @@ class SegmentScan:
             if place is not None and not data.strip(b"\0"):
                 following = self._disk.next_data(self._fd, step)
                 place = None if following is None else max(step, following - 8)
-        if not self.dirt and self._disk.pread(self._fd, 1, at).strip(b"\0"):
+        if not self.dirt and self._read(1, at).strip(b"\0"):
             self.dirt = True
         return None
 

@@ -22,12 +22,10 @@ _QUEUES = 64  # asked at most; one busy queue is enough for a good answer
 _WORTH_IT = 16 << 20  # bytes of a segment; smaller ones are walked as quickly
 
 
-def trusted_segment(
-    disk: Disk, log: CommitLog, segments: list[int], trusted_ms: int, largest: int
-) -> int | None:
+def trusted_segment(disk: Disk, log: CommitLog, segments: list[int], trusted_ms: int) -> int | None:
     """First position of the newest segment whose first record was stored at or before `trusted_ms`."""
     for base in reversed(segments):
-        facts = _record_at(disk, log.path_of(base), 0, largest, base)
+        facts = _record_at(disk, log.path_of(base), 0, base)
         if facts is not None and 0 < facts.store_ms <= trusted_ms:
             return base
     return None
@@ -61,7 +59,7 @@ def _latest(disk: Disk, log: CommitLog, queue: ConsumeQueue, base: int, trusted_
             at, size, _ = UNIT_STRUCT.unpack(disk.pread(fd, 20, middle * 20 - file_base))
             facts = None
             if size >= MIN_SIZE and base <= at < base + log.segment_size:
-                facts = _record_at(disk, log.path_of(base), at - base, size, at)
+                facts = _record_at(disk, log.path_of(base), at - base, at)
             if facts is not None and facts.queue_offset == middle and 0 < facts.store_ms <= trusted_ms:
                 best, low = max(best, at), middle + 1
             else:
@@ -71,9 +69,10 @@ def _latest(disk: Disk, log: CommitLog, queue: ConsumeQueue, base: int, trusted_
     return best
 
 
-def _record_at(disk: Disk, path: str, offset: int, length: int, position: int) -> Facts | None:
+def _record_at(disk: Disk, path: str, offset: int, position: int) -> Facts | None:
     fd = disk.open(path, write=False)
     try:
-        return record_facts(memoryview(disk.pread(fd, length, offset)), 0, position)
+        size = max(0, int.from_bytes(disk.pread(fd, 4, offset), "big", signed=True))
+        return record_facts(memoryview(disk.pread(fd, size, offset)), 0, position)
     finally:
         disk.close(fd)
