@@ -20,7 +20,7 @@ from cometmq.store.consume_queue import UNIT_STRUCT
 from cometmq.store.disk import Disk
 from cometmq.store.ends import QueueEnds
 from cometmq.store.scan import SegmentScan
-from cometmq.store.shape import StoreFile
+from cometmq.store.shape import StoreFile, log_files, numbered_files
 
 _USUAL_SEGMENTS = (StoreConfig.mapped_file_size_commit_log, SMALL_FILES["mapped_file_size_commit_log"])
 _USUAL_QUEUE_FILES = (
@@ -33,11 +33,13 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: QueueEnds) -> None:
     """Raises StoreError, with both lengths, when log or queues were written with other ones; OSError."""
     size = config.mapped_file_size_commit_log
     other = _contradiction(
-        list(_files(disk, config.commit_log_dir)), size, ends.segment_size, _USUAL_SEGMENTS,
-        lambda file: _is_whole_segment(disk, config, file),
+        log_files(disk, config, []), size, ends.segment_size, _USUAL_SEGMENTS,
+        lambda file: _is_whole_segment(disk, file),
     )  # fmt: skip
     if other:
-        raise StoreError(f"{other} do not fit mappedFileSizeCommitLog={size}", config.commit_log_dir)
+        raise StoreError(
+            f"{other} do not fit mappedFileSizeCommitLog={size}", ", ".join(config.commit_log_dirs)
+        )
     size = config.consume_queue_file_size
     directory = os.path.join(config.root, "consumequeue")
     other = _contradiction(
@@ -48,22 +50,13 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: QueueEnds) -> None:
         raise StoreError(f"{other} do not fit mappedFileSizeConsumeQueue={size}", directory)
 
 
-def _files(disk: Disk, directory: str) -> Iterator[StoreFile]:
-    for name in disk.listdir(directory):
-        if len(name) == 20 and name.isdigit():
-            path = f"{directory}/{name}"
-            facts = disk.facts(path)
-            if facts is not None:
-                yield StoreFile(int(name), path, facts.size)
-
-
 def _queue_files(disk: Disk, directory: str) -> Iterator[StoreFile]:
     for topic in disk.listdir(directory):
         topic_dir = os.path.join(directory, topic)
         if disk.is_dir(topic_dir):
             for name in disk.listdir(topic_dir):
                 if name.isdigit():
-                    yield from _files(disk, os.path.join(topic_dir, name))
+                    yield from numbered_files(disk, os.path.join(topic_dir, name), 20, [])
 
 
 def _contradiction(
@@ -89,11 +82,9 @@ def _contradiction(
     return next((f"files of {file.length} bytes" for file in files if file.length and is_whole(file)), "")
 
 
-def _is_whole_segment(disk: Disk, config: StoreConfig, file: StoreFile) -> bool:
+def _is_whole_segment(disk: Disk, file: StoreFile) -> bool:
     """Whether a blank record ends exactly where the file does."""
-    scan = SegmentScan(
-        disk, file.path, file.base, file.length, config.max_record_size, check_crc=False, search=False
-    )
+    scan = SegmentScan(disk, file.path, file.base, file.length, check_crc=False, search=False)
     for _ in scan.runs(file.base):
         pass
     return scan.closed
