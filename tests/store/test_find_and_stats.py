@@ -67,7 +67,8 @@ class TestFinding:
             assert [m.physical_offset for m in find.by_key("all", None, scan=scan)] == [
                 place.position for place in places(sound)
             ]
-            assert find.by_key("k1", "Other", scan=scan) == []
+            with pytest.raises(StoreError, match="no topic Other"):
+                find.by_key("k1", "Other", scan=scan)
             assert find.by_key("k4000", None, scan=scan) == []
 
     def test_by_key_on_a_running_store_whose_index_lags(self, tmp_path: Path) -> None:
@@ -109,6 +110,32 @@ class TestFinding:
         with finder(root) as find:
             found = [message.physical_offset for message in islice(find.of_log(every[50].position), 3)]
         assert found == [every[50].position, every[52].position, every[53].position]
+
+    def test_why_there_is_no_message(self, root: Path) -> None:
+        store = open_store(root)
+        expired = store.log.segments[0]
+        drop_first_segment(store)
+        store.close()
+        every = places(root)
+        alter(every[51].path, every[51].at + 8, b"????")
+        end = int(every[-1].path.name) + (64 << 10)
+        with finder(root) as find:
+            for position, word in (
+                (expired, "the log begins at 65536"),
+                (end + 7, f"the last segment ends at {end}"),
+                (every[50].position + 1, f"inside the record that begins at {every[50].position}"),
+                (every[51].position, "body CRC"),
+                (every[-1].position + every[-1].size, "begins with zeros"),
+            ):
+                assert find.at(position) is None
+                assert word in find.why_not_at(position)
+            assert "is no offset id" in find.why_not_id("nobody")
+            gone = every[51].position.to_bytes(8, "big").hex()
+            assert f"log position {every[51].position}: body CRC" in find.why_not_id(
+                "7F00000100002A9F" + gone
+            )
+            there = every[53].position.to_bytes(8, "big").hex()
+            assert "has the offset id 7F000001" in find.why_not_id("0A00000100002A9F" + there)
 
     def test_nothing_is_written(self, sound: Path) -> None:
         disk = FaultyDisk()

@@ -57,7 +57,7 @@ def store_config(path: str | None) -> StoreConfig | None:
 
 @contextmanager
 def log_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar over the bytes of the log; yields what the library calls with (done, total)."""
+    """A bar over the bytes of the log, or the queues; yields what the library calls with (done, total)."""
     with make_progress() as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
@@ -133,7 +133,10 @@ def stats(
     """Messages and bytes per topic and queue of the store in DIR, its files, and what retention will do."""
     from cometmq.store.stats import store_stats
 
-    found = store_stats(directory, config=store_config(config_file), commit_log_dir=commit_log_dir)
+    with log_progress("counting") as progress:
+        found = store_stats(
+            directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
+        )
     if as_json:
         echo_json(found)
         return
@@ -220,7 +223,16 @@ def dump(
         for message in islice(found, limit):
             click.echo(show(message, body, raw=raw))
             shown += 1
-    if not shown:
-        raise click.ClickException(
-            "no such message" if single or key is not None else "no messages in this range"
-        )
+        if shown:
+            return
+        problem = "there are no messages in this range"
+        if offset is not None:
+            problem = f"no message begins at log position {offset}: {finder.why_not_at(offset)}"
+        elif message_id is not None:
+            problem = f"there is no message {message_id}: {finder.why_not_id(message_id)}"
+        elif key is not None:
+            where = "of any topic" if topic is None else f"of topic {topic}"
+            problem = f"no message {where} has the key {key}"
+        if not scan and (key is not None or message_id is not None):
+            problem += " (by the index; --scan reads the log)"
+    raise click.ClickException(problem)

@@ -24,7 +24,7 @@ from cometmq.store.disk import Disk, OsDisk
 from cometmq.store.findings import Findings
 from cometmq.store.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE
 from cometmq.store.keys import index_keys
-from cometmq.store.log_walk import LogWalk
+from cometmq.store.log_walk import LogWalk, why_no_record
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.scan import Facts
 from cometmq.store.shape import read_shape
@@ -65,6 +65,42 @@ class RecordFinder:
         record = self._log.record(position)
         return decode_record(record) if record else None
 
+    def why_not_at(self, position: int) -> str:
+        """Why no message begins at a log position."""
+        size = self.shape.config.mapped_file_size_commit_log
+        segments = self.shape.segments
+        if not segments:
+            return "the log is empty"
+        if position < self.shape.log_min:
+            return f"the log begins at {self.shape.log_min}; what was before has been deleted"
+        if position >= segments[-1].base + size:
+            return f"the last segment ends at {segments[-1].base + size}"
+        walk = LogWalk(self._disk, self.shape, Findings(), lambda _seconds: None)
+        for run in walk.runs(position):
+            if run.end > position:
+                row = int(np.searchsorted(run.position, position, side="right")) - 1
+                if row < 0 or run.position[row] + run.size[row] <= position:
+                    break
+                return f"it is inside the record that begins at {run.position[row]}"
+        for file in segments:
+            if file.base <= position < file.base + size:
+                return why_no_record(self._disk, file, position)
+        return "the segment that held it is missing"
+
+    def why_not_id(self, message_id: str) -> str:
+        """Why no message has this id."""
+        try:
+            position = decode_offset_id(message_id).physical_offset
+        except IdError:
+            return "it is no offset id, and no message has it as its unique key or among its keys"
+        found = self.at(position)
+        if found is not None:
+            return f"the message at log position {position} has the offset id {found.offset_msg_id}"
+        return (
+            "no message has it as its unique key; as an offset id it means log position "
+            f"{position}: {self.why_not_at(position)}"
+        )
+
     def by_id(self, message_id: str, *, scan: bool = False) -> list[MessageExt]:
         """Messages with this id: an offset id, or the unique key that its producer gave it.
 
@@ -83,7 +119,8 @@ class RecordFinder:
     def by_key(self, key: str, topic: str | None, *, scan: bool = False) -> list[MessageExt]:
         """Messages that carry this key (unique key or one of KEYS), oldest first; of any topic if None.
 
-        scan: read the whole log and ask no index, which may be damaged.
+        scan: read the whole log and ask no index, which may be damaged. Raises StoreError when
+        nothing is found and there is no such topic.
         """
         topics = {topic} if topic is not None else self._topics()
         hashes = {index_hash(f"{name}#{key}") for name in topics}
@@ -99,6 +136,8 @@ class RecordFinder:
             for facts in self._walk(indexed)
             if facts.position not in seen and _carries(facts, key, topic)
         ]
+        if not found and topic is not None and topic not in self._topics():
+            raise StoreError(f"there is no topic {topic}", self.shape.root)
         return [message for facts in found if (message := self.at(facts.position)) is not None]
 
     def _topics(self) -> set[str]:
@@ -164,12 +203,15 @@ class RecordFinder:
 
     def of_queue(self, topic: str, queue_id: int, start: int = 0) -> Iterator[MessageExt]:
         """Messages of a queue from a queue offset on. Raises StoreError when there is no such queue."""
-        for queue in self.shape.queues:
-            if (queue.topic, queue.queue_id) == (topic, queue_id):
-                break
-        else:
-            raise StoreError(f"there is no queue {topic}/{queue_id}", self.shape.root)
+        queues = {queue.queue_id: queue for queue in self.shape.queues if queue.topic == topic}
+        queue = queues.get(queue_id)
+        if queue is None:
+            known = ", ".join(map(str, sorted(queues)))
+            has = f"topic {topic} has {known}" if queues else f"topic {topic} has none"
+            raise StoreError(f"there is no queue {topic}/{queue_id}: {has}", self.shape.root)
         units = UnitFiles(self._files, queue, self.shape.config.consume_queue_file_size)
+        if start >= units.end:
+            raise StoreError(f"queue {topic}/{queue_id} ends at offset {units.end}", self.shape.root)
         for _, chunk in units.chunks(max(start, units.first), units.end):
             sizes = chunk["size"]
             yield from self._messages(chunk["position"][(sizes > 0) & (sizes != FILLER_SIZE)].tolist())

@@ -182,24 +182,28 @@ class LogWalk:
         )
 
     def _why(self, file: StoreFile, position: int) -> str:
-        """What is wrong with the record that should begin at `position`."""
-        at = position - file.base
-        fd = self._disk.open(file.path, write=False)
-        try:
-            size = int.from_bytes(self._disk.pread(fd, 4, at), "big", signed=True)
-            data = self._disk.pread(fd, min(max(8, size), _LOOK, max(0, file.length - at)), at)
-        except OSError as failure:
-            return f"it cannot be read: {failure}"
-        finally:
-            self._disk.close(fd)
-        if not data[:8].strip(b"\0"):
-            return "it begins with zeros"
-        try:
-            found = decode_record(data, check_crc=True)
-        except RecordError as problem:
-            return f"{problem.field}: {problem.problem}"
-        if found.physical_offset != position:
-            return f"physical offset: it says {found.physical_offset}"
-        if "\ufffd" in found.topic:
-            return "topic: it is no UTF-8"
-        return "a sector of its topic or properties reads as zeros"
+        return why_no_record(self._disk, file, position)
+
+
+def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:
+    """What is wrong with the record that should begin at `position` of the log, in this segment."""
+    at = position - file.base
+    fd = disk.open(file.path, write=False)
+    try:
+        size = int.from_bytes(disk.pread(fd, 4, at), "big", signed=True)
+        data = disk.pread(fd, min(max(8, size), _LOOK, max(0, file.length - at)), at)
+    except OSError as failure:
+        return f"it cannot be read: {failure}"
+    finally:
+        disk.close(fd)
+    if not data[:8].strip(b"\0"):
+        return "it begins with zeros"
+    try:
+        found = decode_record(data, check_crc=True)
+    except RecordError as problem:
+        return f"{problem.field}: {problem.problem}"
+    if found.physical_offset != position:
+        return f"physical offset: it says {found.physical_offset}"
+    if "\ufffd" in found.topic:
+        return "topic: it is no UTF-8"
+    return "a sector of its topic or properties reads as zeros"

@@ -7,6 +7,8 @@ missing: queue units are written in batches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 
@@ -93,17 +95,21 @@ def store_stats(
     clock: Clock | None = None,
     config: StoreConfig | None = None,
     commit_log_dir: str = "",
+    progress: Callable[[int, int], None] | None = None,
 ) -> StoreStats:
-    """Count what is in the store. Raises StoreError when there is none, OSError."""
+    """Count what is in the store. progress: told (queues counted, queues there are). Raises StoreError when
+    there is none, OSError."""
     disk, clock = disk or OsDisk(), clock or SystemClock()
     shape = read_shape(disk, root, config=config, commit_log_dir=commit_log_dir)
     with ReadOnlyFiles(disk) as files:
         log = LogReader(files, shape.config)
         floors = QueueFloors(disk, shape.root).floors
-        queues = [
-            _queue(shape, files, log, queue, floors.get(queue.topic, {}).get(queue.queue_id, 0))
-            for queue in shape.queues
-        ]
+        queues = []
+        for queue in shape.queues:
+            floor = floors.get(queue.topic, {}).get(queue.queue_id, 0)
+            queues.append(_queue(shape, files, log, queue, floor))
+            if progress is not None:
+                progress(len(queues), len(shape.queues))
         entries = sum(_entries(files, file.path) for file in shape.index_files)
     topics = _topics(queues)
     queue_paths = [file.path for queue in shape.queues for file in queue.files]
