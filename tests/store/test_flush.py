@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.store.kit import bodies, committed, everything, got, open_store, put, send, small
 
-from cometmq.store import GetStatus, MessageStore, StoreRefused
+from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.testing.faulty_disk import FaultyDisk
 
 
@@ -157,8 +157,6 @@ async def test_nothing_is_acknowledged_after_a_failed_sync(
 
 
 async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_path: Path) -> None:
-    from cometmq.store import ManualClock
-
     disk, clock = FaultyDisk(), ManualClock()
     store = MessageStore.open(small(tmp_path), disk, clock)
     send(store, bytes(100))
@@ -173,6 +171,27 @@ async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_pa
     syncs = disk.calls["fdatasync"]
     store.flusher.timed()
     assert disk.calls["fdatasync"] == syncs
+    store.close()
+
+
+async def test_a_full_segment_is_flushed_whatever_the_pages(tmp_path: Path) -> None:
+    store = MessageStore.open(small(tmp_path, flush_commit_log_least_pages=100), FaultyDisk(), ManualClock())
+    send(store, bytes(60_000))
+    store.flusher.timed()
+    assert store.flusher.flushed == 0
+    send(store, bytes(10_000))  # goes to the next segment
+    store.flusher.timed()
+    assert store.flusher.flushed == store.commit_log_max
+    store.close()
+
+
+async def test_without_the_timer_alone_each_commit_looks_whether_to_flush(tmp_path: Path) -> None:
+    config = small(tmp_path, flush_commit_log_timed=False, flush_commit_log_least_pages=1)
+    store = MessageStore.open(config, FaultyDisk(), ManualClock())
+    send(store, bytes(3000))
+    assert store.flusher.flushed == 0
+    send(store, bytes(3000))
+    assert store.flusher.flushed == store.commit_log_max
     store.close()
 
 

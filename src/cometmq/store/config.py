@@ -34,6 +34,7 @@ class StoreConfig:
     message_index_safe: bool = False
     flush_disk_type: str = ASYNC_FLUSH
     flush_interval_commit_log: int = 500
+    flush_commit_log_timed: bool = True
     flush_commit_log_least_pages: int = 4
     flush_commit_log_thorough_interval: int = 10_000
     flush_interval_consume_queue: int = 1000

@@ -116,13 +116,15 @@ class LogFlusher:
             self._start(self._syncer)
 
     def timed(self) -> None:
-        """The ASYNC_FLUSH timer: sync when enough pages are dirty or the thorough interval has passed."""
+        """The ASYNC_FLUSH timer, and every commit with flushCommitLogTimed=false: sync when enough pages are
+        dirty, a segment is full, or the thorough interval has passed."""
         dirty = self._log.end - self.flushed
         if not dirty:
             return
         now = self._clock.monotonic()
         thorough = (now - self._thorough_at) * 1000 >= self._config.flush_commit_log_thorough_interval
-        if thorough or dirty >= self._config.flush_commit_log_least_pages * _PAGE:
+        full = self.flushed < self._log.segment_base
+        if thorough or full or dirty >= self._config.flush_commit_log_least_pages * _PAGE:
             self._thorough_at = now
             self.request()
 

@@ -189,7 +189,8 @@ class MessageStore:
     def configure(self, config: StoreConfig) -> None:
         """Go on with other settings. Sizes of files, paths and the role stay what they were until the next
         start."""
-        fixed = ("store_path_root_dir", "store_path_commit_log", "broker_role", *SMALL_FILES)
+        paths = ("store_path_root_dir", "store_path_commit_log", "read_only_commit_log_store_paths")
+        fixed = (*paths, "broker_role", *SMALL_FILES)
         config = replace(config, **{name: getattr(self.config, name) for name in fixed})
         self.config = config
         self._sync = config.sync_flush
@@ -289,6 +290,8 @@ class MessageStore:
             self._unflushed.append((self.log.end, pending))
             self.flusher.request()
             return Commit(None, self.log.end, [])
+        if not self.config.flush_commit_log_timed:
+            self.flusher.timed()
         return Commit(None, self.log.end, self._dispatch(pending))
 
     def when_flushed(self, end_offset: int, callback: Callable[[bool], None]) -> None:
