@@ -12,6 +12,7 @@ claimed in this tick. Loop thread only, except `reserve_file`.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from cometmq.store.syncer import Unsynced
 log = logging.getLogger(__name__)
 
 _READ_FDS = 64
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ROLL_WAIT_S = 5.0  # Apache's wait for the allocator thread
 
 
@@ -57,6 +59,7 @@ class CommitLog:
         "_read_fds",
         "_recent",
         "_reserving",
+        "_room_at_failure",
         "_spares",
         "buffer",
         "end",
@@ -90,6 +93,7 @@ class CommitLog:
         self._blocks = BlockCache()
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
+        self._room_at_failure = -1  # usable bytes when a reservation last failed for want of them
         # What failed writes may have left: (descriptor, segment, first position, end); `claim` heals it.
         self.scars: list[tuple[int, int, int, int]] = []
         self.unsynced: dict[int, int] = {}  # descriptors of segments that hold data not yet on the device
@@ -106,9 +110,12 @@ class CommitLog:
     def reserve_file(self, base: int) -> int:
         """Make the segment that starts at `base` at full length and return its descriptor. Safe in a thread.
 
-        Raises OSError (ENOSPC …); then no trace of the file is left.
+        Raises OSError (ENOSPC …); then no trace of the file is left. Where a try has found the disk full,
+        another one is made only once there is more room: each takes all that is left, for a moment.
         """
         path = self.places.path_of(base)
+        if 0 <= self._room(path) <= self._room_at_failure:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         try:
             fd = self._disk.open(path, create=True, exclusive=True)
         except FileExistsError:
@@ -118,11 +125,22 @@ class CommitLog:
         try:
             self._disk.reserve(fd, self.segment_size)
             self._disk.fsync_dir(os.path.dirname(path))
-        except OSError:
+        except OSError as failure:
             self._disk.close(fd)
             self._disk.unlink(path)
+            if failure.errno in _FULL:
+                room = self._room(path)
+                self._room_at_failure = room if room < self.segment_size else -1
             raise
+        self._room_at_failure = -1
         return fd
+
+    def _room(self, path: str) -> int:
+        """Usable bytes of the partition that a segment is to lie on, -1 if they cannot be had."""
+        try:
+            return self._disk.usage(os.path.dirname(path)).usable
+        except OSError:
+            return -1
 
     def wants_reservation(self) -> int | None:
         """First position of the segment that should be reserved now, in a thread; None if there is no need

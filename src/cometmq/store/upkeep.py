@@ -28,6 +28,7 @@ _MANY_FILES = 256  # from here on one call for the whole file system is cheaper 
 _SLICES_A_ROUND = 2  # so ten thousand busy queues are written every 20 s, a few hundred every second
 _MOST_BEHIND = 200_000  # records; walked in two or three seconds
 _SLICE = 256  # queues written per turn of the loop
+_RESERVE_AGAIN_S = 10.0  # after a failed reservation, unless retention has made room
 
 
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
@@ -66,6 +67,8 @@ class Upkeep:
         self._unwritten = 0
         self._behind = 0  # records dispatched since the checkpoint was last moved
         self._step_backs = 0
+        self._reserve_again_at = 0.0  # monotonic time; after a failure
+        self._short_of = -1  # the segment whose successor could not be reserved, as the log says
         self._lost: OSError | None = None  # why the checkpoint stays where it is
 
     # -- starting, stopping -----------------------------------------------------------------------
@@ -120,7 +123,8 @@ class Upkeep:
         self._begin("topics", store.topic_retention.topic_pass)
 
     async def _retire(self) -> None:
-        await self._store.retention.log_pass()
+        if await self._store.retention.log_pass():
+            self._reserve_again_at = 0.0
         self._begin("queues", self._store.retention.derived_pass)
 
     async def retire_now(self, *, log_too: bool) -> None:
@@ -189,11 +193,16 @@ class Upkeep:
         commit_log = self._store.log
         failure = commit_log.reservation_done()
         if failure is not None:
-            log.warning("next segment could not be reserved yet: %s", failure)
+            if self._short_of != commit_log.segment_base:
+                self._short_of = commit_log.segment_base
+                log.warning("next segment could not be reserved, trying again: %s", failure)
+            self._reserve_again_at = self._store.clock.monotonic() + _RESERVE_AGAIN_S
         if self._pool is None:
             return
         base = commit_log.wants_reservation()
-        if base is not None:
+        if base is None:
+            return
+        if not self._reserve_again_at or self._store.clock.monotonic() >= self._reserve_again_at:
             future: Future[int] = self._pool.submit(commit_log.reserve_file, base)
             commit_log.reservation_started(base, future)
 
