@@ -79,7 +79,9 @@ def read_shape(
     if commit_log_dir:
         paths = ",".join(os.path.abspath(path.strip()) for path in commit_log_dir.split(","))
         config = config.replace(store_path_commit_log=paths, read_only_commit_log_store_paths="")
-    elif not all(disk.is_dir(path) for path in config.commit_log_dirs):
+    elif missing := [path for path in config.commit_log_dirs if not disk.is_dir(path)]:
+        if config.store_path_commit_log and not disk.is_dir(os.path.join(root, "commitlog")):
+            raise StoreError(f"there is no {', '.join(missing)}, where its configuration has the log", root)
         # The store was moved here.
         config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
     strays: list[str] = []
@@ -120,8 +122,13 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
 
 def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreFile]:
     """The segments of the log, out of all its directories, ascending."""
-    found = [numbered_files(disk, directory, 20, strays) for directory in config.commit_log_dirs]
-    return sorted(file for files in found for file in files)
+    directories = config.commit_log_dirs
+    found = sorted(file for each in directories for file in numbered_files(disk, each, 20, strays))
+    if len(directories) > 1:  # as within one: a segment may be made behind one that was made later
+        again = {file.base for each in directories for file in numbered_files(disk, each, 20, [])}
+        made = min(again - {file.base for file in found}, default=None)
+        found = [file for file in found if made is None or file.base < made]
+    return found
 
 
 def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
