@@ -1,0 +1,53 @@
+"""docs/settings.md says what the code does: every key, its default, whether it counts at once."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from pathlib import Path
+
+import pytest
+
+from cometmq.broker.config import FIELD_OF_KEY, STORE_KEYS, BrokerConfig
+from cometmq.broker.inert import NOT_BUILT, UNSAFE, WITHOUT_USE
+from cometmq.store import MessageStore
+from cometmq.store.config import WIRE_NAMES, StoreConfig
+
+PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+ROWS = {row[1]: row for row in re.finditer(r"^\| `(\w+)` \|(.*?)\| (live|start) \|.*\|$", PAGE, re.MULTILINE)}
+INERT = PAGE[PAGE.index("## Without effect") :]
+ELSEWHERE = {"brokerName", "brokerIP1", "namesrvAddr"}  # defaults that the machine or the environment gives
+
+
+def test_every_setting_with_an_effect_has_its_row_and_no_other_has():
+    assert ROWS.keys() == STORE_KEYS | FIELD_OF_KEY.keys()
+
+
+@pytest.mark.parametrize("key", sorted(ROWS.keys() - ELSEWHERE))
+def test_a_default(key):
+    assert ROWS[key][2].strip("` ") == BrokerConfig().properties()[key]
+
+
+def test_every_setting_without_effect_is_named():
+    named = re.findall(r"`([\w*]+)(?:=true)?`", INERT)
+    for key in (*WITHOUT_USE, *NOT_BUILT, *UNSAFE):
+        assert any(fnmatch.fnmatchcase(key, pattern) for pattern in named), key
+    for key in (*NOT_BUILT, *UNSAFE):
+        assert key in named
+
+
+def test_what_a_running_store_takes_over_is_what_the_page_calls_live(tmp_path):
+    store = MessageStore.open(
+        StoreConfig(store_path_root_dir=str(tmp_path), mapped_file_size_commit_log=1 << 20)
+    )
+    # The text ones are paths and words; the last two are read once at the start, whatever is shown later.
+    numbers = {
+        field: value for field in WIRE_NAMES if not isinstance(value := getattr(store.config, field), str)
+    }
+    for field in ("message_index_safe", "check_crc_on_recover"):
+        del numbers[field]
+    other = {field: not value if isinstance(value, bool) else value + 1 for field, value in numbers.items()}
+    store.configure(store.config.replace(**other))
+    for field, value in other.items():
+        assert (getattr(store.config, field) == value) is (ROWS[WIRE_NAMES[field]][3] == "live"), field
+    store.close()
