@@ -20,7 +20,7 @@ from tests.faults.crash_workloads import WORKLOADS
 from cometmq.errors import StoreError
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store import scan as scan_module
-from cometmq.store.checkpoint import Checkpoint
+from cometmq.store.checkpoint import Checkpoint, Mark
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.floors import QueueFloors
@@ -214,6 +214,19 @@ def move_the_checkpoint_first(patch: Patch) -> None:
     patch.setattr(Upkeep, "settle_all", wrong)
 
 
+def mark_what_is_only_written(patch: Patch) -> None:
+    """Where recovery begins moves on before the sync that should come first."""
+    right = Upkeep.settle_all
+
+    def wrong(self: Upkeep, *, slots: bool = True) -> bool:
+        store = self._store
+        store.checkpoint.mark = store.index.mark(store.log.end, self._last)
+        store.checkpoint.flush()
+        return right(self, slots=slots)
+
+    patch.setattr(Upkeep, "settle_all", wrong)
+
+
 def trust_the_checkpoint_without_its_margin(patch: Patch) -> None:
     """As if queues were durable up to the moment of the start."""
     patch.setattr(Checkpoint, "min_timestamp", property(lambda self: 1 << 52))
@@ -238,12 +251,16 @@ def truncate_one_record_too_many(patch: Patch) -> None:
 
 def index_before_the_log(patch: Patch) -> None:
     """Entries of records that the log may not hold stay in the index."""
-    right = IndexService.resume
+    right, right_load = IndexService.resume, IndexService.load
 
     def wrong(self: IndexService, *, clean: bool, cut_at: int | None = None) -> None:
         right(self, clean=clean)
 
+    def load(self: IndexService, *, mark: Mark | None = None, **given: Any) -> tuple[list[str], bool]:
+        return right_load(self, **given)
+
     patch.setattr(IndexService, "resume", wrong)
+    patch.setattr(IndexService, "load", load)
 
 
 def declare_an_unclean_stop_clean(patch: Patch) -> None:
@@ -287,6 +304,7 @@ PLANTED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
     (forget_the_directory_of_a_new_segment, ("synchronous",)),
     (forget_the_directory_after_a_rename, ("deletions", "asynchronous")),
     (move_the_checkpoint_first, ("asynchronous", "synchronous")),
+    (mark_what_is_only_written, ("asynchronous", "synchronous")),
     (trust_the_checkpoint_without_its_margin, ("synchronous",)),
     (truncate_one_record_too_many, ("short", "synchronous")),
     (index_before_the_log, ("asynchronous", "short")),

@@ -12,6 +12,7 @@ from cometmq.errors import ConfigError, StoreError
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.record import BLANK_MAGIC, decode_record, record_starts
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreConfig, StoreRefused
+from cometmq.store.checkpoint import mark_of
 from cometmq.store.consume_queue import FILLER, UNIT_STRUCT
 
 EXAMPLE = bytes.fromhex(
@@ -78,9 +79,12 @@ def test_the_checkpoint_of_a_clean_stop_names_the_last_record(tmp_path: Path) ->
     clock.now_ms += 77
     send(store)
     store.close()
-    assert (tmp_path / "checkpoint").read_bytes() == struct.pack(">qq", START_MS + 77, START_MS + 77).ljust(
-        4096, b"\0"
-    )
+    data = (tmp_path / "checkpoint").read_bytes()
+    assert data[:64] == struct.pack(">qq", START_MS + 77, START_MS + 77).ljust(64, b"\0")
+    assert len(data) == 4096
+    assert mark_of(data) == store.checkpoint.mark
+    assert store.checkpoint.mark is not None
+    assert store.checkpoint.mark.position == store.log.end
 
 
 def test_a_record_that_does_not_fit_rolls_over_behind_a_blank_record(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from cometmq.errors import StoreError
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
-from cometmq.store.disk import Buffer, holds_data, write_all
+from cometmq.store.disk import Buffer, holds_data, is_zero, write_all
 from cometmq.store.files import NotCached, StoreFiles
 
 UNIT_STRUCT = struct.Struct(">qiq")
@@ -27,6 +27,8 @@ UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
 _KEEP = 64  # units left in memory behind a write
+_AT_ONCE = 1024  # units that are read together where an end is looked for
+_LOOK = 205 * UNIT  # a page, in whole units
 
 
 def file_name(position: int) -> str:
@@ -39,6 +41,8 @@ class ConsumeQueue:
     __slots__ = (
         "_dir_made",
         "_files",
+        "_last_base",
+        "_last_path",
         "damaged",
         "deleted",
         "dirty",
@@ -63,6 +67,8 @@ class ConsumeQueue:
     def __init__(self, files: StoreFiles, path: str, topic: str, queue_id: int, file_size: int) -> None:
         self._files = files
         self._dir_made = False
+        self._last_base = -1
+        self._last_path = ""
         self.path = path
         self.topic = topic
         self.queue_id = queue_id
@@ -82,6 +88,12 @@ class ConsumeQueue:
         self.damaged = False  # units have certainly been lost from its files
         self.unsynced_files: set[int] = set()
         self.new_names = False  # files or directories have been made whose names are not synced
+
+    def _path_of(self, base: int) -> str:
+        """Path of the file that starts at a position; that of the last one asked for is kept."""
+        if base != self._last_base:
+            self._last_base, self._last_path = base, os.path.join(self.path, file_name(base))
+        return self._last_path
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -131,7 +143,7 @@ class ConsumeQueue:
     def _open(self, base: int, position: int) -> int:
         """Descriptor of the file that starts at `base`, made at its full (sparse) length if it is not
         there."""
-        path = os.path.join(self.path, file_name(base))
+        path = self._path_of(base)
         if base in self.positions:
             return self._files.descriptors.get(path)
         disk = self._files.disk
@@ -167,7 +179,7 @@ class ConsumeQueue:
         position = offset * UNIT
         base = position - position % self.file_size
         stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
-        path = os.path.join(self.path, file_name(base))
+        path = self._path_of(base)
         data = self._files.read(path, (stop - offset) * UNIT, position - base, wait=wait)
         if stop < self.window_start or offset + count == stop or data is None or isinstance(data, NotCached):
             return data
@@ -239,7 +251,7 @@ class ConsumeQueue:
             found = self.unit(last_unit)
             if found is not None and found[0] >= log_min:
                 break
-            expired.append(os.path.join(self.path, file_name(base)))
+            expired.append(self._path_of(base))
         return expired
 
     def delete_file(self, path: str) -> None:
@@ -253,7 +265,7 @@ class ConsumeQueue:
         """Remove the queue's files and directory; units that still arrive go nowhere."""
         self.deleted = True
         for base in self.positions:
-            self._files.delete(os.path.join(self.path, file_name(base)))
+            self._files.delete(self._path_of(base))
         self.positions.clear()
         self.unsynced_files.clear()
         if self._files.disk.is_dir(self.path):
@@ -276,6 +288,7 @@ class ConsumeQueue:
         notes: list[str] = []
         disk = self._files.disk
         self._dir_made = True
+        allocated: dict[int, int] = {}
         for name in disk.listdir(self.path):
             if len(name) != 20 or not name.isdigit():
                 notes.append(f"{os.path.join(self.path, name)}: not a queue file, left alone")
@@ -295,28 +308,16 @@ class ConsumeQueue:
                 disk.truncate(self._files.descriptors.get(path), self.file_size)
                 self.damaged = True
             self.positions.append(int(name))
+            allocated[int(name)] = facts.allocated
         for before, after in zip(self.positions, self.positions[1:], strict=False):
             if after != before + self.file_size:
                 notes.append(f"{self.path}: file {file_name(before + self.file_size)} is missing")
                 self.damaged = True
-        self._find_end(log_end)
-        return notes
-
-    def _find_end(self, log_end: int) -> None:
         end = 0
         for base in reversed(self.positions):
-            fd = self._files.descriptors.get(os.path.join(self.path, file_name(base)))
-            low, high = 0, self.file_size // UNIT
-            while low < high:
-                middle = (low + high) // 2
-                data = self._files.disk.pread(fd, UNIT, middle * UNIT)
-                physical, size, _ = UNIT_STRUCT.unpack(data)
-                if size > 0 and 0 <= physical < log_end:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low:
-                end = base // UNIT + low
+            count = self._units_in(base, allocated[base], log_end)
+            if count:
+                end = base // UNIT + count
                 break
         self._look_behind(end, log_end)
         self.next_offset = self.max_offset = self.written = self.synced = self.window_start = end
@@ -324,22 +325,53 @@ class ConsumeQueue:
         self.min_offset = min(end, self.positions[0] // UNIT) if self.positions else 0
         last = self.unit(end - 1) if end > self.min_offset else None
         self.max_physical = last[0] + last[1] if last is not None and last[1] != FILLER_SIZE else 0
+        return notes
+
+    def _units_in(self, base: int, allocated: int, log_end: int) -> int:
+        """How many units at the start of a file have records below `log_end`. `allocated`: bytes of the file
+        that are no hole, by the system's count; where the search begins, not what it relies on."""
+        fd = self._files.descriptors.get(self._path_of(base))
+        disk = self._files.disk
+
+        def real(unit: bytes, at: int = 0) -> bool:
+            physical, size, _ = UNIT_STRUCT.unpack_from(unit, at)
+            return bool(size > 0 and 0 <= physical < log_end)
+
+        low, high = 0, self.file_size // UNIT
+        guess = min(high - 1, allocated // UNIT)
+        if real(disk.pread(fd, UNIT, guess * UNIT)):
+            low = guess + 1
+        else:
+            high = guess
+        while high - low > _AT_ONCE:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if real(disk.pread(fd, UNIT, middle * UNIT)) else (low, middle)
+        first = low
+        data = disk.pread(fd, (high - first) * UNIT, first * UNIT) if high > first else b""
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if real(data, (middle - first) * UNIT) else (low, middle)
+        return low
 
     def _look_behind(self, end: int, log_end: int) -> None:
         """Units of older records behind the end mean that what ended the queue is damage."""
+        disk = self._files.disk
         for base in self.positions:
-            begin = max(0, end * UNIT - base)
-            if begin >= self.file_size:
-                continue
-            fd = self._files.descriptors.get(os.path.join(self.path, file_name(base)))
-            if not holds_data(self._files.disk, fd, begin, self.file_size):
-                continue
-            rest = self._files.disk.pread(fd, self.file_size - begin, begin)
-            units = np.frombuffer(rest, UNIT_DTYPE)
-            position = units["position"]
-            if np.any((units["size"] > 0) & (position >= 0) & (position < log_end)):
-                self.damaged = True
-                return
+            at: int | None = max(0, end * UNIT - base)
+            fd = self._files.descriptors.get(self._path_of(base))
+            length = _LOOK
+            while at is not None and at < self.file_size:
+                stop = min(self.file_size, at + length - at % length)
+                data = disk.pread(fd, stop - at, at)
+                if not is_zero(data):
+                    units = np.frombuffer(data[: len(data) - len(data) % UNIT], UNIT_DTYPE)
+                    position = units["position"]
+                    if np.any((units["size"] > 0) & (position >= 0) & (position < log_end)):
+                        self.damaged = True
+                        return
+                    length = 16 * _LOOK
+                following = disk.next_data(fd, stop) if stop < self.file_size else None
+                at = None if following is None else following - following % UNIT
 
     def cut(self) -> bool:
         """Zero everything behind the end, so that no stale unit can come back to life. True if there was
@@ -347,7 +379,7 @@ class ConsumeQueue:
         changed = False
         end = self.max_offset * UNIT
         for base in list(self.positions):
-            path = os.path.join(self.path, file_name(base))
+            path = self._path_of(base)
             if base >= end and base > self.positions[0]:
                 self._files.delete(path)
                 self.positions.remove(base)

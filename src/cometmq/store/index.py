@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import cast
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from cometmq.protocol.properties import index_hash, java_hash
 from cometmq.store.appender import BatchRecords, Keys, Lot
+from cometmq.store.checkpoint import Mark
 from cometmq.store.clock import Clock
 from cometmq.store.config import StoreConfig
 from cometmq.store.files import StoreFiles
@@ -26,6 +28,7 @@ from cometmq.store.keys import behind_prefix, hash_equal, hash_keys
 log = logging.getLogger(__name__)
 
 _BATCH = 1024  # records hashed together, at least
+_SLOTS_BEHIND = 2_000_000  # entries; chained anew in 0.1 s by a recovery
 _MOST_PREFIXES = 20_000
 
 
@@ -209,6 +212,29 @@ class IndexService:
             if self.files and self.files[-1].write(slots=slots):
                 self._unsynced.add(self.files[-1].path)
 
+    def write_slots(self) -> Iterator[None]:
+        """Bring the slots of the newest file up to date once many entries have come in, a part a step. Raises
+        OSError."""
+        if self.enabled and self.files and self.files[-1].count - self.files[-1].slots_lack >= _SLOTS_BEHIND:
+            file = self.files[-1]
+            for _ in file.write_slots():
+                yield
+            self._unsynced.add(file.path)
+
+    def mark(self, position: int, last: int) -> Mark:
+        """What the next sync makes durable, beside everything before `position`. After `write`."""
+        if not self.enabled or not self.files:
+            return Mark(position, last)
+        file = self.files[-1]
+        return Mark(
+            position,
+            last,
+            int(os.path.basename(file.path)),
+            file.written,
+            file.slots_lack,
+            file.end_position,
+        )
+
     def take_unsynced(self) -> tuple[list[str], list[str]]:
         """(files written, directories with new names) since the last call, for a sync in a thread."""
         paths, self._unsynced = sorted(self._unsynced), set()
@@ -232,24 +258,34 @@ class IndexService:
 
     # -- opening, retention -----------------------------------------------------------------------
 
-    def load(self, *, clean: bool, checkpoint_ms: int) -> tuple[list[str], bool]:
+    def load(self, *, clean: bool, checkpoint_ms: int, mark: Mark | None = None) -> tuple[list[str], bool]:
         """Read the headers of the files on disk. Returns notes about damage, and whether entries have been
         lost: then the log behind `end_position` must be dispatched again. `resume` must follow.
 
-        After an unclean stop Apache deletes every file that ends behind the checkpoint; here such a file
-        is checked entry by entry, and deleted only if something is wrong with it.
+        After an unclean stop Apache deletes every file that ends behind the checkpoint; here a mark tells
+        how far the files can be trusted, and what is newer is forgotten. Without a mark such a file is
+        checked entry by entry, and deleted only if something is wrong with it.
         """
         notes: list[str] = []
         if not self.enabled:
             return notes, False
+        marked = self._trusted(mark)
         for name in self._files.disk.listdir(self._directory):
             path = os.path.join(self._directory, name)
             if len(name) != 17 or not name.isdigit():
                 notes.append(f"{path}: not an index file, left alone")
                 continue
             file = IndexFile(self._files, path, self.slots, self.capacity)
-            good = file.load()
-            if good and not clean and file.end_ms > checkpoint_ms:
+            if marked is not None and mark is not None and path >= marked.path:
+                if path > marked.path:
+                    self._files.delete(path)  # made behind the mark
+                    continue
+                file, good = marked, True
+                if file.full and file.slots_lack < file.count:
+                    self._unproven.append(file)
+            else:
+                good = file.load()
+            if good and not clean and marked is None and file.end_ms > checkpoint_ms:
                 good = file.check_entries() == file.count - 1
                 self._unproven.append(file)
             self.files.append(file)
@@ -258,13 +294,22 @@ class IndexService:
                 notes.append(f"{path}: damaged, deleted and built anew from the log")
                 break
         else:
-            return notes, not self.files
+            lost = mark is not None and self.end_position < mark.index_end
+            return notes, lost or not self.files
         names = self._files.disk.listdir(self._directory)
         for name in names:
             if name.isdigit() and name >= os.path.basename(self.files[-1].path):
                 self._files.delete(os.path.join(self._directory, name))
         self.files.pop()
         return notes, True
+
+    def _trusted(self, mark: Mark | None) -> IndexFile | None:
+        """The file that was the newest when the mark was made, as it was then; None if there is none."""
+        if mark is None or mark.index_name <= 0:
+            return None
+        path = os.path.join(self._directory, f"{mark.index_name:017d}")
+        file = IndexFile(self._files, path, self.slots, self.capacity)
+        return file if file.load_marked(mark.index_count, mark.index_slots, mark.index_end) else None
 
     def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
         """Make the newest file writable; entries of records at or behind `cut_at` are forgotten first."""

@@ -6,15 +6,15 @@ entries (i4 key hash, i8 position, i4 seconds since begin time, i4 previous entr
 never used.
 
 The newest file keeps its slots and its unwritten entries in memory. Entries and header are written in
-batches; the slots only when the file is full or the store stops, because after an unclean stop they are
-computed from the entries (one vector operation). Readers of other processes therefore see the keys of the
-newest file only after a stop.
+batches; the slots only now and then, when the file is full and when the store stops, because after an
+unclean stop what they lack is computed from the entries (one vector operation). Readers of other processes
+therefore see the newest keys only after a stop.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ HEADER = struct.Struct(">qqqqii")
 ENTRY = struct.Struct(">iqii")
 SLOT_SIZE = 4
 ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+_SLOTS_A_STEP = 1 << 19
+_CHECKED = 1_000_000  # entries; the newest of a file that are looked at although a checkpoint covers them
 _MAX_SECONDS = 0x7FFFFFFF
 
 IntArray = NDArray[np.int64]
@@ -51,6 +53,7 @@ class IndexFile:
         "path",
         "slot_count",
         "slots_in_use",
+        "slots_lack",
         "slots_written",
         "written",
     )
@@ -66,6 +69,7 @@ class IndexFile:
         self.count = 1  # number of the next entry
         self.written = 1  # entries below this number are in the file
         self.slots_written = True
+        self.slots_lack = 1  # the slots in the file may lack entries from this number on
         self._slots: NDArray[np.int32] | None = None
         self._pending: list[NDArray[np.void]] = []
 
@@ -113,67 +117,105 @@ class IndexFile:
         self.count = self.written = max(1, count)
         return self.begin_ms <= self.end_ms or self.count == 1
 
-    def entries(self) -> NDArray[np.void]:
-        """All written entries, from number 1 on. Reads up to the whole file."""
+    def load_marked(self, count: int, slots_lack: int, end_position: int) -> bool:
+        """Read the header of a file of which entries below `count` are known to be there, and slots below
+        `slots_lack`; forget newer ones. False when the file does not bear that out, as far as its newest
+        entries tell."""
+        if not self.load() or not 1 <= slots_lack <= count <= self.count:
+            return False
+        self.count = self.written = count
+        self.slots_lack = slots_lack if count > _CHECKED else 1
+        if count == 1:
+            return True
+        last = self.entries(count - 1)[0]
+        if last["position"] != end_position:
+            return False
+        self._ends_with(last)
+        return self.check_entries(max(1, count - _CHECKED)) == count - 1
+
+    def _ends_with(self, last: np.void) -> None:
+        self.end_position = int(last["position"])
+        self.end_ms = min(self.end_ms, self.begin_ms + int(last["seconds"]) * 1000 + 999)
+
+    def entries(self, first: int = 1) -> NDArray[np.void]:
+        """The written entries from a number on. Reads up to the whole file."""
         data = self._files.disk.pread(
             self._files.descriptors.get(self.path),
-            (self.written - 1) * ENTRY.size,
-            self._entries_at + ENTRY.size,
+            (self.written - first) * ENTRY.size,
+            self._entries_at + first * ENTRY.size,
         )
         return np.frombuffer(data, ENTRY_DTYPE)
 
-    def check_entries(self) -> int:
-        """Number of leading entries that can be true: hash and time not negative, position inside the
-        header's range and never falling, chain pointing backwards. Equal to `count - 1` when nothing is
-        damaged."""
-        entries = self.entries()
+    def check_entries(self, first: int = 1) -> int:
+        """Number of leading entries that can be true, those below number `first` taken for granted: hash and
+        time not negative, position inside the header's range and never falling, chain pointing backwards.
+        Equal to `count - 1` when nothing is damaged."""
+        entries = self.entries(first)
         position = entries["position"].astype(np.int64)
-        number = np.arange(1, len(entries) + 1)
+        number = np.arange(first, first + len(entries))
         good = (entries["hash"] >= 0) & (entries["seconds"] >= 0)
         good &= (entries["previous"] >= 0) & (entries["previous"] < number)
         good &= (position >= self.begin_position) & (position <= self.end_position)
         good[1:] &= position[1:] >= position[:-1]
         good &= (position > 0) | (entries["hash"] > 0)  # a lost sector reads as zeros
         if len(entries):
-            good[0] &= position[0] == self.begin_position
+            good[0] &= first > 1 or position[0] == self.begin_position
             good[-1] &= position[-1] == self.end_position
         bad = np.flatnonzero(~good)
-        return int(bad[0]) if len(bad) else len(entries)
+        return first - 1 + (int(bad[0]) if len(bad) else len(entries))
 
     def slots_from_entries(self) -> NDArray[np.int32]:
         """What the slots must hold: the newest entry of each chain."""
-        slots = np.zeros(self.slot_count, np.int32)
-        hashes = self.entries()["hash"].astype(np.int64)
-        slots[hashes % self.slot_count] = np.arange(
-            1, len(hashes) + 1, dtype=np.int32
-        )  # the last of equals wins
+        return self._chained(np.zeros(self.slot_count, np.int32), 1)
+
+    def _chained(self, slots: NDArray[np.int32], first: int) -> NDArray[np.int32]:
+        hashes = self.entries(first)["hash"].astype(np.int64)
+        numbers = np.arange(first, first + len(hashes), dtype=np.int32)
+        slots[hashes % self.slot_count] = numbers  # the last of equals wins
         return slots
+
+    def _slots_on_disk(self) -> NDArray[np.int32]:
+        fd = self._files.descriptors.get(self.path)
+        data = self._files.disk.pread(fd, self.slot_count * SLOT_SIZE, HEADER.size)
+        return np.frombuffer(data, ">i4").astype(np.int32)
 
     def cut(self, position: int) -> None:
         """Forget the entries of records at or behind `position`. Only on a loaded file, before `resume`."""
         self._pending = []
         self.count = self.written
-        positions = self.entries()["position"].astype(np.int64)
-        kept = int(np.searchsorted(positions, position))
-        if kept == len(positions):
+        low, high = 1, self.written
+        fd = self._files.descriptors.get(self.path)
+        while low < high:
+            middle = (low + high) // 2
+            entry = ENTRY.unpack(
+                self._files.disk.pread(fd, ENTRY.size, self._entries_at + middle * ENTRY.size)
+            )
+            low, high = (middle + 1, high) if entry[1] < position else (low, middle)
+        if low == self.written:
             return
-        self.count = self.written = kept + 1
-        if kept:
-            last = self.entries()[-1]
-            self.end_position = int(last["position"])
-            self.end_ms = min(self.end_ms, self.begin_ms + int(last["seconds"]) * 1000 + 999)
+        self.count = self.written = low
+        if low > 1:
+            self._ends_with(self.entries(low - 1)[0])
         self.slots_written = False
 
     def resume(self, *, rebuild_slots: bool) -> None:
-        """Make a loaded file writable again: its slots come into memory."""
-        if rebuild_slots:
-            self._slots = self.slots_from_entries()
-            self.slots_in_use = int(np.count_nonzero(self._slots))
-            self.slots_written = False
-        else:
-            fd = self._files.descriptors.get(self.path)
-            data = self._files.disk.pread(fd, self.slot_count * SLOT_SIZE, HEADER.size)
-            self._slots = np.frombuffer(data, ">i4").astype(np.int32)
+        """Make a loaded file writable again: its slots come into memory, as they are in the file or, with
+        `rebuild_slots`, chained anew as far as they may lack entries."""
+        if not rebuild_slots:
+            self._slots = self._slots_on_disk()
+            self.slots_lack = self.count
+            return
+        slots = None
+        if 1 < self.slots_lack <= self.count:
+            slots = self._chained(self._slots_on_disk(), self.slots_lack)
+            if slots.max() >= self.count or slots.min() < 0:
+                slots = None  # written for entries that have been forgotten
+        if slots is None:
+            slots = self.slots_from_entries()
+            self.slots_lack = 1
+        self._slots = slots
+        self.slots_in_use = int(np.count_nonzero(slots))
+        self.slots_written = False
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -245,7 +287,21 @@ class IndexFile:
         self._pending = []
         if slots:
             self.slots_written = True
+            self.slots_lack = self.count
         return True
+
+    def write_slots(self) -> Iterator[None]:
+        """Write the slots as they are now, a part a step; entries that come in meanwhile may or may not be in
+        them. Raises OSError."""
+        count = self.count
+        for first in range(0, self.slot_count, _SLOTS_A_STEP):
+            if self._slots is None:
+                return  # full, and written as a whole
+            part = self._slots[first : first + _SLOTS_A_STEP].astype(">i4").tobytes()
+            fd = self._files.descriptors.get(self.path)
+            write_all(self._files.disk, fd, part, HEADER.size + first * SLOT_SIZE)
+            yield
+        self.slots_lack = max(self.slots_lack, count)
 
     def release(self) -> None:
         """Forget the slots of a full, written file."""

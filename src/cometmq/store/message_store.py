@@ -327,7 +327,7 @@ class MessageStore:
         if self.index.enabled:
             self.index.take(pending, count)
         self.dispatched_ms = pending[-1][6]
-        self.upkeep.after_dispatch(count)
+        self.upkeep.after_dispatch(count, pending[-1])
         return arrivals
 
     def _dispatch_batch(

@@ -1,10 +1,10 @@
 """Opening a store: what is on disk becomes a log, queues and an index that agree.
 
 After a clean stop everything that has a queue entry is trusted; the log is walked only from the last one on.
-After an unclean stop the walk begins at the newest segment whose first record is not younger than the
-checkpoint. From there on nothing but the log counts: queue and index entries of that part are computed anew
-and written over whatever is there. A queue that turns out to lack entries from before that point, or an index
-that is damaged or gone, moves the start of the walk back.
+After an unclean stop the walk begins where the checkpoint says (see start_point.py), so a start costs what
+came after it, whatever the store holds. From there on nothing but the log counts: queue and index entries of
+that part are computed anew and written over whatever is there. A queue that turns out to lack entries from
+before that point, or an index that is damaged or gone, moves the start of the walk back.
 
 A torn tail (nothing valid behind it) is cut and its space zeroed, so that no stale record can come back to
 life. Damage with valid records behind it is skipped and named; everything behind it is kept and served.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from cometmq.errors import StoreError
 from cometmq.protocol.codes import SCHEDULE_TOPIC
 from cometmq.store.appender import Pending
-from cometmq.store.checkpoint import Checkpoint
+from cometmq.store.checkpoint import Checkpoint, Mark
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
@@ -31,7 +31,7 @@ from cometmq.store.keys import property_value, stored_tags_code
 from cometmq.store.log_places import LogPlaces
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
-from cometmq.store.start_point import later_start, trusted_segment
+from cometmq.store.start_point import mark_holds, trusted_segment, walk_from
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class Recovered:
     start: int = 0
     end: int = 0
     last_store_ms: int = 0
+    last_position: int = -1  # of the last record walked over
     records: int = 0
     rebuilt: bool = False  # queues or index were built anew, and are not durable yet
     notes: list[str] = field(default_factory=list)
@@ -140,6 +141,7 @@ class Recovery:
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything and leave log, queues and index ready for appends. Raises StoreError,
         OSError."""
+        stopped_cleanly = clean
         self._segments, notes = list_segments(self._disk, self._log.places, self._log.segment_size)
         result = Recovered(clean, notes=notes)
         if clean:
@@ -149,25 +151,22 @@ class Recovery:
                 result.clean = clean = False
         if any(queue.damaged for queue in self._queues):
             result.clean = clean = False
-        index_notes, index_lost = self._index.load(clean=clean, checkpoint_ms=self._checkpoint.index_ms)
+        mark = None if stopped_cleanly else self._mark()
+        index_notes, index_lost = self._index.load(
+            clean=clean, checkpoint_ms=self._checkpoint.index_ms, mark=mark
+        )
         result.notes += index_notes
         result.rebuilt = index_lost or not clean
         if index_lost and self._segments:
-            self._distrust()
-        start = max(self._queues.max_physical, self._first) if clean else self._checked_start()
+            self._checkpoint.distrust()
+            mark = None
+        start = max(self._queues.max_physical, self._first) if clean else self._checked_start(mark)
         if not clean:
             self._reload(start, result)
             if any(queue.damaged for queue in self._queues):
-                self._distrust()
+                self._checkpoint.distrust()
                 start = self._first
                 self._reload(start, result)
-            else:
-                later = later_start(
-                    self._disk, self._log, self._queues, start, self._checkpoint.min_timestamp
-                )
-                if later > start and not self._config.message_index_safe:
-                    start = later
-                    self._reload(start, result)
         index_from = self._index.end_position if index_lost and self._index.enabled else start
         self._index.resume(clean=clean, cut_at=None if clean and not index_lost else min(start, index_from))
         self._walk_all(start, min(start, index_from), result)
@@ -207,8 +206,18 @@ class Recovery:
             == (last.topic, last.queue_id, last.max_offset - 1)
         )
 
-    def _checked_start(self) -> int:
-        """First position of the newest segment whose first record is not younger than the checkpoint."""
+    def _mark(self) -> Mark | None:
+        """The checkpoint's mark, if the log bears it out."""
+        mark = self._checkpoint.mark
+        if mark is None or mark_holds(self._disk, self._log, self._segments, mark):
+            return mark
+        return None
+
+    def _checked_start(self, mark: Mark | None) -> int:
+        """Where the checkpoint lets the walk begin: at its mark, or at the newest segment whose first record
+        is not younger than it."""
+        if mark is not None:
+            return max(walk_from(mark, self._log.segment_size), self._first)
         trusted = self._checkpoint.min_timestamp
         if self._config.message_index_safe and self._config.message_index_enable:
             trusted = min(trusted, self._checkpoint.index_ms)
@@ -216,14 +225,6 @@ class Recovery:
         if found is not None:
             return found
         return self._first
-
-    def _distrust(self) -> None:
-        """Before a rebuild from further back than the checkpoint: should it be interrupted, the next one
-        must begin there too."""
-        checkpoint = self._checkpoint
-        if checkpoint.physic_ms or checkpoint.logics_ms or checkpoint.index_ms:
-            checkpoint.physic_ms = checkpoint.logics_ms = checkpoint.index_ms = 0
-            checkpoint.flush()
 
     def _reload(self, start: int, result: Recovered) -> None:
         self._queues.clear()
@@ -254,7 +255,7 @@ class Recovery:
         except _StartEarlier as reason:
             log.warning("%s: all queues are built anew from the log", reason)
             result.notes.append(f"{reason}: all queues were built anew from the log")
-            self._distrust()
+            self._checkpoint.distrust()
             result.clean, result.rebuilt = False, True
             start = self._first
             self._reload(start, result)
@@ -285,6 +286,7 @@ class Recovery:
         for facts in self._records(min(start, index_from), result):
             end = facts.position + facts.size
             result.last_store_ms = facts.store_ms
+            result.last_position = facts.position
             result.records += 1
             self._dispatch(facts, start, index_from, touched, result)
         for queue, last in self._ahead.items():

@@ -262,8 +262,13 @@ class SegmentScan:
         place: int | None = at + 1
         while place is not None and place < self._length:
             data_at = place
-            data = self._read(min(_BLOCK, self._length - data_at), data_at)
-            if not is_zero(data):
+            stop = min(data_at + _BLOCK, self._length)
+            # Asked before the read: reserved space counts as data once it has been read, and what the
+            # system reads ahead with it.
+            beyond = self._disk.next_data(self._fd, stop) if stop < self._length else None
+            data = self._read(stop - data_at, data_at)
+            zero = is_zero(data)
+            if not zero:
                 self.dirt = True
                 found = self._search_block(data, data_at)
                 if found is not None:
@@ -271,9 +276,8 @@ class SegmentScan:
             # Blocks overlap so that no magic number lies across a border unseen.
             step = data_at + len(data) - 8
             place = None if data_at + len(data) >= self._length else step
-            if place is not None and not data.strip(b"\0"):
-                following = self._disk.next_data(self._fd, step)
-                place = None if following is None else max(step, following - 8)
+            if place is not None and zero:
+                place = None if beyond is None else max(step, beyond - 8)
         if not self.dirt and self._read(1, at).strip(b"\0"):
             self.dirt = True
         return None

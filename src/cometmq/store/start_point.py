@@ -1,25 +1,53 @@
 """Where recovery after an unclean stop begins: as late as the checkpoint allows.
 
-Everything stored at or before the checkpoint's time is durable in log, queues and index. The newest
-segment that begins with such a record is the coarse answer (Apache's). In a large segment the consume
-queues know a finer one: a unit whose record was stored at or before that time points at a place up to
-which nothing needs to be walked.
+The checkpoint's mark gives the position itself. Without one (Apache's broker wrote last, or the checkpoint is
+damaged) its times must do: everything stored at or before the smaller one is durable, and so everything
+before the newest segment that begins with such a record.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Iterable
-
-from cometmq.protocol.record import MIN_SIZE
+from cometmq.protocol.record import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
+from cometmq.store.checkpoint import Mark
 from cometmq.store.commit_log import CommitLog
-from cometmq.store.consume_queue import UNIT_STRUCT, ConsumeQueue, file_name
 from cometmq.store.disk import Disk
 from cometmq.store.scan import Facts, record_facts
 
-_QUEUES = 64  # asked at most; one busy queue is enough for a good answer
-_WORTH_IT = 16 << 20  # bytes of a segment; smaller ones are walked as quickly
+_WORTH_IT = 16 << 20  # bytes of a segment
+
+
+def mark_holds(disk: Disk, log: CommitLog, segments: list[int], mark: Mark) -> bool:
+    """Whether the log is still the one that the mark was made for: its last record is there. A mark that
+    names none must have a record, or nothing at all, at its position."""
+    position = mark.position
+    base = position - position % log.segment_size
+    if mark.last >= 0:
+        at = mark.last % log.segment_size
+        base = mark.last - at
+        facts = _record_at(disk, log.path_of(base), at, mark.last) if base in segments else None
+        return facts is not None and mark.last + facts.size <= position
+    if base not in segments:
+        return position == (segments[-1] + log.segment_size if segments else 0)
+    at = position - base
+    if _record_at(disk, log.path_of(base), at, position) is not None:
+        return True
+    fd = disk.open(log.path_of(base), write=False)
+    try:
+        head = disk.pread(fd, BLANK_SIZE, at)
+    except OSError:
+        return False
+    finally:
+        disk.close(fd)
+    return head in (bytes(len(head)), BLANK_STRUCT.pack(log.segment_size - at, BLANK_MAGIC))
+
+
+def walk_from(mark: Mark, segment_size: int) -> int:
+    """The mark's position. Small segments are walked as a whole: that costs nothing, and what has gone wrong
+    in files that nobody should have touched comes right."""
+    if segment_size >= _WORTH_IT:
+        return mark.position
+    last = max(0, mark.position - 1)
+    return last - last % segment_size
 
 
 def trusted_segment(disk: Disk, log: CommitLog, segments: list[int], trusted_ms: int) -> int | None:
@@ -31,48 +59,13 @@ def trusted_segment(disk: Disk, log: CommitLog, segments: list[int], trusted_ms:
     return None
 
 
-def later_start(
-    disk: Disk, log: CommitLog, queues: Iterable[ConsumeQueue], base: int, trusted_ms: int
-) -> int:
-    """Position of a record in the segment from `base` on that was stored at or before `trusted_ms`, as
-    late a one as the queues (loaded up to `base`) tell of; `base` if they know none."""
-    best = base
-    if log.segment_size < _WORTH_IT:
-        return best
-    for queue in itertools.islice(queues, _QUEUES):
-        best = max(best, _latest(disk, log, queue, base, trusted_ms))
-    return best
-
-
-def _latest(disk: Disk, log: CommitLog, queue: ConsumeQueue, base: int, trusted_ms: int) -> int:
-    """The same for one queue, looking at the file in which its first unit behind `base` lies."""
-    position = queue.max_offset * 20
-    file_base = position - position % queue.file_size
-    if file_base not in queue.positions:
-        return base
-    best = base
-    fd = disk.open(os.path.join(queue.path, file_name(file_base)), write=False)
-    try:
-        low, high = queue.max_offset, queue.next_file_offset(queue.max_offset)
-        while low < high:
-            middle = (low + high) // 2
-            at, size, _ = UNIT_STRUCT.unpack(disk.pread(fd, 20, middle * 20 - file_base))
-            facts = None
-            if size >= MIN_SIZE and base <= at < base + log.segment_size:
-                facts = _record_at(disk, log.path_of(base), at - base, at)
-            if facts is not None and facts.queue_offset == middle and 0 < facts.store_ms <= trusted_ms:
-                best, low = max(best, at), middle + 1
-            else:
-                high = middle
-    finally:
-        disk.close(fd)
-    return best
-
-
 def _record_at(disk: Disk, path: str, offset: int, position: int) -> Facts | None:
+    """The valid record that begins there; None if there is none, or none that can be read."""
     fd = disk.open(path, write=False)
     try:
         size = max(0, int.from_bytes(disk.pread(fd, 4, offset), "big", signed=True))
         return record_facts(memoryview(disk.pread(fd, size, offset)), 0, position)
+    except OSError:
+        return None
     finally:
         disk.close(fd)

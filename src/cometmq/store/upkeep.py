@@ -12,8 +12,9 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cometmq.store.appender import BatchRecords, Lot
 from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.flags import Flag
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 
 _MANY_FILES = 256  # from here on one call for the whole file system is cheaper than one a file
 _SLICES_A_ROUND = 2  # so ten thousand busy queues are written every 20 s, a few hundred every second
-_MOST_BEHIND = 200_000  # records; walked in two or three seconds
+_MOST_BEHIND = 200_000  # records; walked in a second or two
+_MOST_BYTES_BEHIND = 256 << 20
 _SLICE = 256  # queues written per turn of the loop
 _RESERVE_AGAIN_S = 10.0  # after a failed reservation, unless retention has made room
 
@@ -50,6 +52,16 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
             disk.close(fd)
 
 
+class _Covered(NamedTuple):
+    """What a round of writing brings into the files of queues and index: all records before a log position,
+    the last of them at a position and of a time; and how often the clock had stepped back then."""
+
+    position: int
+    last: int
+    stored_ms: int
+    step_backs: int
+
+
 class Upkeep:
     """Background work of one store. Methods belong to the loop's thread."""
 
@@ -66,6 +78,10 @@ class Upkeep:
         self._thorough_at = store.clock.monotonic()
         self._unwritten = 0
         self._behind = 0  # records dispatched since the checkpoint was last moved
+        self._dispatched = store.log.end  # log position behind the last of them
+        known = store.checkpoint.mark
+        self._last = store.recovered.last_position if store.recovered.records else known.last if known else -1
+        self._marked = store.log.end  # position of the last mark, or of the last attempt
         self._step_backs = 0
         self._reserve_again_at = 0.0  # monotonic time; after a failure
         self._short_of = -1  # the segment whose successor could not be reserved, as the log says
@@ -206,12 +222,17 @@ class Upkeep:
             future: Future[int] = self._pool.submit(commit_log.reserve_file, base)
             commit_log.reservation_started(base, future)
 
-    def after_dispatch(self, count: int) -> None:
+    def after_dispatch(self, count: int, last: Lot) -> None:
         """`count` records became visible: keep windows and waiting keys small, however long the write
         interval is."""
         store = self._store
         self._unwritten += count
         self._behind += count
+        if type(last) is BatchRecords:
+            self._last, size = last.physical_offsets[-1], last.sizes[-1]
+        else:
+            _, _, _, self._last, size, *_ = last
+        self._dispatched = self._last + size
         if self._unwritten < 4096 and not store.index.wants_settling():
             return
         try:
@@ -242,7 +263,13 @@ class Upkeep:
         now = store.clock.monotonic()
         interval = store.config.flush_consume_queue_thorough_interval
         # A busy store moves its checkpoint more often: what lies behind it is what a recovery must walk.
-        thorough = (now - self._thorough_at) * 1000 >= interval or self._behind >= _MOST_BEHIND
+        thorough = (
+            (now - self._thorough_at) * 1000 >= interval
+            or self._behind >= _MOST_BEHIND
+            or self._dispatched - self._marked >= _MOST_BYTES_BEHIND
+        )
+        covered = _Covered(self._dispatched, self._last, store.dispatched_ms, self._step_backs)
+        behind = self._behind
         try:
             store.queues.write_eager()
             for _ in range(len(store.queues) // _SLICE + 1 if thorough else _SLICES_A_ROUND):
@@ -256,8 +283,9 @@ class Upkeep:
         self._derived_healed()
         if thorough:
             self._thorough_at = now
-            self._behind = 0
-            await self._make_durable()
+            self._behind -= behind
+            self._marked = covered.position
+            await self._make_durable(covered)
 
     def _derived_failed(self, failure: OSError) -> None:
         log.error("queues or index could not be written, trying again: %s", failure)
@@ -271,16 +299,20 @@ class Upkeep:
             log.warning("queues and index can be written again")
             self._store.flags.clear(Flag.WRITE_LOGICS_ERROR)
 
-    async def _make_durable(self) -> None:
-        """Sync log, queues and index in the thread, then move the checkpoint behind them."""
+    async def _make_durable(self, covered: _Covered) -> None:
+        """Sync log, queues and index in the thread, then move the checkpoint behind what they cover."""
         store, loop, pool = self._store, self._loop, self._pool
         if loop is None or pool is None or self._lost is not None or store.flusher.failure is not None:
             return
         done: asyncio.Future[bool] = loop.create_future()
-        store.queues.write_dirty()  # what came in while the slices before were written
-        store.index.write()
-        dispatched_ms, full_ms = store.dispatched_ms, store.index.full_until_ms
-        step_backs = self._step_backs
+        try:
+            for _ in store.index.write_slots():
+                await asyncio.sleep(0)
+            store.index.write()
+        except OSError as failure:
+            self._derived_failed(failure)
+            return
+        mark, full_ms = store.index.mark(covered.position, covered.last), store.index.full_until_ms
         work = self._take_unsynced()
         store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
         if not await done:
@@ -290,9 +322,9 @@ class Upkeep:
         except OSError as failure:
             self._sync_failed(failure)
             return
-        if step_backs != self._step_backs:
-            return
-        self._raise_checkpoint(dispatched_ms, full_ms)
+        if covered.step_backs == self._step_backs:
+            self._raise_checkpoint(covered.stored_ms, full_ms)
+        store.checkpoint.mark = mark
         await loop.run_in_executor(pool, store.checkpoint.flush)
 
     def _take_unsynced(self) -> tuple[list[str], list[str]]:
@@ -353,7 +385,10 @@ class Upkeep:
             return False
         try:
             self._raise_checkpoint(store.dispatched_ms, store.index.full_until_ms)
+            if store.checkpoint.mark is not None or self._behind or store.recovered.rebuilt:
+                store.checkpoint.mark = store.index.mark(store.log.end, self._last)
             store.checkpoint.flush()
+            self._marked = store.log.end
         except OSError as failure:
             log.error("the checkpoint could not be written: %s", failure)
             return False

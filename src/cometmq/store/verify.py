@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from cometmq.errors import ProtocolError, StoreCorrupt
-from cometmq.store.checkpoint import FILE_SIZE
+from cometmq.store.checkpoint import FILE_SIZE, MARK_PLACE, mark_is_whole, mark_of
 from cometmq.store.config import StoreConfig
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk, read_file
@@ -132,8 +132,25 @@ def _check_checkpoint(disk: Disk, shape: Shape, findings: Findings, walk: LogWal
     if len(data) != FILE_SIZE:
         findings.add(ERROR, "checkpoint", path, len(data), f"not {FILE_SIZE} bytes long", repair)
         return
-    if data[_CHECKPOINT_USED:].strip(b"\0"):
-        at = FILE_SIZE - len(data[_CHECKPOINT_USED:].lstrip(b"\0"))
+    mark = mark_of(data)
+    if mark is not None and mark.position > max(walk.end, walk.log_min):
+        findings.add(
+            WARNING, "checkpoint", path, MARK_PLACE.start,
+            f"it vouches for the log up to {mark.position}, which ends at {walk.end}: "
+            "the end of the log is gone", NEXT_START,
+        )  # fmt: skip
+    unused = bytearray(data)
+    unused[:_CHECKPOINT_USED] = bytes(_CHECKPOINT_USED)
+    if mark_is_whole(data):
+        unused[MARK_PLACE] = bytes(len(unused[MARK_PLACE]))
+    elif unused[MARK_PLACE].strip(b"\0"):
+        findings.add(
+            WARNING, "checkpoint", path, MARK_PLACE.start,
+            "what tells where the durable part of the log ends is damaged", NEXT_START,
+        )  # fmt: skip
+        unused[MARK_PLACE] = bytes(len(unused[MARK_PLACE]))
+    if unused.strip(b"\0"):
+        at = FILE_SIZE - len(unused.lstrip(b"\0"))
         findings.add(
             NOTE, "unused-bytes", path, at, "something stands behind the times, where nothing is read"
         )
