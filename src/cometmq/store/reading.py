@@ -14,12 +14,14 @@ import struct
 from collections.abc import Callable, Container
 
 import msgspec
+import numpy as np
 
 from cometmq.protocol.record import MAGIC_V1, MAGIC_V2, MIN_SIZE
 from cometmq.store.block_cache import BLOCK
 from cometmq.store.commit_log import CommitLog
-from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
-from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT, ConsumeQueue
+from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
+from cometmq.store.config import StoreConfig
+from cometmq.store.consume_queue import FILLER, FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, ConsumeQueue
 from cometmq.store.disk import Buffer
 from cometmq.store.files import NotCached
 from cometmq.store.queue_ext import LEAST_CODE
@@ -28,6 +30,8 @@ from cometmq.store.scan import record_facts
 log = logging.getLogger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
+_FILLERS_AT_ONCE = 4096
+_MOST_FILLERS = 1 << 17  # passed over by one pull: 2 ms
 _DENSE = 4  # records of one block that make loading the whole of it worth while
 _start_of = struct.Struct(">ii").unpack_from
 _GAP = 12 << 10
@@ -125,7 +129,7 @@ class QueueReader:
         if not low <= offset < high:
             status, corrected = _outside(offset, low, high)
             return Got(status, [], 0, corrected if correct else offset, low, high, False)
-        several = max(self._scan_bytes, max_count * CONSUME_QUEUE_UNIT) // CONSUME_QUEUE_UNIT
+        several = max(self._scan_bytes, max_count * UNIT) // UNIT
         if tags is None and records is None:
             several = max(1, max_count)
         data = queue.read(offset, min(several, high - offset), wait=wait)
@@ -142,10 +146,32 @@ class QueueReader:
             if isinstance(buffers, NotCached):
                 return buffers
             if buffers is not None:
-                status = GetStatus.FOUND if chosen else GetStatus.NO_MATCHED_MESSAGE
                 slave = self._log.end - last > self.memory_window
-                return Got(status, buffers, len(chosen), offset + scanned, low, high, slave)
+                if chosen:
+                    return Got(GetStatus.FOUND, buffers, len(chosen), offset + scanned, low, high, slave)
+                behind = self._behind_fillers(queue, data, offset + scanned, wait)
+                if isinstance(behind, NotCached):
+                    return behind
+                return Got(GetStatus.NO_MATCHED_MESSAGE, [], 0, behind, low, high, slave)
         return self._get_one_by_one(queue, offset, data, max_count, tags, records, max_bytes, wait)
+
+    def _behind_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, wait: bool) -> int | NotCached:
+        """Where to go on after `data`, units up to `offset` that gave nothing: behind the fillers that
+        follow if these ended with one. A gap of a million takes eight pulls."""
+        if data[-UNIT:] != FILLER:
+            return offset
+        begin = offset
+        stop = min(queue.max_offset, offset + _MOST_FILLERS)
+        while offset < stop:
+            more = queue.read(offset, min(stop - offset, _FILLERS_AT_ONCE), wait=wait)
+            if more is None or isinstance(more, NotCached):
+                return offset if more is None or offset > begin else more
+            units = np.frombuffer(more, UNIT_DTYPE)
+            real = np.flatnonzero((units["size"] != FILLER_SIZE) | (units["position"] != 0))
+            if len(real):
+                return offset + int(real[0])
+            offset += len(units)
+        return offset
 
     def _pick(
         self, data: Buffer, max_count: int, tags: TagFilter, max_bytes: int | None
@@ -308,12 +334,17 @@ class QueueReader:
                 continue
             buffers.append(record)
             total += size
+        following = offset + scanned
         if buffers:
             status = GetStatus.FOUND
         else:
             status = GetStatus.MESSAGE_WAS_REMOVING if missing else GetStatus.NO_MATCHED_MESSAGE
+            behind = self._behind_fillers(queue, data, following, wait)
+            if isinstance(behind, NotCached):
+                return behind
+            following = behind
         slave = log.end - position > self.memory_window
-        return Got(status, buffers, len(buffers), offset + scanned, queue.min_offset, queue.max_offset, slave)
+        return Got(status, buffers, len(buffers), following, queue.min_offset, queue.max_offset, slave)
 
     def _batch_full(
         self, position: int, size: int, count: int, total: int, max_count: int, max_bytes: int | None

@@ -1,0 +1,98 @@
+"""Gaps of a queue, filled with units that stand for nothing: readers are led past them in a few steps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.store.cold_disk import ColdDisk
+from tests.store.kit import bodies, committed, got, open_store, put
+
+from cometmq.store import GetStatus, MessageStore
+from cometmq.store.files import NotCached
+
+GAP = 200_000
+
+
+def with_gap(root: Path, gap: int, disk: Any = None, **changes: Any) -> MessageStore:
+    """Three messages, `gap` fillers, four messages; all units in files."""
+    store = open_store(root, disk, mapped_file_size_consume_queue=20 * 70_000, **changes)
+    for number in range(3):
+        put(store, b"%d" % number)
+    committed(store.commit())
+    queue = store.queues.get("T", 0)
+    queue.skip_to(3 + gap)
+    queue.next_offset = 3 + gap
+    for number in range(3, 7):
+        put(store, b"%d" % number)
+    committed(store.commit())
+    queue.write()
+    return store
+
+
+def drained(store: MessageStore, **how: Any) -> tuple[list[bytes], int]:
+    """Bodies of the whole queue and the number of pulls that took them."""
+    found: list[bytes] = []
+    offset = pulls = 0
+    while offset < store.max_offset("T", 0):
+        answer = got(store.get_messages("T", 0, offset, 32, **how))
+        found += bodies(answer)
+        assert answer.next_begin_offset > offset
+        assert answer.status is (GetStatus.FOUND if answer.count else GetStatus.NO_MATCHED_MESSAGE)
+        offset = answer.next_begin_offset
+        pulls += 1
+    return found, pulls
+
+
+@pytest.mark.parametrize("how", [{}, {"filter": {0}}, {"record_filter": lambda _record: True}])
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_gap_takes_a_few_pulls(tmp_path: Path, how: dict[str, Any], careful: bool) -> None:
+    store = with_gap(tmp_path, GAP, check_crc_on_read=careful)
+    found, pulls = drained(store, **how)
+    assert found == [b"%d" % number for number in range(7)]
+    assert pulls <= 6
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "gap", [1, 28, 29, 30, 31, 32, 33, 799, 800, 4096, 4100, 69_996, 69_997, 69_998, 131_200]
+)
+def test_no_message_before_or_behind_a_gap_is_passed(tmp_path: Path, gap: int) -> None:
+    store = with_gap(tmp_path, gap)
+    assert drained(store)[0] == [b"%d" % number for number in range(7)]
+    for offset in range(3, 3 + min(gap, 40)):
+        answer = got(store.get_messages("T", 0, offset, 2))
+        if not answer.count:
+            assert answer.next_begin_offset in (gap + 3, offset + 2 + 131_072)
+    store.close()
+
+
+def test_one_pull_over_fillers_is_bounded(tmp_path: Path) -> None:
+    store = with_gap(tmp_path, 400_000)
+    begin = time.process_time()
+    answer = got(store.get_messages("T", 0, 3, 32))
+    assert time.process_time() - begin < 0.1  # 2 ms on an idle machine
+    assert answer.next_begin_offset == 3 + 32 + 131_072
+    store.close()
+
+
+async def test_what_is_not_in_memory_is_left_to_the_next_pull(tmp_path: Path) -> None:
+    with_gap(tmp_path, GAP).close()
+    disk = ColdDisk()
+    store = open_store(tmp_path, disk, mapped_file_size_consume_queue=20 * 70_000)
+    disk.cold = True
+    offset = pulls = 0
+    found: list[bytes] = []
+    while offset < store.max_offset("T", 0):
+        answer = store.get_messages("T", 0, offset, 32)
+        if isinstance(answer, NotCached):
+            answer = await store.get_messages_cold(answer, "T", 0, offset, 32)
+        found += bodies(answer)
+        offset = got(answer).next_begin_offset
+        pulls += 1
+    assert found == [b"%d" % number for number in range(7)]
+    assert (disk.in_the_loop, bool(disk.warm)) == (0, True)
+    assert pulls < 100
+    store.close()
