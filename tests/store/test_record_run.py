@@ -114,8 +114,9 @@ def test_rows_of_a_run(rows: list[int]) -> None:
     assert run.end == BASE + len(data)
 
 
-def test_a_run_of_one() -> None:
-    (facts,) = one_by_one(records(random.Random(9), 1)[0])
-    run = Run.of(facts)
-    assert list(run.facts()) == [facts]
-    assert run.end == facts.position + facts.size
+def test_a_run_of_records_that_were_looked_at_one_by_one() -> None:
+    data = b"".join(records(random.Random(9), 9))
+    every = one_by_one(data)
+    run = Run.of(every)
+    assert list(run.facts()) == every
+    assert run.end == BASE + len(data)

@@ -65,22 +65,13 @@ class Run(NamedTuple):
     properties: list[bytes]
 
     @classmethod
-    def of(cls, facts: Facts) -> Run:
-        """A run of one record."""
-        position, size, queue_id, queue_offset, sys_flag, store_ms, topic = np.array(
-            [[number] for number in (*facts[:6], 0)], np.int64
-        )
-        return cls(
-            position,
-            size,
-            queue_id,
-            queue_offset,
-            sys_flag,
-            store_ms,
-            topic,
-            [facts.topic],
-            [facts.properties],
-        )
+    def of(cls, records: Sequence[Facts]) -> Run:
+        """A run of these records, which follow each other."""
+        *numbers, topics, properties = zip(*records, strict=True)
+        names = list(dict.fromkeys(topics))
+        columns = np.array([*numbers, [names.index(topic) for topic in topics]], np.int64)
+        position, size, queue_id, queue_offset, sys_flag, store_ms, topic = columns
+        return cls(position, size, queue_id, queue_offset, sys_flag, store_ms, topic, names, list(properties))
 
     @property
     def end(self) -> int:

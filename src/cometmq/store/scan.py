@@ -193,12 +193,28 @@ class SegmentScan:
             if run is not None:
                 self._most = min(2 * self._most, LONGEST_RUN)
                 return run
-        offset = self._window(at)
-        facts = record_facts(self._view, offset, self._base + at, check_crc=self._check_crc)
-        if facts is None:
+        few = self._few(at)
+        if not few:
             self._most = SHORTEST_RUN
             return None
-        return Run.of(facts)
+        return Run.of(few)
+
+    def _few(self, at: int) -> list[Facts]:
+        """Up to a short run of valid records, looked at one by one: at the end of a window, in front of
+        damage, and wherever few records fill a window."""
+        found: list[Facts] = []
+        window = -1
+        while at < self._length and len(found) < SHORTEST_RUN:
+            offset = self._window(at)
+            if found and self._data_at != window:
+                break  # in a new window a long run may begin
+            window = self._data_at
+            facts = record_facts(self._view, offset, self._base + at, check_crc=self._check_crc)
+            if facts is None:
+                break
+            found.append(facts)
+            at += facts.size
+        return found
 
     def _blank(self, at: int) -> bool:
         offset = self._window(at)
