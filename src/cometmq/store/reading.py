@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
-_MOST_FILLERS = 1 << 17  # passed over by one pull: 2 ms
+_MOST_FILLERS = 1 << 17  # passed over by one pull: 0.5 ms
 _DENSE = 4  # records of one block that make loading the whole of it worth while
 _start_of = struct.Struct(">ii").unpack_from
 _GAP = 12 << 10
