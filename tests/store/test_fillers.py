@@ -73,7 +73,7 @@ def test_one_pull_over_fillers_is_bounded(tmp_path: Path) -> None:
     store = with_gap(tmp_path, 400_000)
     begin = time.process_time()
     answer = got(store.get_messages("T", 0, 3, 32))
-    assert time.process_time() - begin < 0.1  # 2 ms on an idle machine
+    assert time.process_time() - begin < 0.1  # 0.5 ms
     assert answer.next_begin_offset == 3 + 32 + 131_072
     store.close()
 
