@@ -67,8 +67,10 @@ class LaterLoop:
     def __init__(self) -> None:
         self.callbacks: deque[Callable[[], object]] = deque()
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *given: object) -> None:
+    def call_soon(self, callback: Callable[..., object], *given: object) -> None:
         self.callbacks.append(lambda: callback(*given))
+
+    call_soon_threadsafe = call_soon
 
     def call_later(self, delay: float, callback: Callable[..., object]) -> Timer:
         return self.Timer()

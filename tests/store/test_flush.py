@@ -103,6 +103,51 @@ async def test_waiters_share_syncs_and_are_answered_in_order(
     assert disk.syncs == 2
 
 
+async def test_who_comes_just_as_a_sync_ends_shares_the_next(
+    sync_store: tuple[MessageStore, GatedDisk],
+) -> None:
+    store, disk = sync_store
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bool] = loop.create_future()
+
+    def come() -> None:
+        send(store, b"just now")
+        store.when_flushed(store.commit_log_max, done.set_result)
+
+    send(store)
+    store.when_flushed(store.commit_log_max, lambda ok: loop.call_soon(come))  # answered, it sends again
+    await disk.sync_arrives()
+    send(store, b"meanwhile")
+    disk.gate.release()
+    await disk.sync_arrives()
+    disk.open_gate()
+    assert await resolved(done)
+    assert disk.syncs == 2
+
+
+async def test_a_store_let_go_between_two_syncs_asks_for_none(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    store = MessageStore.open(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
+    store.start()
+    loop = asyncio.get_running_loop()
+    crashed: asyncio.Future[None] = loop.create_future()
+    answers: list[bool] = []
+
+    def crash() -> None:
+        store.crash()
+        loop.call_later(0.05, crashed.set_result, None)
+
+    send(store)
+    store.when_flushed(store.commit_log_max, lambda ok: loop.call_soon(crash))
+    await disk.sync_arrives()
+    send(store)
+    store.when_flushed(store.commit_log_max, answers.append)
+    disk.gate.release()
+    await asyncio.wait_for(crashed, 20)
+    assert answers == []
+    assert disk.syncs == 1
+
+
 async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
     sync_store: tuple[MessageStore, GatedDisk], caplog: pytest.LogCaptureFixture
 ) -> None:

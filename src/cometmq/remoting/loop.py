@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 # How long a thread waits before it asks the loop to let go of the interpreter, in seconds (Python's own:
-# 5 ms). Threads here do little but wait for the device. A flush must not wait for a busy loop twice, before
-# and after its fdatasync: with 64 senders and SYNC_FLUSH p99 falls to 0.8, p99.9 to 0.6 of what it was, at
-# no cost.
+# 5 ms). Threads here do little but wait for the device; they should not wait for a busy loop as well, before
+# and after that.
 SWITCH_INTERVAL_S = 0.0005
 
 

@@ -351,8 +351,11 @@ class MessageStore:
 
     def _flushed(self, end: int) -> None:
         waiting = self._unflushed
+        pending: list[Lot] = []
         while waiting and waiting[0][0] <= end:
-            arrivals = self._dispatch(waiting.popleft()[1])
+            pending += waiting.popleft()[1]
+        if pending:
+            arrivals = self._dispatch(pending)
             if arrivals:
                 self.on_arrivals(arrivals)
 

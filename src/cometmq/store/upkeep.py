@@ -191,6 +191,7 @@ class Upkeep:
         for job in [*self._passes.values()] + ([self._job] if self._job is not None else []):
             job.cancel()
         self._store.off_loop.detach()
+        self._store.flusher.abandon()
         self._shut_pools()
 
     def _shut_pools(self) -> None:
