@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from cometmq.broker import compat
 from cometmq.broker.attributes import changed
@@ -107,18 +108,30 @@ class TopicAdmin:
         )
         log.info("topic %s set by %s: %s", name, connection.peer, topics.get(name))
         await self._context.registered()
+        await _written(f"topic {name} is set", topics.saved)
         return frame.response(SUCCESS)
 
     async def delete_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """215: forget a topic, its queues and its consumer offsets; success for an unknown one."""
+        """215: forget a topic, its queues and its consumer offsets; success for an unknown one.
+
+        The store comes first: a topic that is forgotten while its queues are still there would show its old
+        messages when it is made again.
+        """
         context = self._context
         name = self._changeable(frame.header(DeleteTopicRequestHeader).topic, frame.version)
+        try:
+            context.store.delete_topic(name)
+        except OSError as error:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"
+            ) from error
         if context.topics.delete(name):
             log.info("topic %s deleted by %s", name, connection.peer)
-            context.offsets.remove_topic(name)
+        context.offsets.remove_topic(name)
         self._pulls.topic_gone(name)
-        context.store.delete_topic(name)
         await context.registered()
+        await _written(f"topic {name} is deleted", context.topics.saved)
+        await _written(f"topic {name} is deleted", context.offsets.save)
         return frame.response(SUCCESS)
 
     def all_topics(self, _connection: Connection, frame: Frame) -> Frame:
@@ -140,7 +153,7 @@ class TopicAdmin:
         body = TopicList(topic_list=sorted(self._context.topics.system))
         return frame.response(SUCCESS, body=body.encode())
 
-    def update_group(self, connection: Connection, frame: Frame) -> Frame:
+    async def update_group(self, connection: Connection, frame: Frame) -> Frame:
         """200: create or replace a group."""
         try:
             config = SubscriptionGroupConfig.decode(frame.body)
@@ -150,6 +163,7 @@ class TopicAdmin:
             raise CommandError(compat.invalid_parameter(frame.version), "The specified group is blank.")
         self._context.groups.put(config)
         log.info("group %s set by %s", config.group_name, connection.peer)
+        await _written(f"group {config.group_name} is set", self._context.groups.saved)
         return frame.response(SUCCESS)
 
     def all_groups(self, _connection: Connection, frame: Frame) -> Frame:
@@ -168,7 +182,7 @@ class TopicAdmin:
             )
         return frame.response(SUCCESS, body=config.encode())
 
-    def delete_group(self, connection: Connection, frame: Frame) -> Frame:
+    async def delete_group(self, connection: Connection, frame: Frame) -> Frame:
         """207: forget a group, and its offsets if asked; success for an unknown one."""
         header = frame.header(DeleteSubscriptionGroupRequestHeader)
         context = self._context
@@ -176,4 +190,19 @@ class TopicAdmin:
         if header.remove_offset or header.clean_offset:
             context.offsets.remove_group(header.group_name)
         log.info("group %s deleted by %s", header.group_name, connection.peer)
+        await _written(f"group {header.group_name} is deleted", context.groups.saved)
+        if header.remove_offset or header.clean_offset:
+            await _written(f"group {header.group_name} is deleted", context.offsets.save)
         return frame.response(SUCCESS)
+
+
+async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
+    """Wait until a change is on the device; if it does not get there, the answer says so."""
+    try:
+        await done()
+    except OSError as error:
+        raise CommandError(
+            ResponseCode.SYSTEM_ERROR,
+            f"{what}, but the table could not be written and a restart would undo it (it is tried again): "
+            f"{error.strerror or error}",
+        ) from error

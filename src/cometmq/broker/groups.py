@@ -5,7 +5,7 @@ here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from cometmq.broker.config import BrokerConfig
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
@@ -42,6 +42,8 @@ class SubscriptionGroups:
         }
         self.version = DataVersion(timestamp=now_ms(), counter=0)
         self.changed: Callable[[], None] = lambda: None
+        # Done when every change so far is on the device. Raises OSError.
+        self.saved: Callable[[], Awaitable[None]]
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
         """A group's settings, created if that is allowed; None if the group is unknown."""

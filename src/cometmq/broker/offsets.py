@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 SEPARATOR = "@"
@@ -15,6 +15,8 @@ class ConsumerOffsets:
     def __init__(self) -> None:
         self._table: dict[str, dict[int, int]] = {}
         self.dirty = False
+        # Writes the file; done when it is on the device. Raises OSError.
+        self.save: Callable[[], Awaitable[None]]
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Store an offset."""
@@ -52,6 +54,18 @@ class ConsumerOffsets:
         if queues is not None:
             self._table[topic + SEPARATOR + target] = dict(queues)
             self.dirty = True
+
+    def lower(self, end_of: Callable[[str, int], int]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
+        """After a crash took the ends of queues: bring offsets beyond them down to them, lest the messages
+        that follow be passed over. end_of(topic, queue id): the queue's end. Yields each key with its
+        changes (queue id, offset, new offset)."""
+        for key, queues in self._table.items():
+            topic, _ = split_key(key)
+            lowered = [(q, was, end) for q, was in queues.items() if was > (end := end_of(topic, q))]
+            if lowered:
+                queues.update({queue_id: end for queue_id, _, end in lowered})
+                self.dirty = True
+                yield key, lowered
 
     def remove_group(self, group: str) -> None:
         """Forget every offset of a group."""

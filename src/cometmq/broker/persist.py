@@ -1,73 +1,35 @@
 """The broker's tables on disk: topics.json, subscriptionGroup.json, consumerOffset.json, delayOffset.json.
 
-Topics and groups are written on each change, offsets every few seconds and at the end (storage.md 1.6). The
-tables are turned into text in the loop, where they are consistent, and written by a thread; a newer text of
-the same file waits for the one under way.
+Topics and groups are written on each change, offsets every few seconds if they have changed, and everything
+at the end (storage.md 1.6).
+
+An offset never lasts longer than the log that it was won by: before offsets are written the log is flushed up
+to where it ended when they were taken. Else a power failure could leave the cursor of a delayed message, or
+the offset behind a message that was sent back, without the copy that it speaks of.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.schedule import ScheduleService
+from cometmq.broker.table_file import TableFile
 from cometmq.protocol.bodies import Body, SubscriptionGroupTable, TopicConfigTable
 from cometmq.store.disk import Disk
-from cometmq.store.tables import JsonTable
+from cometmq.store.table_shapes import DELAYS, GROUPS, OFFSETS, TOPICS
 
 log = logging.getLogger(__name__)
 
-TOPICS = "topics.json"
-GROUPS = "subscriptionGroup.json"
-OFFSETS = "consumerOffset.json"
-DELAYS = "delayOffset.json"
 # Apache's broker waits so long before it first writes offsets.
 FIRST_WRITE_S = 10.0
-
-
-class TableFile:
-    """One file: asked to save, it writes the newest content, never two at a time."""
-
-    def __init__(self, disk: Disk, path: str, content: Callable[[], dict[str, Any]]) -> None:
-        self._file = JsonTable(path, disk)
-        self._content = content
-        self._task: asyncio.Task[None] | None = None
-        self._again = False
-
-    def save(self) -> None:
-        """Write soon; changes until then are in."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run())
-        else:
-            self._again = True
-
-    async def _run(self) -> None:
-        await asyncio.sleep(0)  # changes of the same tick are written together
-        while True:
-            self._again = False
-            content = self._content()
-            try:
-                await asyncio.to_thread(self._file.save, content)
-            except OSError as error:
-                log.error("%s not written: %s", self._file.path, error)
-            if not self._again:
-                return
-
-    async def finish(self) -> None:
-        """Write what the table holds now."""
-        self.save()
-        if self._task is not None:
-            await self._task
-
-    def load(self) -> Mapping[str, Any]:
-        """What was written last; empty without a file. Raises StoreCorrupt."""
-        return self._file.load()
 
 
 class Tables:
@@ -79,33 +41,50 @@ class Tables:
         self._loop = asyncio.get_running_loop()
         self._timers: list[asyncio.TimerHandle] = []
 
-        def file(name: str, content: Callable[[], dict[str, Any]]) -> TableFile:
-            return TableFile(disk, os.path.join(directory, name), content)
+        self.topics = TableFile(
+            disk,
+            os.path.join(directory, TOPICS),
+            lambda: plain(TopicConfigTable(context.topics.table, context.topics.version)),
+        )
+        self.groups = TableFile(
+            disk,
+            os.path.join(directory, GROUPS),
+            lambda: plain(SubscriptionGroupTable(context.groups.table, context.groups.version)),
+        )
+        self.offsets = TableFile(
+            disk, os.path.join(directory, OFFSETS), context.offsets.to_table, self._log_flushed
+        )
+        self.delays = TableFile(disk, os.path.join(directory, DELAYS), schedule.to_table, self._log_flushed)
 
-        self.topics = file(
-            TOPICS, lambda: plain(TopicConfigTable(context.topics.table, context.topics.version))
-        )
-        self.groups = file(
-            GROUPS, lambda: plain(SubscriptionGroupTable(context.groups.table, context.groups.version))
-        )
-        self.offsets = file(OFFSETS, context.offsets.to_table)
-        self.delays = file(DELAYS, schedule.to_table)
+    async def _log_flushed(self) -> None:
+        """The log as it is now is on the device. Raises OSError if it does not get there."""
+        store = self._context.store
+        done: asyncio.Future[bool] = self._loop.create_future()
+        store.when_flushed(store.commit_log_max, lambda ok: None if done.done() else done.set_result(ok))
+        if not await done:
+            raise store.flush_failure or OSError(errno.ETIMEDOUT, "the commit log was not flushed in time")
 
     def load(self) -> None:
-        """Fill the tables from the files."""
+        """Fill the tables from the files. Raises StoreCorrupt, OSError."""
         context = self._context
         topics = TopicConfigTable.from_plain(self.topics.load())
         context.topics.load(topics.data_version, topics.topic_config_table)
         groups = SubscriptionGroupTable.from_plain(self.groups.load())
         context.groups.load(groups.data_version, groups.subscription_group_table)
         context.offsets.load(self.offsets.load())
+        if not context.store.recovered.clean:
+            for key, lowered in context.offsets.lower(context.store.max_offset):
+                log.warning(
+                    "the last stop was not clean: offsets of %s were beyond the ends of their queues: %s",
+                    key, ", ".join(f"queue {q}: {was}, now {end}" for q, was, end in lowered),
+                )  # fmt: skip
         self._schedule.load(self.delays.load())
 
     def start(self) -> None:
         """Begin the periodic writes of offsets."""
         config = self._context.config
         self._every(config.flush_consumer_offset_interval / 1000, self._save_offsets)
-        self._every(config.flush_delay_offset_interval / 1000, self.delays.save)
+        self._every(config.flush_delay_offset_interval / 1000, self._save_delays)
 
     def _every(self, period_s: float, job: Callable[[], None]) -> None:
         def run() -> None:
@@ -119,6 +98,10 @@ class Tables:
         if self._context.offsets.dirty:
             self._context.offsets.dirty = False
             self.offsets.save()
+
+    def _save_delays(self) -> None:
+        if self._schedule.take_dirty():
+            self.delays.save()
 
     async def stop(self) -> None:
         """Write everything a last time."""

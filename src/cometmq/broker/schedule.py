@@ -59,7 +59,7 @@ class ScheduleService:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._cursors = {level: LevelCursor(level) for level in range(1, context.delays.max_level + 1)}
-        self._loaded: dict[int, int] = {}
+        self._others: dict[int, int] = {}  # offsets of levels that the settings do not know
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
@@ -69,13 +69,24 @@ class ScheduleService:
 
     def load(self, table: Mapping[str, Any]) -> None:
         """Take delayOffset.json; levels may come as text."""
-        for level, offset in (table.get("offsetTable") or {}).items():
-            self._loaded[int(level)] = int(offset)
+        for text, offset in (table.get("offsetTable") or {}).items():
+            level = int(text)
+            if level in self._cursors:
+                self._cursors[level].offset = int(offset)
+            else:
+                self._others[level] = int(offset)
 
     def to_table(self) -> dict[str, Any]:
         """delayOffset.json and the body of 45: level -> next offset of its queue."""
         offsets = {level: cursor.offset for level, cursor in self._cursors.items() if cursor.offset}
-        return {"offsetTable": offsets}
+        return {"offsetTable": {**offsets, **self._others}}
+
+    def take_dirty(self) -> bool:
+        """Whether an offset has changed since the last call."""
+        dirty = [cursor for cursor in self._cursors.values() if cursor.dirty]
+        for cursor in dirty:
+            cursor.dirty = False
+        return bool(dirty)
 
     def positions(self) -> dict[int, tuple[int, int]]:
         """level -> (delivered, stored) offsets of the levels in use, for the runtime table."""
@@ -102,7 +113,9 @@ class ScheduleService:
                 store.min_offset(SCHEDULE_TOPIC, queue_id),
                 store.max_offset(SCHEDULE_TOPIC, queue_id),
             )
-            cursor.offset = min(max(self._loaded.get(level, 0), minimum), maximum)
+            offset = min(max(cursor.offset, minimum), maximum)
+            cursor.dirty = offset != cursor.offset
+            cursor.offset = offset
             if cursor.offset < maximum:
                 self._wake(cursor)
 

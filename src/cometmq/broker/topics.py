@@ -7,7 +7,7 @@ name servers).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from cometmq.broker.config import BrokerConfig
 from cometmq.protocol.bodies import DataVersion, TopicConfig
@@ -44,6 +44,8 @@ class TopicTable:
         self.version = DataVersion(timestamp=now_ms(), counter=0)
         self.system: set[str] = set(SYSTEM_TOPICS)
         self.changed: Callable[[str | None], None] = lambda _topic: None
+        # Done when every change so far is on the device. Raises OSError.
+        self.saved: Callable[[], Awaitable[None]]
         self._create_built_in()
 
     def _create_built_in(self) -> None:

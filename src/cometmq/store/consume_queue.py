@@ -262,12 +262,11 @@ class ConsumeQueue:
         self.min_offset = max(self.min_offset, (base + self.file_size) // UNIT)
 
     def destroy(self) -> None:
-        """Remove the queue's files and directory; units that still arrive go nowhere."""
+        """Remove the queue's files and directory; units that still arrive go nowhere. Raises OSError: then
+        oldest files may be gone, and the queue goes on without them."""
+        for base in list(self.positions):
+            self.delete_file(os.path.join(self.path, file_name(base)))
         self.deleted = True
-        for base in self.positions:
-            self._files.delete(self._path_of(base))
-        self.positions.clear()
-        self.unsynced_files.clear()
         if self._files.disk.is_dir(self.path):
             self._files.disk.fsync_dir(
                 self.path

@@ -10,6 +10,7 @@ is not disturbed by it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from cometmq.store.disk import Disk
 from cometmq.store.table_shapes import DELETED, DeletedTopicTable
@@ -33,6 +34,20 @@ class DeletedTopics:
         ends.update(dict.fromkeys(topics, log_end))
         self._table.save({"deletedTopics": ends})
         self._ends = ends
+
+    def take_back(self, topics: list[str], before: Mapping[str, int]) -> None:
+        """A deletion did not come off: what was kept of these topics `before` counts again.
+
+        Raises OSError; the next start then finishes the deletion.
+        """
+        others = {topic: end for topic, end in self._ends.items() if topic not in topics}
+        self._ends = others | {topic: before[topic] for topic in topics if topic in before}
+        self._table.save({"deletedTopics": self._ends})
+
+    @property
+    def ends(self) -> Mapping[str, int]:
+        """topic -> log position; replaced, never changed."""
+        return self._ends
 
     def hides(self, topic: str, position: int) -> bool:
         """Whether the record at `position` belongs to a deleted topic."""

@@ -481,10 +481,20 @@ class MessageStore:
         for directory in self.config.commit_log_dirs:
             self.disk.fsync_dir(directory)
         self.deleted.add(topics, self.log.next, self.log.min_position)
-        self.floors.forget(topics)
-        return sum(self.queues.delete_topic(topic) for topic in topics)
+        try:
+            self.floors.forget(topics)
+            return sum(self.queues.delete_topic(topic) for topic in topics)
+        except OSError:
+            self.floors.floors = floors
+            try:
+                self.deleted.take_back(topics, deleted)
+                self.floors.save()
+            except OSError as failure:
+                log.error("the next start will finish the deletion of %s: %s", ", ".join(topics), failure)
+            raise
 
     def purge_plan(
+        deleted, floors = self.deleted.ends, self.floors.floors
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
     ) -> list[tuple[int, int, int, int]]:
         """(queue id, minimum offset, what a purge would make of it, maximum offset) of the topic's queues:

@@ -126,13 +126,16 @@ class QueueTable:
         return notes
 
     def delete_topic(self, topic: str) -> int:
-        """Destroy the queues of a topic; returns how many there were."""
-        queues = self._topics.pop(topic, {})
-        for queue_id, queue in queues.items():
-            del self._queues[topic, queue_id]
+        """Destroy the queues of a topic; returns how many there were. Raises OSError: then the rest of them
+        is still there."""
+        queues = self._topics.get(topic, {})
+        count = len(queues)
+        for queue_id, queue in list(queues.items()):
+            queue.destroy()
+            del queues[queue_id], self._queues[topic, queue_id]
             if queue.dirty:
                 self._dirty.remove(queue)
-            queue.destroy()
+        self._topics.pop(topic, None)
         topic_dir = os.path.join(self.directory, topic)
         if self._files.disk.is_dir(topic_dir):
             self._files.disk.fsync_dir(topic_dir)
@@ -141,7 +144,7 @@ class QueueTable:
             except OSError:
                 log.warning("%s is not empty and stays", topic_dir)
             self._files.disk.fsync_dir(self.directory)
-        return len(queues)
+        return count
 
     def statistics(self) -> list[tuple[str, int, int, int]]:
         """(topic, queue id, min offset, max offset) of every queue."""

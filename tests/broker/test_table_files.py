@@ -1,0 +1,375 @@
+"""The tables of a broker on a disk that fails, lags or loses its power: what is answered is written, what is
+written speaks only of what lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cometmq.broker import table_file
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.delay import DelayLevels
+from cometmq.broker.server import Broker
+from cometmq.broker.table_file import TableFile
+from cometmq.errors import StoreCorrupt
+from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode
+from cometmq.protocol.headers import (
+    CreateTopicRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    DeleteTopicRequestHeader,
+)
+from cometmq.protocol.lenient import read_lenient
+from cometmq.testing.crash_images import CrashPoint
+from cometmq.testing.faulty_disk import FaultyDisk
+from cometmq.testing.recording_disk import RecordingDisk
+
+from .conftest import Peer, records, until
+
+SETTINGS = {
+    "brokerName": "broker-a",
+    "brokerIP1": "127.0.0.1",
+    "bindAddress": "127.0.0.1",
+    "listenPort": "0",
+    "namesrvAddr": "",
+    "mappedFileSizeCommitLog": "65536",
+    "mappedFileSizeConsumeQueue": "2000",
+    "maxHashSlotNum": "100",
+    "maxIndexNum": "400",
+}
+
+
+@contextlib.asynccontextmanager
+async def running(root, disk=None, **settings: str) -> AsyncIterator[tuple[Broker, Peer]]:
+    broker = Broker(
+        BrokerConfig.from_properties({**SETTINGS, "storePathRootDir": str(root), **settings}), disk=disk
+    )
+    await broker.start()
+    peer = Peer(broker.addr)
+    try:
+        yield broker, peer
+    finally:
+        await peer.close()
+        await broker.stop()
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk(really_sync=False)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_file, "RETRY_S", 0.01)
+    monkeypatch.setattr(table_file, "MOST_RETRY_S", 0.05)
+
+
+def new_topic(name: str) -> CreateTopicRequestHeader:
+    return CreateTopicRequestHeader(
+        topic=name, default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6,
+        topic_filter_type="SINGLE_TAG",
+    )  # fmt: skip
+
+
+def table_on_disk(root, name: str) -> dict:
+    return json.loads((root / "config" / name).read_text())
+
+
+# (file, name of the entry in it, code, header, body) of the requests that change a table.
+CHANGES = [
+    ("topics.json", "New", RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic("New"), b""),
+    ("subscriptionGroup.json", "G", RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None,
+     SubscriptionGroupConfig(group_name="G").encode()),
+]  # fmt: skip
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change[0])
+    async def test_a_change_is_answered_when_it_is_written(self, tmp_path, disk, change):
+        file, name, code, header, body = change
+        let_go, reached = threading.Event(), threading.Event()
+
+        def hold(operation: str, path: str) -> None:
+            if operation == "rename" and file in path:
+                reached.set()
+                assert let_go.wait(20)
+
+        async with running(tmp_path, disk) as (_, peer):
+            disk.before = hold
+            asked = asyncio.create_task(peer.call(code, header, body))
+            assert await asyncio.to_thread(reached.wait, 20)
+            answers, _ = await asyncio.wait({asked}, timeout=0.1)
+            let_go.set()
+            assert not answers
+            assert (await asked).code == 0
+            assert f'"{name}"' in (tmp_path / "config" / file).read_text()
+
+    @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change[0])
+    async def test_a_refused_write_is_told_and_tried_again_until_it_works(
+        self, tmp_path, disk, change, caplog
+    ):
+        file, name, code, header, body = change
+        async with running(tmp_path, disk) as (_, peer):
+            fault = disk.fail("pwrite", match=file, error=errno.ENOSPC, times=4)
+            answer = await peer.call(code, header, body)
+            assert answer.code == 1
+            assert name in answer.remark
+            assert "No space left" in answer.remark
+            path = tmp_path / "config" / file
+            await until(lambda: path.exists() and f'"{name}"' in path.read_text())
+            assert fault.times == 0
+        assert f"{file} not written, trying again" in caplog.text
+        assert f"{file} is written again" in caplog.text
+
+    async def test_deletions_are_answered_when_they_are_written(self, tmp_path, disk):
+        async with running(tmp_path, disk) as (broker, peer):
+            assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic("T"))).code == 0
+            assert (await peer.send("T")).code == 0
+            broker.parts.context.groups.find("G")
+            broker.parts.context.offsets.commit("G", "T", 0, 1)
+            await broker.parts.context.offsets.save()
+            delete = DeleteTopicRequestHeader(topic="T")
+            assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, delete)).code == 0
+            assert "T" not in table_on_disk(tmp_path, "topics.json")["topicConfigTable"]
+            assert table_on_disk(tmp_path, "consumerOffset.json") == {"offsetTable": {}}
+            gone = DeleteSubscriptionGroupRequestHeader(group_name="G")
+            assert (await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, gone)).code == 0
+            assert "G" not in table_on_disk(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]
+
+
+class TestRetries:
+    async def test_a_stop_tries_once_more_and_says_what_is_lost(self, tmp_path, disk, caplog):
+        path = tmp_path / "config" / "t.json"
+        table = TableFile(disk, str(path), lambda: {"n": 1})
+        disk.fail("pwrite", times=1_000_000)
+        table.save()
+        with pytest.raises(OSError, match="Input/output"):
+            await table.saved()
+        async with asyncio.timeout(10):
+            await table.finish()
+        assert "t.json not written: " in caplog.text
+        assert not path.exists()
+
+    async def test_a_change_wakes_a_write_that_waits(self, tmp_path, disk, monkeypatch):
+        monkeypatch.setattr(table_file, "RETRY_S", 1000.0)
+        content = {"n": 1}
+        table = TableFile(disk, str(tmp_path / "config" / "t.json"), lambda: dict(content))
+        disk.fail("pwrite", times=1)
+        with pytest.raises(OSError, match="Input/output"):
+            await table.save_now()
+        content["n"] = 2
+        async with asyncio.timeout(10):
+            await table.save_now()
+        assert table.load() == {"n": 2}
+
+    async def test_changes_during_a_write_are_in_the_next(self, tmp_path, disk):
+        content = {"n": 1}
+        table = TableFile(disk, str(tmp_path / "config" / "t.json"), lambda: dict(content))
+        reached, let_go = threading.Event(), threading.Event()
+
+        def hold(operation: str, _path: str) -> None:
+            if operation == "rename":
+                reached.set()
+                assert let_go.wait(20)
+
+        disk.before = hold
+        first = asyncio.create_task(table.save_now())
+        assert await asyncio.to_thread(reached.wait, 20)
+        content["n"] = 2
+        second = asyncio.create_task(table.save_now())
+        await asyncio.sleep(0)
+        let_go.set()
+        await first
+        await second
+        assert table.load() == {"n": 2}
+
+    async def test_delay_offsets_are_written_only_when_they_have_changed(self, tmp_path, disk, monkeypatch):
+        monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((50, 50)))
+        async with running(tmp_path, disk) as (broker, peer):
+            parts = broker.parts
+            parts.tables._save_delays()
+            await parts.tables.delays.saved()
+            assert not (tmp_path / "config" / "delayOffset.json").exists()
+            await peer.send("T", properties={"DELAY": "1"})
+            await until(lambda: parts.store.max_offset("T", 0) == 1)
+            await until(lambda: parts.schedule.to_table() == {"offsetTable": {1: 1}})
+            parts.tables._save_delays()
+            await parts.tables.delays.saved()
+            written = (tmp_path / "config" / "delayOffset.json").stat()
+            parts.tables._save_delays()
+            await parts.tables.delays.saved()
+            again = (tmp_path / "config" / "delayOffset.json").stat()
+            assert (again.st_ino, again.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+
+
+class GatedDisk(RecordingDisk):
+    """Syncs of the commit log wait while the gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def fdatasync(self, fd: int) -> None:
+        if "/commitlog/" in self._paths[fd]:
+            assert self.gate.wait(20)
+        super().fdatasync(fd)
+
+
+class TestPowerFailure:
+    @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+    async def test_the_cursor_of_a_delayed_message_lasts_no_longer_than_its_copy(self, mode, monkeypatch):
+        """The copy is written but its sync lags: the cursor behind it must not get onto the device first."""
+        monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((150, 150)))
+        disk = GatedDisk()
+        async with running("/store", disk, flushDiskType=mode, flushIntervalCommitLog="3600000") as (
+            broker,
+            peer,
+        ):
+            parts = broker.parts
+            await peer.send("T", b"the delayed one", properties={"DELAY": "1"})
+            assert parts.store.max_offset(SCHEDULE_TOPIC, 0) == 1
+            disk.gate.clear()
+            await until(lambda: parts.schedule.to_table() == {"offsetTable": {1: 1}})
+            parts.tables._save_delays()
+            saved = asyncio.create_task(parts.tables.delays.saved())
+            done, _ = await asyncio.wait({saved}, timeout=0.3)
+            assert not done
+            disk.gate.set()
+            await saved
+            found = [cursor_and_copies(disk, at) for at in range(len(disk.history) + 1)]
+        assert all(copies >= 2 for cursor, copies in found if cursor == 1)
+        assert found[-1] == (1, 2)
+
+    async def test_consumer_offsets_last_no_longer_than_the_log(self):
+        """A message that was sent back lives on in its copy alone once its offset is passed."""
+        disk = GatedDisk()
+        async with running("/store", disk, flushIntervalCommitLog="3600000") as (broker, peer):
+            context = broker.parts.context
+            disk.gate.clear()
+            await peer.send("T", b"the only one")
+            context.offsets.commit("G", "T", 0, 1)
+            saved = asyncio.create_task(context.offsets.save())
+            done, _ = await asyncio.wait({saved}, timeout=0.3)
+            assert not done
+            disk.gate.set()
+            await saved
+            for at in range(len(disk.history) + 1):
+                _, image = CrashPoint(disk, at).sampled_image(0, "")
+                if b"T@G" in (image.get("/store/config/consumerOffset.json") or b""):
+                    assert log_of(image).count(b"the only one") == 1
+
+    async def test_offsets_are_not_written_when_the_log_cannot_be_flushed(self, tmp_path, disk, caplog):
+        async with running(tmp_path, disk) as (broker, peer):
+            await peer.send("T")
+            disk.fail("fdatasync", match="/commitlog/", times=1_000_000)
+            broker.parts.context.offsets.commit("G", "T", 0, 1)
+            with pytest.raises(OSError, match="Input/output"):
+                await broker.parts.context.offsets.save()
+        assert not (tmp_path / "config" / "consumerOffset.json").exists()
+        assert "consumerOffset.json not written" in caplog.text
+
+
+def log_of(image) -> bytes:
+    return b"".join(content for path, content in image.items() if path.startswith("/store/commitlog/"))
+
+
+def cursor_and_copies(disk: RecordingDisk, at: int) -> tuple[int, int]:
+    """Of a power failure after `at` operations that loses all that was not synced: the cursor of level 1, and
+    how often the message stands in the log."""
+    _, image = CrashPoint(disk, at).sampled_image(0, "")
+    text = image.get("/store/config/delayOffset.json")
+    cursor = read_lenient(text)["offsetTable"].get("1", 0) if text else 0
+    return cursor, log_of(image).count(b"the delayed one")
+
+
+class TestAfterACrash:
+    @pytest.mark.parametrize("crashed", [True, False])
+    async def test_offsets_beyond_the_end_of_their_queue_come_down_to_it(self, tmp_path, crashed, caplog):
+        async with running(tmp_path) as (broker, peer):
+            for _ in range(5):
+                await peer.send("T")
+            offsets = broker.parts.context.offsets
+            for topic, queue_id, offset in (("T", 0, 10), ("T", 1, 3), ("Lost", 0, 7), ("T2", 0, 0)):
+                offsets.commit("G", topic, queue_id, offset)
+            offsets.commit("H", "T", 0, 5)
+        if crashed:
+            (tmp_path / "abort").touch()
+        async with running(tmp_path) as (broker, peer):
+            offsets = broker.parts.context.offsets
+            found = [offsets.query("G", *queue) for queue in (("T", 0), ("T", 1), ("Lost", 0), ("T2", 0))]
+            assert found == ([5, 0, 0, 0] if crashed else [10, 3, 7, 0])
+            assert offsets.query("H", "T", 0) == 5
+            assert offsets.dirty is crashed
+            assert ("offsets of T@G were beyond the ends" in caplog.text) is crashed
+            assert ("queue 0: 10, now 5" in caplog.text) is crashed
+            assert "T@H" not in caplog.text
+            for n in range(5):
+                await peer.send("T", b"%d" % n)
+            answer = await peer.pull("T", offset=offsets.query("G", "T", 0))
+            assert (answer.code == 0) is crashed
+            if crashed:
+                assert [message.body for message in records(answer)] == [b"0", b"1", b"2", b"3", b"4"]
+
+    async def test_a_damaged_table_gives_way_to_its_backup_at_a_start(self, tmp_path):
+        async with running(tmp_path) as (broker, peer):
+            await peer.send("T")
+            for offset in (3, 4):
+                broker.parts.context.offsets.commit("G", "T", 0, offset)
+                await broker.parts.context.offsets.save()
+        path = tmp_path / "config" / "consumerOffset.json"
+        for damage in (b'{"offsetTabld":{}}', b"\xff{}", b'{"offsetTable":["T@G"]}'):
+            path.write_bytes(damage)
+            (tmp_path / "config" / "consumerOffset.json.bak").write_text('{"offsetTable":{"T@G":{0:3}}}')
+            async with running(tmp_path) as (broker, _):
+                assert broker.parts.context.offsets.query("G", "T", 0) == 3
+            path.write_bytes(damage)
+            (tmp_path / "config" / "consumerOffset.json.bak").write_bytes(damage)
+            with pytest.raises(StoreCorrupt, match=r"consumerOffset\.json"):
+                async with running(tmp_path):
+                    pass
+
+
+class TestDeletionOfATopic:
+    async def test_refused_anywhere_it_leaves_the_topic_and_done_again_nothing_of_it(self, tmp_path):
+        """Every operation of the deletion fails in turn."""
+        refused = 0
+        for number in range(1, 60):
+            root, disk = tmp_path / f"{number}", FaultyDisk(really_sync=False)
+            async with running(root, disk) as (broker, peer):
+                assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic("T"))).code == 0
+                await peer.send("T", b"old")
+                broker.parts.context.offsets.commit("G", "T", 0, 1)
+                await broker.parts.context.offsets.save()  # the log is flushed: its failure is another story
+                store = broker.parts.store
+                store.queues.write_dirty()
+                await store.raise_min_offsets("T", {0: 0})
+                delete = DeleteTopicRequestHeader(topic="T")
+                fault = disk.fail("*", first=number, match=str(root / ""), error=errno.ENOSPC)
+                answer = await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, delete)
+                if answer.code != 0 and "was not deleted" in answer.remark:
+                    refused += 1
+                    assert "No space left" in answer.remark
+                    assert broker.parts.context.topics.get("T") is not None
+                    assert broker.parts.context.offsets.query("G", "T", 0) == 1
+                untouched = fault.times
+                disk.heal()
+                assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, delete)).code == 0
+                assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic("T"))).code == 0
+                assert (await peer.send("T", b"new")).ext["queueOffset"] == "0"
+                assert [message.body for message in records(await peer.pull("T"))] == [b"new"]
+                assert broker.parts.context.offsets.query("G", "T", 0) == -1
+            async with running(root) as (_, peer):
+                assert [message.body for message in records(await peer.pull("T"))] == [b"new"]
+            if untouched:
+                break
+        else:
+            pytest.fail("the deletion has more operations than were tried")
+        assert refused >= 5
