@@ -120,7 +120,7 @@ async def test_who_comes_just_as_a_sync_ends_shares_the_next(
     send(store, b"meanwhile")
     disk.gate.release()
     await disk.sync_arrives()
-    disk.open_gate()
+    disk.gate.release(9)
     assert await resolved(done)
     assert disk.syncs == 2
 
