@@ -128,13 +128,13 @@ class StoredForms:
     def of(self, properties: str | None) -> StoredForm:
         """The stored form of a client's property string."""
         if not properties or self._skip:
-            return self._derive(properties)
+            return self.derive(properties)
         at = properties.rfind(UNIQUE) + UNIQUE_NAME
         end = properties.find(PAIR_END, at)
         if end < 0:
             end = len(properties)
         if at < UNIQUE_NAME or at == end or properties[end - 1] == NAME_END:
-            return self._derive(properties)
+            return self.derive(properties)
         known = self._forms.get(properties[:at] + properties[end:])
         if known is None:
             return self._learn(properties, at, end)
@@ -143,7 +143,8 @@ class StoredForms:
         unique = properties[at:end].encode()
         return before + unique + behind, code, wait, plain, unique if alone else None
 
-    def _derive(self, properties: str | None) -> StoredForm:
+    def derive(self, properties: str | None) -> StoredForm:
+        """The same without the help of memory."""
         if self._skip:
             self._skip -= 1
         text, wait = stored_form(properties, self._cluster_pair)
@@ -152,7 +153,7 @@ class StoredForms:
         return text.encode(), 0 if tag is None else self._tag_code(tag), wait, plain, None
 
     def _learn(self, properties: str, at: int, end: int) -> StoredForm:
-        form = self._derive(properties)
+        form = self.derive(properties)
         name_at = at - UNIQUE_NAME
         if name_at and properties[name_at - 1] != PAIR_END:
             return form  # a name that only ends in UNIQ_KEY

@@ -15,6 +15,7 @@ import random
 
 from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
+from cometmq.broker.known_sends import KnownSends
 from cometmq.broker.names import check_topic
 from cometmq.broker.property_string import StoredForms, drop, put, stored_form, value_of
 from cometmq.broker.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
@@ -30,7 +31,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.remoting import CommandError, Connection, Handler, Shortcut
 from cometmq.store.refusal import StoreRefused
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
@@ -62,6 +63,7 @@ class SendProcessor:
         self._cluster_pair = f"CLUSTER\x01{context.config.broker_cluster_name}"
         self._routes: dict[str, TopicRoute] = {}
         self._forms = StoredForms(self._cluster_pair)
+        self.known = KnownSends(context.store.appender, context.writer, self._forms)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -71,9 +73,14 @@ class SendProcessor:
             RequestCode.SEND_BATCH_MESSAGE: self.send,
         }
 
+    def shortcuts(self) -> dict[bytes, Shortcut]:
+        """How a JSON header begins -> what may take the request undecoded."""
+        return {b'{"code":310,': self.known.take}
+
     def forget_routes(self) -> None:
         """The topic table or a setting changed."""
         self._routes.clear()
+        self.known.forget()
 
     def send(self, connection: Connection, frame: Frame) -> Frame | None:
         """One message; a batch says so itself, whatever its code."""
@@ -97,14 +104,13 @@ class SendProcessor:
             text = properties.decode()
             topic, queue_id, text, delay_ms = self._redirect(frame, header, topic, queue_id, text)
             properties = text.encode()
-        born_host = connection.peer_host
+        elif frame.raw_header:
+            self.known.look(frame, header, header.sys_flag | route.sys_flag)
         sys_flag = header.sys_flag | route.sys_flag
-        if len(born_host) != 8:
-            sys_flag |= BORN_V6
         try:
             appended = self._append(
                 topic, queue_id, frame.body, properties, header.flag, sys_flag, header.born_timestamp,
-                born_host, header.reconsume_times or 0, 0, code, key, None, delay_ms,
+                connection.peer_host, header.reconsume_times or 0, 0, code, key, None, delay_ms,
             )  # fmt: skip
         except StoreRefused as refusal:
             raise self._refused(refusal) from None

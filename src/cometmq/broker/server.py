@@ -185,7 +185,7 @@ class BrokerParts:
         ):
             handlers |= part.handlers()
         kept = {code: handler for code, handler in handlers.items() if code not in without}
-        return RemotingServer(kept, on_close=self._closed, tick=tick)
+        return RemotingServer(kept, shortcuts=self.sends.shortcuts(), on_close=self._closed, tick=tick)
 
     def use_address(self, port: int) -> None:
         """The port is known: from now on records and answers carry it."""

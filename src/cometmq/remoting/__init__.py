@@ -2,7 +2,7 @@
 
 from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
-from cometmq.remoting.dispatch import CommandError, Handler
+from cometmq.remoting.dispatch import CommandError, Handler, Shortcut
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import new_event_loop, run
 from cometmq.remoting.server import RemotingServer
@@ -15,6 +15,7 @@ __all__ = [
     "Limits",
     "RemotingClient",
     "RemotingServer",
+    "Shortcut",
     "Tick",
     "new_event_loop",
     "parse_addr",

@@ -14,12 +14,13 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from cometmq.errors import FrameError, RemotingError, SendFailed
 from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting.calls import CallTable
+from cometmq.remoting.dispatch import Shortcut
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
 
@@ -32,7 +33,10 @@ TAIL_LIMIT = 64 * 1024
 JOIN_LIMIT = 64 * 1024
 MIN_PAYLOAD = 4  # the header word
 
+MIN_SHORTCUT = 16  # the header word and as much of the header as shortcuts are found by
+
 _length_at = struct.Struct(">I").unpack_from
+_word_and_prefix_at = struct.Struct(">I12s").unpack_from
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -46,7 +50,7 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_idle_since", "_limits",
         "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_reading", "_resuming", "_scratch",
-        "_sent_bytes", "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport",
+        "_sent_bytes", "_shortcuts", "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport",
         "_write_paused", "addr", "closed", "peer", "peer_host", "state",
     )  # fmt: skip
 
@@ -58,8 +62,10 @@ class Connection(asyncio.BufferedProtocol):
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         addr: str = "",
+        shortcuts: Mapping[bytes, Shortcut] | None = None,
     ) -> None:
         self._dispatch = dispatch
+        self._shortcuts = shortcuts or {}
         self._tick = tick
         self._limits = limits
         self._on_open = on_open
@@ -318,6 +324,7 @@ class Connection(asyncio.BufferedProtocol):
         write_high = limits.write_high
         left = limits.frames_per_callback
         dispatch = self._dispatch
+        shortcuts = self._shortcuts
         self._backlog = False
         while end - pos >= 4:
             size = _length_at(buf, pos)[0]
@@ -331,6 +338,17 @@ class Connection(asyncio.BufferedProtocol):
                 self._backlog = True
                 break
             left -= 1
+            if shortcuts and size > MIN_SHORTCUT:
+                word, prefix = _word_and_prefix_at(buf, pos + 4)
+                shortcut = shortcuts.get(prefix)
+                header_at = pos + 8
+                if (
+                    shortcut is not None
+                    and header_at + word <= stop
+                    and shortcut(self, buf, header_at, header_at + word, stop)
+                ):
+                    pos = stop
+                    continue
             try:
                 frame = decode_frame_at(buf, pos + 4, stop)
             except FrameError as error:

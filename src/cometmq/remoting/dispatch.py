@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | None] | None]"
+# Called with the connection, the buffer, where the header begins and ends and where the frame ends: takes the
+# request as bytes, or returns False and has done nothing.
+Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 
 
 class CommandError(CometError):

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Mapping
 
 from cometmq.remoting.connection import Connection
-from cometmq.remoting.dispatch import Dispatcher, Handler
+from cometmq.remoting.dispatch import Dispatcher, Handler, Shortcut
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
@@ -26,6 +26,8 @@ class RemotingServer:
     its body as bytes. What an inline handler keeps of `request.body` it must copy: the bytes are gone when
     it returns. CommandError(code, remark) is answered so; any other exception with code 1 and "<type>:
     <message>".
+
+    shortcuts: by the first 12 bytes of a JSON header, what may take a request before it is decoded.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class RemotingServer:
         handlers: Mapping[int, Handler],
         *,
         default: Handler | None = None,
+        shortcuts: Mapping[bytes, Shortcut] | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         limits: Limits | None = None,
@@ -43,6 +46,7 @@ class RemotingServer:
         self._loop = asyncio.get_running_loop()
         self.tick = tick if tick is not None else Tick(self._loop)
         self._dispatcher = Dispatcher(handlers, default)
+        self._shortcuts = dict(shortcuts or {})
         self._user_on_open = on_open
         self._user_on_close = on_close
         self._limits = limits if limits is not None else Limits()
@@ -89,7 +93,14 @@ class RemotingServer:
 
     def _make_connection(self) -> Connection:
         # A bound method is called faster than an object with __call__.
-        return Connection(self._dispatcher.__call__, self.tick, self._limits, self._on_open, self._on_close)
+        return Connection(
+            self._dispatcher.__call__,
+            self.tick,
+            self._limits,
+            self._on_open,
+            self._on_close,
+            shortcuts=self._shortcuts,
+        )
 
     def _on_open(self, connection: Connection) -> None:
         self._table.add(connection)

@@ -1,0 +1,237 @@
+"""The short way of a send does what the long way does, or leaves the frame to it."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from cometmq.broker import known_sends
+from cometmq.errors import CometError
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import decode_frame
+from cometmq.store.flags import Flag
+from cometmq.store.refusal import StoreRefused
+
+from .conftest import records
+
+HEADER = (
+    '{"code":310,"extFields":{"a":"PG","b":"Orders","c":"TBW102","d":"4","e":"2","f":"0","g":"%d","h":"7",'
+    '"i":"TAGS\\u0001A\\u0002UNIQ_KEY\\u0001%s\\u0002WAIT\\u0001true","j":"3","k":"false","m":"false",'
+    '"n":"broker-a"},"flag":0,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":409}'
+)
+BORN, UNIQUE = 1_795_272_530_142, "C000020278435FFD2B276A2CF0DE0003"
+BODY = b"a body"
+
+Stored = tuple[Any, ...]
+
+
+class Ways:
+    """Both ways of a running broker; what they would store and answer is recorded instead."""
+
+    def __init__(self, sends: Any) -> None:
+        self.sends, self.known = sends, sends.known
+        self.connection = SimpleNamespace(peer_host=b"\x7f\0\0\1\0\0\xc3P", peer="127.0.0.1:50000")
+        self.recorded: list[Any] = []
+        self.refuses = False
+        self.known._append = sends._append = self._append
+        self.known._sent = self._sent
+        sends._writer = SimpleNamespace(sent=self._sent, appended=lambda *_: self.recorded.append("oneway"))
+
+    def _append(self, topic: str, queue_id: int, body: Any, *rest: Any) -> Any:
+        if self.refuses:
+            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "full")
+        self.recorded.append((topic, queue_id, bytes(body), *rest[:8], *rest[9:]))
+        self.keys = rest[8]
+        return SimpleNamespace(physical_offset=4711, queue_offset=42)
+
+    def _sent(self, send: Any, wait: bool) -> None:
+        self.recorded.append((*send, wait))
+
+    def long(self, header: bytes) -> Stored:
+        self.recorded.clear()
+        self.sends.send(self.connection, decode_frame(struct.pack(">I", len(header)) + header + BODY))
+        return tuple(self.recorded)
+
+    def short(self, header: bytes) -> Stored | None:
+        self.recorded.clear()
+        buffer = memoryview(b"before" + header + BODY + b"behind")
+        end = 6 + len(header)
+        taken = self.known.take(self.connection, buffer, 6, end, end + len(BODY))
+        assert taken or not self.recorded
+        return tuple(self.recorded) if taken else None
+
+    def learn(self, template: str) -> None:
+        for number in range(2):
+            self.long(filled(template, BORN + number, f"{number:032X}", 1000 + number))
+
+
+def filled(template: str = HEADER, born: int = BORN, unique: str = UNIQUE, opaque: int = 1234) -> bytes:
+    return (template % (born, unique, opaque)).encode()
+
+
+@pytest.fixture
+async def ways(cluster, peer) -> Ways:
+    await peer.send()  # makes the topic
+    return Ways(cluster.broker.parts.sends)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        HEADER,
+        HEADER.replace('"f":"0"', '"f":"9"'),
+        HEADER.replace("TAGS\\u0001A\\u0002", ""),
+        HEADER.replace("WAIT\\u0001true", "WAIT\\u0001false"),
+        HEADER.replace("\\u0002WAIT\\u0001true", ""),
+        HEADER.replace("TAGS\\u0001A", "KEYS\\u0001k1 k2"),
+        HEADER.replace("TAGS\\u0001A", "mine\\u0001ünï\\u0002CLUSTER\\u0001Elsewhere"),
+        HEADER.replace("WAIT\\u0001true", "UNIQ_KEY\\u0001other"),
+        HEADER.replace('"j":"3",', ""),
+        HEADER.replace('"c":"TBW102"', '"c": "TBW102"'),
+    ],
+)
+async def test_a_header_that_has_come_twice_goes_the_short_way_to_the_same_end(ways, template):
+    assert ways.short(filled(template)) is None
+    ways.learn(template)
+    for born, unique, opaque in ((BORN + 9, UNIQUE, 1234), (BORN, "z" * 32, 9999)):
+        header = filled(template, born, unique, opaque)
+        short = ways.short(header)
+        short_keys = ways.keys
+        assert short == ways.long(header)
+        assert short_keys in (None, unique.encode())
+        assert (short_keys is None) == ("KEYS" in template or "other" in template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        HEADER.replace('"flag":0,"l', '"flag":2,"l'),  # oneway
+        HEADER.replace('"m":"false"', '"m":"true"'),
+        HEADER.replace('"e":"2"', '"e":"-1"'),
+        HEADER.replace("TAGS\\u0001A", "DELAY\\u00013"),
+        HEADER.replace("UNIQ_KEY", "UNIQUE_KEY"),
+        HEADER.replace("%s\\u0002WAIT\\u0001true", "%s\\u0001\\u0002WAIT\\u0001true"),
+        HEADER.replace('"h":"7"', '"g":"17","h":"7"'),
+        HEADER.replace('"version":409', '"version":409,"opaque":5'),
+        HEADER.replace("%s", "%s\\u0041"),
+    ],
+)
+async def test_what_is_no_plain_send_is_never_learnt(ways, template):
+    for number in range(4):
+        header = filled(template, BORN + number, f"{number:032X}", 1000 + number)
+        with suppress(CometError):
+            ways.long(header)
+        assert ways.short(header) is None
+
+
+EDITS = st.tuples(
+    st.integers(0, 400),
+    st.integers(0, 4),
+    st.sampled_from(
+        ["", "0", "7", "-", "+", " ", "_", ".", '"', "\\", "\\u0001", "\x01", "}", "e5", "Z", "DELAY", "٣"]
+    ).map(str.encode),
+)
+
+
+@given(st.lists(EDITS, min_size=1, max_size=3), st.sampled_from([1, 999, 1234, 9_999, 2**31 - 1, 2**31]))
+@example([(113, 13, b"0000000000000")], 1234)
+@example([], 0)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_a_damaged_header_never_means_something_else_on_the_short_way(ways, edits, opaque):
+    if not len(ways.known):
+        for length in (1, 3, 4, 10):
+            for number in range(2):
+                ways.long(filled(HEADER, BORN + number, f"{number:032X}", 10 ** (length - 1) + number))
+    header = filled(opaque=opaque)
+    for at, gone, instead in edits:
+        header = header[:at] + instead + header[at + gone :]
+    short = ways.short(header)
+    if short is not None:
+        assert short == ways.long(header)
+
+
+async def test_every_value_of_digits_and_letters_goes_the_short_way(ways):
+    ways.learn(HEADER)
+    for header in (filled(), filled(born=9_999_999_999_999), filled(unique="a" * 32), filled(opaque=9999)):
+        assert ways.short(header) is not None
+    for header in (
+        filled().replace(b"1234,", b"0123,"),
+        filled().replace(b"%d" % BORN, b"0795272530142"),
+        filled().replace(b"%d" % BORN, b"1_9_2_5_0_4_2"),
+        filled(unique="-" * 32),
+    ):
+        assert ways.short(header) is None
+
+
+async def test_what_the_store_refuses_is_left_to_the_long_way(ways):
+    ways.learn(HEADER)
+    ways.refuses = True
+    assert ways.short(filled()) is None
+    ways.refuses = False
+    assert ways.short(filled()) is not None
+
+
+async def test_headers_that_differ_in_a_tag_are_known_beside_each_other(ways):
+    templates = [HEADER.replace("TAGS\\u0001A", f"TAGS\\u0001{tag}") for tag in "ABC"]
+    for template in templates:
+        ways.learn(template)
+    for template in templates:
+        assert ways.short(filled(template)) == ways.long(filled(template))
+
+
+async def test_senders_with_other_properties_each_time_are_let_be(ways, monkeypatch):
+    monkeypatch.setattr(known_sends, "REST", 2_000)
+    looked: list[bytes] = []
+    parts = known_sends._PARTS
+    fullmatch = SimpleNamespace(fullmatch=lambda text: (looked.append(text), parts.fullmatch(text))[1])
+    monkeypatch.setattr(known_sends, "_PARTS", fullmatch)
+    for number in range(known_sends.PATIENCE + 1_000):
+        ways.long(filled(HEADER.replace("TAGS\\u0001A", f"KEYS\\u0001k{number:05d}")))
+    assert len(looked) == known_sends.PATIENCE - 1  # the one that made the topic came first
+    ways.learn(HEADER)
+    assert ways.short(filled()) is None
+    for _ in range(1_000):
+        ways.long(filled())
+    assert ways.short(filled()) is not None
+
+
+async def test_no_more_headers_are_kept_than_there_is_room_for(ways, monkeypatch):
+    monkeypatch.setattr(known_sends, "MOST_KNOWN", 4)
+    templates = [HEADER.replace('"e":"2"', f'"e":"0","l":"{number}"') for number in range(6)]
+    for template in templates:
+        ways.learn(template)
+    assert len(ways.known) == 2
+    assert [ways.short(filled(template)) is not None for template in templates] == [False] * 4 + [True] * 2
+
+
+async def test_known_headers_follow_the_topic_and_the_store(cluster, peer):
+    await peer.send()
+    parts = cluster.broker.parts
+
+    async def send(queue_id: int) -> Any:
+        unique = "AC10" if queue_id else "BC10"
+        return await peer.send(queue_id=queue_id, properties={"UNIQ_KEY": unique, "WAIT": "true"})
+
+    for queue_id in (0, 3):
+        for _ in range(3):
+            assert (await send(queue_id)).code == 0
+    assert len(parts.sends.known) == 2
+    table = parts.context.topics
+    topic = table.get("Orders")
+    topic.read_queue_nums = topic.write_queue_nums = 2
+    table.put(topic)
+    assert (await send(3)).code == ResponseCode.SYSTEM_ERROR
+    assert (await send(0)).code == 0
+    parts.store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
+    refused = await send(0)
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "the disk is full" in refused.remark
+    parts.store.flags.clear(Flag.DISK_FULL)
+    assert (await send(0)).code == 0
+    assert len(records(await peer.pull(queue_id=0))) == 6
