@@ -265,7 +265,7 @@ class ConsumeQueue:
         """Remove the queue's files and directory; units that still arrive go nowhere. Raises OSError: then
         oldest files may be gone, and the queue goes on without them."""
         for base in list(self.positions):
-            self.delete_file(os.path.join(self.path, file_name(base)))
+            self.delete_file(self._path_of(base))
         self.deleted = True
         if self._files.disk.is_dir(self.path):
             self._files.disk.fsync_dir(
