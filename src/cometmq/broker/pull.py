@@ -36,6 +36,8 @@ COMMIT_OFFSET = 1
 SUSPEND = 2
 SUBSCRIPTION = 4
 
+READ = int(Perm.READ)  # a flag of an enum costs 1 µs a test
+
 FOUND = int(ResponseCode.SUCCESS)
 NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)
 RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
@@ -120,7 +122,7 @@ class PullProcessor:
         """The checks of storage.md 6.4 in their order; returns the tag codes that pass."""
         context = self._context
         config = context.config
-        if not config.broker_permission & Perm.READ:
+        if not config.broker_permission & READ:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"the broker[{config.broker_ip1}] pulling message is forbidden"
             )
@@ -139,7 +141,7 @@ class PullProcessor:
             raise CommandError(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
             )
-        if not topic.perm & Perm.READ:
+        if not topic.perm & READ:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden"
             )
@@ -253,7 +255,7 @@ class PullProcessor:
         header = pull_reply(
             code,
             request.opaque,
-            status.name.encode(),
+            b"FOUND" if code == FOUND else status.name.encode(),
             (got.next_begin_offset, got.min_offset, got.max_offset),
             suggested,
             size,
