@@ -207,15 +207,14 @@ class IndexService:
 
     def write(self, *, slots: bool = False) -> None:
         """Settle and write. Raises OSError."""
-        if self.enabled:
-            self.settle()
-            if self.files and self.files[-1].write(slots=slots):
-                self._unsynced.add(self.files[-1].path)
+        self.settle()
+        if self.files and self.files[-1].write(slots=slots):
+            self._unsynced.add(self.files[-1].path)
 
     def write_slots(self) -> Iterator[None]:
         """Bring the slots of the newest file up to date once many entries have come in, a part a step. Raises
         OSError."""
-        if self.enabled and self.files and self.files[-1].count - self.files[-1].slots_lack >= _SLOTS_BEHIND:
+        if self.files and self.files[-1].count - self.files[-1].slots_lack >= _SLOTS_BEHIND:
             file = self.files[-1]
             for _ in file.write_slots():
                 yield
@@ -223,7 +222,7 @@ class IndexService:
 
     def mark(self, position: int, last: int) -> Mark:
         """What the next sync makes durable, beside everything before `position`. After `write`."""
-        if not self.enabled or not self.files:
+        if not self.files:
             return Mark(position, last)
         file = self.files[-1]
         return Mark(
@@ -260,15 +259,14 @@ class IndexService:
 
     def load(self, *, clean: bool, checkpoint_ms: int, mark: Mark | None = None) -> tuple[list[str], bool]:
         """Read the headers of the files on disk. Returns notes about damage, and whether entries have been
-        lost: then the log behind `end_position` must be dispatched again. `resume` must follow.
+        lost: then the log behind `end_position` must be dispatched again. `resume` must follow. An index that
+        is switched off is loaded too, for searches and retention, but nothing is made anew for it.
 
         After an unclean stop Apache deletes every file that ends behind the checkpoint; here a mark tells
         how far the files can be trusted, and what is newer is forgotten. Without a mark such a file is
         checked entry by entry, and deleted only if something is wrong with it.
         """
         notes: list[str] = []
-        if not self.enabled:
-            return notes, False
         marked = self._trusted(mark)
         for name in self._files.disk.listdir(self._directory):
             path = os.path.join(self._directory, name)
@@ -295,13 +293,13 @@ class IndexService:
                 break
         else:
             lost = mark is not None and self.end_position < mark.index_end
-            return notes, lost or not self.files
+            return notes, self.enabled and (lost or not self.files)
         names = self._files.disk.listdir(self._directory)
         for name in names:
             if name.isdigit() and name >= os.path.basename(self.files[-1].path):
                 self._files.delete(os.path.join(self._directory, name))
         self.files.pop()
-        return notes, True
+        return notes, self.enabled
 
     def _trusted(self, mark: Mark | None) -> IndexFile | None:
         """The file that was the newest when the mark was made, as it was then; None if there is none."""

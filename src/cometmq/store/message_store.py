@@ -198,6 +198,7 @@ class MessageStore:
         self.upkeep.configure()
         self.reader.configure(config)
         self.lookups.configure(config)
+        self.index.enabled = config.message_index_enable
         self.appender.set_largest(config.max_message_size)
 
     # -- writing ----------------------------------------------------------------------------------

@@ -135,6 +135,7 @@ class Recovery:
         self._index = index
         self._checkpoint = checkpoint
         self._segments: list[int] = []
+        self._index_until = 1 << 62  # records up to here are dispatched to the index
         self._delays = config.delay_levels_ms
         self._ahead: dict[ConsumeQueue, Facts] = {}  # records that do not follow on their queue's end
 
@@ -156,6 +157,8 @@ class Recovery:
             clean=clean, checkpoint_ms=self._checkpoint.index_ms, mark=mark
         )
         result.notes += index_notes
+        if not self._index.enabled:
+            self._index_until = self._index.end_position if self._index.files else -1
         result.rebuilt = index_lost or not clean
         if index_lost and self._segments:
             self._checkpoint.distrust()
@@ -337,7 +340,7 @@ class Recovery:
         if self._deleted and self._deleted.hides(facts.topic, facts.position):
             return
         kind = facts.sys_flag & _TRANSACTION_MASK
-        if self._index.enabled and facts.position >= index_from:
+        if index_from <= facts.position <= self._index_until:
             record: Pending = (
                 None, facts.topic, 0, facts.position, facts.size, 0, facts.store_ms, facts.properties, None,
                 kind != _ROLLBACK,
