@@ -481,8 +481,9 @@ class MessageStore:
         # What retention deleted must not come back with a power failure once its topics are forgotten here.
         for directory in self.config.commit_log_dirs:
             self.disk.fsync_dir(directory)
-        self.deleted.add(topics, self.log.next, self.log.min_position)
+        deleted, floors = self.deleted.ends, self.floors.floors
         try:
+            self.deleted.add(topics, self.log.next, self.log.min_position)
             self.floors.forget(topics)
             return sum(self.queues.delete_topic(topic) for topic in topics)
         except OSError:
@@ -495,7 +496,6 @@ class MessageStore:
             raise
 
     def purge_plan(
-        deleted, floors = self.deleted.ends, self.floors.floors
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
     ) -> list[tuple[int, int, int, int]]:
         """(queue id, minimum offset, what a purge would make of it, maximum offset) of the topic's queues:
