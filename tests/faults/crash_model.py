@@ -91,6 +91,13 @@ class Ledger:
                 expected.optional.add(entry.position)
             elif entry.position in promised:
                 expected.must.add(entry.position)
+        for entry in self.appended:
+            if entry.position in promised and not any(
+                entry.topic == topic and entry.position < end and start < moment
+                for start, _, topic, end in self.deletions
+            ):
+                place = entry.topic, entry.queue_id
+                expected.ends[place] = max(expected.ends.get(place, 0), entry.queue_offset + 1)
         done_versions = [version for _, done, version in self.tables if done <= moment]
         begun_versions = [version for start, _, version in self.tables if start < moment]
         newest = max(done_versions, default=0)
@@ -110,6 +117,8 @@ class Expected:
     tables: set[int] = field(default_factory=set)
     unindexed: set[int] = field(default_factory=set)
     """Records of segments that retention was deleting: their keys may have gone first."""
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Queue -> offset that it must have reached: no offset is given out twice."""
 
 
 class Found(NamedTuple):
@@ -132,6 +141,10 @@ def examine(store: MessageStore, expected: Expected) -> Found:
     served: list[int] = []
     for queue in sorted(store.queues, key=lambda queue: (queue.topic, queue.queue_id)):
         served += _queue(store, queue.topic, queue.queue_id, expected)
+    for place, end in expected.ends.items():
+        reached = store.queues.find(*place)
+        if reached is None or reached.next_offset < end:
+            raise Wrong(f"{place} would give out offset {end - 1} again")
     there = set(served)
     if len(served) != len(there):
         raise Wrong("a record is served twice")

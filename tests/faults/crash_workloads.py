@@ -132,8 +132,13 @@ class Worker:
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def append(self) -> None:
-        topic, queue_id = self.chance.choice(TOPICS), self.chance.randrange(2)
+    def send_once(self) -> None:
+        """The only message of its queue: once its segment is gone, nothing in the log tells of the queue."""
+        self.append(f"Once{self.number}")
+        self.commit()
+
+    def append(self, topic: str = "") -> None:
+        topic, queue_id = topic or self.chance.choice(TOPICS), self.chance.randrange(2)
         self.number += 1
         size = self.chance.choice((0, 7, 100, 300, 430, 900, 2500))
         keys = (f"k{self.number % 9}",) if self.chance.random() < 0.8 else ()
@@ -365,8 +370,8 @@ def retention(seed: str) -> Worker:
     every tick flushed in place."""
     worker = Worker(seed, sync=True)
     worker.run(
-        110, send=14, write_derived=2, settle=1, stop_and_start=1, die_and_start=1, begin_retirement=2,
-        step_retirement=18, purge=1, limit_topic=1, delete_topic=1,
+        110, send=14, send_once=4, write_derived=2, settle=1, stop_and_start=1, die_and_start=1,
+        begin_retirement=2, step_retirement=18, purge=1, limit_topic=1, delete_topic=1,
     )  # fmt: skip
     return worker
 

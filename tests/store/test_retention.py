@@ -198,6 +198,51 @@ def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path
     store.close()
 
 
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
+    tmp_path: Path, background: bool
+) -> None:
+    """Else nothing would know, after a crash, which offsets its messages had."""
+    disk, clock = Partition(), ManualClock(NOON)
+    store = open_store(tmp_path, disk, clock, delete_when="99")
+    for _ in range(5):
+        send(store, topic="old")
+    for _ in range(40):
+        send(store, bytes(5000), topic="new")
+    age(tmp_path, range(4), NOON - 100 * HOUR)
+    store.retention.delete_now()
+    done: list[tuple[str, str]] = []
+    disk.before = lambda operation, path: done.append((operation, path))
+    if background:
+        store.start()
+        await store.upkeep.retire_now(log_too=True)
+    else:
+        store.retention.round()
+    disk.before = lambda *_: None
+    deleted = done.index(("unlink", f"{tmp_path}/commitlog/{0:020d}"))
+    assert ("fdatasync", f"{tmp_path}/consumequeue/old/0/{0:020d}") in done[:deleted]
+    store.crash()
+    store = open_store(tmp_path, Partition())
+    assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
+    assert send(store, topic="old").queue_offset == 5
+    store.close()
+
+
+def test_segments_stay_while_queues_cannot_be_brought_onto_the_device(tmp_path: Path) -> None:
+    disk, clock = Partition(), ManualClock(NOON)
+    store = open_store(tmp_path, disk, clock, delete_when="99")
+    for _ in range(40):
+        send(store, bytes(5000))
+    age(tmp_path, range(3), NOON - 100 * HOUR)
+    store.retention.delete_now()
+    disk.fail("pwrite", match="/consumequeue/", times=1 << 30)
+    assert store.retention.round() == []
+    assert len(everything(store)) == 40
+    disk.heal()
+    assert store.retention.round() != []
+    store.close()
+
+
 # -- in the background -----------------------------------------------------------------------------
 
 

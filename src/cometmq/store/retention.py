@@ -4,9 +4,11 @@ The age of a segment is its file's modification time, as in Apache's broker. Del
 first, never the last segment. Queues and index follow the log: their files go when all their records are
 gone, and the minimum offset of each queue moves to the first record that still exists.
 
-The order is what keeps a power failure from tearing holes. Each deletion is on the device (its directory
-synced) before the next one of that directory, so what is left of log or queue has no gap; and those of
-queues and index wait for the log's, so every record that comes back after a failure has its queue still.
+The order is what keeps a power failure from tearing holes. A segment goes when the queue units of its
+records are on the device: from then on they alone know which offsets have been given out. Each deletion is
+on the device (its directory synced) before the next one of that directory, so what is left of log or queue
+has no gap; and those of queues and index wait for the log's, so every record that comes back after a
+failure has its queue still.
 """
 
 from __future__ import annotations
@@ -162,6 +164,10 @@ class Retention:
                 break
             if deleted:
                 await off_loop.pause(store.config.delete_commit_log_files_interval)
+            behind = store.log.segments[0] + store.log.segment_size
+            if not await store.upkeep.settle_before(behind):
+                log.error("%s stays: queues or index cannot be brought onto the device", path)
+                break
             if off_loop.ending or not await self._delete(path, log_segment=True):
                 break
             deleted.append(path)

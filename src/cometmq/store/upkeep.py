@@ -86,6 +86,7 @@ class Upkeep:
         self._reserve_again_at = 0.0  # monotonic time; after a failure
         self._short_of = -1  # the segment whose successor could not be reserved, as the log says
         self._lost: OSError | None = None  # why the checkpoint stays where it is
+        self._derived_until = 0  # queues and index are on the device for all records before this position
 
     # -- starting, stopping -----------------------------------------------------------------------
 
@@ -323,10 +324,26 @@ class Upkeep:
         except OSError as failure:
             self._sync_failed(failure)
             return
+        self._derived_until = covered.position
         if covered.step_backs == self._step_backs:
             self._raise_checkpoint(covered.stored_ms, full_ms)
         store.checkpoint.mark = mark
         await loop.run_in_executor(pool, store.checkpoint.flush)
+
+    async def settle_before(self, position: int) -> bool:
+        """Bring queues and index onto the device for all records before a position of the log, if they are
+        not there yet. False if that cannot be done."""
+        if self._derived_until < position and not self._store.off_loop.ending:
+            if self._loop is None:
+                self.settle_all(slots=False)
+            else:
+                if self._job is not None:
+                    await asyncio.wait([self._job])
+                self._behind = _MOST_BEHIND
+                self._derived_round()
+                if self._job is not None:
+                    await asyncio.wait([self._job])
+        return self._derived_until >= position
 
     def _take_unsynced(self) -> tuple[list[str], list[str]]:
         """(files, directories) of queues and index that the next sync must bring onto the device."""
@@ -384,6 +401,7 @@ class Upkeep:
                 self._sync_failed(failure)
         if self._lost is not None:
             return False
+        self._derived_until = self._dispatched
         try:
             self._raise_checkpoint(store.dispatched_ms, store.index.full_until_ms)
             if store.checkpoint.mark is not None or self._behind or store.recovered.rebuilt:
@@ -401,6 +419,7 @@ class Upkeep:
         store = self._store
         found = store.recovered
         if not found.rebuilt:
+            self._derived_until = store.log.end
             return
         size = store.log.segment_size
         paths = [store.log.path_of(base) for base in store.log.segments if base + size > found.start]
