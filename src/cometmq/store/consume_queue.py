@@ -262,19 +262,20 @@ class ConsumeQueue:
         self.min_offset = max(self.min_offset, (base + self.file_size) // UNIT)
 
     def destroy(self) -> None:
-        """Remove the queue's files and directory; units that still arrive go nowhere. Raises OSError: then
-        oldest files may be gone, and the queue goes on without them."""
+        """Remove the queue's files and directory. Raises OSError: then its oldest files may be gone, or all
+        of them, and the queue goes on without them at its next offset. (`deleted` is the caller's to set.)
+        """
         for base in list(self.positions):
             self.delete_file(self._path_of(base))
-        self.deleted = True
+        self.min_offset = min(self.min_offset, self.max_offset)
         if self._files.disk.is_dir(self.path):
-            self._files.disk.fsync_dir(
-                self.path
-            )  # the files must not come back under a new queue of this name
+            # The files must not come back under a new queue of this name.
+            self._files.disk.fsync_dir(self.path)
             try:
                 self._files.disk.rmdir(self.path)
             except OSError:
                 pass  # somebody else's file lies in it; ours are gone
+            self._dir_made = False
 
     # -- loading ----------------------------------------------------------------------------------
 

@@ -126,16 +126,11 @@ class QueueTable:
         return notes
 
     def delete_topic(self, topic: str) -> int:
-        """Destroy the queues of a topic; returns how many there were. Raises OSError: then the rest of them
-        is still there."""
+        """Destroy the queues of a topic; returns how many there were. Raises OSError: then all of them are
+        still there, perhaps without messages."""
         queues = self._topics.get(topic, {})
-        count = len(queues)
-        for queue_id, queue in list(queues.items()):
+        for queue in queues.values():
             queue.destroy()
-            del queues[queue_id], self._queues[topic, queue_id]
-            if queue.dirty:
-                self._dirty.remove(queue)
-        self._topics.pop(topic, None)
         topic_dir = os.path.join(self.directory, topic)
         if self._files.disk.is_dir(topic_dir):
             self._files.disk.fsync_dir(topic_dir)
@@ -144,7 +139,13 @@ class QueueTable:
             except OSError:
                 log.warning("%s is not empty and stays", topic_dir)
             self._files.disk.fsync_dir(self.directory)
-        return count
+        for queue_id, queue in queues.items():
+            del self._queues[topic, queue_id]
+            queue.deleted = True  # units that still arrive go nowhere
+            if queue.dirty:
+                self._dirty.remove(queue)
+        self._topics.pop(topic, None)
+        return len(queues)
 
     def statistics(self) -> list[tuple[str, int, int, int]]:
         """(topic, queue id, min offset, max offset) of every queue."""

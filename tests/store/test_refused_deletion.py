@@ -1,0 +1,70 @@
+"""A topic whose deletion the disk refuses goes on: what is sent to it afterwards is served, now and later."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from tests.store.kit import everything, open_store, send
+
+from cometmq.store import MessageStore
+from cometmq.store.off_loop import in_place
+from cometmq.testing.faulty_disk import FaultyDisk
+
+SENT = 250  # messages in three files of each queue
+
+
+def filled(root: Path, disk: FaultyDisk) -> MessageStore:
+    store = open_store(root, disk)
+    for n in range(SENT):
+        for queue_id in (0, 1):
+            send(store, b"%d" % n, queue_id=queue_id)
+        send(store, b"%d" % n, topic="Other")
+    store.upkeep.settle_all()
+    in_place(store.raise_min_offsets("T", {0: 3}))
+    return store
+
+
+def serves(store: MessageStore, *after: bytes) -> None:
+    assert store.max_offset("T", 0) == SENT + len(after)
+    assert everything(store)[-len(after) :] == list(after)
+    assert everything(store, "Other") == [b"%d" % n for n in range(SENT)]
+    left = everything(store, queue_id=1)
+    assert left == [b"%d" % n for n in range(SENT)][SENT - len(left) :]
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+def test_wherever_it_is_refused_the_topic_goes_on(tmp_path: Path, unclean: bool) -> None:
+    refused = 0
+    for number in range(1, 60):
+        root, disk = tmp_path / f"{number}", FaultyDisk(really_sync=False)
+        store = filled(root, disk)
+        fault = disk.fail("*", first=number, error=errno.ENOSPC)
+        try:
+            assert store.delete_topic("T") == 2
+        except OSError:
+            refused += 1
+            disk.heal()
+            assert send(store, b"after").queue_offset == SENT
+            serves(store, b"after")
+            if unclean:
+                store.upkeep.settle_all()
+                store.crash()
+            else:
+                store.close()
+            store = open_store(root, disk)
+            assert send(store, b"more").queue_offset == SENT + 1
+            serves(store, b"after", b"more")
+            assert store.delete_topic("T") == 2
+        untouched = fault.times
+        disk.heal()
+        assert "T" not in store.topics()
+        assert send(store, b"new").queue_offset == 0
+        assert everything(store) == [b"new"]
+        store.close()
+        if untouched:
+            break
+    else:
+        pytest.fail("the deletion has more operations than were tried")
+    assert refused > 15
