@@ -122,6 +122,19 @@ def test_a_deleted_topic_takes_its_purge_along(tmp_path: Path) -> None:
     store.close()
 
 
+def test_the_backup_of_the_floors_does_not_hide_a_topic_made_again(tmp_path: Path) -> None:
+    store, clock = minutely(tmp_path)
+    in_place(store.raise_min_offsets("T", {0: 10}))
+    store.delete_topic("T")
+    for n in range(12):
+        send(store, b"%d" % n)
+    store.close()
+    (tmp_path / "config" / "queueMinOffsets.json").write_bytes(b"\xff")
+    store = open_store(tmp_path, clock=clock)
+    assert everything(store) == [b"%d" % n for n in range(12)]
+    store.close()
+
+
 def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> None:
     """The newest messages of a queue did not outlive a power failure; their offsets are given anew."""
     store, clock = minutely(tmp_path, 5)

@@ -77,14 +77,20 @@ class QueueFloors:
         """Drop the floors of topics that are deleted, for good. Raises OSError."""
         gone = set(topics)
         self.floors = {topic: floors for topic, floors in self.floors.items() if topic not in gone}
-        self.save()
+        with self._lock:
+            if not gone.isdisjoint(self._saved):
+                self._write(self.floors)
+                # Once more for the backup: from there it could hide messages of a new topic of that name.
+                self._write(self.floors)
 
     def save(self) -> None:
         """Bring the newest floors onto the device, if they have changed. Raises OSError. Any thread."""
         with self._lock:
-            floors = self.floors
-            if floors != self._saved:
-                self._table.save(
-                    {"minOffsets": {t: {str(q): end for q, end in f.items()} for t, f in floors.items()}}
-                )
-                self._saved = floors
+            if self.floors != self._saved:
+                self._write(self.floors)
+
+    def _write(self, floors: Floors) -> None:
+        self._table.save(
+            {"minOffsets": {t: {str(q): end for q, end in f.items()} for t, f in floors.items()}}
+        )
+        self._saved = floors
