@@ -1,8 +1,10 @@
-"""What brokerRole and the limits of single pulls change (storage.md 3.1, 6.2 to 6.4)."""
+"""What brokerRole, the limits of single pulls and other settings change (storage.md 3.1, 6.2 to 6.4, 11)."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 
 import pytest
 
@@ -11,7 +13,7 @@ from cometmq.broker.server import Broker
 from cometmq.errors import ConfigError
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
-from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueryMessageRequestHeader
 from cometmq.standalone import small_files
 
 from .conftest import COMMIT, Peer, records, until
@@ -233,3 +235,39 @@ class TestMostBytes:
         size = records(await peer.pull("T"))[0].store_size
         assert size > 100
         assert len(records(await peer.pull("T", version=VERSION_5_0_0, max_msg_bytes=2 * size))) == 2
+
+
+class TestLiveSettings:
+    async def test_long_polling_can_be_switched_off_and_on(self, cluster):
+        peer, admin = cluster.peer(), cluster.peer()
+        await peer.send()
+        change = b"longPollingEnable=false\nshortPollingTimeMills=50"
+        assert (await admin.call(RequestCode.UPDATE_BROKER_CONFIG, None, change)).code == 0
+        begun = time.monotonic()
+        assert (await peer.pull(offset=1, hold_ms=15_000)).code == 19
+        assert 0.05 <= time.monotonic() - begun < 5
+        assert (await admin.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"longPollingEnable=true")).code == 0
+        held = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        await asyncio.sleep(0.2)  # four times what a short poll lasts
+        assert not held.done()
+        await admin.send(body=b"second")
+        assert [m.body for m in records(await held)] == [b"second"]
+
+    async def test_a_query_by_unique_key_finds_default_query_max_num(self, cluster):
+        peer = cluster.peer()
+        for _ in range(5):
+            await peer.send(properties={"UNIQ_KEY": "U", "KEYS": "k"})
+        for most in (2, 3):
+            change = b"defaultQueryMaxNum=%d" % most
+            assert (await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, change)).code == 0
+            for unique, count in ((True, most), (None, 4)):
+                query = QueryMessageRequestHeader(
+                    topic="Orders",
+                    key="U",
+                    max_num=4,
+                    begin_timestamp=0,
+                    end_timestamp=1 << 60,
+                    unique_key_query=unique,
+                )
+                assert len(records(await peer.call(RequestCode.QUERY_MESSAGE, query))) == count

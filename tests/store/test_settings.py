@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
-from tests.store.kit import (
-    START_MS,
-    committed,
-    drop_first_segment,
-    everything,
-    got,
-    open_store,
-    put,
-    send,
-)
+from tests.store.kit import START_MS, committed, drop_first_segment, everything, got, open_store, put, send
+from tests.store.test_retention import age, filled
 
 from cometmq.protocol.record import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore
+from cometmq.store.index_file import ENTRY, HEADER, SLOT_SIZE, file_length
+from cometmq.store.off_loop import in_place
+from cometmq.testing.faulty_disk import FaultyDisk
 
-HOUR = 3_600_000
 LATE = 1 << 62
 
 
@@ -246,3 +241,179 @@ class TestBatchLimits:
         answer = got(store.get_messages("T", 0, 0, 32, filter={2}))
         assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, scanned)
         store.close()
+
+
+class TestIndexFiles:
+    def test_the_first_entry_of_a_file_counts_from_the_end_of_the_one_before(self, tmp_path: Path) -> None:
+        """Its time is computed before it moves the header's, which the file before has seeded."""
+        clock = ManualClock(START_MS)
+        store = open_store(tmp_path, clock=clock, max_index_num=4)
+        for seconds in (0, 10, 20, 27, 40, 41, 50):
+            clock.now_ms = START_MS + seconds * 1000 + 700
+            keyed(store, seconds)
+        store.close()
+        read = []
+        for path in sorted((tmp_path / "index").iterdir()):
+            data = path.read_bytes()
+            assert len(data) == file_length(100, 4)
+            begin_ms, end_ms, *_, count = HEADER.unpack_from(data)
+            at = HEADER.size + 100 * SLOT_SIZE
+            entries = [ENTRY.unpack_from(data, at + number * ENTRY.size)[2] for number in range(1, count)]
+            read.append((begin_ms - START_MS, end_ms - START_MS, entries))
+        assert read == [
+            (700, 20_700, [0, 10, 20]),
+            (27_700, 41_700, [7, 13, 14]),
+            (50_700, 50_700, [9]),
+        ]
+
+    @pytest.mark.parametrize(
+        ("damaged", "most", "bodies_found"),
+        [(0, 2, [6, 7]), (1, 2, [6]), (2, 2, [5]), (3, 2, [4]), (4, 2, []), (4, 5, [3]), (7, 5, [0])],
+    )
+    def test_a_query_that_reads_nothing_looks_further_back_twice(
+        self, tmp_path: Path, damaged: int, most: int, bodies_found: list[int]
+    ) -> None:
+        clock = ManualClock(START_MS)
+        store = open_store(tmp_path, clock=clock)
+        places = []
+        for number in range(8):
+            clock.now_ms += 10_000
+            places.append(send(store, b"body %d" % number, properties=b"KEYS\x01k").physical_offset)
+        send(store, b"the next start looks at the last one")
+        store.close()
+        log = tmp_path / "commitlog" / f"{0:020d}"
+        data = bytearray(log.read_bytes())
+        for place in places[8 - damaged :]:
+            data[place + 90] ^= 1
+        log.write_bytes(data)
+        store = open_store(tmp_path, clock=clock)
+        records = store.query_by_key("T", "k", most, 0, LATE)
+        assert [decode_record(record).body for record in records] == [b"body %d" % n for n in bodies_found]
+        store.close()
+
+    @pytest.mark.parametrize("most", [1, 3, 64])
+    def test_a_query_gives_no_more_than_max_msgs_num_batch(self, tmp_path: Path, most: int) -> None:
+        store = open_store(tmp_path, max_msgs_num_batch=most)
+        for _ in range(5):
+            send(store, properties=b"KEYS\x01k")
+        assert len(store.query_by_key("T", "k", 32, 0, LATE)) == min(most, 5)
+        store.configure(store.config.replace(max_msgs_num_batch=2))
+        assert len(store.query_by_key("T", "k", 32, 0, LATE)) == 2
+        store.close()
+
+
+class TestRetentionSettings:
+    @pytest.mark.parametrize(
+        ("setting", "given", "percent", "deleted"),
+        [
+            ("disk_max_used_space_ratio", 5, 10, 0),  # 10 is the least that counts
+            ("disk_max_used_space_ratio", 5, 11, 10),
+            ("disk_max_used_space_ratio", 60, 60, 0),
+            ("disk_max_used_space_ratio", 60, 61, 10),
+            ("disk_max_used_space_ratio", 99, 95, 0),  # and 95 the most
+            ("disk_max_used_space_ratio", 99, 96, 10),
+        ],
+    )
+    def test_above_which_fullness_expired_segments_go_at_any_hour(
+        self, tmp_path: Path, setting: str, given: int, percent: int, deleted: int
+    ) -> None:
+        store, disk, _ = filled(tmp_path, clean_file_forcibly_enable=False, **{setting: given})
+        disk.percent = percent
+        assert len(in_place(store.retention.log_pass())) == deleted
+        store.crash()
+
+    @pytest.mark.parametrize(
+        ("given", "percent", "deleted"),
+        [(10, 30, 0), (10, 31, 10), (50, 50, 0), (50, 51, 10), (99, 85, 0), (99, 86, 10)],
+    )
+    def test_above_which_fullness_young_segments_go(
+        self, tmp_path: Path, given: int, percent: int, deleted: int
+    ) -> None:
+        settings = {"disk_space_clean_forcibly_ratio": given, "disk_max_used_space_ratio": 10}
+        store, disk, clock = filled(tmp_path, **settings)
+        age(tmp_path, range(14), clock.now_ms)
+        disk.percent = percent
+        assert len(in_place(store.retention.log_pass())) == deleted
+        store.crash()
+
+    @pytest.mark.parametrize(
+        ("given", "percent", "writeable"),
+        [(10, 35, True), (10, 36, False), (50, 50, True), (50, 51, False), (99, 90, True), (99, 91, False)],
+    )
+    def test_above_which_fullness_messages_are_refused(
+        self, tmp_path: Path, given: int, percent: int, writeable: bool
+    ) -> None:
+        store, disk, _ = filled(tmp_path, 2, disk_space_warning_level_ratio=given)
+        disk.percent = percent
+        in_place(store.retention.measure())
+        assert store.flags.writeable is writeable
+        store.crash()
+
+    @pytest.mark.parametrize("batch", [1, 3, 100])
+    def test_so_many_segments_go_in_one_pass(self, tmp_path: Path, batch: int) -> None:
+        store, disk, _ = filled(tmp_path, delete_file_batch_max=batch)
+        disk.percent = 80
+        assert len(in_place(store.retention.log_pass())) == min(batch, 13)
+        store.configure(store.config.replace(delete_file_batch_max=2))
+        assert len(in_place(store.retention.log_pass())) == (2 if batch < 13 else 0)
+        store.crash()
+
+    def test_a_deletion_by_hand_lasts_twenty_passes(self, tmp_path: Path) -> None:
+        store, _, _ = filled(tmp_path, 26, delete_file_batch_max=1)
+        store.retention.delete_now()
+        gone = [len(in_place(store.retention.log_pass())) for _ in range(23)]
+        assert gone == [1] * 20 + [0] * 3
+        store.retention.delete_now()
+        assert len(in_place(store.retention.log_pass())) == 1
+        store.crash()
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "seconds", "flushed"),
+    [
+        ({}, 4 * 4096 - 92, 9.9, True),
+        ({}, 4 * 4096 - 93, 9.9, False),
+        ({}, 1, 10, True),
+        ({"flush_commit_log_least_pages": 2}, 2 * 4096 - 92, 0, True),
+        ({"flush_commit_log_least_pages": 2}, 2 * 4096 - 93, 0, False),
+        ({"flush_commit_log_least_pages": 0}, 1, 0, True),
+        ({"flush_commit_log_thorough_interval": 2000}, 1, 1.9, False),
+        ({"flush_commit_log_thorough_interval": 2000}, 1, 2, True),
+        ({"flush_commit_log_thorough_interval": 0}, 1, 0, True),
+    ],
+)
+def test_when_the_timer_flushes(
+    tmp_path: Path, changes: dict[str, int], size: int, seconds: float, flushed: bool
+) -> None:
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, FaultyDisk(), clock, **changes)
+    send(store, bytes(size))
+    assert store.commit_log_max == size + 92
+    clock.advance(seconds)
+    store.flusher.timed()
+    assert (store.flusher.flushed == store.commit_log_max) is flushed
+    store.close()
+
+
+def test_fields_of_another_version_in_the_checkpoint_are_carried_through(tmp_path: Path) -> None:
+    """5.x keeps the master's flushed offset at 24 and the confirmed offset at 32."""
+    store = open_store(tmp_path)
+    send(store)
+    store.close()
+    checkpoint = tmp_path / "checkpoint"
+    data = bytearray(checkpoint.read_bytes())
+    data[24:40] = struct.pack(">qq", 123_456_789, 987_654_321)
+    data[4088:] = b"the  end"
+    checkpoint.write_bytes(data)
+    for crash in (False, True):
+        store = open_store(tmp_path, clock=ManualClock(START_MS + 5000))
+        send(store)
+        store.upkeep.settle_all()
+        if crash:
+            store.crash()
+        else:
+            store.close()
+        kept = checkpoint.read_bytes()
+        assert struct.unpack_from(">qq", kept, 24) == (123_456_789, 987_654_321)
+        assert (kept[4088:], len(kept)) == (b"the  end", 4096)
+        assert struct.unpack_from(">q", kept)[0] == START_MS + 5000
