@@ -1,0 +1,128 @@
+"""Stores whose older part has been deleted by retention: each broker goes on with what the other left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.interop import store_input, wire
+from tests.interop.apache import ApacheBroker, ApacheNamesrv
+from tests.interop.comet import CometBroker
+from tests.interop.conftest import instead_of_ours
+from tests.interop.processes import wait_until
+from tests.interop.stores import Record, records_in
+
+DELETE_EXPIRED, MIN_OFFSET = 329, 31
+GONE = 20  # Apache's broker lets a queue begin with its first file, and steps over what has expired
+SETTINGS = {**store_input.TINY, "cleanResourceInterval": "200", "deleteConsumeQueueFilesInterval": "1"}
+Broker = ApacheBroker | CometBroker
+Start = Callable[[str], Broker]
+QUEUES = [("Alpha", 1), ("Alpha", 2), ("Beta", 1), ("Gamma", 0)]
+
+LONG = pytest.mark.skipif(
+    not os.environ.get("COMETMQ_INTEROP_LONG"),
+    reason="Apache's broker begins to delete a minute after its start: COMETMQ_INTEROP_LONG=1 waits for it",
+)
+pytestmark = pytest.mark.skipif(bool(instead_of_ours()), reason="is about our own broker's store")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = ApacheNamesrv("4.9.7", tmp_path_factory.mktemp("names"))
+    yield f"127.0.0.1:{server.port}"
+    server.kill()
+
+
+@pytest.fixture
+def start(names: str, tmp_path: Path) -> Iterator[Start]:
+    """``start("ours")``, ``start("apache")``: a broker on the one store of the test."""
+    running: list[Broker] = []
+
+    def broker(kind: str) -> Broker:
+        if kind == "apache":
+            running.append(ApacheBroker("4.9.7", tmp_path, names, settings=SETTINGS))
+        else:
+            running.append(CometBroker(tmp_path, names, settings=SETTINGS))
+        return running[-1]
+
+    yield broker
+    for each in running:
+        if each.process.running:
+            each.kill()
+
+
+def bound(port: int, code: int, topic: str, queue: int) -> int:
+    header, _ = wire.call(port, code, {"topic": topic, "queueId": str(queue)})
+    return int(header["extFields"]["offset"])
+
+
+def served(port: int, topic: str, queue: int) -> list[Record]:
+    """Everything from the queue's first offset on."""
+    found: list[Record] = []
+    offset = bound(port, MIN_OFFSET, topic, queue)
+    with wire.Connection(port) as connection:
+        while True:
+            ext = {
+                "consumerGroup": store_input.PROBE, "topic": topic, "queueId": str(queue),
+                "queueOffset": str(offset), "maxMsgNums": "32", "sysFlag": "4",
+                "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
+                "expressionType": "TAG",
+            }  # fmt: skip
+            header, body = connection.call(store_input.PULL, ext)
+            if header["code"] not in (0, GONE):
+                return found
+            found += records_in(body)
+            offset = int(header["extFields"]["nextBeginOffset"])
+
+
+def bounds(port: int) -> list[tuple[int, int]]:
+    return [
+        (bound(port, MIN_OFFSET, topic, queue), bound(port, store_input.MAX_OFFSET, topic, queue))
+        for topic, queue in QUEUES
+    ]
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted((directory / "store/commitlog").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "end"),
+    [
+        ("ours", "apache", "stopped"),
+        ("ours", "apache", "killed"),
+        pytest.param("apache", "ours", "stopped", marks=LONG),
+    ],
+)
+def test_each_broker_goes_on_behind_what_the_other_deleted(
+    writer: str, reader: str, end: str, start: Start, tmp_path: Path
+) -> None:
+    broker = start(writer)
+    store_input.feed(broker.port)
+    before = {place: store_input.served(broker.port, *place) for place in QUEUES}
+    old = segments(tmp_path)[0]
+    os.utime(old, (1, 1))
+    wire.call(broker.port, DELETE_EXPIRED, {})
+    wait_until("the deletion", lambda: not old.exists(), 100)
+    first = int(segments(tmp_path)[0].name)
+    wait_until("the minimum offsets", lambda: bounds(broker.port)[0][0] > 0, 30)
+    left = {
+        place: [record for record in records if record.position >= first] for place, records in before.items()
+    }
+    assert {place: served(broker.port, *place) for place in QUEUES} == left
+    known = bounds(broker.port)
+    if end == "stopped":
+        broker.stop()
+    else:
+        broker.kill()
+
+    broker = start(reader)
+    assert [high for _, high in bounds(broker.port)] == [high for _, high in known]
+    assert {place: served(broker.port, *place) for place in QUEUES} == left
+    with wire.Connection(broker.port) as connection:
+        feeder = store_input.Feeder(connection)
+        for (topic, queue), (_, high) in zip(QUEUES, known, strict=True):
+            assert feeder.send(topic, queue, b"and on", [])["queueOffset"] == str(high)
+    broker.stop()
