@@ -248,6 +248,19 @@ class TestPowerFailure:
         assert all(copies >= 2 for cursor, copies in found if cursor == 1)
         assert found[-1] == (1, 2)
 
+    async def test_who_does_not_wait_is_answered_before_the_sync(self):
+        disk = GatedDisk()
+        async with running("/store", disk, flushDiskType="SYNC_FLUSH") as (broker, peer):
+            disk.gate.clear()
+            assert (await peer.send("T", b"at once", properties={"WAIT": "false"})).code == 0
+            waits = asyncio.create_task(peer.send("T", b"safe", properties={"WAIT": "true"}))
+            done, _ = await asyncio.wait({waits}, timeout=0.3)
+            assert not done
+            assert broker.parts.store.max_offset("T", 0) == 0  # nor does anybody see the other one
+            disk.gate.set()
+            assert (await waits).code == 0
+            assert broker.parts.store.max_offset("T", 0) == 2
+
     async def test_consumer_offsets_last_no_longer_than_the_log(self):
         """A message that was sent back lives on in its copy alone once its offset is passed."""
         disk = GatedDisk()

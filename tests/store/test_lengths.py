@@ -143,3 +143,19 @@ def test_lone_queue_files_cut_short_are_made_anew(tmp_path: Path) -> None:
     for queue_id, length in enumerate((500, 7)):
         os.truncate(tmp_path / "consumequeue" / "T" / str(queue_id) / f"{0:020d}", length)
     serves(tmp_path, sent)
+
+
+@pytest.mark.parametrize("size", [{"max_index_num": 300}, {"max_hash_slot_num": 50}, {"max_index_num": 800}])
+@pytest.mark.parametrize("stop", ["clean", "unclean"])
+def test_index_files_of_another_size_are_built_anew(tmp_path: Path, size: dict[str, int], stop: str) -> None:
+    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    for n in range(500):
+        send(store, b"%d" % n, properties=b"KEYS\x01k%d" % n)
+    store.close()
+    for sizes in (size, {}):
+        if stop == "unclean":
+            (tmp_path / "abort").touch()
+        store = open_store(tmp_path, FaultyDisk(really_sync=False), **sizes)
+        for n in (0, 250, 499):
+            assert len(store.query_by_key("T", f"k{n}", 9, 0, 1 << 60)) == 1
+        store.close()
