@@ -155,21 +155,21 @@ class Appender:
         log = self._log
         place = log.used
         position = log.next
-        buffer = log.buffer
-        if position + size + BLANK_SIZE > log.limit or place + size > len(buffer) or log.scars:
+        view = log.view
+        if position + size + BLANK_SIZE > log.limit or place + size > len(view) or log.scars:
             try:
                 place = log.claim(size)
             except OSError as failure:
                 raise no_segment(failure) from failure
             position = log.next
-            buffer = log.buffer
+            view = log.view
         kind = sys_flag & TRANSACTION_MASK
         with_unit = kind == 0 or kind == COMMITTED
         queue_offset = queue.next_offset if with_unit else 0
         now = self._time_ms()
         try:
             pack_head(
-                buffer, place, size, magic, crc32(body) & 0x7FFFFFFF, queue_id,
+                view, place, size, magic, crc32(body) & 0x7FFFFFFF, queue_id,
                 flag, queue_offset, position, sys_flag, born_ms, born_host, now, store_host, reconsume_times,
                 prepared_position, body_length,
             )  # fmt: skip
@@ -178,8 +178,8 @@ class Appender:
         end = place + size
         place += head_size
         topic_at = place + body_length
-        buffer[place:topic_at] = body
-        buffer[topic_at:end] = topic_bytes + _length(properties_length) + properties
+        view[place:topic_at] = body
+        view[topic_at:end] = topic_bytes + _length(properties_length) + properties
         log.used = end
         log.next = position + size
         if delay_ms is not None:

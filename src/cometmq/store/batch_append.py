@@ -91,7 +91,7 @@ class BatchAppender:
             )  # fmt: skip
             tails = {length: topic_bytes + _length(length) for length in set(text_lengths)}
             records = zip(heads, bodies, map(tails.__getitem__, text_lengths), texts, strict=True)
-            log.buffer[place : place + total] = b"".join(chain.from_iterable(records))
+            log.view[place : place + total] = b"".join(chain.from_iterable(records))
         except struct.error as problem:
             raise illegal_number(problem) from None
         log.used += total

@@ -72,6 +72,7 @@ class CommitLog:
         "segments",
         "unsynced",
         "used",
+        "view",
     )
 
     def __init__(self, files: StoreFiles, places: LogPlaces, segment_size: int) -> None:
@@ -87,6 +88,7 @@ class CommitLog:
         self._fd = -1
         self._recent = RecentBytes()
         self.buffer = self._recent.new_chunk(0, ())
+        self.view = memoryview(self.buffer)  # to write through: a slice of a bytearray copies its value twice
         self.used = 0
         self._extents: list[Extent] = []  # parts of the tick, each in one segment and one chunk
         self._read_fds: dict[int, int] = {}
@@ -210,6 +212,7 @@ class CommitLog:
         """Go on in another chunk; what this tick has in the present one is an extent of its own."""
         self._end_extent()
         self.buffer = self._recent.new_chunk(size, [extent.buffer for extent in self._extents])
+        self.view = memoryview(self.buffer)
         self.used = 0
         if self.segment_base >= 0:
             self._extents.append(Extent(self._fd, self.segment_base, self.buffer, 0, self.next))
