@@ -72,8 +72,8 @@ class IndexFiles:
         header = header._replace(next_number=max(1, header.next_number))
         newest = file == self._shape.index_files[-1]
         if header.next_number == 1 and not (newest and not self._shape.clean):
-            entry = self.raw(file, 1, 1)
-            if len(entry) and bool(entry["position"][0] or entry["hash"][0]):
+            at = first_byte(self._files, file.path, HEADER.size, file.length)
+            if at is not None or not newest:
                 problem = f"the header counts no entries, there are some: {tuple(header)}"
                 self._findings.add(ERROR, "index-header", file.path, 0, problem, REBUILD)
                 return None

@@ -154,6 +154,8 @@ def _check_checkpoint(disk: Disk, shape: Shape, findings: Findings, walk: LogWal
         findings.add(
             NOTE, "unused-bytes", path, at, "something stands behind the times, where nothing is read"
         )
+    if shape.clean and walk.last_store_ms and not data.strip(b"\0"):
+        findings.add(WARNING, "checkpoint", path, 0, "it holds no times", repair)
     for number, value in enumerate(struct.unpack_from(">qqq", data)):
         if not 0 <= value < _FUTURE_MS:
             findings.add(ERROR, "checkpoint", path, number * 8, f"{value} is no time", repair)
