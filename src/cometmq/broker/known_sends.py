@@ -83,7 +83,7 @@ class KnownSends:
     def take(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
         """Handle a send whose header lies in buffer[start:end] and its body in buffer[end:stop]. False:
         nothing has happened, the long way must see to it."""
-        head, _, rest = bytes(buffer[start:end]).partition(BORN)
+        head, _, rest = buffer[start:end].tobytes().partition(BORN)
         known = self._known.get((head, len(rest)))
         if known is None:
             return False
