@@ -78,7 +78,7 @@ class TestLife:
         send(store, b"a")
         assert await flushed(store)
         assert store.upkeep._child is not None
-        assert store.upkeep._child._known == {0}  # the process did it
+        assert store.upkeep._child._held == [0]  # the process did it
         await store.stop()
         assert ends(pidfd)
         assert not (tmp_path / "abort").exists()

@@ -2,9 +2,9 @@
 and nothing of ours, for its memory and its start.
 
 It reads requests from the socket that is its standard input and ends with it, however the broker went. A
-request is the first positions of the segments to sync, 8 bytes each. Descriptors of those that it does not
-hold yet come along, in the same order; those that it holds and that are not named any more are closed. The
-answer is 4 bytes: 0, or the errno of the sync that failed.
+request is one byte. `SYNC`: sync what you hold. `HOLD`: another byte follows, which descriptors come along
+with; hold these instead of the ones before, and sync them. The answer is 4 bytes: 0, or the errno of the
+sync that failed.
 """
 
 import os
@@ -12,35 +12,29 @@ import signal
 import socket
 import struct
 
-MOST_SEGMENTS = 64
-"""In one request."""
-
-REQUEST = struct.Struct("=q")
+MOST_DESCRIPTORS = 64
+SYNC = b"s"
+HOLD = b"h"
 ANSWER = struct.Struct("=i")
 
 
 def serve(broker: socket.socket) -> None:
     """Answer requests until the other end is closed. Raises OSError when it is closed amid a sync."""
-    held: dict[int, int] = {}  # first position of a segment -> descriptor
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(broker, MOST_SEGMENTS * REQUEST.size, MOST_SEGMENTS)
-        if not request:
-            return
-        wanted = [base for (base,) in REQUEST.iter_unpack(request)]
-        held.update(zip((base for base in wanted if base not in held), descriptors, strict=True))
-        for base in held.keys() - wanted:
-            os.close(held.pop(base))
-        broker.send(ANSWER.pack(sync([held[base] for base in wanted])))
-
-
-def sync(descriptors: list[int]) -> int:
-    """Sync one after the other; 0, or the errno of the first that fails."""
-    try:
-        for fd in descriptors:
-            os.fdatasync(fd)
-    except OSError as failure:
-        return failure.errno or -1
-    return 0
+    channel = broker.fileno()  # read and written as a file, which costs half
+    held: list[int] = []
+    while request := os.read(channel, 1):
+        if request == HOLD:
+            _, given, _, _ = socket.recv_fds(broker, 1, MOST_DESCRIPTORS)
+            for fd in held:
+                os.close(fd)
+            held = given
+        error = 0
+        try:
+            for fd in held:
+                os.fdatasync(fd)
+        except OSError as failure:
+            error = failure.errno or -1
+        os.write(channel, ANSWER.pack(error))
 
 
 if __name__ == "__main__":

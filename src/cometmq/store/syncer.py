@@ -74,13 +74,13 @@ class ChildSyncer:
     """Syncs in a process (see sync_child.py); in the thread whatever the process cannot do, and everything
     once it is gone."""
 
-    __slots__ = ("_disk", "_flying", "_known", "_loop", "_process", "_socket", "_thread")
+    __slots__ = ("_disk", "_flying", "_held", "_loop", "_process", "_socket", "_thread")
 
     def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, thread: ThreadSyncer) -> None:
         self._disk = disk
         self._loop = loop
         self._thread = thread
-        self._known: set[int] = set()  # segments that the process holds a descriptor of
+        self._held: list[int] = []  # segments that the process holds descriptors of
         self._flying: tuple[Sequence[Unsynced], Done] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -115,7 +115,7 @@ class ChildSyncer:
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
         """See Syncer."""
-        if self._socket is None or len(segments) > sync_child.MOST_SEGMENTS:
+        if self._socket is None or len(segments) > sync_child.MOST_DESCRIPTORS:
             self._thread.sync(segments, done)
             return
         self._flying = segments, done
@@ -126,20 +126,19 @@ class ChildSyncer:
 
     def _ask(self, process: socket.socket, segments: Sequence[Unsynced]) -> None:
         bases = [segment.base for segment in segments]
-        request = b"".join(map(sync_child.REQUEST.pack, bases))
-        if self._known.issuperset(bases):
-            process.send(request)
-        else:
-            opened: list[int] = []
-            try:
-                for segment in segments:
-                    if segment.base not in self._known:
-                        opened += [self._disk.open(segment.path)]
-                socket.send_fds(process, [request], opened)
-            finally:
-                for fd in opened:
-                    self._disk.close(fd)
-        self._known = set(bases)
+        if bases == self._held:
+            process.send(sync_child.SYNC)
+            return
+        opened: list[int] = []
+        try:
+            for segment in segments:
+                opened += [self._disk.open(segment.path)]
+            process.send(sync_child.HOLD)
+            socket.send_fds(process, [sync_child.HOLD], opened)
+        finally:
+            for fd in opened:
+                self._disk.close(fd)
+        self._held = bases
 
     def _answered(self) -> None:
         if self._socket is None:
