@@ -350,6 +350,21 @@ def test_a_damaged_table_is_an_error_or_the_backup_or_a_table(kind: str) -> None
     assert tried
 
 
+def test_verify_names_every_table_that_cannot_be_read() -> None:
+    image, _ = sound_store()
+    tables = [path for path in image if path.endswith((".json", ".json.bak"))]
+    assert len(tables) >= 3
+    for path, place, _, changed in sectors("zeroed"):
+        if path not in tables:
+            continue
+        report = verify(ROOT, disk=RecordingDisk(changed), config=CONFIG)
+        (found,) = [finding for finding in report.findings if finding.kind == "table"]
+        severity = "warning" if path.endswith(".bak") else "error"
+        assert (found.severity, found.path) == (severity, path), place
+        tables.remove(path)
+    assert tables == []
+
+
 def test_both_copies_of_a_table_damaged_is_an_error() -> None:
     disk = RecordingDisk(sound_store()[0])
     for name in ("topics.json", "topics.json.bak"):
