@@ -185,9 +185,7 @@ async def test_the_watermark_refuses_before_the_disk_is_full(tmp_path: Path, dis
             free = os.statvfs(disk.path)
             os.posix_fallocate(filler.fileno(), 0, free.f_bavail * free.f_frsize - MIB)
         answer = await load.until_refused(10)  # there is room for these: it is the mark that counts
-        assert (answer.code, "the disk is full, CL:  0.9" in (answer.remark or "")) == (14, True), (
-            answer.remark
-        )
+        assert (answer.code, "the disk is full, CL: " in (answer.remark or "")) == (14, True), answer.remark
         disk.free()
         await load.until_accepted()
         assert await load.stored() == load.acknowledged
