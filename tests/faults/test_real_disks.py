@@ -104,11 +104,12 @@ class Load:
         (self.acknowledged if answer.code == 0 else self.refused).append(body)
         return answer
 
-    async def until_refused(self, size: int = 20_000) -> Frame:
-        for _ in range(5000):
+    async def until_refused(self, size: int = 20_000, every_s: float = 0) -> Frame:
+        for _ in range(2000):
             answer = await self.send(size)
             if answer.code != 0:
                 return answer
+            await asyncio.sleep(every_s)
         raise AssertionError("the disk never got full")
 
     async def until_accepted(self) -> None:
@@ -184,7 +185,7 @@ async def test_the_watermark_refuses_before_the_disk_is_full(tmp_path: Path, dis
         with (disk.path / "filler").open("wb") as filler:
             free = os.statvfs(disk.path)
             os.posix_fallocate(filler.fileno(), 0, free.f_bavail * free.f_frsize - MIB)
-        answer = await load.until_refused(10)  # there is room for these: it is the mark that counts
+        answer = await load.until_refused(10, every_s=0.02)  # there is room for all of these: the mark counts
         assert (answer.code, "the disk is full, CL: " in (answer.remark or "")) == (14, True), answer.remark
         disk.free()
         await load.until_accepted()

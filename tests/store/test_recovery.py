@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import struct
@@ -14,7 +13,6 @@ from tests.store.kit import bodies, committed, everything, got, open_store, put,
 
 from cometmq.protocol.record import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore
-from cometmq.store.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 QUEUES = 3
@@ -555,60 +553,6 @@ def test_a_body_full_of_old_records_does_not_slow_the_walk(tmp_path: Path) -> No
     assert everything(store, "T", 0) == [b"last"]
     assert disk.calls["pread"] < 60
     store.close()
-
-
-class BadSectors(FaultyDisk):
-    """Some places of the commit log cannot be read."""
-
-    def __init__(self, *places: int) -> None:
-        super().__init__(really_sync=False)
-        self.places = places
-
-    def pread(self, fd: int, length: int, offset: int) -> bytes:
-        path = self._paths[fd]
-        if "commitlog" in path and any(
-            offset <= place - int(Path(path).name) < offset + length for place in self.places
-        ):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        return super().pread(fd, length, offset)
-
-
-def test_a_place_that_the_device_cannot_read_costs_only_the_messages_on_it(tmp_path: Path) -> None:
-    sent = fill(tmp_path)
-    shutil.rmtree(tmp_path / "consumequeue")
-    unclean(tmp_path)
-    log = [path.read_bytes() for path in sorted((tmp_path / "commitlog").iterdir())]
-    store = open_store(tmp_path, BadSectors(70_000, 75_000))
-    found = contents(store)
-    lost = [body for queue_id in sent for body in sent[queue_id] if body not in found[queue_id]]
-    assert 1 <= len(lost) <= 13  # those on two pieces of 4 KiB
-    assert all(damage.start >= 65_536 and damage.stop < 82_000 for damage in store.recovered.damage)
-    store.close()
-    assert [path.read_bytes() for path in sorted((tmp_path / "commitlog").iterdir())][: len(log)] == log
-
-
-def test_nothing_is_cut_off_behind_a_place_that_cannot_be_read(tmp_path: Path) -> None:
-    sent = fill(tmp_path)
-    store = quick(tmp_path)
-    end = store.log.end
-    store.close()
-    unclean(tmp_path)
-    last = segment(tmp_path, end // (64 << 10))
-    before = last.read_bytes()
-    store = open_store(tmp_path, BadSectors(end - 10))
-    assert 0 < sum(map(len, sent.values())) - sum(map(len, contents(store).values())) < 10
-    appended = send(store, b"goes on in the next segment")
-    assert appended.physical_offset == (end // (64 << 10) + 1) * (64 << 10)
-    store.close()
-    assert last.read_bytes() == before
-
-
-def test_verify_names_a_place_that_cannot_be_read(tmp_path: Path) -> None:
-    fill(tmp_path)
-    report = verify(str(tmp_path), disk=BadSectors(70_000))
-    (found,) = [each for each in report.findings if each.kind == "log-damage"]
-    assert found.path.endswith(f"{64 << 10:020d}")
-    assert "cannot be read" in found.problem
 
 
 def test_an_empty_log_beside_full_queues_is_said_aloud(
