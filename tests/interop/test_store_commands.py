@@ -22,6 +22,9 @@ from tests.interop.stores import Record, read_store, records_in
 COMMAND = str(Path(sys.executable).with_name("cometmq"))
 QUERY_MESSAGE = 12
 TOPIC = "Load"
+SETTINGS = {**store_input.TINY, "maxIndexNum": "10000"}
+"""Apache's broker names an index file by the millisecond: when it catches up and fills two in one, the second
+overwrites the first, and `verify` says so rightly. Nobody fills files of this size so fast."""
 
 
 def run(command: str, store: Path, *words: str, expect: int = 0) -> str:
@@ -47,7 +50,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheNamesrv]:
 
 @contextmanager
 def apache(directory: Path, names: ApacheNamesrv) -> Iterator[ApacheBroker]:
-    broker = ApacheBroker("4.9.7", directory, f"127.0.0.1:{names.port}", settings=store_input.TINY)
+    broker = ApacheBroker("4.9.7", directory, f"127.0.0.1:{names.port}", settings=SETTINGS)
     try:
         yield broker
     finally:
@@ -99,7 +102,7 @@ def test_beside_a_broker_that_is_writing(names: ApacheNamesrv, tmp_path: Path) -
     store = tmp_path / "store"
     with apache(tmp_path, names) as broker:
         with Load(broker.port) as load:
-            wait_until("a log of several segments", lambda: len(list((store / "commitlog").iterdir())) > 3)
+            wait_until("several index files", lambda: len(list((store / "index").glob("*"))) > 2, 60)
             counts = []
             for _ in range(6):
                 before = len(load.acknowledged)
@@ -107,7 +110,7 @@ def test_beside_a_broker_that_is_writing(names: ApacheNamesrv, tmp_path: Path) -
                 assert found["findings"] == []
                 assert (found["live"], found["errors"]) == (True, 0)
                 assert found["records"] >= before
-                assert found["index_entries"] > 400
+                assert found["index_entries"] > 10_000
                 counts.append(found["records"])
             assert counts == sorted(set(counts))
             stats = report("stats", store)
@@ -182,7 +185,7 @@ def test_apache_opens_and_serves_what_was_rebuilt(
     shutil.rmtree(store / "index")
     for path in (store / "consumequeue" / "Alpha" / "1").iterdir():
         path.unlink()
-    (store / "broker.conf").write_text("".join(f"{key}={value}\n" for key, value in store_input.TINY.items()))
+    (store / "broker.conf").write_text("".join(f"{key}={value}\n" for key, value in SETTINGS.items()))
     made = report("rebuild", store)
     assert (made["records"], made["not_served"], made["findings"]) == (814, 0, [])
     assert {finding["kind"] for finding in report("verify", store)["findings"]} <= {"checkpoint"}
