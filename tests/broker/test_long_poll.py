@@ -142,4 +142,4 @@ def test_whatever_happens_each_pull_is_woken_once_and_nothing_stays_behind():
             alive -= set(woken)
             assert len(table) == len(alive)
         assert set(table.take_all()) == alive
-        assert (table._queues, table._buckets, table._owners) == ({}, {}, {})
+        assert (table.queues, table._buckets, table._owners) == ({}, {}, {})

@@ -50,7 +50,7 @@ class LongPoll:
     """The parked pulls of a broker."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[str, int], dict[HeldPull, None]] = {}
+        self.queues: dict[tuple[str, int], dict[HeldPull, None]] = {}  # read only, for others
         self._buckets: dict[int, dict[HeldPull, None]] = {}
         self._owners: dict[object, dict[HeldPull, None]] = {}
         self._count = 0
@@ -64,7 +64,7 @@ class LongPoll:
         bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
         pull.key = key
         pull.bucket = bucket
-        add(self._queues, key, pull)
+        add(self.queues, key, pull)
         add(self._buckets, bucket, pull)
         add(self._owners, pull.owner, pull)
         self._count += 1
@@ -76,7 +76,7 @@ class LongPoll:
         """A message with this tag code has become readable; returns the pulls it wakes, removed from the
         tables.
         """
-        pulls = self._queues.get((topic, queue_id))
+        pulls = self.queues.get((topic, queue_id))
         if pulls is None:
             return []
         woken = []
@@ -96,7 +96,7 @@ class LongPoll:
     def recheck(self, max_offset: Callable[[str, int], int]) -> list[HeldPull]:
         """Wake every pull whose queue has something newer, whatever its tag."""
         woken = []
-        for (topic, queue_id), pulls in self._queues.items():
+        for (topic, queue_id), pulls in self.queues.items():
             newest = max_offset(topic, queue_id)
             woken += [pull for pull in pulls if newest > pull.pull_from]
         for pull in woken:
@@ -126,14 +126,14 @@ class LongPoll:
 
     def take_queue(self, topic: str) -> list[HeldPull]:
         """Wake everything parked on a topic (it is deleted, for instance)."""
-        woken = [pull for key, pulls in self._queues.items() if key[0] == topic for pull in pulls]
+        woken = [pull for key, pulls in self.queues.items() if key[0] == topic for pull in pulls]
         for pull in woken:
             self._forget(pull)
         return woken
 
     def take_all(self) -> list[HeldPull]:
         """Wake everything: the broker stops."""
-        woken = [pull for pulls in self._queues.values() for pull in pulls]
+        woken = [pull for pulls in self.queues.values() for pull in pulls]
         for pull in woken:
             self._forget(pull)
         return woken
@@ -141,7 +141,7 @@ class LongPoll:
     def _forget(self, pull: HeldPull) -> None:
         pull.woken = True
         self._count -= 1
-        remove(self._queues, pull.key, pull)
+        remove(self.queues, pull.key, pull)
         remove(self._buckets, pull.bucket, pull)
         remove(self._owners, pull.owner, pull)
 

@@ -340,8 +340,10 @@ class PullProcessor:
         """Messages became readable: wake those who wait for them."""
         if not len(self.long_poll):
             return
-        arrived = self.long_poll.arrived
+        arrived, waited_for = self.long_poll.arrived, self.long_poll.queues
         for topic, queue_id, next_offset, tags_code, _, properties in arrivals:
+            if (topic, queue_id) not in waited_for:  # most of a batch: its first message has woken them all
+                continue
             woken = arrived(topic, queue_id, next_offset, tags_code, properties)
             if woken:
                 self._wake(woken)

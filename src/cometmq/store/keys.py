@@ -27,7 +27,7 @@ _SEPARATOR, _BLANK = 2, 0x20
 IntArray = NDArray[np.int64]
 
 _tag_codes: dict[bytes, int] = {}
-_known_rests: dict[bytes, tuple[int, bool]] = {}
+_known_rests: dict[bytes, int] = {}
 
 
 def property_value(properties: bytes, name: bytes) -> bytes:
@@ -81,18 +81,17 @@ def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
         return stored_tags_code(properties), None
     unique = properties[at:end]
     rest = properties[:at] + properties[end:]
-    known = _known_rests.get(rest)
-    if known is None:
-        if _KEYS in rest:  # keys differ from record to record
-            return stored_tags_code(properties), None
-        alone = at == len(_UNIQ_KEY) or properties[at - len(_UNIQ_KEY) - 1] == _SEPARATOR
-        known = stored_tags_code(properties), alone
+    code = _known_rests.get(rest)
+    if code is None:
+        code = stored_tags_code(properties)
+        name_at = at - len(_UNIQ_KEY)
+        if _KEYS in rest or (name_at and properties[name_at - 1] != _SEPARATOR):
+            return code, None  # it has other keys, or this is a part of some other value, maybe of the tags
         if len(rest) <= _LONGEST_REST:
             if len(_known_rests) >= _MOST_RESTS:
                 _known_rests.clear()
-            _known_rests[rest] = known
-    code, alone = known
-    return code, unique if alone else None
+            _known_rests[rest] = code
+    return code, unique
 
 
 def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] | None]:
