@@ -197,6 +197,17 @@ def test_what_is_no_such_table_gives_way_to_the_backup(name: str, damage: bytes)
             table_of(name, damage, damage).load()
 
 
+def test_what_is_damaged_after_it_was_written_never_becomes_the_backup() -> None:
+    table = table_of("topics.json", b"", None)
+    for count in (1, 2):
+        table.save(_topics(count))
+    write_new_file(table._disk, table.path, b'{"topicConfigTabld":{}}')
+    table.save(_topics(3))
+    assert table_of("topics.json", table._disk.image()[table.path + ".bak"], None).load() == _topics(1)
+    table.save(_topics(4))
+    assert table_of("topics.json", table._disk.image()[table.path + ".bak"], None).load() == _topics(3)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

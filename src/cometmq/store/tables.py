@@ -8,6 +8,7 @@ every moment one of `f` and `f.bak` is whole. Loading: `f`, or `f.bak` when `f` 
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 
@@ -25,7 +26,7 @@ class JsonTable:
     shape: what it must hold; by default what a file of that name holds, and of other names any object.
     """
 
-    __slots__ = ("_disk", "_sealed", "_shape", "path")
+    __slots__ = ("_disk", "_sealed", "_shape", "_written", "path")
 
     def __init__(self, path: str, disk: Disk | None = None, shape: Shape | None = None) -> None:
         self.path = path
@@ -33,6 +34,7 @@ class JsonTable:
         name = os.path.basename(path)
         self._shape = shape or SHAPES.get(name)
         self._sealed = name in SEALED
+        self._written: bytes | None = None  # digest of the text that we wrote last
 
     def load(self, *, backup: bool = True) -> Table:
         """The table, empty when neither the file nor its `.bak` is there. backup: whether that one counts.
@@ -90,12 +92,20 @@ class JsonTable:
         if previous and self._readable(previous):
             write_new_file(self._disk, self.path + ".bak", previous)
         self._disk.rename(self.path + ".tmp", self.path)
+        self._written = _digest(text)
         self._disk.fsync_dir(directory)
 
     def _readable(self, text: bytes) -> bool:
-        """A damaged table must not take the place of a good `.bak`."""
+        """A damaged table must not take the place of a good `.bak`. What is still as we wrote it need not be
+        read for it: with ten thousand topics that takes 70 ms of CPU."""
+        if _digest(text) == self._written:
+            return True
         try:
             read_table(text, self._shape)
         except ProtocolError:
             return False
         return True
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
