@@ -118,6 +118,8 @@ def test_keys_of_many_records_hash_as_those_of_each(texts):
 
 
 @given(PROPERTIES)
+@example(b"TAGS\x01a UNIQ_KEY\x01b\x02")
+@example(b"TAGS\x01a UNIQ_KEY\x01c\x02")
 def test_remembered_codes_and_keys_are_those_of_the_properties(properties):
     for _ in range(2):
         code, key = code_and_key(properties)
