@@ -4,7 +4,7 @@ A producer's headers differ in the time of birth, the unique key and the number 
 (group, topic, queue, flags, other properties, version) comes again and again. Once such a header has come
 twice, what the long way (protocol/frame.py, send.py) made of it is kept under the bytes around the three
 values. From then on these bytes are compared instead of parsed, and the message goes straight to the store:
-a 1 KiB send costs three quarters of what it costs on the long way, sockets not counted.
+a 1 KiB send then costs three quarters of what the long way costs, sockets not counted.
 
 Nothing is assumed about how clients write. What is learnt is proved on a twin of the header that holds three
 other values: the long way must make the same of it but for these values. And the short way only takes values
