@@ -307,7 +307,7 @@ class Worker:
 
     def delete_topic(self) -> None:
         begun, topic, end = self.now, self.chance.choice(TOPICS), self.store.commit_log_max
-        self.store.delete_topic(topic)
+        self._now_done(self.store.delete_topics([topic]))
         self.ledger.deletions.append((begun, self.now, topic, end))
 
     def save_table(self) -> None:

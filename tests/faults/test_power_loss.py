@@ -115,6 +115,24 @@ def test_names_are_there_or_not_until_their_directory_is_synced() -> None:
     assert [image for _, image in CrashPoint(disk, at + 1).every_image()] == [{"/": None, "/f": b"new"}]
 
 
+def test_a_directory_that_was_moved_leaves_nothing_behind() -> None:
+    disk = RecordingDisk()
+    disk.makedirs("/d/e")
+    disk.fsync_dir("/")
+    disk.fsync_dir("/d")
+    for name in ("kept", "dropped"):
+        disk.open(f"/d/e/{name}", create=True)  # names that no sync has made last
+    disk.fsync_dir("/d/e")
+    disk.unlink("/d/e/dropped")
+    disk.open("/d/e/new", create=True)
+    disk.rename("/d/e", "/d/f")
+    disk.fsync_dir("/d")
+    disk.makedirs("/d/e")
+    disk.fsync_dir("/d")
+    images = [set(image) for _, image in CrashPoint(disk, len(disk.history)).every_image()]
+    assert images == [{"/", "/d", "/d/e", "/d/f", "/d/f/kept", "/d/f/new"}]
+
+
 def test_a_new_file_is_lost_with_its_directory() -> None:
     disk = RecordingDisk()
     disk.makedirs("/d/e")

@@ -91,11 +91,17 @@ class RuntimeAdmin:
         await store.upkeep.retire_now(log_too=True)
         return frame.response(SUCCESS)
 
-    def clean_unused_topics(self, _connection: Connection, frame: Frame) -> Frame:
+    async def clean_unused_topics(self, connection: Connection, frame: Frame) -> Frame:
         """316: delete the queues of topics that nobody configured."""
-        context = self._context
-        for topic in set(context.store.topics()) - context.topics.table.keys():
-            context.store.delete_topic(topic)
+        try:
+            gone = await self._context.store.keep_topics(self._context.topics.table)
+        except OSError as error:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"not all topics were deleted: {error.strerror or error}"
+            ) from error
+        log.info(
+            "topics without configuration deleted for %s: %s", connection.peer, ", ".join(gone) or "none"
+        )
         return frame.response(SUCCESS)
 
     def runtime_info(self, _connection: Connection, frame: Frame) -> Frame:

@@ -120,7 +120,7 @@ class TopicAdmin:
         context = self._context
         name = self._changeable(frame.header(DeleteTopicRequestHeader).topic, frame.version)
         try:
-            context.store.delete_topic(name)
+            await context.store.delete_topics([name])
         except OSError as error:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"

@@ -176,6 +176,8 @@ class ConsumeQueue:
         if offset >= self.window_start:
             begin = (offset - self.window_start) * UNIT
             return self.window[begin : begin + count * UNIT]
+        if self.deleted:
+            return None  # another queue's files may lie at its path by now
         position = offset * UNIT
         base = position - position % self.file_size
         stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
@@ -261,21 +263,13 @@ class ConsumeQueue:
         self.unsynced_files.discard(base)
         self.min_offset = max(self.min_offset, (base + self.file_size) // UNIT)
 
-    def destroy(self) -> None:
-        """Remove the queue's files and directory. Raises OSError: then its oldest files may be gone, or all
-        of them, and the queue goes on without them at its next offset. (`deleted` is the caller's to set.)
-        """
-        for base in list(self.positions):
-            self.delete_file(self._path_of(base))
-        self.min_offset = min(self.min_offset, self.max_offset)
-        if self._files.disk.is_dir(self.path):
-            # The files must not come back under a new queue of this name.
-            self._files.disk.fsync_dir(self.path)
-            try:
-                self._files.disk.rmdir(self.path)
-            except OSError:
-                pass  # somebody else's file lies in it; ours are gone
-            self._dir_made = False
+    def let_go(self) -> None:
+        """The queue's topic is deleted and its files are elsewhere: units that still arrive go nowhere."""
+        self.deleted = True
+        for base in self.positions:
+            self._files.descriptors.drop(self._path_of(base))
+        self.positions.clear()
+        self.unsynced_files.clear()
 
     # -- loading ----------------------------------------------------------------------------------
 

@@ -73,12 +73,15 @@ class QueueFloors:
         others = {name: floors for name, floors in self.floors.items() if name != topic}
         self.floors = {**others, topic: rest} if rest else others
 
-    def forget(self, topics: Iterable[str]) -> None:
-        """Drop the floors of topics that are deleted, for good. Raises OSError."""
+    def drop(self, topics: Iterable[str]) -> None:
+        """Forget the floors of topics, in memory."""
         gone = set(topics)
         self.floors = {topic: floors for topic, floors in self.floors.items() if topic not in gone}
+
+    def save_without(self, topics: Iterable[str]) -> None:
+        """Bring it onto the device that these topics were dropped. Raises OSError. Any thread."""
         with self._lock:
-            if not gone.isdisjoint(self._saved):
+            if not set(topics).isdisjoint(self._saved):
                 self._write(self.floors)
                 # Once more for the backup: from there it could hide messages of a new topic of that name.
                 self._write(self.floors)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import NamedTuple, TypeVar
@@ -42,12 +42,13 @@ from cometmq.store.index import IndexService
 from cometmq.store.lengths import check_lengths
 from cometmq.store.log_places import LogPlaces
 from cometmq.store.lookup import Lookup
-from cometmq.store.off_loop import OffLoop
+from cometmq.store.off_loop import OffLoop, in_place
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.reading import Got, QueueReader, RecordFilter, TagFilter
 from cometmq.store.recovery import Recovered, Recovery
 from cometmq.store.refusal import StoreRefused
 from cometmq.store.retention import Retention
+from cometmq.store.topic_deletion import TopicDeletion
 from cometmq.store.topic_retention import TopicRetention
 from cometmq.store.upkeep import Upkeep
 
@@ -466,34 +467,19 @@ class MessageStore:
     # -- deleting ---------------------------------------------------------------------------------
 
     def delete_topic(self, topic: str) -> int:
-        """Destroy the queues of a topic, those of this tick's messages included; its records go with their
-        segments. Returns the number of queues. Raises OSError; then the topic is still there."""
-        return self._delete_topics([topic])
+        """`delete_topics` of one, in place: for a store without a loop."""
+        return in_place(self.delete_topics([topic]))
 
-    def keep_topics(self, known: set[str]) -> list[str]:
-        """Destroy the queues of every topic that is not in `known`; returns those topics."""
+    async def delete_topics(self, topics: Sequence[str]) -> int:
+        """Destroy the queues of topics, those of this tick's messages included; their records go with their
+        segments. Returns the number of queues. Raises OSError; then what is left of the topics goes on."""
+        return await TopicDeletion(self).delete(topics)
+
+    async def keep_topics(self, known: Container[str]) -> list[str]:
+        """Destroy the queues of every topic that is not in `known`; returns those topics. Raises OSError."""
         gone = [topic for topic in self.topics() if topic not in known]
-        if gone:
-            self._delete_topics(gone)
+        await self.delete_topics(gone)
         return gone
-
-    def _delete_topics(self, topics: list[str]) -> int:
-        # What retention deleted must not come back with a power failure once its topics are forgotten here.
-        for directory in self.config.commit_log_dirs:
-            self.disk.fsync_dir(directory)
-        deleted, floors = self.deleted.ends, self.floors.floors
-        try:
-            self.deleted.add(topics, self.log.next, self.log.min_position)
-            self.floors.forget(topics)
-            return sum(self.queues.delete_topic(topic) for topic in topics)
-        except OSError:
-            self.floors.floors = floors
-            try:
-                self.deleted.take_back(topics, deleted)
-                self.floors.save()
-            except OSError as failure:
-                log.error("the next start will finish the deletion of %s: %s", ", ".join(topics), failure)
-            raise
 
     def purge_plan(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None

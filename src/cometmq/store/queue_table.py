@@ -9,21 +9,37 @@ from collections.abc import Iterator
 
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue, file_name
+from cometmq.store.disk import Disk
 from cometmq.store.files import StoreFiles
 
 log = logging.getLogger(__name__)
 
+TRASH = ".deleted"
+"""Where files of deleted topics wait for their end, as gone-<n>/<queue id>/...: no queue ids for Apache's
+broker, which passes over them."""
 _EAGER_UNITS = 256  # a queue with this many unwritten units is written at once
 
 
 class QueueTable:
     """Loop thread only."""
 
-    __slots__ = ("_dirty", "_files", "_queues", "_topics", "by_key", "directory", "file_size")
+    __slots__ = (
+        "_dirty",
+        "_files",
+        "_gone",
+        "_queues",
+        "_topics",
+        "_trash",
+        "by_key",
+        "directory",
+        "file_size",
+    )
 
     def __init__(self, files: StoreFiles, config: StoreConfig) -> None:
         self._files = files
         self.directory = os.path.join(config.root, "consumequeue")
+        self._trash = os.path.join(self.directory, TRASH)
+        self._gone = 0
         self.file_size = config.consume_queue_file_size
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self.by_key = self._queues  # for whoever cannot afford a call of `find`; not to be changed
@@ -113,7 +129,11 @@ class QueueTable:
         """Take over every queue directory. Returns notes about damage."""
         notes: list[str] = []
         disk = self._files.disk
+        self.empty_trash()
+        self.drop_trash()
         for topic in disk.listdir(self.directory):
+            if topic == TRASH:
+                continue
             topic_dir = os.path.join(self.directory, topic)
             if not disk.is_dir(topic_dir):
                 notes.append(f"{topic_dir}: not a topic directory, left alone")
@@ -126,26 +146,58 @@ class QueueTable:
         return notes
 
     def delete_topic(self, topic: str) -> int:
-        """Destroy the queues of a topic; returns how many there were. Raises OSError: then all of them are
-        still there, perhaps without messages."""
-        queues = self._topics.get(topic, {})
-        for queue in queues.values():
-            queue.destroy()
+        """Destroy the queues of a topic, in place; returns how many there were. Raises OSError."""
+        count = self.take_out(topic)
+        self.empty_trash()
+        self.drop_trash()
+        return count
+
+    def next_offsets(self, topic: str) -> dict[int, int]:
+        """Queue id -> the offset that the next message of a topic gets there."""
+        return {queue_id: queue.next_offset for queue_id, queue in self._topics.get(topic, {}).items()}
+
+    def take_out(self, topic: str) -> int:
+        """Forget the queues of a topic and move their files into the trash; returns how many there were.
+        Raises OSError; then nothing has changed."""
+        disk = self._files.disk
         topic_dir = os.path.join(self.directory, topic)
-        if self._files.disk.is_dir(topic_dir):
-            self._files.disk.fsync_dir(topic_dir)
-            try:
-                self._files.disk.rmdir(topic_dir)
-            except OSError:
-                log.warning("%s is not empty and stays", topic_dir)
-            self._files.disk.fsync_dir(self.directory)
+        if disk.is_dir(topic_dir):
+            disk.makedirs(self._trash)
+            while disk.is_dir(target := os.path.join(self._trash, f"gone-{self._gone}")):
+                self._gone += 1
+            disk.rename(topic_dir, target)
+        queues = self._topics.pop(topic, {})
         for queue_id, queue in queues.items():
             del self._queues[topic, queue_id]
-            queue.deleted = True  # units that still arrive go nowhere
-            if queue.dirty:
-                self._dirty.remove(queue)
-        self._topics.pop(topic, None)
+            queue.let_go()  # if it is among the dirty ones, it is passed over there
         return len(queues)
+
+    def empty_trash(self) -> None:
+        """Remove the files of deleted topics, for good. Raises OSError. Any thread."""
+        disk = self._files.disk
+        if not disk.is_dir(self._trash):
+            return
+        # The moves come first: a topic's directory that came back with half its files would be a short one.
+        disk.fsync_dir(self.directory)
+        disk.fsync_dir(self._trash)
+        for name in disk.listdir(self._trash):
+            topic_dir = os.path.join(self._trash, name)
+            for queue_id in disk.listdir(topic_dir):
+                self._remove_files(os.path.join(topic_dir, queue_id))
+            _remove_if_empty(disk, topic_dir)
+
+    def _remove_files(self, queue_dir: str) -> None:
+        disk = self._files.disk
+        if disk.is_dir(queue_dir):
+            for name in disk.listdir(queue_dir):
+                if len(name) == 20 and name.isdigit():
+                    disk.unlink(os.path.join(queue_dir, name))
+            _remove_if_empty(disk, queue_dir)
+
+    def drop_trash(self) -> None:
+        """Remove the directory of the trash if it is empty."""
+        if self._files.disk.is_dir(self._trash):
+            _remove_if_empty(self._files.disk, self._trash)
 
     def statistics(self) -> list[tuple[str, int, int, int]]:
         """(topic, queue id, min offset, max offset) of every queue."""
@@ -154,3 +206,12 @@ class QueueTable:
     @property
     def units_per_file(self) -> int:
         return self.file_size // CONSUME_QUEUE_UNIT
+
+
+def _remove_if_empty(disk: Disk, path: str) -> None:
+    try:
+        disk.rmdir(path)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        log.warning("%s is not empty and stays", path)

@@ -19,6 +19,7 @@ from cometmq.store.config import SMALL_FILES, StoreConfig
 from cometmq.store.disk import Disk, read_file
 from cometmq.store.guards import AbortMark, lock_held
 from cometmq.store.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
+from cometmq.store.queue_table import TRASH
 
 CONF = "broker.conf"
 _PROBE_ENTRIES = 64
@@ -156,6 +157,8 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
 def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
     queues = []
     for topic in disk.listdir(directory):
+        if topic == TRASH:
+            continue  # a deletion that is under way, or that the next start will finish
         topic_dir = os.path.join(directory, topic)
         if not disk.is_dir(topic_dir):
             strays.append(topic_dir)

@@ -36,11 +36,14 @@ _RESERVE_AGAIN_S = 10.0  # after a failed reservation, unless retention has made
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
     """Bring files, and names in directories, onto the device; what is gone is fine. Raises OSError. For a
     thread."""
-    if len(paths) > _MANY_FILES and disk.sync_filesystem(os.path.dirname(paths[0])):
+    if len(paths) > _MANY_FILES and _synced_at_once(disk, paths):
         return
     for directory in directories:
         if disk.is_dir(directory):
-            disk.fsync_dir(directory)
+            try:
+                disk.fsync_dir(directory)
+            except FileNotFoundError:
+                continue  # its topic was deleted just now
     for path in paths:
         try:
             fd = disk.open(path)
@@ -50,6 +53,16 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
             disk.fdatasync(fd)
         finally:
             disk.close(fd)
+
+
+def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
+    """Sync the whole file system of these files, by a directory of theirs that is still there."""
+    for directory in {os.path.dirname(path): None for path in paths}:
+        try:
+            return disk.sync_filesystem(directory)
+        except FileNotFoundError:
+            continue  # its topic was deleted
+    return False
 
 
 class _Covered(NamedTuple):
@@ -101,6 +114,7 @@ class Upkeep:
         self._every(lambda config: config.flush_interval_consume_queue, self._derived_round)
         self._every(lambda config: config.clean_resource_interval, self._retention_round)
         store.off_loop.attach(loop, self._pool)
+        self._begin("fullness", store.retention.look)
 
     def configure(self) -> None:
         """Take over the flush mode of the store's settings: under SYNC_FLUSH, where each send waits for a

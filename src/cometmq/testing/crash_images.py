@@ -115,17 +115,34 @@ class CrashPoint:
         elif kind == "fdatasync":
             self._file(operation.inode).sync()
         elif kind == "fsync_dir":
-            kept = []
-            for entry in self._pending_names:
-                if os.path.dirname(entry[1].path) == operation.path:
-                    rename_in(self._names, entry[1])
-                else:
-                    kept.append(entry)
-            self._pending_names = kept
+            due = [each for each in self._pending_names if os.path.dirname(each[1].path) == operation.path]
+            lasting = {moment for moment, _ in due}
+            self._pending_names = [each for each in self._pending_names if each[0] not in lasting]
+            for moment, change in due:
+                self._rename_in(self._names, change)
+                if self._moves_directory(change):  # what had changed in it went with it
+                    self._pending_names = [
+                        each
+                        for each in self._pending_names
+                        if each[0] > moment or not each[1].path.startswith(change.path + "/")
+                    ]
         else:
             if kind in ("create", "mkdir"):
                 self._files[operation.inode] = FileState(b"") if kind == "create" else None
             self._pending_names.append((stamp, operation))
+
+    def _moves_directory(self, operation: Operation) -> bool:
+        return operation.kind == "rename" and self._files[operation.inode] is None
+
+    def _rename_in(self, names: dict[str, int], operation: Operation) -> None:
+        if self._moves_directory(operation):
+            for path in [path for path in names if path.startswith(operation.path + "/")]:
+                del names[path]
+        for path, inode in operation.names:
+            if inode is None:
+                names.pop(path, None)
+            else:
+                names[path] = inode
 
     def _file(self, inode: int) -> FileState:
         state = self._files[inode]
@@ -161,7 +178,7 @@ class CrashPoint:
         for choice, pick in zip(self.choices, picks, strict=True):
             if choice.kind == "name":
                 if pick:
-                    rename_in(names, self._pending_names[choice.number][1])
+                    self._rename_in(names, self._pending_names[choice.number][1])
             else:
                 changed.setdefault(choice.inode, []).append((choice, pick))
         image: Image = {}
@@ -239,11 +256,3 @@ def content_of(state: FileState, picked: list[tuple[Choice, int]]) -> bytes:
             apply_write(content, choice.number * SECTOR, version)
     apply_length(content, length)
     return bytes(content)
-
-
-def rename_in(names: dict[str, int], operation: Operation) -> None:
-    for path, inode in operation.names:
-        if inode is None:
-            names.pop(path, None)
-        else:
-            names[path] = inode

@@ -1,0 +1,244 @@
+"""Topics deleted while the loop goes on: what threads do, what arrives meanwhile, what a crash leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from tests.store.kit import START_MS, bodies, everything, open_store, send, small
+
+from cometmq.store import ManualClock, MessageStore
+from cometmq.store.upkeep import sync_paths
+from cometmq.store.verify import verify
+from cometmq.testing.faulty_disk import FaultyDisk
+
+SYNCS = ("fdatasync", "fsync_dir", "unlink", "pwrite")
+
+
+class Watched(FaultyDisk):
+    """Notes what waits for the device in the loop's own thread, and can hold up a thread's operation."""
+
+    def __init__(self) -> None:
+        super().__init__(really_sync=False)
+        self.loop_thread = threading.get_ident()
+        self.in_the_loop: list[tuple[str, str]] = []
+        self.hold = ("", "")
+        self.held = threading.Event()
+        self.go_on = threading.Event()
+        self.before = self._look
+
+    def _look(self, operation: str, path: str) -> None:
+        if threading.get_ident() == self.loop_thread:
+            if operation in SYNCS:
+                self.in_the_loop.append((operation, path))
+        elif operation == self.hold[0] and self.hold[1] in path:
+            self.hold = ("", "")
+            self.held.set()
+            assert self.go_on.wait(20)
+
+
+def running(root: Path, queues: int = 3, **changes: int) -> tuple[MessageStore, Watched]:
+    """A store with a loop and the topics T and Other, everything written."""
+    disk = Watched()
+    store = open_store(root, disk, ManualClock(START_MS), mapped_file_size_commit_log=1 << 22, **changes)
+    for queue_id in range(queues):
+        send(store, b"%d" % queue_id, queue_id=queue_id)
+        send(store, b"%d" % queue_id, topic="Other", queue_id=queue_id)
+    store.upkeep.settle_all()
+    store.start()
+    disk.in_the_loop.clear()
+    return store, disk
+
+
+def directories(root: Path) -> list[str]:
+    return sorted(os.listdir(root / "consumequeue"))
+
+
+async def test_the_loop_waits_for_no_device(tmp_path: Path) -> None:
+    store, disk = running(tmp_path, 300)
+    assert await store.delete_topics(["T"]) == 300
+    assert disk.in_the_loop == []
+    assert (directories(tmp_path), store.topics()) == (["Other"], ["Other"])
+    await store.stop()
+
+
+async def test_many_topics_cost_as_many_syncs_as_one(tmp_path: Path) -> None:
+    store, disk = running(tmp_path, 1)
+    for number in range(50):
+        send(store, topic=f"T{number}")
+    store.upkeep.settle_all()
+    disk.in_the_loop.clear()
+    calls = disk.calls["fdatasync"] + disk.calls["fsync_dir"]
+    gone = await store.keep_topics({"Other"})
+    assert gone == sorted(["T", *(f"T{number}" for number in range(50))])
+    assert disk.in_the_loop == []
+    assert disk.calls["fdatasync"] + disk.calls["fsync_dir"] - calls < 15
+    assert directories(tmp_path) == ["Other"]
+    assert await store.keep_topics({"Other"}) == []
+    await store.stop()
+
+
+async def held_up(store: MessageStore, disk: Watched, operation: str, path: str) -> asyncio.Task[int]:
+    """A deletion of T that stands before this operation of its thread."""
+    disk.hold = (operation, path)
+    deleting = asyncio.create_task(store.delete_topics(["T"]))
+    assert await asyncio.to_thread(disk.held.wait, 20)
+    return deleting
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+async def test_messages_that_come_while_it_is_noted_go_too(tmp_path: Path, end: str) -> None:
+    store, disk = running(tmp_path)
+    deleting = await held_up(store, disk, "rename", "deletedTopics.json")
+    late = send(store, b"late")
+    assert late.queue_offset == 1
+    disk.go_on.set()
+    await deleting
+    assert send(store, b"new").queue_offset == 0
+    assert everything(store) == [b"new"]
+    if end == "stopped":
+        await store.stop()
+    else:
+        store.crash()
+    store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
+    assert everything(store) == [b"new"]
+    assert store.recovered.damage == []
+    store.close()
+
+
+async def test_a_topic_that_never_rests_is_deleted_all_the_same(tmp_path: Path) -> None:
+    store, disk = running(tmp_path)
+    loop = asyncio.get_running_loop()
+
+    def interfere(operation: str, path: str) -> None:
+        if operation == "rename" and "deletedTopics" in path and threading.get_ident() != disk.loop_thread:
+            done = asyncio.run_coroutine_threadsafe(asyncio.to_thread(lambda: None), loop)
+            loop.call_soon_threadsafe(send, store, b"again")
+            done.result(20)
+
+    disk.before = interfere
+    assert await store.delete_topics(["T"]) == 3
+    assert send(store, b"new").queue_offset == 0
+    store.crash()
+    store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
+    assert everything(store) == [b"new"]
+    store.close()
+
+
+async def test_a_new_topic_of_the_name_is_not_mixed_up_with_the_files_of_the_old(tmp_path: Path) -> None:
+    store, disk = running(tmp_path)
+    deleting = await held_up(store, disk, "unlink", ".deleted")
+    for number in range(200):  # two files of units
+        assert send(store, b"new %d" % number).queue_offset == number
+    assert store.queues.write_dirty()
+    disk.go_on.set()
+    assert await deleting == 3
+    assert len(os.listdir(tmp_path / "consumequeue" / "T" / "0")) == 2
+    assert directories(tmp_path) == ["Other", "T"]
+    assert everything(store) == [b"new %d" % number for number in range(200)]
+    await store.stop()
+    store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
+    assert (store.recovered.clean, len(everything(store))) == (True, 200)
+    store.close()
+
+
+async def test_two_deletions_of_one_topic_at_once(tmp_path: Path) -> None:
+    store, disk = running(tmp_path)
+    first = await held_up(store, disk, "unlink", ".deleted")
+    send(store, b"between")
+    store.queues.write_dirty()
+    second = asyncio.create_task(store.delete_topics(["T"]))
+    disk.go_on.set()
+    assert (await first, await second) == (3, 1)
+    assert directories(tmp_path) == ["Other"]
+    await store.stop()
+
+
+async def test_whoever_still_holds_a_queue_reads_nothing_of_its_successor(tmp_path: Path) -> None:
+    store, _ = running(tmp_path)
+    for number in range(300):
+        send(store, b"old %d" % number)
+    old = store.queues.get("T", 0)
+    store.queues.write_dirty()
+    await store.delete_topics(["T"])
+    for number in range(300):
+        send(store, b"new %d" % number)
+    store.queues.write_dirty()
+    assert old.read(0, 1, wait=True) is None
+    assert old.unit(0) is None
+    assert bodies(store.get_messages("T", 0, 0, 1)) == [b"new 0"]
+    await store.stop()
+
+
+def test_what_a_crash_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    send(store)
+    send(store, topic="Other")
+    store.queues.write_dirty()
+    store.disk.fail("unlink", match=".deleted")  # type: ignore[attr-defined]
+    assert store.delete_topic("T") == 1
+    assert directories(tmp_path) == [".deleted", "Other"]
+    store.crash()
+    assert not [
+        each for each in verify(str(tmp_path), config=small(tmp_path)).findings if each.kind == "stray"
+    ]
+    store = open_store(tmp_path)
+    assert (directories(tmp_path), store.topics()) == (["Other"], ["Other"])
+    store.close()
+
+
+def test_somebody_elses_files_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(tmp_path)
+    send(store)
+    store.queues.write_dirty()
+    (tmp_path / "consumequeue" / "T" / "notes.txt").write_text("mine")
+    (tmp_path / "consumequeue" / "T" / "0" / "more.txt").write_text("mine too")
+    store.delete_topic("T")
+    kept = tmp_path / "consumequeue" / ".deleted" / "gone-0"
+    assert (kept / "notes.txt").read_text() == "mine"
+    assert os.listdir(kept / "0") == ["more.txt"]
+    assert "is not empty and stays" in caplog.text
+    send(store)
+    store.queues.write_dirty()
+    store.delete_topic("T")
+    store.close()
+    store = open_store(tmp_path)
+    assert store.topics() == []
+    assert (kept / "notes.txt").exists()
+    store.close()
+
+
+def test_directories_that_go_while_they_are_synced_are_no_failure(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    paths = []
+    for number in range(300):
+        directory = tmp_path / f"{number}"
+        directory.mkdir()
+        paths.append(str(directory / "file"))
+        if number:
+            Path(paths[-1]).touch()
+        else:
+            directory.rmdir()  # its file is the first of the lot
+    sync_paths(disk, paths, [])
+    disk.fail("fsync_dir", error=2)  # gone between two looks
+    sync_paths(disk, paths[1:3], [str(tmp_path / "1"), str(tmp_path / "2")])
+    assert disk.calls["fsync_dir"] == 2
+
+
+async def test_a_refusal_after_a_message_came_between_takes_everything_back(tmp_path: Path) -> None:
+    store, disk = running(tmp_path)
+    await store.raise_min_offsets("T", {0: 1})
+    deleting = await held_up(store, disk, "rename", "deletedTopics.json")
+    send(store, b"late")
+    disk.fail("rename", first=2, times=1000, match="deletedTopics.json")  # the second noting
+    disk.go_on.set()
+    with pytest.raises(OSError, match="Input/output error"):
+        await deleting
+    disk.heal()
+    assert (everything(store), everything(store, queue_id=1)) == ([b"late"], [b"1"])
+    assert send(store, b"more").queue_offset == 2
+    assert store.floors.floors == {"T": {0: 1}}
+    await store.stop()
