@@ -15,6 +15,7 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueryMessageRequestHeader
 from cometmq.standalone import small_files
+from cometmq.store import ManualClock
 
 from .conftest import COMMIT, Peer, records, until
 
@@ -193,7 +194,7 @@ class TestOffsetMovedEvents:
         broker = cluster.broker.parts
         held = broker.context.tick._loop.create_task(peer.pull(offset=1, hold_ms=20_000))
         await until(lambda: len(broker.pulls.long_poll))
-        broker.store.delete_topic("Orders")
+        await broker.store.delete_topics(["Orders"])
         broker.pulls.topic_gone("Orders")
         assert (await held).code == ResponseCode.PULL_OFFSET_MOVED
         (event,) = records(await other.pull("OFFSET_MOVED_EVENT", hold_ms=5000))
@@ -271,3 +272,26 @@ class TestLiveSettings:
                     unique_key_query=unique,
                 )
                 assert len(records(await peer.call(RequestCode.QUERY_MESSAGE, query))) == count
+
+
+async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rarely(
+    cluster, caplog, monkeypatch
+):
+    peer = cluster.peer()
+    await peer.send(body=b"late", properties={"DELAY": "1"})
+    broker = cluster.broker.parts
+    schedule, cursor = broker.schedule, broker.schedule._cursors[1]
+    waits = []
+    cursor.timer.cancel()
+    monkeypatch.setattr(schedule, "_wake", lambda _cursor, delay_s=0.0: waits.append(delay_s))
+    monkeypatch.setattr(schedule._context, "clock", ManualClock(broker.context.clock.time_ms() + 5000))
+    shut, broker.store.appender.shut = broker.store.appender.shut, "the test says so"
+    for _ in range(12):
+        schedule._run(cursor)
+    assert waits == [pytest.approx(min(0.1 * 2**n, 10)) for n in range(12)]
+    assert sum("not delivered" in record.message for record in caplog.records) == 1
+    broker.store.appender.shut = shut
+    schedule._run(cursor)
+    assert [m.body for m in records(await peer.pull(hold_ms=5000))] == [b"late"]
+    await until(lambda: cursor.offset == 1)
+    assert cursor.refusals == 0

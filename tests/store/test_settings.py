@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 from pathlib import Path
@@ -11,7 +12,8 @@ from tests.store.kit import START_MS, committed, drop_first_segment, everything,
 from tests.store.test_retention import age, filled
 
 from cometmq.protocol.record import decode_record
-from cometmq.store import GetStatus, ManualClock, MessageStore
+from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
+from cometmq.store.disk import DiskUsage
 from cometmq.store.index_file import ENTRY, HEADER, SLOT_SIZE, file_length
 from cometmq.store.off_loop import in_place
 from cometmq.testing.faulty_disk import FaultyDisk
@@ -417,3 +419,38 @@ def test_fields_of_another_version_in_the_checkpoint_are_carried_through(tmp_pat
         assert struct.unpack_from(">qq", kept, 24) == (123_456_789, 987_654_321)
         assert (kept[4088:], len(kept)) == (b"the  end", 4096)
         assert struct.unpack_from(">q", kept)[0] == START_MS + 5000
+
+
+async def test_how_full_the_disks_are_is_known_before_the_first_pass(tmp_path: Path) -> None:
+    """Log, queues and index may have a disk of their own each."""
+
+    class Disks(FaultyDisk):
+        def usage(self, path: str) -> DiskUsage:
+            used = {"commitlog": 60, "consumequeue": 30, "index": 20}.get(os.path.basename(path), 10)
+            return DiskUsage(100, used, 100 - used)
+
+    store = open_store(tmp_path, Disks(), clean_resource_interval=1 << 40)
+    keyed(store, 1)
+    store.index.write()
+    store.start()
+    await asyncio.wait(list(store.upkeep._passes.values()))
+    ratios = store.retention.disk_ratio, store.retention.queue_ratio, store.retention.index_ratio
+    assert ratios == (0.6, 0.3, 0.2)
+    store.configure(store.config.replace(disk_space_warning_level_ratio=50))
+    await store.retention.measure()
+    with pytest.raises(StoreRefused, match=r"CL:  0.60 CQ:  0.30 INDEX:  0.20"):
+        put(store)
+    await store.stop()
+
+
+def test_a_full_disk_of_the_queues_alone_stops_writing(tmp_path: Path) -> None:
+    class Disks(FaultyDisk):
+        def usage(self, path: str) -> DiskUsage:
+            used = 95 if path.endswith("consumequeue") else 10
+            return DiskUsage(100, used, 100 - used)
+
+    store = open_store(tmp_path, Disks())
+    send(store)
+    in_place(store.retention.measure())
+    assert not store.flags.writeable
+    store.crash()

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 # Deliveries of one level in one tick.
 BATCH = 32
-# After a refused delivery the same message is tried again so much later.
+# After a refused delivery the same message is tried again so much later, and after each further one twice as
+# late as before, up to ERROR_S: a store may take no messages for hours.
 RETRY_S = 0.1
 # After an error of ours, as Apache's loop does.
 ERROR_S = 10.0
@@ -42,13 +43,14 @@ LOOK_AGAIN_S = 10.0
 class LevelCursor:
     """One level: where it stands, and whether it waits, delivers or sleeps."""
 
-    __slots__ = ("busy", "dirty", "level", "offset", "timer")
+    __slots__ = ("busy", "dirty", "level", "offset", "refusals", "timer")
 
     def __init__(self, level: int) -> None:
         self.level = level
         self.offset = 0
         self.busy = False
         self.dirty = False
+        self.refusals = 0  # in a row, of the message at `offset`
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -194,8 +196,10 @@ class ScheduleService:
             try:
                 appended = self._append(message) or appended
             except StoreError as error:
-                log.warning("delay level %d: message at %d not delivered: %s", cursor.level, reached, error)
-                wait_ms = int(RETRY_S * 1000)
+                if appended or reached != cursor.offset:
+                    wait_ms = int(RETRY_S * 1000)
+                else:
+                    wait_ms = int(self._refused(cursor, str(error)) * 1000)
                 break
             reached = message.queue_offset + 1
         else:
@@ -204,11 +208,14 @@ class ScheduleService:
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
             if code != ResponseCode.SUCCESS:
-                log.warning("delay level %d: delivery at %d failed: %s", cursor.level, cursor.offset, remark)
-                self._wake(cursor, RETRY_S)
+                self._wake(cursor, self._refused(cursor, remark or ""))
                 return
-            cursor.offset = reached
-            cursor.dirty = True
+            if reached != cursor.offset:
+                if cursor.refusals:
+                    log.info("delay level %d: messages are delivered again", cursor.level)
+                cursor.refusals = 0
+                cursor.offset = reached
+                cursor.dirty = True
             if wait_ms:
                 self._wake(cursor, wait_ms / 1000)
             elif reached < context.store.max_offset(SCHEDULE_TOPIC, cursor.level - 1):
@@ -218,6 +225,18 @@ class ScheduleService:
             context.writer.appended(outcome)
         else:
             outcome(int(ResponseCode.SUCCESS), None)
+
+    def _refused(self, cursor: LevelCursor, why: str) -> float:
+        """Seconds to wait after the store refused the message at the cursor; the first time it is said."""
+        if not cursor.refusals:
+            log.warning(
+                "delay level %d: message at %d not delivered, trying again: %s",
+                cursor.level,
+                cursor.offset,
+                why,
+            )
+        cursor.refusals += 1
+        return min(RETRY_S * (1 << min(cursor.refusals - 1, 7)), ERROR_S)
 
     def _append(self, message: MessageExt) -> bool:
         """Store the real message; False if it has no destination and is dropped."""

@@ -46,6 +46,7 @@ class Retention:
         self.disk_ratio = 0.0
         self.log_ratios: dict[str, float] = {}
         self.queue_ratio = 0.0
+        self.index_ratio = 0.0
 
     def delete_now(self) -> None:
         """The operator's request: the next passes delete expired files whatever the hour."""
@@ -71,14 +72,23 @@ class Retention:
         whole = usage.used + usage.usable
         return math.ceil(100 * usage.used / whole) / 100 if whole else -1.0
 
-    async def measure(self) -> None:
-        """Read the fullness of the disk, and stop or resume writing by it."""
+    async def look(self) -> None:
+        """Read the fullness of log, queues and index; each may have a disk of its own."""
         store, config = self._store, self._store.config
         used = {path: await store.off_loop.run(self._used, path) for path in config.commit_log_dirs}
         self.log_ratios = used
         self.disk_ratio = min(used.values())  # of several directories the emptiest counts, as in Apache's
         store.log.places.full = {path for path, ratio in used.items() if ratio > self._forced_above}
-        self.queue_ratio = await store.off_loop.run(self._used, config.root)
+        self.queue_ratio = await store.off_loop.run(self._used, os.path.join(config.root, "consumequeue"))
+        index = os.path.join(config.root, "index")
+        self.index_ratio = await store.off_loop.run(
+            self._used, index if store.disk.is_dir(index) else config.root
+        )
+
+    async def measure(self) -> None:
+        """Read the fullness of the disk, and stop or resume writing by it."""
+        store, config = self._store, self._store.config
+        await self.look()
         fullest = max(self.disk_ratio, self.queue_ratio)
         self._warn(fullest)
         limit = min(max(config.disk_space_warning_level_ratio, 35), 90) / 100
@@ -87,7 +97,7 @@ class Retention:
                 log.error("disk is %d %% full, the store takes no messages", round(fullest * 100))
             store.flags.raise_flag(
                 Flag.DISK_FULL, f"the disk is full, CL: {self.disk_ratio:5.2f} CQ: {self.queue_ratio:5.2f} "
-                f"INDEX: {self.queue_ratio:5.2f}"
+                f"INDEX: {self.index_ratio:5.2f}"
             )  # fmt: skip
         elif store.flags.bits & Flag.DISK_FULL:
             log.warning("disk is %d %% full, the store takes messages again", round(fullest * 100))
