@@ -1,0 +1,95 @@
+"""How many files a store has open: bounded, however many queues and segments it has and who reads them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.store.kit import committed, drop_first_segment, everything, open_store, put, send
+
+from cometmq.store import MessageStore
+from cometmq.store.commit_log import _READ_FDS
+from cometmq.testing.faulty_disk import FaultyDisk
+
+CACHED = 512  # of queues and index files
+SIZES = {"mapped_file_size_consume_queue": 40, "mapped_file_size_commit_log": 8 << 10}
+SPARE = 8  # the lock, the segment in use and the next one, a directory or two
+
+
+def opened(root: Path) -> int:
+    """Descriptors of this process that belong to files below a directory."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{root}/")
+        except FileNotFoundError:
+            pass  # the one that listed them
+    return count
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> MessageStore:
+    """700 queues with two files each, some 190 segments."""
+    store = open_store(tmp_path, FaultyDisk(really_sync=False), **SIZES)
+    for number in range(3):
+        for queue in range(700):
+            put(store, bytes(600), topic=f"T{queue // 100}", queue_id=queue % 100)
+            if queue % 20 == 19:
+                committed(store.commit())
+        store.queues.write_dirty()
+        assert number < 1 or len(store.queues.get("T0", 0).positions) == 1 + number // 2
+    return store
+
+
+def test_queues_and_segments_however_many(large: MessageStore, tmp_path: Path) -> None:
+    assert len(large.log.segments) > 2 * _READ_FDS
+    unsynced = len(large.log.unsynced)
+    assert unsynced > 180  # nothing has been synced yet
+    assert opened(tmp_path) <= CACHED + unsynced + SPARE
+    large.flusher.flush_now()
+    assert len(large.log.unsynced) <= 1
+    assert opened(tmp_path) <= CACHED + SPARE
+    large.close()
+    assert opened(tmp_path) == 0
+
+
+def test_readers_of_every_queue_and_segment(large: MessageStore, tmp_path: Path) -> None:
+    large.close()
+    store = open_store(tmp_path, FaultyDisk(really_sync=False), **SIZES)
+    most = 0
+    for number, queue in enumerate(list(store.queues)):
+        assert len(everything(store, queue.topic, queue.queue_id)) == 3
+        if number % 50 == 0:
+            most = max(most, opened(tmp_path))
+    for base in store.log.segments:
+        assert store.log.read(base, 100, wait=True)
+        assert len(store.log._read_fds) <= _READ_FDS
+    most = max(most, opened(tmp_path))
+    assert _READ_FDS < most <= CACHED + _READ_FDS + SPARE
+    store.close()
+    assert opened(tmp_path) == 0
+
+
+def test_what_is_deleted_is_let_go(large: MessageStore, tmp_path: Path) -> None:
+    large.flusher.flush_now()
+    for base in large.log.segments[:40]:
+        large.log.read(base, 100, wait=True)
+    for _ in range(40):
+        drop_first_segment(large, derived=False)
+    for number in range(7):
+        large.delete_topic(f"T{number}")
+    assert len(large.files.descriptors) <= 1  # the index
+    assert opened(tmp_path) <= SPARE
+    send(large)
+    large.crash()
+    assert opened(tmp_path) == 0
+
+
+def test_a_failed_opening_leaves_nothing_open(tmp_path: Path) -> None:
+    open_store(tmp_path).close()
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(10))
+    (tmp_path / "commitlog" / f"{100:020d}").write_bytes(bytes(10))
+    with pytest.raises(Exception, match=r"fit|length|size"):
+        open_store(tmp_path)
+    assert opened(tmp_path) == 0
