@@ -1,9 +1,7 @@
-"""Fills a store without a broker around it, as fast as the store takes messages, and waits to be killed.
+"""Fills a store without a broker around it, as fast as the store takes messages.
 
 ``python -m benchmarks.scale_fill '{"root": "…", …}'``: the store's own upkeep runs as in a broker (flushes,
-queues, checkpoint), so what lies on the disk afterwards is what a broker would have left. Prints one JSON
-line when the wanted size is reached; with `linger` it goes on at `linger` messages a second until it is
-killed, else it stops cleanly.
+queues, checkpoint), so what lies on the disk afterwards is what a broker would have left.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ BATCH = 32
 
 async def fill(
     root: str, *, settings: dict[str, str], topics: list[str], queues: int, size: int, until_bytes: int = 0,
-    until_messages: int = 0, linger: int = 0,
+    until_messages: int = 0,
 ) -> None:  # fmt: skip
     """Append batches of BATCH messages with bodies of `size` bytes to the queues in turn until the log is
     `until_bytes` long or `until_messages` have been added."""
@@ -53,11 +51,7 @@ async def fill(
         await asyncio.sleep(0)
     sys.stdout.write(json.dumps({"messages": sent, "bytes": store.log.end}) + "\n")
     sys.stdout.flush()
-    if not linger:
-        await store.stop()
-    while linger:
-        one()
-        await asyncio.sleep(BATCH / linger)
+    await store.stop()
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2
 
 FRAMES = 10_000  # different requests of a send load
-CHUNK = 32  # requests that leave in one piece
+CHUNK = 16  # requests that leave in one piece
 _FILTERED = 4  # sysFlag: the pull carries its subscription
 _length_at = struct.Struct(">I").unpack_from
 Queue = tuple[str, int]
@@ -52,6 +52,7 @@ class Load:
     seconds: float = 1e9
     count: int = 1 << 60
     group: str = "scale"
+    begin: int = 0  # queue offset of the first pull
     per_pull: int = 32
 
 
@@ -186,7 +187,7 @@ class Cursor:
         self._text = text.replace(b"77777777", b"%d")
         first = self._text.find(b"%d")
         self._offset_first = b"ueueOffset" in self._text[first - 14 : first]
-        self.offset = 0
+        self.offset = load.begin
 
     def request(self, number: int) -> bytes:
         values = (self.offset, number) if self._offset_first else (number, self.offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import struct
 from pathlib import Path
 
@@ -282,7 +283,10 @@ def test_deleted_topics_leave_nothing_and_can_be_used_again(tmp_path: Path) -> N
     store.close()
 
 
-def test_memory_and_open_files_do_not_grow_with_the_number_of_queues(tmp_path: Path) -> None:
+def test_memory_and_open_files_do_not_grow_with_the_number_of_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     store = open_store(tmp_path, mapped_file_size_commit_log=4 << 20)
     for number in range(3000):
         put(store, b"x", topic=f"topic{number // 10}", queue_id=number % 10)

@@ -8,9 +8,19 @@ descriptor.
 
 from __future__ import annotations
 
+import resource
 from collections import OrderedDict
 
 from cometmq.store.disk import Disk
+
+_MOST = 16_384
+_OTHERS = 8_192  # descriptors for connections, where there are many
+
+
+def fair_share() -> int:
+    """As many files as the store may keep open; the rest of what the process may have open is for others."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if allowed == resource.RLIM_INFINITY else min(_MOST, max(allowed // 2, allowed - _OTHERS))
 
 
 class DescriptorCache:
@@ -18,9 +28,9 @@ class DescriptorCache:
 
     __slots__ = ("_disk", "_limit", "_open")
 
-    def __init__(self, disk: Disk, limit: int = 512) -> None:
+    def __init__(self, disk: Disk, limit: int | None = None) -> None:
         self._disk = disk
-        self._limit = max(8, limit)
+        self._limit = max(8, fair_share() if limit is None else limit)
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:

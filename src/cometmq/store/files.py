@@ -47,7 +47,7 @@ class StoreFiles:
 
     __slots__ = ("descriptors", "disk", "impatient")
 
-    def __init__(self, disk: Disk, open_limit: int = 512) -> None:
+    def __init__(self, disk: Disk, open_limit: int | None = None) -> None:
         self.disk = disk
         self.descriptors = DescriptorCache(disk, open_limit)
         self.impatient = False

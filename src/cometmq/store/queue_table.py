@@ -86,6 +86,11 @@ class QueueTable:
         queue.dirty = True
         self._dirty.append(queue)
 
+    @property
+    def waiting(self) -> int:
+        """Queues with units that are not written yet."""
+        return len(self._dirty)
+
     def write_eager(self) -> None:
         """Write the dirty queues whose windows have grown large. Raises OSError."""
         for queue in self._dirty:

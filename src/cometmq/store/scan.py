@@ -273,30 +273,44 @@ class SegmentScan:
 
     def _resync(self, at: int) -> int | None:
         """Place of the next valid (or blank) record behind `at`; None if there is none."""
-        data = b""
-        data_at = at
-        place: int | None = at + 1
-        while place is not None and place < self._length:
-            data_at = place
-            stop = min(data_at + _BLOCK, self._length)
-            # Asked before the read: reserved space counts as data once it has been read, and what the
-            # system reads ahead with it.
-            beyond = self._disk.next_data(self._fd, stop) if stop < self._length else None
-            data = self._read(stop - data_at, data_at)
-            zero = is_zero(data)
-            if not zero:
+        place = at + 1
+        hole, behind = self._hole(place)
+        while place < self._length:
+            data = self._read(min(_BLOCK, self._length - place, hole - place), place)
+            stop = place + len(data)
+            if not data:
+                break  # the file is shorter than it was
+            if not is_zero(data):
                 self.dirt = True
-                found = self._search_block(data, data_at)
+                found = self._search_block(data, place)
                 if found is not None:
                     return found
-            # Blocks overlap so that no magic number lies across a border unseen.
-            step = data_at + len(data) - 8
-            place = None if data_at + len(data) >= self._length else step
-            if place is not None and zero:
-                place = None if beyond is None else max(step, beyond - 8)
+            if stop >= hole:
+                stop = behind
+                hole, behind = self._hole(behind)
+            if stop >= self._length:
+                break
+            place = max(place + 1, stop - 8)  # blocks overlap: no magic number lies across a border unseen
         if not self.dirt and self._read(1, at).strip(b"\0"):
             self.dirt = True
         return None
+
+    def _hole(self, at: int) -> tuple[int, int]:
+        """Start and end of a stretch behind `at` in which nothing was ever written; twice the end of the
+        segment if none is found.
+
+        Looked for well ahead, before anything there is read: reserved space counts as data as soon as it has
+        been read, be it by the system's reading ahead.
+        """
+        step = _BLOCK
+        while at + step < self._length:
+            following = self._disk.next_data(self._fd, at + step)
+            if following is None:
+                return at + step, self._length
+            if following >= at + step + _BLOCK:
+                return at + step, following
+            step *= 2
+        return self._length, self._length
 
     def _search_block(self, data: bytes, data_at: int) -> int | None:
         at = 0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_EAGER_LOOK = 4096
 _MANY_FILES = 256  # from here on one call for the whole file system is cheaper than one a file
 _SLICES_A_ROUND = 2  # so ten thousand busy queues are written every 20 s, a few hundred every second
 _MOST_BEHIND = 200_000  # records; walked in a second or two
@@ -89,7 +90,8 @@ class Upkeep:
         self._job: asyncio.Task[None] | None = None
         self._passes: dict[str, asyncio.Task[object]] = {}
         self._thorough_at = store.clock.monotonic()
-        self._unwritten = 0
+        self._unwritten = 0  # records since queues were last looked over for large windows
+        self._look_at = _EAGER_LOOK  # so many of them are due for the next look
         self._behind = 0  # records dispatched since the checkpoint was last moved
         self._dispatched = store.log.end  # log position behind the last of them
         known = store.checkpoint.mark
@@ -249,14 +251,15 @@ class Upkeep:
         else:
             _, _, _, self._last, size, *_ = last
         self._dispatched = self._last + size
-        if self._unwritten < 4096 and not store.index.wants_settling():
+        if self._unwritten < self._look_at and not store.index.wants_settling():
             return
         try:
             if store.index.wants_settling():
                 store.index.settle()
-            if self._unwritten >= 4096:
+            if self._unwritten >= self._look_at:
                 self._unwritten = 0
                 store.queues.write_eager()
+                self._look_at = max(_EAGER_LOOK, 4 * store.queues.waiting)
         except OSError as failure:
             self._derived_failed(failure)
 

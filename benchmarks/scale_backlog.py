@@ -1,0 +1,82 @@
+"""Live sends alone, and beside consumers that drain a cold backlog of 10 million small messages."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import cpu_seconds
+from benchmarks.scale_load import Load
+from benchmarks.scale_run import (
+    begin_load,
+    broker,
+    cached_share,
+    device_reads,
+    drop_cached,
+    end_load,
+    name_server,
+    say,
+)
+from benchmarks.scale_start import LIVE, QUEUES, fill
+
+MESSAGES = 10_000_000
+COLDEST = 0.02
+
+
+def run(data: Path, turns: int, seconds: float) -> dict[str, Any]:
+    """Turns of `seconds`, alternately; before each cold one the page cache is dropped, which is checked."""
+    directory = data / "backlog"
+    fill(directory / "store", topics=["Backlog"], size=128, until_messages=MESSAGES)
+    found: dict[str, list[dict[str, Any]]] = {"alone": [], "beside cold reads": []}
+    with name_server(data / "namesrv") as names:
+        ours = broker(directory, names, "backlog")
+        try:
+            old = sorted((directory / "store" / "commitlog").iterdir())[:2]
+            for number in range(turns + 1):
+                for kind in found:
+                    turn = _turn(directory, ours.port, ours.pid, kind != "alone", seconds, old)
+                    say(f"turn {number}, {kind}: " + ", ".join(f"{k} {v:,.2f}" for k, v in turn.items()))
+                    if number:
+                        found[kind].append(turn)
+        finally:
+            ours.stop()
+    return found
+
+
+def _turn(
+    directory: Path, port: int, pid: int, cold: bool, seconds: float, old: list[Path]
+) -> dict[str, float]:
+    live = Load("send", port, [LIVE], QUEUES, seconds=seconds)
+    drop_cached(directory / "store")
+    cached = cached_share(old)
+    if cached > COLDEST:
+        raise RuntimeError(f"{cached:.0%} of the backlog is still in the page cache")
+    before, read = cpu_seconds(pid), device_reads(pid)
+    pulls = None
+    if cold:
+        pulls = begin_load(Load("pull", port, ["Backlog"], QUEUES, seconds=seconds, window=8))
+    sent = end_load(begin_load(live))
+    pulled = end_load(pulls) if pulls is not None else {"rate": 0.0}
+    return {
+        "sends": sent["rate"],
+        "pulled": pulled["rate"],
+        "device_mib": (device_reads(pid) - read) / (1 << 20),
+        "cpu_s": cpu_seconds(pid) - before,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    alone, beside = found["alone"], found["beside cold reads"]
+    ratios = [b["sends"] / a["sends"] for a, b in zip(alone, beside, strict=True)]
+
+    def median(turns: list[dict[str, float]], figure: str) -> float:
+        return statistics.median(turn[figure] for turn in turns)
+
+    return (
+        "| live sends alone | beside cold reads | ratio (range) | pulled meanwhile | read from the device |\n"
+        "| ---: | ---: | ---: | ---: | ---: |\n"
+        f"| {median(alone, 'sends'):,.0f}/s | {median(beside, 'sends'):,.0f}/s "
+        f"| {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
+        f"| {median(beside, 'pulled'):,.0f}/s | {median(beside, 'device_mib'):,.0f} MiB |\n"
+    )
