@@ -14,6 +14,7 @@ from tests.store.test_retention import age, filled
 from cometmq.protocol.record import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.disk import DiskUsage
+from cometmq.store.flags import Flag
 from cometmq.store.index_file import ENTRY, HEADER, SLOT_SIZE, file_length
 from cometmq.store.off_loop import in_place
 from cometmq.testing.faulty_disk import FaultyDisk
@@ -454,3 +455,27 @@ def test_a_full_disk_of_the_queues_alone_stops_writing(tmp_path: Path) -> None:
     in_place(store.retention.measure())
     assert not store.flags.writeable
     store.crash()
+
+
+@pytest.mark.parametrize(
+    ("part", "flag", "why"),
+    [
+        ("consumequeue", Flag.WRITE_LOGICS_ERROR, "consume queues"),
+        ("index", Flag.WRITE_INDEX_ERROR, "the index"),
+    ],
+)
+def test_flags_tell_queues_and_index_apart(tmp_path: Path, part: str, flag: Flag, why: str) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    keyed(store, 1)
+    disk.fail("pwrite", match=f"/{part}/", times=1000)
+    assert not store.upkeep.settle_all()
+    assert store.flags.bits == flag
+    with pytest.raises(StoreRefused, match=f"{why} could not be written"):
+        put(store)
+    disk.heal()
+    assert store.upkeep.settle_all()
+    assert store.flags.bits == 0
+    keyed(store, 2)
+    assert (found(store, "k1"), found(store, "k2")) == ([b"1:"], [b"2:"])
+    store.close()

@@ -253,15 +253,17 @@ class Upkeep:
         self._dispatched = self._last + size
         if self._unwritten < self._look_at and not store.index.wants_settling():
             return
+        part = Flag.WRITE_INDEX_ERROR
         try:
             if store.index.wants_settling():
                 store.index.settle()
+            part = Flag.WRITE_LOGICS_ERROR
             if self._unwritten >= self._look_at:
                 self._unwritten = 0
                 store.queues.write_eager()
                 self._look_at = max(_EAGER_LOOK, 4 * store.queues.waiting)
         except OSError as failure:
-            self._derived_failed(failure)
+            self._derived_failed(part, failure)
 
     # -- queues, index, checkpoint ----------------------------------------------------------------
 
@@ -289,15 +291,17 @@ class Upkeep:
         )
         covered = _Covered(self._dispatched, self._last, store.dispatched_ms, self._step_backs)
         behind = self._behind
+        part = Flag.WRITE_LOGICS_ERROR
         try:
             store.queues.write_eager()
             for _ in range(len(store.queues) // _SLICE + 1 if thorough else _SLICES_A_ROUND):
                 if store.queues.write_dirty(_SLICE):
                     break
                 await asyncio.sleep(0)  # other work of the loop between two slices
+            part = Flag.WRITE_INDEX_ERROR
             store.index.write()
         except OSError as failure:
-            self._derived_failed(failure)
+            self._derived_failed(part, failure)
             return
         self._derived_healed()
         if thorough:
@@ -306,17 +310,17 @@ class Upkeep:
             self._marked = covered.position
             await self._make_durable(covered)
 
-    def _derived_failed(self, failure: OSError) -> None:
-        log.error("queues or index could not be written, trying again: %s", failure)
-        self._store.flags.raise_flag(
-            Flag.WRITE_LOGICS_ERROR,
-            f"consume queues or index could not be written: {failure.strerror or failure}",
-        )
+    def _derived_failed(self, part: Flag, failure: OSError) -> None:
+        what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
+        log.error("%s could not be written, trying again: %s", what, failure)
+        self._store.flags.raise_flag(part, f"{what} could not be written: {failure.strerror or failure}")
 
     def _derived_healed(self) -> None:
-        if self._store.flags.bits & Flag.WRITE_LOGICS_ERROR:
+        flags = self._store.flags
+        if flags.bits & (Flag.WRITE_LOGICS_ERROR | Flag.WRITE_INDEX_ERROR):
             log.warning("queues and index can be written again")
-            self._store.flags.clear(Flag.WRITE_LOGICS_ERROR)
+            flags.clear(Flag.WRITE_LOGICS_ERROR)
+            flags.clear(Flag.WRITE_INDEX_ERROR)
 
     async def _make_durable(self, covered: _Covered) -> None:
         """Sync log, queues and index in the thread, then move the checkpoint behind what they cover."""
@@ -329,7 +333,7 @@ class Upkeep:
                 await asyncio.sleep(0)
             store.index.write()
         except OSError as failure:
-            self._derived_failed(failure)
+            self._derived_failed(Flag.WRITE_INDEX_ERROR, failure)
             return
         mark, full_ms = store.index.mark(covered.position, covered.last), store.index.full_until_ms
         work = self._take_unsynced()
@@ -403,12 +407,14 @@ class Upkeep:
         store.flusher.flush_now()
         if store.flusher.failure is not None:
             return False
+        part = Flag.WRITE_LOGICS_ERROR
         try:
             store.queues.write_dirty()
-            store.index.write(slots=slots)
             store.floors.save()
+            part = Flag.WRITE_INDEX_ERROR
+            store.index.write(slots=slots)
         except OSError as failure:
-            self._derived_failed(failure)
+            self._derived_failed(part, failure)
             return False
         self._derived_healed()
         if self._lost is None:
