@@ -257,8 +257,10 @@ def is_zero(data: bytes) -> bool:
 def holds_data(disk: Disk, fd: int, start: int, stop: int) -> bool:
     """Whether any byte in [start, stop) of the file is not zero."""
     at: int | None = start
+    length = 1 << 12  # mostly there is a hole behind it
     while at is not None and at < stop:
-        data = disk.pread(fd, min(1 << 16, stop - at), at)
+        data = disk.pread(fd, min(length, stop - at), at)
+        length = 1 << 16
         if not data:
             return False
         if not is_zero(data):
