@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def main() -> int:
     rows = [row for row in ROWS if not options.rows or row.name in options.rows]
     if options.short:
         options.turns, options.seconds, options.starts, options.warmup = 1, 1, 1, 0
-        rows = [Row(row.name, row.title, row.load, min(row.drain, 20_000), row.sync_flush) for row in rows]
+        rows = [replace(row, drain=min(row.drain, 20_000)) for row in rows]
     with (
         tempfile.TemporaryDirectory(prefix="cometmq-bench-", dir=options.data) as scratch,
         ExitStack() as stack,

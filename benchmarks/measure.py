@@ -68,15 +68,13 @@ def run_row(
 
 def _load(row: Row, system: Running, java: Driver, seconds: int) -> Turn:
     before = cpu_seconds(system.broker.pid)
-    turn: Turn = java.call(
-        "load",
-        answer_within_s=seconds + 120,
-        namesrv=system.namesrv,
-        topic=_topic(row),
-        seconds=seconds,
-        **row.load,
-    )
-    return _with_cpu(turn, before, system)
+    loads = [
+        java.start("load", namesrv=system.namesrv, topic=f"{_topic(row)}{place}", seconds=seconds, **load)
+        for place, load in (("", row.load), ("-beside", row.beside))
+        if load
+    ]
+    turn, *beside = [each.result(seconds + 120) for each in loads]
+    return _with_cpu(turn, before, system, sum(each["messages"] for each in beside))
 
 
 def _drain(row: Row, system: Running, java: Driver) -> Turn:
@@ -94,10 +92,10 @@ def _drain(row: Row, system: Running, java: Driver) -> Turn:
     return _with_cpu(turn, before, system)
 
 
-def _with_cpu(turn: Turn, before: float, system: Running) -> Turn:
+def _with_cpu(turn: Turn, before: float, system: Running, beside: int = 0) -> Turn:
     if turn.get("errors"):
         raise RuntimeError(f"{system.system}: {turn['errors']} requests failed, first: {turn['firstError']}")
-    turn["cpu_us"] = (cpu_seconds(system.broker.pid) - before) * 1e6 / turn["messages"]
+    turn["cpu_us"] = (cpu_seconds(system.broker.pid) - before) * 1e6 / (turn["messages"] + beside)
     return turn
 
 

@@ -13,6 +13,8 @@ class Row:
     """One line of the table; ``load`` are arguments of the load generator (java/driver/Load.java).
 
     drain: messages of a backlog that a push consumer reads instead. sync_flush: brokers with SYNC_FLUSH.
+    beside: another load on the same broker at the same time, whose messages count for its CPU but not for
+    rate and latency.
     """
 
     name: str
@@ -20,6 +22,7 @@ class Row:
     load: dict[str, Any] = field(default_factory=dict)
     drain: int = 0
     sync_flush: bool = False
+    beside: dict[str, Any] = field(default_factory=dict)
 
 
 ROWS = [
@@ -53,5 +56,12 @@ ROWS = [
         "SYNC_FLUSH, 1 thread, 1 KiB",
         {"mode": "sync", "threads": 1, "size": KIB},
         sync_flush=True,
+    ),
+    Row(
+        "flush-64-busy",
+        "SYNC_FLUSH, 64 threads, 1 KiB, beside 256 async sends of 128 B in flight",
+        {"mode": "sync", "threads": 64, "size": KIB},
+        sync_flush=True,
+        beside={"mode": "async", "threads": 1, "inflight": 256, "size": 128},
     ),
 ]
