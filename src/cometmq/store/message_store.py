@@ -27,6 +27,7 @@ from cometmq.store.appender import Appended, Appender, BatchRecords, Lot
 from cometmq.store.batch_append import BatchAppender
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.clock import Clock, SystemClock
+from cometmq.store.cold_reads import ColdReads
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import SLAVE, SMALL_FILES, StoreConfig
 from cometmq.store.consume_queue import UNIT_STRUCT
@@ -100,6 +101,7 @@ class MessageStore:
         self.flags = RunningFlags()
         self.files = StoreFiles(disk)
         self.off_loop = OffLoop(self.files)
+        self._cold_reads = ColdReads(disk)
         self.log = CommitLog(self.files, LogPlaces(disk, config), config.mapped_file_size_commit_log)
         self.queues = QueueTable(self.files, config)
         self.index = IndexService(self.files, clock, config)
@@ -396,9 +398,8 @@ class MessageStore:
         max_bytes: int | None = None,
     ) -> Got:
         """Let a thread bring what `get_messages` missed into memory, then read."""
-        loop = asyncio.get_running_loop()
         for _ in range(_COLD_TRIES):
-            await loop.run_in_executor(None, missing.fetch, self.disk)
+            await self._cold_reads.fetch(missing)
             got = self.get_messages(
                 topic,
                 queue_id,

@@ -1,0 +1,42 @@
+"""Cold reads: ranges that are not in memory are read by threads, each range once, few at a time.
+
+Consumers that drain queues of one topic side by side miss the same range together: they share one read. And
+however many consumers there are, only a few reads are under way: a thread that comes back asks the loop for
+the interpreter, and what it has read is work for the loop, which live sends are waiting for as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cometmq.store.disk import Disk
+from cometmq.store.files import NotCached
+
+_AT_ONCE = 2
+_REACH = 128 << 10  # misses within so many bytes of a file are one
+
+
+class ColdReads:
+    """The reads under way in one store. Loop thread only."""
+
+    __slots__ = ("_disk", "_places", "_under_way")
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._under_way: dict[tuple[str, int], asyncio.Task[None]] = {}
+
+    async def fetch(self, missing: NotCached) -> None:
+        """Bring a range into memory; come back when that has been tried. Raises OSError."""
+        key = (missing.path, missing.offset // _REACH)
+        task = self._under_way.get(key)
+        if task is None:
+            task = self._under_way[key] = asyncio.create_task(self._fetch(missing))
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        await asyncio.shield(task)
+
+    async def _fetch(self, missing: NotCached) -> None:
+        start = missing.offset - missing.offset % _REACH
+        whole = NotCached(missing.path, start, missing.offset + missing.length - start)
+        async with self._places:
+            await asyncio.get_running_loop().run_in_executor(None, whole.fetch, self._disk)
