@@ -21,13 +21,14 @@ from benchmarks.scale_run import (
 from benchmarks.scale_start import LIVE, QUEUES, fill
 
 MESSAGES = 10_000_000
+SIZE = 128  # bytes of a body, of the backlog and of the live sends: larger ones would measure the device
 COLDEST = 0.02
 
 
 def run(data: Path, turns: int, seconds: float) -> dict[str, Any]:
     """Turns of `seconds`, alternately; before each cold one the page cache is dropped, which is checked."""
     directory = data / "backlog"
-    fill(directory / "store", topics=["Backlog"], size=128, until_messages=MESSAGES)
+    fill(directory / "store", topics=["Backlog"], size=SIZE, until_messages=MESSAGES)
     found: dict[str, list[dict[str, Any]]] = {"alone": [], "beside cold reads": []}
     with name_server(data / "namesrv") as names:
         ours = broker(directory, names, "backlog")
@@ -47,7 +48,7 @@ def run(data: Path, turns: int, seconds: float) -> dict[str, Any]:
 def _turn(
     directory: Path, port: int, pid: int, cold: bool, seconds: float, old: list[Path]
 ) -> dict[str, float]:
-    live = Load("send", port, [LIVE], QUEUES, seconds=seconds)
+    live = Load("send", port, [LIVE], QUEUES, size=SIZE, seconds=seconds)
     drop_cached(directory / "store")
     cached = cached_share(old)
     if cached > COLDEST:
