@@ -38,9 +38,11 @@ def mqadmin(shell: AdminShell, cluster: Cluster) -> Callable[[str], str]:
 
 
 Run = Callable[[str], str]
-# The client under the command logs with its stack trace that its own end interrupted a heartbeat.
+# The client under the command logs, with stack traces, that its own end interrupted a request of its own.
 _LOGGED = re.compile(
-    r"^.*send heart beat to broker.*failed\n(?:[\w.]+Exception.*\n)?(?:\tat .*\n)*", re.MULTILINE
+    r"^\S+ \S+ WARN .*(?:RocketmqRemoting|MQClientInstance) - .*\n"
+    r"(?:(?:Caused by: )?[\w.]+Exception.*\n|\t(?:at|\.\.\.) .*\n)*",
+    re.MULTILINE,
 )
 
 

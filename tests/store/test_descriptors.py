@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ from tests.store.kit import committed, drop_first_segment, everything, open_stor
 
 from cometmq.store import MessageStore
 from cometmq.store.commit_log import _READ_FDS
+from cometmq.store.descriptors import fair_share
 from cometmq.testing.faulty_disk import FaultyDisk
 
-CACHED = 512  # of queues and index files
+ALLOWED = 1024  # files that the process may have open here; half of them are for queues and index files
+CACHED = 512
 SIZES = {"mapped_file_size_consume_queue": 40, "mapped_file_size_commit_log": 8 << 10}
 SPARE = 8  # the lock, the segment in use and the next one, a directory or two
 
@@ -26,6 +30,15 @@ def opened(root: Path) -> int:
         except FileNotFoundError:
             pass  # the one that listed them
     return count
+
+
+@pytest.fixture(autouse=True)
+def allowed() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (ALLOWED, hard))
+    assert fair_share() == CACHED
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture

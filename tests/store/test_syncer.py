@@ -40,8 +40,10 @@ def child_of(store: MessageStore) -> int:
 
 def ends(pidfd: int) -> bool:
     """Whether the process ends within 20 s."""
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
     try:
-        return bool(select.select([pidfd], [], [], 20)[0])
+        return bool(ended.poll(20_000))
     finally:
         os.close(pidfd)
 
