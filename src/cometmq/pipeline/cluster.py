@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from cometmq.client.namesrv_api import NO_ROUTE_HINT, UNREACHABLE_HINT
+from cometmq.client.remote_offsets import commit_rounds
 from cometmq.client.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
@@ -218,7 +219,8 @@ class Cluster:
             own = [queue for queue in sorted(offsets) if queue.broker_name == broker_name]
             if address is not None:
                 try:
-                    self._call(address, [commit_request(group, queue, offsets[queue]) for queue in own])
+                    for each in commit_rounds(own):
+                        self._call(address, [commit_request(group, queue, offsets[queue]) for queue in each])
                 except RemotingError:
                     continue
 
