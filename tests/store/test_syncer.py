@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import select
 import signal
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +31,20 @@ def fail(fd):
 os.fdatasync = fail
 runpy.run_path({real!r}, run_name="__main__")
 """
+
+
+class CountingDisk(OsDisk):
+    """Counts the syncs that are made in this process."""
+
+    __slots__ = ("syncs",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs = 0
+
+    def fdatasync(self, fd: int) -> None:
+        self.syncs += 1
+        super().fdatasync(fd)
 
 
 def child_of(store: MessageStore) -> int:
@@ -182,7 +198,7 @@ class TestFailure:
         assert not waiting.done()
         os.kill(pid, signal.SIGKILL)
         assert await waiting
-        assert "a thread makes them from now on" in caplog.text
+        assert "a thread makes them for 1 s" in caplog.text
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         for number in range(2, 9):
@@ -229,6 +245,86 @@ class TestFailure:
         assert await flushed(store)
         assert store.upkeep._child is not None
         assert store.upkeep._child.pid is None
+
+    async def test_killed_under_load_another_one_serves_and_no_sync_is_skipped(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(syncer, "_AGAIN_S", 0.05)
+        caplog.set_level(logging.INFO)
+        disk = CountingDisk()
+        store = start(tmp_path, disk)
+        pids = [child_of(store)]
+        sent: list[bytes] = []
+
+        async def send_one() -> None:
+            sent.append(b"%d" % len(sent))
+            send(store, sent[-1])
+            assert await flushed(store)
+
+        async def send_until(holds: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 20
+            while not holds():
+                assert time.monotonic() < deadline
+                await send_one()
+
+        child = store.upkeep._child
+        assert child is not None
+        for _ in range(2):
+            disk.syncs = 0
+            for _ in range(20):
+                await send_one()
+            assert disk.syncs == 0
+            os.kill(pids[-1], signal.SIGKILL)
+            await send_until(lambda: disk.syncs > 0)  # the thread goes on
+            await send_until(lambda: child.pid not in (None, pids[-1]))
+            pids.append(child_of(store))
+            disk.syncs = 0
+            for _ in range(20):
+                await send_one()
+            assert disk.syncs == 0
+            assert held_by(pids[-1]) == [store.log.path_of(store.log.segments[-1])]
+        assert caplog.text.count("is lost, a thread makes them") == 2
+        assert caplog.text.count("another process makes the syncs") == 2
+        store.crash()
+        store = open_store(tmp_path)
+        assert everything(store) == sent
+        store.close()
+
+    async def test_one_that_is_lost_again_and_again_is_started_ever_more_rarely(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(sys, "executable", "/bin/true")
+        loop = asyncio.get_running_loop()
+        waits: list[float] = []
+        monkeypatch.setattr(loop, "call_later", lambda seconds, work, *_: waits.append(seconds))
+        with ThreadPoolExecutor(1) as pool:
+            child = ChildSyncer(OsDisk(), loop, ThreadSyncer(OsDisk(), loop, pool))
+            for number in range(9):
+                process = child._process
+                assert process is not None
+                process.wait(20)
+                if number == 8:
+                    child._started_at -= 60  # it has served for a minute
+                child._answered()  # what the loop calls when the other end is closed
+                assert child.pid is None
+                child._start_again()
+            child.close()
+        assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 1]
+
+    async def test_a_store_that_stops_starts_no_other_one(self, tmp_path: Path) -> None:
+        store = start(tmp_path)
+        pidfd = os.pidfd_open(child_of(store))
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert ends(pidfd)
+        send(store)
+        assert await flushed(store)
+        child = store.upkeep._child
+        assert child is not None
+        again = child._again
+        assert again is not None
+        await store.stop()
+        assert again.cancelled()
+        assert child.pid is None
 
     async def test_lost_amid_a_sync_that_failed_nothing_is_acknowledged(self, tmp_path: Path) -> None:
         disk = FaultyDisk()

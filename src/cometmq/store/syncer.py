@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
+_AGAIN_S = 1.0  # until another process takes the place of one that is lost; twice as long after each loss
+_AGAIN_MOST_S = 60.0  # but not longer than this; one that lived as long begins at _AGAIN_S again
 
 
 class Unsynced(NamedTuple):
@@ -72,9 +74,20 @@ class ThreadSyncer:
 
 class ChildSyncer:
     """Syncs in a process (see sync_child.py); in the thread whatever the process cannot do, and everything
-    once it is gone."""
+    between the loss of one and the start of another."""
 
-    __slots__ = ("_disk", "_flying", "_held", "_loop", "_process", "_socket", "_thread")
+    __slots__ = (
+        "_again",
+        "_again_s",
+        "_disk",
+        "_flying",
+        "_held",
+        "_loop",
+        "_process",
+        "_socket",
+        "_started_at",
+        "_thread",
+    )  # fmt: skip
 
     def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, thread: ThreadSyncer) -> None:
         self._disk = disk
@@ -84,9 +97,25 @@ class ChildSyncer:
         self._flying: tuple[Sequence[Unsynced], Done] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._again: asyncio.TimerHandle | None = None  # of the start of another process
+        self._again_s = _AGAIN_S
+        self._started_at = 0.0  # by the loop's clock
         self._start()
 
     def _start(self) -> None:
+        self._started_at = self._loop.time()
+        try:
+            ours = self._start_process()
+        except OSError as problem:
+            log.warning("no process for syncs, a thread makes them for %g s: %s", self._wait(), problem)
+            return
+        ours.setblocking(False)
+        self._held = []  # another process knows nothing of what the one before held
+        self._socket = ours
+        self._loop.add_reader(ours, self._answered)
+
+    def _start_process(self) -> socket.socket:
+        """Returns our end of its socket. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -100,13 +129,24 @@ class ChildSyncer:
                     cwd="/",
                     process_group=0,
                 )
-            except OSError as problem:
-                log.warning("no process for syncs, a thread makes them: %s", problem)
+            except OSError:
                 ours.close()
-                return
-        ours.setblocking(False)
-        self._socket = ours
-        self._loop.add_reader(ours, self._answered)
+                raise
+        return ours
+
+    def _wait(self) -> float:
+        """Start another process later; returns the seconds until then."""
+        if self._loop.time() - self._started_at >= _AGAIN_MOST_S:
+            self._again_s = _AGAIN_S
+        seconds, self._again_s = self._again_s, min(2 * self._again_s, _AGAIN_MOST_S)
+        self._again = self._loop.call_later(seconds, self._start_again)
+        return seconds
+
+    def _start_again(self) -> None:
+        self._again = None
+        self._start()
+        if self._process is not None:
+            log.info("another process makes the syncs: %d", self._process.pid)
 
     @property
     def pid(self) -> int | None:
@@ -158,16 +198,22 @@ class ChildSyncer:
         done(OSError(error, os.strerror(error)) if error else None)
 
     def _lose(self, problem: OSError) -> None:
-        """Go on with the thread, from the sync in flight on."""
-        log.warning("the process for syncs is lost, a thread makes them from now on: %s", problem)
+        """Go on with the thread, from the sync in flight on, until another process is there."""
         flying, self._flying = self._flying, None
-        self.close()
+        self._end()
+        log.warning("the process for syncs is lost, a thread makes them for %g s: %s", self._wait(), problem)
         if flying is not None:
             self._thread.sync(*flying)
 
     def close(self) -> None:
         """End the process; of a sync in flight nothing more is heard."""
         self._flying = None
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        self._end()
+
+    def _end(self) -> None:
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._socket.close()
