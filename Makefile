@@ -27,7 +27,7 @@ check: install  ## lint, format, strict types, import directions
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 test: install check  ## everything that must hold, in under 20 minutes on 2 cores
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Examples share the machine with other processes: a slow one is no failure. For a long run by hand:
@@ -11,3 +14,13 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("cometmq"), max_examples=5000)
 settings.load_profile("cometmq")
+
+# Rooms whose tests share servers, clients or a Spark session, which cost more than most tests.
+SHARING = ("interop", "pipeline")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What one process takes as a whole when `make test` shares the tests between two."""
+    for item in items:
+        room = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group(room if room in SHARING else str(item.path)))

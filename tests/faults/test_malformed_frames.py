@@ -22,6 +22,7 @@ from tests.faults.servers import BROKER, NAMESRV, ServerProcess, server_process
 from tests.remoting.peers import RawPeer
 
 MIB = 1024 * 1024
+SEND, MAKE_TOPIC = 10, 17
 AFTER = 424_242  # opaque of the good request that follows the bad bytes
 PROGRAMS = {"namesrv": NAMESRV, "broker": BROKER}
 REQUESTS = {"namesrv": NAMESRV_REQUESTS, "broker": BROKER_REQUESTS}
@@ -176,6 +177,19 @@ async def test_a_bad_frame_closes_its_connection_only(server: ServerProcess, goo
         await other.close()
 
 
+async def fill_memory(server: ServerProcess, requests: dict[int, Request]) -> None:
+    """Messages until the newest megabytes of the log, which a broker keeps in memory, are all there are."""
+    if SEND not in requests:
+        return
+    raw = await RawPeer.connect(server.port)
+    fill = command(SEND, b"m" * MIB, ext=requests[SEND].ext)
+    for each in (command(MAKE_TOPIC, ext=requests[MAKE_TOPIC].ext), *[fill] * 16):
+        await raw.send(each)
+        header, _ = await raw.read()
+        assert header["code"] == 0, header
+    raw.writer.close()
+
+
 async def test_many_thousand_bad_frames_leave_memory_and_descriptors_as_they_were(
     server: ServerProcess, requests: dict[int, Request], good: bytes
 ) -> None:
@@ -193,11 +207,15 @@ async def test_many_thousand_bad_frames_leave_memory_and_descriptors_as_they_wer
         for bad in large:
             await send_bad(server, bad, good)
 
+    await fill_memory(server, requests)
     await flood(2, 3000)
-    resident, descriptors = server.resident(), server.descriptors()
-    for seed in range(3, 7):
+    resident, descriptors = [server.resident()], server.descriptors()
+    for seed in range(3, 16):
         await flood(seed, 3000)
-
-    assert server.resident() - resident < 8 * MIB
+        resident.append(server.resident())
+        if resident[-1] - resident[-2] < MIB // 4:
+            break  # what leaks leaks each time; a table or an arena that grows stops growing
+    else:
+        pytest.fail(f"it grows and grows: {resident}")
     assert server.descriptors() <= descriptors + 2
     assert server.complaints() == []
