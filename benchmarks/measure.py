@@ -11,12 +11,13 @@ from typing import Any
 from tests.interop.driver import Driver
 
 from benchmarks.brokers import APACHE, COMET, Running
-from benchmarks.processes import cpu_seconds
+from benchmarks.processes import back_memory, cpu_seconds
 from benchmarks.rows import Row
 
 _groups = itertools.count(1)
 Turn = dict[str, Any]
 FILL_BATCH = 32
+WRITTEN_A_SECOND = 160 << 20  # bytes, at most, by any row
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def run_row(
             _fill(row, system, java)
     for number in range(turns + 1):
         for name, system in systems.items():
+            back_memory(system.broker.directory, seconds * WRITTEN_A_SECOND)
             turn = _drain(row, system, java) if row.drain else _load(row, system, java, seconds)
             say(
                 f"{row.title}, turn {number}, {name}: {turn['rate']:,.0f}/s"

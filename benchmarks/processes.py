@@ -43,3 +43,15 @@ def memory_bytes(pid: int) -> dict[str, int]:
                 if line.startswith(key):
                     totals[name] += int(line.split()[1]) * KIB
     return totals
+
+
+def back_memory(directory: Path, size: int) -> None:
+    """Have `size` bytes of free memory backed by real memory: what is free in a virtual machine often is not
+    (its host takes it back), and whoever touches such a page first pays for that, up to 14 µs a page.
+    """
+    path = directory / "page-cache"
+    zeros = bytes(1 << 20)
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size >> 20):
+            file.write(zeros)
+    path.unlink()

@@ -15,8 +15,8 @@ from tests.interop.comet import CometBroker, CometNamesrv
 from tests.interop.driver import Driver
 
 from benchmarks.brokers import SETTINGS
-from benchmarks.measure import backlog
-from benchmarks.processes import cpu_seconds
+from benchmarks.measure import WRITTEN_A_SECOND, backlog
+from benchmarks.processes import back_memory, cpu_seconds
 from benchmarks.rows import ROWS
 
 LAUNCHER = Path(__file__).parent / "sampled.py"
@@ -44,6 +44,7 @@ def main() -> int:
             load = {"group": "where", "count": row.drain}
         else:
             java.call("load", answer_within_s=300, **place, **load)  # warms the JVM up
+        back_memory(directory, options.seconds * WRITTEN_A_SECOND)
         os.kill(broker.pid, signal.SIGUSR1)
         before = cpu_seconds(broker.pid)
         turn = java.call("drain" if row.drain else "load", answer_within_s=300, **place, **load)
