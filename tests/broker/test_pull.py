@@ -13,6 +13,7 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import CreateTopicRequestHeader
 from cometmq.standalone import small_files
 from cometmq.store.disk import OsDisk
+from cometmq.store.reading import GetStatus, Got
 
 from .conftest import COMMIT, SUSPEND, Peer, records, until
 
@@ -50,6 +51,18 @@ async def test_offsets_outside_the_queue_are_corrected(peer, offset, sent, code,
         await peer.send()
     answer = await peer.pull(offset=offset)
     assert (answer.code, answer.remark, bounds(answer)[0]) == (code, remark, following)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(GetStatus.MESSAGE_WAS_REMOVING, 20), (GetStatus.OFFSET_FOUND_NULL, 19)]
+)
+async def test_what_is_not_there_any_more_moves_the_reader_on(cluster, peer, monkeypatch, status, code):
+    for _ in range(3):
+        await peer.send()
+    answer = Got(status, [], 0, 2, 1, 3, False)
+    monkeypatch.setattr(type(cluster.broker.parts.store), "get_messages", lambda *_, **__: answer)
+    answer = await peer.pull(offset=1)
+    assert (answer.code, answer.remark, bounds(answer)) == (code, status.name, (2, 1, 3))
 
 
 class TestTags:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 
 import pytest
@@ -262,6 +263,27 @@ class TestSyncFlush:
             blocked.set()
         assert (await peer.send(body=b"fine again")).code == 0
         assert [m.body for m in records(await peer.pull())][1:] == [b"late", b"does not wait", b"fine again"]
+
+    @pytest.mark.usefixtures("_synced_here")
+    async def test_after_a_failed_sync_nothing_is_acknowledged_and_the_reason_is_told(
+        self, start_cluster, monkeypatch
+    ):
+        cluster = await start_cluster(flushDiskType="SYNC_FLUSH")
+        peer = cluster.peer()
+        await peer.send(body=b"before")
+        disk = type(cluster.broker.parts.store.disk)
+        failures = [OSError(errno.EIO, "Input/output error")]
+        monkeypatch.setattr(disk, "fdatasync", lambda self, fd: failures and _throw(failures.pop()))
+        waiting = await asyncio.gather(*(peer.send(body=b"%d" % n) for n in range(3)))
+        assert {answer.code for answer in waiting} <= {1, 14}
+        assert waiting[0].remark == "the flush to disk failed: Input/output error"
+        again = await peer.send(body=b"after")  # a sync would succeed now, and prove nothing
+        assert (again.code, "could not be flushed" in again.remark) == (14, True), again.remark
+        assert [m.body for m in records(await peer.pull())] == [b"before"]
+
+
+def _throw(failure):
+    raise failure
 
 
 async def test_a_view_by_id_finds_what_the_answer_named(peer):

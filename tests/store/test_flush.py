@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -261,6 +261,46 @@ async def test_the_background_makes_everything_durable_and_moves_the_checkpoint(
     assert all(queue.written == queue.max_offset for queue in store.queues)
     assert store.index.files[-1].written == store.index.files[-1].count == 301
     store.crash()
+
+
+async def test_the_background_keeps_to_the_intervals_of_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    due: list[tuple[float, Callable[[], None]]] = []
+
+    def note(seconds: float, work: Callable[..., None], *given: object) -> asyncio.TimerHandle:
+        if work.__qualname__.startswith("Upkeep._every"):
+            due.append((seconds, work))
+        return call_later(seconds, work, *given)
+
+    monkeypatch.setattr(loop, "call_later", note)
+    store = MessageStore.open(small(tmp_path))
+    store.start()
+    store.configure(
+        store.config.replace(
+            flush_interval_commit_log=70_000,
+            flush_interval_consume_queue=80_000,
+            clean_resource_interval=90_000,
+        )
+    )
+    for _, turn in due[:3]:
+        turn()
+    assert [seconds for seconds, _ in due] == [0.5, 1, 10, 70, 80, 90]
+    await store.stop()
+
+
+async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = MessageStore.open(small(tmp_path), FaultyDisk(), clock)
+    store.start()
+    send(store)
+    for seconds, moved in ((0, False), (59.9, False), (60, True)):
+        clock.now_s = 1000 + seconds
+        await store.upkeep._write_derived()
+        assert (store.checkpoint.logics_ms == store.dispatched_ms) is moved
+    await store.stop()
 
 
 async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:

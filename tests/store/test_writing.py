@@ -16,6 +16,8 @@ from cometmq.store import GetStatus, ManualClock, MessageStore, StoreConfig, Sto
 from cometmq.store.checkpoint import mark_of
 from cometmq.store.consume_queue import FILLER, UNIT_STRUCT
 from cometmq.store.off_loop import in_place
+from cometmq.store.verify import verify
+from cometmq.testing.faulty_disk import FaultyDisk
 
 EXAMPLE = bytes.fromhex(
     "0000007adaa320a777d189820000000300000000000000000000000700000000"
@@ -116,6 +118,27 @@ def test_the_last_eight_bytes_of_a_segment_stay_free_for_the_blank_record(
     store = open_store(tmp_path)
     assert [len(body) for body in everything(store)] == [0, 65536 - 2 * overhead - room]
     store.close()
+
+
+@pytest.mark.parametrize("segment", [2000, 4096, 10_007, 65_537])
+@pytest.mark.parametrize("queue_file", [1, 20, 333])
+def test_files_of_any_length(tmp_path: Path, segment: int, queue_file: int) -> None:
+    sizes = {"mapped_file_size_commit_log": segment, "mapped_file_size_consume_queue": queue_file}
+    sent = [b"%d:" % number + bytes(number * 37 % 1500) for number in range(100)]
+    for stop in ("close", "crash", "close"):
+        store = open_store(tmp_path, FaultyDisk(really_sync=False), **sizes)
+        for body in sent[store.max_offset("T", 0) : store.max_offset("T", 0) + 34]:
+            put(store, body)
+            committed(store.commit())
+        assert everything(store) == sent[: store.max_offset("T", 0)]
+        getattr(store, stop)()
+    units = -(-queue_file // 20)
+    names = sorted(path.name for path in (tmp_path / "consumequeue" / "T" / "0").iterdir())
+    assert names == [f"{at:020d}" for at in range(0, 2000, 20 * units)]
+    lengths = {path.stat().st_size for path in (tmp_path / "commitlog").iterdir()}
+    assert lengths == {segment}
+    report = verify(str(tmp_path), config=small(tmp_path, **sizes))
+    assert (report.findings, report.records, report.units) == ([], 100, 100)
 
 
 def test_hosts_of_ipv6_set_their_flags(tmp_path: Path) -> None:
