@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from cometmq.broker.backlog import Backlog
 from cometmq.broker.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.protocol.codes import RequestCode
@@ -297,4 +298,62 @@ class TestColdReads:
         answer = await peer.pull()
         assert answer.code == 1
         assert "Input/output error" in answer.remark
+        await peer.close()
+
+    async def test_a_drain_waits_its_turn_until_it_has_nearly_caught_up(self, cold, monkeypatch):
+        waited, wait = [], Backlog.wait
+
+        def note(backlog, request):
+            waited.append(request.offset)
+            wait(backlog, request)
+
+        monkeypatch.setattr(Backlog, "wait", note)
+        peer, sender = Peer(cold.addr), Peer(cold.addr)
+
+        async def drain():
+            offsets = [0]
+            while offsets[-1] < 40:
+                answer = await peer.pull(offset=offsets[-1], max_msg_nums=5)
+                assert [m.queue_offset for m in records(answer)] == list(
+                    range(offsets[-1], bounds(answer)[0])
+                )
+                offsets.append(bounds(answer)[0])
+            return offsets
+
+        with monkeypatch.context() as far:
+            far.setattr("cometmq.broker.pull.NEAR", 0)
+            offsets, *sent = await asyncio.gather(drain(), *(sender.send("Other") for _ in range(50)))
+            assert len(sent) == 50
+            assert waited == offsets[1:-1]
+        await peer.pull(offset=8)
+        await peer.pull(offset=0, max_msg_nums=1)
+        assert waited == [*offsets[1:-1], 8]
+        await peer.close()
+        await sender.close()
+
+    async def test_a_pull_that_waits_and_fails_is_answered(self, cold, monkeypatch):
+        monkeypatch.setattr("cometmq.broker.pull.NEAR", 0)
+        peer = Peer(cold.addr)
+        assert (await peer.pull()).code == 0
+        with monkeypatch.context() as broken:
+
+            def fail(*_args):
+                raise OSError(5, "Input/output error")
+
+            broken.setattr(ColdDisk, "pread_cached", fail)
+            answer = await peer.pull(offset=8)
+            assert (answer.code, answer.remark) == (1, "OSError: [Errno 5] Input/output error")
+        assert records(await peer.pull(offset=8))[0].queue_offset == 8
+        await peer.close()
+
+    async def test_a_pull_that_waits_is_answered_when_the_broker_stops(self, cold, monkeypatch):
+        monkeypatch.setattr("cometmq.broker.pull.NEAR", 0)
+        peer = Peer(cold.addr)
+        assert (await peer.pull()).code == 0
+        waits = asyncio.Event()
+        monkeypatch.setattr(Backlog, "end_tick", lambda backlog: backlog._line and waits.set())
+        waiting = asyncio.create_task(peer.pull(offset=8))
+        await waits.wait()
+        await cold.stop()
+        assert records(await waiting)[0].queue_offset == 8
         await peer.close()

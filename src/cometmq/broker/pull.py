@@ -1,8 +1,9 @@
 """Pulls: codes 11 and 361 (lite pull of 5.x clients, served exactly the same), with long polling.
 
 A pull is checked once, when it comes; then it is served from the page cache inline, or by a thread when the
-records are not in memory, or parked until something arrives. A parked pull is served once more when it is
-woken, and then answered whatever there is; its offset was stored at its first arrival only.
+records are not in memory (the reader's next ones then wait for their turn, see backlog.py), or parked until
+something arrives. A parked pull is served once more when it is woken, and then answered whatever there is;
+its offset was stored at its first arrival only.
 
 Budget: 2 µs per pulled message in batches of 32. The records go from the store's buffers to the transport as
 they are.
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from cometmq.broker import compat
+from cometmq.broker.backlog import NEAR, Backlog
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.long_poll import RECHECK_MS, HeldPull, LongPoll
 from cometmq.broker.offset_moved import store_offset_moved
@@ -99,6 +101,9 @@ class PullProcessor:
         self._timer_at = 0
         self._recheck: asyncio.TimerHandle | None = None
         self._cold: set[asyncio.Task[None]] = set()
+        self._backlog: Backlog[PullRequest] = Backlog(
+            self._serve_late, lambda: self._store.commit_log_max, self._loop.time
+        )
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -114,7 +119,12 @@ class PullProcessor:
         commits = header.sys_flag & COMMIT_OFFSET and request.may_hold and not self._store.slave
         if commits and header.commit_offset is not None:
             context.offsets.commit(request.group, request.topic, request.queue_id, header.commit_offset)
-        self._serve(request)
+        draining = self._backlog.readers
+        if draining and (request.group, request.topic, request.queue_id) in draining:
+            self._backlog.wait(request)
+            context.tick.schedule()
+        else:
+            self._serve(request)
 
     def _check(
         self, connection: Connection, version: int, header: PullMessageRequestHeader
@@ -205,6 +215,7 @@ class PullProcessor:
             max_bytes=request.max_bytes,
         )
         if isinstance(got, NotCached):
+            self._backlog.missed((request.group, request.topic, request.queue_id))
             task = self._loop.create_task(self._serve_cold(request, got))
             self._cold.add(task)
             task.add_done_callback(self._cold.discard)
@@ -223,14 +234,28 @@ class PullProcessor:
                 max_bytes=request.max_bytes,
             )
         except Exception as error:
-            log.exception("pull of %s queue %d at %d failed", request.topic, request.queue_id, request.offset)
-            remark = f"{type(error).__name__}: {error}"
-            refusal = Frame(code=1, opaque=request.opaque, flag=1, language="JAVA", remark=remark)
-            request.connection.write(encode_frame(refusal))
+            self._failed(request, error)
             return
         self._answer(request, got)
 
+    def _serve_late(self, request: PullRequest) -> None:
+        """Serve a pull that waited, if its client is still there."""
+        if not request.connection.closed:
+            try:
+                self._serve(request)
+            except Exception as error:
+                self._failed(request, error)
+
+    def _failed(self, request: PullRequest, error: Exception) -> None:
+        where = request.topic, request.queue_id, request.offset
+        log.error("pull of %s queue %d at %d failed", *where, exc_info=error)
+        remark = f"{type(error).__name__}: {error}"
+        refusal = Frame(code=1, opaque=request.opaque, flag=1, language="JAVA", remark=remark)
+        request.connection.write(encode_frame(refusal))
+
     def _answer(self, request: PullRequest, got: Got) -> None:
+        if got.behind < NEAR and self._backlog.readers:
+            self._backlog.readers.discard((request.group, request.topic, request.queue_id))
         status = got.status
         stats = self._context.stats
         stats.get += 1
@@ -332,7 +357,8 @@ class PullProcessor:
                 timer.cancel()
         self._wake(self.long_poll.take_all())
         while self._ready:
-            self.end_tick()
+            self._serve_late(self._ready.popleft())
+        self._backlog.serve_all()
         if self._cold:
             await asyncio.gather(*self._cold, return_exceptions=True)
 
@@ -358,14 +384,10 @@ class PullProcessor:
             self._context.tick.schedule()
 
     def end_tick(self) -> None:
-        """Serve woken pulls, a share per tick."""
+        """Serve woken pulls, a share per tick, and those of the backlog whose turn it is."""
         ready = self._ready
-        if not ready:
-            return
         for _ in range(min(len(ready), WOKEN_PER_TICK)):
-            request = ready.popleft()
-            if not request.connection.closed:
-                self._serve(request)
-        if ready:
+            self._serve_late(ready.popleft())
+        if self._backlog.end_tick() or ready:
             # The running tick cannot schedule itself: ask for the next one from the loop.
             self._loop.call_soon(self._context.tick.schedule)

@@ -79,7 +79,10 @@ class GetStatus(enum.Enum):
 
 
 class Got(msgspec.Struct, frozen=True, gc=False):
-    """What a read found. The concatenation of `buffers` is `count` whole commit-log records."""
+    """What a read found. The concatenation of `buffers` is `count` whole commit-log records.
+
+    behind: bytes from the last record looked at to the end of the log; 0 if none was.
+    """
 
     status: GetStatus
     buffers: list[Buffer]
@@ -88,6 +91,7 @@ class Got(msgspec.Struct, frozen=True, gc=False):
     min_offset: int
     max_offset: int
     suggest_slave: bool
+    behind: int = 0
 
 
 class QueueReader:
@@ -168,8 +172,9 @@ class QueueReader:
             plain = self._plain(data, max_count, max_bytes)
             if plain is not None:
                 count, buffer, last = plain
-                slave = self._log.end - last > self.memory_window
-                return Got(GetStatus.FOUND, [buffer], count, offset + count, low, high, slave)
+                lag = self._log.end - last
+                slave = lag > self.memory_window
+                return Got(GetStatus.FOUND, [buffer], count, offset + count, low, high, slave, lag)
         picked = None if careful else self._pick(data, max_count, tags, max_bytes)
         if picked is not None:
             chosen, scanned, last = picked
@@ -177,13 +182,14 @@ class QueueReader:
             if isinstance(buffers, NotCached):
                 return buffers
             if buffers is not None:
-                slave = self._log.end - last > self.memory_window
+                lag = self._log.end - last
+                slave = lag > self.memory_window
                 if chosen:
-                    return Got(GetStatus.FOUND, buffers, len(chosen), offset + scanned, low, high, slave)
+                    return Got(GetStatus.FOUND, buffers, len(chosen), offset + scanned, low, high, slave, lag)
                 behind = self._behind_fillers(queue, data, offset + scanned, wait)
                 if isinstance(behind, NotCached):
                     return behind
-                return Got(GetStatus.NO_MATCHED_MESSAGE, [], 0, behind, low, high, slave)
+                return Got(GetStatus.NO_MATCHED_MESSAGE, [], 0, behind, low, high, slave, lag)
         return self._get_one_by_one(queue, offset, data, max_count, tags, records, max_bytes, wait)
 
     def _behind_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, wait: bool) -> int | NotCached:
@@ -437,8 +443,9 @@ class QueueReader:
             if isinstance(behind, NotCached):
                 return behind
             following = behind
-        slave = log.end - position > self.memory_window
-        return Got(status, buffers, len(buffers), following, queue.min_offset, queue.max_offset, slave)
+        low, high, lag = queue.min_offset, queue.max_offset, log.end - position
+        slave = lag > self.memory_window
+        return Got(status, buffers, len(buffers), following, low, high, slave, lag)
 
     def _batch_full(
         self, position: int, size: int, count: int, total: int, max_count: int, max_bytes: int | None

@@ -1,0 +1,99 @@
+"""Readers that drain what is not in memory, and how much of the loop they get while messages are sent.
+
+Such a reader asks again as soon as it is answered, and a pull of 32 costs the loop as much as six sends: left
+alone, a drain of a few queues takes half of what the sends had. So its pulls stand in line until the end of
+the tick. In a tick with sends they get a part of the CPU time that the loop spends on everything else; in a
+tick without, the loop has nothing better to do. CPU time and not time, because a busy machine takes the
+processor away from both.
+
+A reader is one from its first miss until it has nearly caught up, however rarely it misses in between: the
+system reads ahead of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Request = TypeVar("Request")
+Reader = tuple[str, str, int]  # group, topic, queue id
+
+PART = 0.15  # of the CPU time of everything else
+NEAR = 64 << 20  # bytes of log before the reader at which it has nearly caught up
+MISS_S = 0.0003  # CPU time that a miss costs beside the pull itself: a task, a thread, the second look
+MOST_SAVED_S = 0.001
+MOST_OWED_S = 0.002
+CALM_S = 0.005  # without a send for so long, several are served in one tick
+AT_ONCE = 8
+MOST_READERS = 1 << 14
+
+
+class Backlog(Generic[Request]):
+    """The readers and their waiting requests. Loop thread only.
+
+    serve: answers a request, raises nothing. log_end: grows with every message that is sent. now_s: any
+    clock. cpu_s: CPU seconds of this thread.
+    """
+
+    __slots__ = (
+        "_cpu_s", "_end", "_left_at", "_line", "_log_end", "_now_s", "_saved_s", "_sent_at", "_serve",
+        "readers",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        serve: Callable[[Request], None],
+        log_end: Callable[[], int],
+        now_s: Callable[[], float],
+        cpu_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.readers: set[Reader] = set()
+        self._serve = serve
+        self._log_end = log_end
+        self._now_s = now_s
+        self._cpu_s = cpu_s
+        self._line: deque[Request] = deque()
+        self._end = log_end()
+        self._sent_at = now_s()
+        self._left_at = cpu_s()  # when requests were served last
+        self._saved_s = 0.0  # CPU time that they may use in ticks with sends; below 0 they have used too much
+
+    def missed(self, reader: Reader) -> None:
+        """What this reader asked for is not in memory: from now on its requests should wait."""
+        self._saved_s -= MISS_S
+        if len(self.readers) >= MOST_READERS:  # those who still miss will be here again
+            self.readers.clear()
+        self.readers.add(reader)
+
+    def wait(self, request: Request) -> None:
+        """Serve this request when it is its turn. The caller sees to it that there is a tick."""
+        self._line.append(request)
+
+    def end_tick(self) -> bool:
+        """Serve those whose turn it is. True if others are left, for another tick."""
+        line = self._line
+        if not line:
+            return False
+        at, now, end = self._cpu_s(), self._now_s(), self._log_end()
+        self._saved_s = min(self._saved_s + PART * (at - self._left_at), MOST_SAVED_S)
+        sends = end != self._end
+        if sends:
+            self._end, self._sent_at = end, now
+            most = len(line)
+        else:
+            most = 1 if now - self._sent_at < CALM_S else AT_ONCE
+        while line and most > 0 and (self._saved_s > 0 or not sends):
+            most -= 1
+            self._serve(line.popleft())
+            before, at = at, self._cpu_s()
+            self._saved_s -= at - before
+        self._saved_s = max(self._saved_s, -MOST_OWED_S)
+        self._left_at = at
+        return bool(line)
+
+    def serve_all(self) -> None:
+        """Serve everything that waits: the broker stops."""
+        while self._line:
+            self._serve(self._line.popleft())
