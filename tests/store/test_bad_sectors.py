@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 
-from tests.store.kit import open_store, send
+import pytest
+from tests.store.kit import bodies, committed, got, open_store, put, send
 from tests.store.test_recovery import contents, fill, quick, segment, unclean
 
+from cometmq.store.disk import Buffer
+from cometmq.store.files import NotCached
 from cometmq.store.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -66,3 +70,53 @@ def test_verify_names_a_place_that_cannot_be_read(tmp_path: Path) -> None:
     (found,) = [each for each in report.findings if each.kind == "log-damage"]
     assert found.path.endswith(f"{64 << 10:020d}")
     assert "cannot be read" in found.problem
+
+
+class NeverCached(BadSectors):
+    """Nothing stays in memory; counts the reads that would keep the loop waiting."""
+
+    def __init__(self, *places: int) -> None:
+        super().__init__(*places)
+        self.loop_thread = -1
+        self.in_the_loop = 0
+
+    def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
+        return None
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        self.in_the_loop += threading.get_ident() == self.loop_thread
+        return super().pread(fd, length, offset)
+
+
+@pytest.mark.parametrize("segment_size", [64 << 10, 1 << 20])
+async def test_pulls_get_everything_but_what_cannot_be_read(tmp_path: Path, segment_size: int) -> None:
+    store = open_store(tmp_path, mapped_file_size_commit_log=segment_size)
+    sent = [b"%d:" % number + bytes(number * 41 % 1500) for number in range(200)]
+    places = [put(store, body).physical_offset for body in sent]
+    committed(store.commit())
+    store.close()
+    disk = NeverCached()
+    store = open_store(tmp_path, disk, mapped_file_size_commit_log=segment_size)
+    store.start()
+    disk.loop_thread = threading.get_ident()
+    disk.places = (places[50] + 20, places[120], places[199] - 1)
+    found: list[bytes] = []
+    refused: list[tuple[int, int | None]] = []
+    offset = 0
+    while offset < len(sent):
+        missing = store.get_messages("T", 0, offset, 32)
+        assert isinstance(missing, NotCached)
+        try:
+            answer = await store.get_messages_cold(missing, "T", 0, offset, 32)
+        except OSError as failure:
+            refused.append((offset, failure.errno))
+            offset += 1
+            continue
+        found += bodies(answer)
+        offset = got(answer).next_begin_offset
+    assert refused == [(number, errno.EIO) for number in (50, 120, 198)]
+    assert found == [body for number, body in enumerate(sent) if number not in (50, 120, 198)]
+    assert disk.in_the_loop == 0
+    assert not store.files.carried
+    disk.loop_thread = -1
+    await store.stop()

@@ -317,11 +317,18 @@ class CommitLog:
             data = self._files.waiting_read(fd, self.path_of(base), length, position - base)
             return data if len(data) == length else None
         cached = self._disk.pread_cached(fd, length, position - base)
-        return NotCached(self.path_of(base), position - base, length) if cached is None else cached
+        if cached is not None:
+            return cached
+        path = self.path_of(base)
+        carried = self._files.from_carried(path, length, position - base)
+        if carried is None:
+            return NotCached(path, position - base, length)
+        return carried if len(carried) == length else None
 
     def block(self, position: int, *, wait: bool, load: bool) -> memoryview | NotCached | None:
         """The block (see BlockCache) that holds a position; None if it is not kept and not to be loaded, or
-        cannot be: near the end of the log, in segments that blocks do not divide, or when it is gone."""
+        cannot be: near the end of the log, in segments that blocks do not divide, when it is gone, or when
+        the device cannot read some of it."""
         number = position // BLOCK
         found = self._blocks.get(number)
         if found is not None or not load:
@@ -329,7 +336,12 @@ class CommitLog:
         start = number * BLOCK
         if start + BLOCK > min(self.end, self._recent.start) or self.segment_size % BLOCK:
             return None
-        data = self.read(start, BLOCK, wait=wait)
+        try:
+            data = self.read(start, BLOCK, wait=wait)
+        except OSError as failure:
+            if failure.errno != errno.EIO:
+                raise
+            return None
         if data is None or isinstance(data, NotCached):
             return data
         view = memoryview(data)

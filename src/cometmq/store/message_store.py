@@ -12,6 +12,7 @@ batches of 32. All methods belong to one thread (the loop's) unless they say oth
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections import deque
@@ -27,7 +28,7 @@ from cometmq.store.appender import Appended, Appender, BatchRecords, Lot
 from cometmq.store.batch_append import BatchAppender
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.clock import Clock, SystemClock
-from cometmq.store.cold_reads import ColdReads
+from cometmq.store.cold_reads import ColdReads, carry
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import SLAVE, SMALL_FILES, StoreConfig
 from cometmq.store.consume_queue import UNIT_STRUCT
@@ -397,27 +398,26 @@ class MessageStore:
         record_filter: RecordFilter = None,
         max_bytes: int | None = None,
     ) -> Got:
-        """Let a thread bring what `get_messages` missed into memory, then read."""
-        for _ in range(_COLD_TRIES):
-            await self._cold_reads.fetch(missing)
-            got = self.get_messages(
-                topic,
-                queue_id,
-                offset,
-                max_count,
-                filter=filter,
-                record_filter=record_filter,
+        """Let a thread bring what `get_messages` missed into memory, then read. Raises OSError."""
+
+        def look() -> Got | NotCached:
+            return self.get_messages(
+                topic, queue_id, offset, max_count, filter=filter, record_filter=record_filter,
                 max_bytes=max_bytes,
-            )
+            )  # fmt: skip
+
+        for _ in range(_COLD_TRIES):
+            try:
+                await self._cold_reads.fetch(missing)
+            except OSError as failure:
+                if failure.errno != errno.EIO:
+                    raise
+                break  # a bad sector somewhere around: what is wanted may be readable by itself
+            got = look()
             if not isinstance(got, NotCached):
                 return got
             missing = got
-        got = self.reader.get(
-            self.queues.find(topic, queue_id), offset, max_count, tags=filter, records=record_filter,
-            max_bytes=max_bytes, correct=self.corrects_offsets, wait=True,
-        )  # fmt: skip
-        assert not isinstance(got, NotCached)
-        return got
+        return await carry(self.files, missing, look)
 
     @property
     def corrects_offsets(self) -> bool:

@@ -12,12 +12,13 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
+from cometmq.store.cold_reads import carry
 from cometmq.store.files import NotCached, NotInMemory, StoreFiles
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
-_SAME_MISS = 3  # times that a range which was just read is not in memory again, before it is read in place
+_SAME_MISS = 3  # times that a range which was just read is not in memory again, before it is carried
 
 
 def in_place(work: Coroutine[Any, Any, T]) -> T:
@@ -85,15 +86,21 @@ class OffLoop:
             return question()
         last: NotCached | None = None
         same = 0
-        while same < _SAME_MISS:
-            self._files.impatient = True
-            try:
-                return question()
-            except NotInMemory as miss:
-                missing = miss.missing
-            finally:
-                self._files.impatient = False
-            same = same + 1 if missing == last else 0
-            last = missing
-            await self._loop.run_in_executor(None, missing.fetch, self._files.disk)
-        return question()
+        while True:
+            outcome = self._try(question)
+            if not isinstance(outcome, NotCached):
+                return outcome
+            same = same + 1 if outcome == last else 0
+            if same == _SAME_MISS:
+                return await carry(self._files, outcome, partial(self._try, question))
+            last = outcome
+            await self._loop.run_in_executor(None, outcome.fetch, self._files.disk)
+
+    def _try(self, question: Callable[[], T]) -> T | NotCached:
+        self._files.impatient = True
+        try:
+            return question()
+        except NotInMemory as miss:
+            return miss.missing
+        finally:
+            self._files.impatient = False

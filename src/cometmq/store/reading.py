@@ -13,6 +13,7 @@ unit by unit, and what even that cannot settle, record by record.
 from __future__ import annotations
 
 import enum
+import errno
 import logging
 import struct
 from collections import OrderedDict
@@ -258,7 +259,7 @@ class QueueReader:
             source = log.block(start, wait=False, load=count >= _DENSE)
         if source is None and one_run:
             base = start
-            source = log.read(start, stop - start, wait=False)
+            source = self._run(start, stop - start, wait=False)
         if source is None or isinstance(source, NotCached):
             return None
         if one_run:
@@ -315,7 +316,6 @@ class QueueReader:
         """Bytes of the chosen records; None when one of them cannot be had, or fails the check of its CRC."""
         buffers: list[Buffer] = []
         segment = self._log.segment_size
-        read = self._log.read
         index, total = 0, len(chosen)
         while index < total:
             start, size = chosen[index]
@@ -342,7 +342,7 @@ class QueueReader:
                     gaps = True
                 stop = position + size
                 index += 1
-            data = read(start, stop - start, wait=wait)
+            data = self._run(start, stop - start, wait)
             if data is None or isinstance(data, NotCached):
                 return data
             run = chosen[first:index]
@@ -356,6 +356,16 @@ class QueueReader:
             else:
                 buffers.append(data)
         return buffers
+
+    def _run(self, position: int, length: int, wait: bool) -> Buffer | NotCached | None:
+        """Bytes of the log for several records at once; None also when the device cannot read some of them:
+        then each is read by itself."""
+        try:
+            return self._log.read(position, length, wait=wait)
+        except OSError as failure:
+            if failure.errno != errno.EIO:
+                raise
+            return None
 
     def _from_block(
         self, chosen: list[tuple[int, int]], index: int, buffers: list[Buffer], wait: bool
@@ -411,7 +421,13 @@ class QueueReader:
             scanned += 1
             if (position, size, code) == FILLER_UNIT or position < skip_below or not tag_matches(tags, code):
                 continue
-            record = log.read(position, size, wait=wait) if size >= MIN_SIZE else None
+            try:
+                record = log.read(position, size, wait=wait) if size >= MIN_SIZE else None
+            except OSError as failure:
+                if failure.errno != errno.EIO or not buffers:
+                    raise
+                scanned -= 1  # the next read begins here, and says so
+                break
             if isinstance(record, NotCached):
                 if not buffers:
                     return record
