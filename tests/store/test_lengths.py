@@ -5,15 +5,15 @@ that damage has cut short gets its length back.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import HOST, START_MS, everything, open_store, send
+from tests.store.kit import everything, open_store, send
 
 from cometmq.errors import StoreError
-from cometmq.store import ManualClock, MessageStore, StoreConfig
-from cometmq.store.config import SMALL_FILES
+from cometmq.store import MessageStore
 from cometmq.testing.faulty_disk import FaultyDisk
 
 OTHER = {
@@ -80,61 +80,91 @@ def test_several_files_speak_for_their_length_without_any_other_witness(tmp_path
     serves(tmp_path, sent)
 
 
-def test_a_lone_segment_that_a_blank_record_closes_is_whole(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+LONE = {
+    "a segment that a blank record closes": lambda store: fill_segment(store),
+    "a segment with room left": lambda store: send(store, b"x"),
+    "a queue file that is full": lambda store: fill_queue_file(store, 100),
+    "a queue file with room left": lambda store: fill_queue_file(store, 99),
+}
+
+
+def fill_segment(store: MessageStore) -> None:
     while len(store.log.segments) < 2:
         send(store, bytes(700))
-    store.crash()
-    newest = tmp_path / "commitlog" / f"{64 << 10:020d}"
-    newest.unlink()
-    assert "files of 65536 bytes" in refuses(tmp_path, mapped_file_size_commit_log=128 << 10)
+    store.disk.unlink(store.log.path_of(store.log.segments[1]))
 
 
-def test_a_lone_queue_file_that_is_full_is_whole(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    for _ in range(100):
+def fill_queue_file(store: MessageStore, count: int) -> None:
+    for _ in range(count):
         send(store, b"x")
     store.queues.write_dirty()
+
+
+@pytest.mark.parametrize("made", LONE)
+def test_a_lone_file_that_holds_something_is_left_alone(tmp_path: Path, made: str) -> None:
+    """Of a store that was never stopped in order: nothing else tells its lengths."""
+    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    LONE[made](store)
+    found = everything(store)
     store.crash()
-    assert "files of 2000 bytes" in refuses(tmp_path, mapped_file_size_consume_queue=4000)
+    queues = "queue" in made
+    said = refuses(tmp_path, **(OTHER["queues"] if queues else OTHER["log"]))
+    assert f"{2000 if queues else 65536} bytes in {tmp_path}" in said
+    assert ("remove this directory" if queues else "truncate -s 131072") in said
+    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    lost = 1 if "blank" in made else 0  # what lay in the segment behind it
+    assert everything(store) == found[: len(found) - lost]
+    store.close()
 
 
-def test_a_lone_file_of_a_usual_length_is_whole(tmp_path: Path) -> None:
-    config = StoreConfig(store_path_root_dir=str(tmp_path)).replace(**SMALL_FILES)
-    store = MessageStore.open(config, FaultyDisk(really_sync=False), ManualClock(START_MS))
-    store.append("T", 0, b"x", b"", born_timestamp_ms=START_MS, born_host=HOST)
-    store.commit()
-    store.queues.write_dirty()
-    store.crash()
-    for name, size in (
-        ("mapped_file_size_commit_log", 1 << 30),
-        ("mapped_file_size_consume_queue", 6_000_000),
-    ):
-        with pytest.raises(StoreError, match=str(size)):
-            MessageStore.open(config.replace(**{name: size}), FaultyDisk(really_sync=False))
-    reopened = MessageStore.open(config, FaultyDisk(really_sync=False), ManualClock(START_MS))
-    assert everything(reopened) == [b"x"]
-    reopened.close()
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_lone_segment_cut_short_gets_its_length_back(tmp_path: Path, known: bool) -> None:
+@pytest.mark.parametrize("length", [0, 5000, 65_536])
+def test_a_lone_file_that_holds_nothing_was_just_being_made(tmp_path: Path, length: int) -> None:
     store = open_store(tmp_path)
+    store.crash()
+    (tmp_path / "consumequeue" / "T" / "0").mkdir(parents=True)
+    paths = [tmp_path / "commitlog" / f"{0:020d}", tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}"]
+    paths[0].write_bytes(bytes(length))
+    paths[1].write_bytes(bytes(length * 2000 // 65_536))
+    store = open_store(tmp_path)
+    send(store, b"x")
+    store.close()
+    assert [path.stat().st_size for path in paths] == [65_536, 2000]
+    store = open_store(tmp_path)
+    assert everything(store) == [b"x"]
+    store.close()
+
+
+def lone_segment_cut_short(root: Path) -> tuple[Path, list[bytes]]:
+    """A store of one segment of which 20,000 bytes are left, and the messages that are whole in them."""
+    store = open_store(root)
     ends = []
     for n in range(60):
         send(store, b"%d:" % n + bytes(600))
         ends.append(store.log.end)
     store.close()
-    if not known:
-        (tmp_path / "config" / "consumeQueueEnds.json").unlink()
-    path = tmp_path / "commitlog" / f"{0:020d}"
+    path = root / "commitlog" / f"{0:020d}"
     os.truncate(path, 20_000)
-    (tmp_path / "abort").touch()
+    (root / "abort").touch()
+    whole = sum(end <= 20_000 for end in ends)
+    assert 0 < whole < 60
+    return path, [b"%d:" % n + bytes(600) for n in range(whole)]
+
+
+def test_a_lone_segment_cut_short_gets_its_length_back(tmp_path: Path) -> None:
+    path, whole = lone_segment_cut_short(tmp_path)
     store = open_store(tmp_path)
     assert path.stat().st_size == 64 << 10
-    whole = sum(end <= 20_000 for end in ends)
-    assert everything(store) == [b"%d:" % n + bytes(600) for n in range(whole)]
-    assert 0 < whole < 60
+    assert everything(store) == whole
+    store.close()
+
+
+def test_where_its_length_is_not_known_an_operator_gives_it_back(tmp_path: Path) -> None:
+    path, whole = lone_segment_cut_short(tmp_path)
+    (tmp_path / "config" / "consumeQueueEnds.json").unlink()
+    assert f"20000 bytes in {path} do not fit mappedFileSizeCommitLog=65536" in refuses(tmp_path)
+    os.truncate(path, 64 << 10)
+    store = open_store(tmp_path)
+    assert everything(store) == whole
     store.close()
 
 
@@ -145,17 +175,54 @@ def test_lone_queue_files_cut_short_are_made_anew(tmp_path: Path) -> None:
     serves(tmp_path, sent)
 
 
-@pytest.mark.parametrize("size", [{"max_index_num": 300}, {"max_hash_slot_num": 50}, {"max_index_num": 800}])
-@pytest.mark.parametrize("stop", ["clean", "unclean"])
-def test_index_files_of_another_size_are_built_anew(tmp_path: Path, size: dict[str, int], stop: str) -> None:
-    store = open_store(tmp_path, FaultyDisk(really_sync=False))
-    for n in range(500):
+def indexed(root: Path, count: int) -> None:
+    store = open_store(root, FaultyDisk(really_sync=False))
+    for n in range(count):
         send(store, b"%d" % n, properties=b"KEYS\x01k%d" % n)
     store.close()
-    for sizes in (size, {}):
-        if stop == "unclean":
-            (tmp_path / "abort").touch()
-        store = open_store(tmp_path, FaultyDisk(really_sync=False), **sizes)
-        for n in (0, 250, 499):
-            assert len(store.query_by_key("T", f"k{n}", 9, 0, 1 << 60)) == 1
-        store.close()
+
+
+def finds(root: Path, count: int) -> None:
+    store = open_store(root, FaultyDisk(really_sync=False))
+    for n in (0, count // 2, count - 1):
+        assert len(store.query_by_key("T", f"k{n}", 9, 0, 1 << 60)) == 1
+    store.close()
+
+
+@pytest.mark.parametrize("count", [20, 500])
+@pytest.mark.parametrize("stop", ["clean", "unclean", "of Apache's"])
+@pytest.mark.parametrize("size", [{"max_index_num": 300}, {"max_hash_slot_num": 50}, {"max_index_num": 800}])
+def test_index_files_of_another_size_are_refused_and_nothing_changes(
+    tmp_path: Path, size: dict[str, int], stop: str, count: int
+) -> None:
+    """A lone one and several."""
+    indexed(tmp_path, count)
+    if stop != "clean":
+        (tmp_path / "abort").touch()
+    if stop == "of Apache's":
+        (tmp_path / "config" / "consumeQueueEnds.json").unlink()
+    before = snapshot(tmp_path)
+    with pytest.raises(StoreError, match=r"8440 bytes.* maxHashSlotNum=\d+, maxIndexNum=\d+ \(\d+ bytes\)"):
+        open_store(tmp_path, FaultyDisk(really_sync=False), **size)
+    assert snapshot(tmp_path) == before
+    finds(tmp_path, count)
+
+
+@pytest.mark.parametrize("count", [20, 500])
+def test_index_files_that_were_cut_short_are_built_anew(tmp_path: Path, count: int) -> None:
+    indexed(tmp_path, count)
+    path = min((tmp_path / "index").iterdir())
+    os.truncate(path, 3000)
+    finds(tmp_path, count)
+    assert {path.stat().st_size for path in (tmp_path / "index").iterdir()} == {8440}
+
+
+def test_without_its_index_a_store_takes_another_size(tmp_path: Path) -> None:
+    indexed(tmp_path, 500)
+    shutil.rmtree(tmp_path / "index")
+    for stop in ("crash", "close"):
+        store = open_store(tmp_path, FaultyDisk(really_sync=False), max_index_num=300)
+        assert len(store.query_by_key("T", "k7", 9, 0, 1 << 60)) == 1
+        store.index.write()
+        getattr(store, stop)()
+    assert {path.stat().st_size for path in (tmp_path / "index").iterdir()} == {6440}

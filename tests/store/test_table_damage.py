@@ -76,6 +76,7 @@ OWN: dict[str, Callable[[int], Table]] = {
         "queueEnds": {"T": {"0": 30 * n, "1": 2}},
         "segmentSize": 65536,
         "queueFileSize": 2000,
+        "indexFileSize": 8440,
     },
     "queueMinOffsets.json": lambda n: {"minOffsets": {"T": {"0": 30 * n, "1": 2}}},
     "deletedTopics.json": lambda n: {"deletedTopics": {"T": 3000 * n, "U": 17}},

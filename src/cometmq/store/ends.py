@@ -18,18 +18,25 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk
+from cometmq.store.index_file import file_length
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.table_shapes import ENDS, QueueEndTable
 from cometmq.store.tables import JsonTable
 
 
+def sizes_of(config: StoreConfig) -> tuple[int, int, int]:
+    """Bytes of a segment, of a queue file and of an index file."""
+    of_index = file_length(config.max_hash_slot_num, config.max_index_num)
+    return config.mapped_file_size_commit_log, config.consume_queue_file_size, of_index
+
+
 class QueueEnds:
     """`config/consumeQueueEnds.json`: topic -> queue id -> offset behind the last message.
 
-    segment_size, queue_file_size: bytes; 0 if unknown.
+    sizes: as `sizes_of` gives them; 0 if unknown.
     """
 
-    __slots__ = ("_table", "ends", "log_end", "queue_file_size", "segment_size")
+    __slots__ = ("_table", "ends", "log_end", "sizes")
 
     def __init__(self, disk: Disk, root: str) -> None:
         """Raises OSError."""
@@ -37,23 +44,20 @@ class QueueEnds:
         found = QueueEndTable.from_plain(self._table.load_or_empty(backup=False))
         self.log_end = found.log_end
         self.ends = found.queue_ends
-        self.segment_size = found.segment_size
-        self.queue_file_size = found.queue_file_size
+        self.sizes = found.segment_size, found.queue_file_size, found.index_file_size
 
     def save(self, queues: Iterable[ConsumeQueue], log_end: int, config: StoreConfig) -> None:
         """Raises OSError."""
-        sizes = config.mapped_file_size_commit_log, config.consume_queue_file_size
+        sizes = sizes_of(config)
         ends: dict[str, dict[int, int]] = {}
         for queue in queues:
             if queue.max_offset:
                 ends.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
-        if (ends, log_end, sizes) != (self.ends, self.log_end, (self.segment_size, self.queue_file_size)):
+        if (ends, log_end, sizes) != (self.ends, self.log_end, self.sizes):
             texts = {topic: {str(q): end for q, end in of_topic.items()} for topic, of_topic in ends.items()}
-            self._table.save(
-                {"logEnd": log_end, "queueEnds": texts, "segmentSize": sizes[0], "queueFileSize": sizes[1]}
-            )
-            self.ends, self.log_end = ends, log_end
-            self.segment_size, self.queue_file_size = sizes
+            names = "segmentSize", "queueFileSize", "indexFileSize"
+            self._table.save({"logEnd": log_end, "queueEnds": texts, **dict(zip(names, sizes, strict=True))})
+            self.ends, self.log_end, self.sizes = ends, log_end, sizes
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
         """(topic, queue id, end then) of the queues that now end before where they did."""

@@ -54,6 +54,7 @@ class QueueEndTable(Body, forbid_unknown_fields=True):
     queue_ends: dict[str, dict[int, int]] = empty(dict)
     segment_size: int = 0
     queue_file_size: int = 0
+    index_file_size: int = 0
 
 
 class QueueFloorTable(Body, forbid_unknown_fields=True):
