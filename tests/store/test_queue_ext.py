@@ -6,14 +6,28 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, got, open_store, put, small
+from tests.store.kit import (
+    START_MS,
+    bodies,
+    committed,
+    drop_first_segment,
+    everything,
+    got,
+    open_store,
+    put,
+    send,
+    small,
+)
 
 from cometmq.broker.long_poll import HeldPull, LongPoll
 from cometmq.protocol.properties import java_hash
 from cometmq.store import GetStatus, MessageStore
 from cometmq.store.consume_queue import UNIT_STRUCT
-from cometmq.store.queue_ext import HEAD
+from cometmq.store.disk import OsDisk
+from cometmq.store.queue_ext import HEAD, ExtFiles
+from cometmq.store.stats import store_stats
 from cometmq.store.verify import VerifyReport, verify
+from cometmq.testing.faulty_disk import FaultyDisk
 
 RED, BLUE = java_hash("red"), java_hash("blue")
 LOWEST = -(1 << 63)
@@ -108,3 +122,130 @@ def test_a_broker_goes_on_behind_such_units(tmp_path: Path) -> None:
     assert bodies(store.get_messages("T", 0, 0, 32)) == [*(tag.encode() for tag in TAGS), b"more"]
     store.close()
     assert check(tmp_path).findings == []
+
+
+EXT_SIZE = 100
+PER_FILE = 4  # ext units of 20 bytes
+
+
+def long(root: Path) -> list[int]:
+    """A store of Apache's with eight messages a segment and ext units for all of its 40 messages but the last
+    8, ten files of them; returns the addresses."""
+    store = reopen(root)
+    for number in range(40):
+        send(store, b"%02d" % number + bytes(1800), properties=b"TAGS\x01red", tags_code=RED)
+    units = [store.queues.get("T", 0).unit(offset) for offset in range(40)]
+    store.close()
+    directory = root / "consumequeue_ext" / "T" / "0"
+    directory.mkdir(parents=True)
+    addresses = []
+    for number in range(32):
+        place = number // PER_FILE * EXT_SIZE + number % PER_FILE * HEAD.size
+        with (directory / f"{place - place % EXT_SIZE:020d}").open("ab") as file:
+            file.write(HEAD.pack(HEAD.size, RED, START_MS, 0))
+        addresses.append(LOWEST + place)
+    for path in directory.iterdir():
+        path.write_bytes((path.read_bytes() + b"\xff\xff").ljust(EXT_SIZE, b"\0"))
+    for number, (unit, address) in enumerate(zip(units, addresses, strict=False)):
+        path = root / "consumequeue" / "T" / "0" / f"{number // 10 * 200:020d}"
+        with path.open("r+b") as file:
+            file.seek(number % 10 * 20)
+            assert unit is not None
+            file.write(UNIT_STRUCT.pack(*unit[:2], address))
+    return addresses
+
+
+def reopen(root: Path, disk: FaultyDisk | None = None) -> MessageStore:
+    disk = disk or FaultyDisk(really_sync=False)
+    return open_store(root, disk, mapped_file_size_commit_log=16 << 10, mapped_file_size_consume_queue=200)
+
+
+def ext_files(root: Path, topic: str = "T") -> list[int]:
+    directory = root / "consumequeue_ext" / topic / "0"
+    return sorted(int(path.name) for path in directory.glob("[0-9]*"))
+
+
+def test_ext_files_go_with_the_units_that_refer_to_them(tmp_path: Path) -> None:
+    addresses = long(tmp_path)
+    store = reopen(tmp_path)
+    store.retention.round()
+    assert ext_files(tmp_path) == list(range(0, 800, EXT_SIZE))
+    kept = []
+    while len(store.log.segments) > 1:
+        drop_first_segment(store)
+        first = store.min_offset("T", 0)
+        if first < len(addresses):
+            kept = [base for base in range(0, 800, EXT_SIZE) if base + EXT_SIZE > addresses[first] - LOWEST]
+        assert ext_files(tmp_path) == kept  # a unit with a hash tells nothing of them, as in Apache's broker
+        report = verify(str(tmp_path), config=store.config, pause=lambda _: None)
+        assert [each for each in report.findings if each.kind != "stray"] == []
+    assert 0 < len(kept) < 4
+    assert len(everything(store)) == 40 - store.min_offset("T", 0)
+    store.close()
+
+
+@pytest.mark.parametrize("code", [RED, LOWEST + 800, LOWEST + (1 << 60), -1])
+def test_what_is_no_address_of_theirs_takes_no_files_along(tmp_path: Path, code: int) -> None:
+    long(tmp_path)
+    files = ExtFiles(OsDisk(), str(tmp_path))
+    assert files.paths_before("T", 0, code) == []
+    assert len(files.paths_before("T", 0, LOWEST + 799)) == 7
+    assert len(files.paths_before("T", 0, LOWEST + 100)) == 1
+    assert len(files.paths_before("T", 0, LOWEST + 99)) == 0
+    assert files.paths_before("T", 7, LOWEST) == []
+
+
+def test_ext_files_of_a_deleted_topic_go_with_it(tmp_path: Path) -> None:
+    long(tmp_path)
+    other = tmp_path / "consumequeue_ext" / "Other" / "0" / f"{0:020d}"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    store = reopen(tmp_path)
+    send(store, topic="Other")
+    store.delete_topic("T")
+    assert [path.name for path in (tmp_path / "consumequeue_ext").iterdir()] == ["Other"]
+    assert other.exists()
+    store.close()
+
+
+def test_what_a_crash_left_of_a_deleted_topic_goes_after_the_next_start(tmp_path: Path) -> None:
+    long(tmp_path)
+    notes = tmp_path / "consumequeue_ext" / "notes.txt"
+    notes.write_text("mine")
+    (tmp_path / "consumequeue_ext" / "T" / "0" / "notes.txt").write_text("mine")
+    disk = FaultyDisk(really_sync=False)
+    store = reopen(tmp_path, disk)
+    disk.fail("unlink", match="consumequeue_ext")
+    store.delete_topic("T")
+    assert len(ext_files(tmp_path)) == 8
+    store.crash()
+    store = reopen(tmp_path)
+    store.retention.round()
+    left = [path.name for path in (tmp_path / "consumequeue_ext").rglob("*") if path.is_file()]
+    assert left == ["notes.txt"] * 2
+    store.close()
+
+
+def test_a_store_that_may_not_delete_them_says_so_and_tries_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long(tmp_path)
+    disk = FaultyDisk(really_sync=False)
+    store = reopen(tmp_path, disk)
+    disk.fail("unlink", match="consumequeue_ext")
+    drop_first_segment(store)
+    assert "could not be deleted, trying again" in caplog.text
+    assert ext_files(tmp_path)[0] == 0
+    store.retention.round()
+    assert ext_files(tmp_path)[0] > 0
+    store.close()
+
+
+def test_stats_count_their_files(tmp_path: Path) -> None:
+    long(tmp_path)
+    before = store_stats(str(tmp_path))
+    with (tmp_path / "consumequeue_ext" / "T" / "0" / f"{0:020d}").open("r+b") as file:
+        file.write(bytes(64 << 10))
+    after = store_stats(str(tmp_path))
+    assert before.queue_files == after.queue_files == 4 + 8
+    assert after.queue_allocated - before.queue_allocated >= 56 << 10

@@ -2,7 +2,8 @@
 
 The age of a segment is its file's modification time, as in Apache's broker. Deletion is paced, oldest
 first, never the last segment. Queues and index follow the log: their files go when all their records are
-gone, and the minimum offset of each queue moves to the first record that still exists.
+gone, and the minimum offset of each queue moves to the first record that still exists. What Apache's broker
+has kept beside the queues (queue_ext.py) goes with them.
 
 The order is what keeps a power failure from tearing holes. A segment goes when the queue units of its
 records are on the device: from then on they alone know which offsets have been given out. Each deletion is
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.flags import Flag
 from cometmq.store.off_loop import in_place
+from cometmq.store.queue_ext import ExtFiles
 
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
@@ -38,6 +40,7 @@ class Retention:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+        self._ext = ExtFiles(store.disk, store.config.root)
         self._manual = 0
         self._corrected_min = store.log.min_position  # recovery has seen to the queues up to here
         self._derived_min = -1
@@ -253,6 +256,8 @@ class Retention:
                 await store.off_loop.pause(0)
             if store.off_loop.ending or not await self._shorten(queue, log_min, deleted):
                 return deleted
+        if not await self._shorten_ext(deleted):
+            return deleted
         self._derived_min = log_min
         return deleted
 
@@ -278,3 +283,33 @@ class Retention:
                 return False
             await self._pause()
         return True
+
+    async def _shorten_ext(self, deleted: list[str]) -> bool:
+        """Delete the ext files before the first unit of their queue, and those of queues that are gone. False
+        when something went wrong or the store stops."""
+        try:
+            return await self._shorten_ext_of_all(deleted)
+        except OSError as failure:
+            log.error("files of consumequeue_ext could not be deleted, trying again: %s", failure)
+            return False
+
+    async def _shorten_ext_of_all(self, deleted: list[str]) -> bool:
+        queues, off_loop, ext = self._store.queues, self._store.off_loop, self._ext
+        for topic, queue_id in await off_loop.run(ext.queues):
+            queue = queues.find(topic, queue_id)
+            if queue is None or not queue.max_offset:
+                paths = await off_loop.run(ext.paths, topic, queue_id)
+            else:
+                first = await off_loop.ask(lambda queue=queue: _first_unit(queue))  # type: ignore[misc]
+                paths = await off_loop.run(ext.paths_before, topic, queue_id, first[2] if first else 0)
+            for path in paths:
+                if off_loop.ending or not await self._delete(path):
+                    return False
+                deleted.append(path)
+                await self._pause()
+            await off_loop.run(ext.drop_empty, topic, queue_id)
+        return True
+
+
+def _first_unit(queue: ConsumeQueue) -> tuple[int, int, int] | None:
+    return queue.unit(queue.min_offset) if queue.min_offset < queue.max_offset else None

@@ -17,6 +17,7 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE
 from cometmq.store.disk import Disk, OsDisk
 from cometmq.store.floors import QueueFloors
+from cometmq.store.queue_ext import ExtFiles
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.shape import QueueFiles, Shape, read_shape
 from cometmq.store.unit_files import UnitFiles
@@ -67,7 +68,8 @@ class Outlook(msgspec.Struct):
 
 
 class StoreStats(msgspec.Struct):
-    """A whole store. `allocated` are bytes on the device, the others bytes of files or records."""
+    """A whole store. `allocated` are bytes on the device, the others bytes of files or records; `queue_files`
+    counts those of consumequeue_ext, too."""
 
     root: str
     live: bool
@@ -112,7 +114,9 @@ def store_stats(
                 progress(len(queues), len(shape.queues))
         entries = sum(_entries(files, file.path) for file in shape.index_files)
     topics = _topics(queues)
+    ext = ExtFiles(disk, shape.root)
     queue_paths = [file.path for queue in shape.queues for file in queue.files]
+    queue_paths += [path for queue in ext.queues() for path in ext.paths(*queue)]
     return StoreStats(
         root=shape.root,
         live=shape.live,

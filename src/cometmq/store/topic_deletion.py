@@ -11,6 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cometmq.store.queue_ext import ExtFiles
+
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
 
@@ -24,6 +26,7 @@ class TopicDeletion:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+        self._ext = ExtFiles(store.disk, store.config.root)
 
     async def delete(self, topics: Sequence[str]) -> int:
         """Destroy the queues of topics, those of this tick's messages included; the records go with their
@@ -40,7 +43,7 @@ class TopicDeletion:
         except OSError:
             self._take_back(left, deleted, floors)
             raise
-        await self._remove_files()
+        await self._remove_files(topics)
         return gone
 
     async def _attempt(self, left: list[str], *, wait: bool) -> int:
@@ -84,10 +87,11 @@ class TopicDeletion:
         except OSError as failure:
             log.error("the next start will finish the deletion of %s: %s", ", ".join(topics), failure)
 
-    async def _remove_files(self) -> None:
-        queues = self._store.queues
+    async def _remove_files(self, topics: Sequence[str]) -> None:
+        queues, off_loop = self._store.queues, self._store.off_loop
         try:
-            await self._store.off_loop.run(queues.empty_trash)
+            await off_loop.run(queues.empty_trash)
+            await off_loop.run(self._ext.remove, topics)  # a new topic of the name has none yet
         except OSError as failure:
             log.error("files of deleted topics stay until the next start: %s", failure)
         queues.drop_trash()
