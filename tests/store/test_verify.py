@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import zlib
 from pathlib import Path
 
 import pytest
-from tests.store.kit import committed, drop_first_segment, open_store, put, send, small
+from tests.store.kit import committed, drop_first_segment, everything, got, open_store, put, send, small
 from tests.store.planted import (
     alter,
     extract_golden,
@@ -19,6 +21,7 @@ from tests.store.verifying import check, kinds, only
 
 from cometmq.errors import StoreError
 from cometmq.protocol.properties import tags_code
+from cometmq.protocol.record import decode_record
 from cometmq.store import ManualClock
 from cometmq.store.shape import read_shape
 from cometmq.store.verify import verify
@@ -68,6 +71,38 @@ class TestSoundStores:
         assert report.findings == []
         assert report.first_position == expired[-1] + (64 << 10)
         assert 100 < report.records < 400
+
+    @pytest.mark.parametrize("stop", ["clean", "unclean"])
+    def test_records_with_the_crc_property_of_5x(self, tmp_path: Path, stop: str) -> None:
+        """enabledAppendPropCRC: one property more, the last, over the record before it; digits backwards."""
+        store = open_store(tmp_path, FaultyDisk(really_sync=False))
+        texts = [b"TAGS\x01t%d\x02KEYS\x01k%d\x02__CRC32#\x010000000000\x02" % (n % 2, n) for n in range(200)]
+        sent = [
+            send(store, b"%d:" % n + bytes(n), properties=text, tags_code=tags_code(f"t{n % 2}"))
+            for n, text in enumerate(texts)
+        ]
+        store.close()
+        for message in sent:
+            path = tmp_path / "commitlog" / f"{message.physical_offset // 65536 * 65536:020d}"
+            at = message.physical_offset % 65536
+            record = path.read_bytes()[at : at + message.size]
+            assert record[-20:] == b"__CRC32#\x010000000000\x02"
+            digits = f"{zlib.crc32(record[:-20]) & 0x7FFFFFFF:010d}"[::-1].encode()
+            alter(path, at + message.size - 11, digits)
+        if stop == "unclean":
+            shutil.rmtree(tmp_path / "consumequeue")
+            shutil.rmtree(tmp_path / "index")
+            (tmp_path / "abort").touch()
+            open_store(tmp_path, FaultyDisk(really_sync=False)).close()
+        report = check(tmp_path)
+        assert (report.findings, report.records, report.units, report.index_entries) == ([], 200, 200, 200)
+        store = open_store(tmp_path, FaultyDisk(really_sync=False), check_crc_on_read=True)
+        assert everything(store) == [b"%d:" % n + bytes(n) for n in range(200)]
+        assert got(store.get_messages("T", 0, 0, 32, filter={tags_code("t1")})).next_begin_offset > 60
+        (found,) = store.query_by_key("T", "k77", 9, 0, 1 << 60)
+        message = decode_record(found)
+        assert (message.tags, message.keys, len(message.properties["__CRC32#"])) == ("t1", ("k77",), 10)
+        store.close()
 
     def test_a_directory_that_is_no_store(self, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="no commitlog"):
