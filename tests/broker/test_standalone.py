@@ -212,23 +212,24 @@ def test_programs_without_a_loop_run_it_in_a_thread(tmp_path):
 
 
 def test_it_serves_within_a_second_of_its_start(tmp_path):
-    """The aim is 0.7 s; a busy test machine gets some more."""
+    """The aim is 0.7 s. It may try five times, and how long it could have run while others did (the second
+    number of schedstat, ns) does not count."""
     program = (
         "import asyncio, sys\n"
         "from cometmq.standalone import Standalone\n"
         "async def main():\n"
         "    async with Standalone(sys.argv[1], 0, 0):\n"
-        "        print('ready', flush=True)\n"
+        "        print(open('/proc/self/schedstat').read(), flush=True)\n"
         "asyncio.run(main())\n"
     )
-    best = 9.0
-    for attempt in range(3):
+    took = []
+    while len(took) < 5 and min(took, default=9.0) >= 1.0:
         begun = time.monotonic()
-        with start(program, str(tmp_path / str(attempt))) as process:
+        with start(program, str(tmp_path / str(len(took)))) as process:
             assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            best = min(best, time.monotonic() - begun)
-    assert best < 1.5
+            waited = int(process.stdout.readline().split()[1]) / 1e9
+            took.append(time.monotonic() - begun - waited)
+    assert min(took) < 1.0, took
 
 
 @pytest.mark.parametrize(
