@@ -64,6 +64,15 @@ WORLD = {
 }
 WORLD_CALLS = {"open", "input", "print"}
 
+# The store reaches files through its Disk and time through its Clock, so that both can be played in tests.
+STORE_SEAMS = ("store/disk.py", "store/clock.py", "store/sync_child.py")
+BESIDE_THE_SEAMS = {"shutil", "io", "pathlib", "tempfile", "glob", "mmap", "fcntl", "random"}
+HARMLESS = {
+    "os": {"path", "strerror", "sysconf"},
+    "os.path": {"abspath", "basename", "dirname", "expanduser", "join", "realpath"},
+    "time": {"localtime", "strftime", "sleep"},
+}
+
 # Heavy or optional packages, and the only places that may import them.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("pipeline/", "../pyspark_cometmq"),
@@ -141,6 +150,19 @@ def world_uses(path: Path, tree: ast.AST) -> Iterator[str]:
             yield f"{name_of(path)}:{node.lineno} calls {node.func.id}()"
 
 
+def beside_the_seams(path: Path, tree: ast.AST) -> Iterator[str]:
+    for line, module in imported_modules(tree, package_of(path)):
+        if module.split(".")[0] in BESIDE_THE_SEAMS or module.startswith(("os.", "time.")):
+            yield f"{name_of(path)}:{line} imports {module}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+            yield f"{name_of(path)}:{node.lineno} calls open()"
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            if node.attr not in HARMLESS.get(owner, {node.attr}):
+                yield f"{name_of(path)}:{node.lineno} uses {owner}.{node.attr}"
+
+
 def test_every_room_is_in_the_plan() -> None:
     rooms = {room_of(path) for path in PACKAGE.rglob("*.py")}
 
@@ -172,6 +194,13 @@ def test_protocol_and_decision_cores_touch_no_clock_socket_or_file() -> None:
 
     assert missing == []
     assert [found for path in cores for found in world_uses(path, parse(path))] == []
+
+
+def test_the_store_reaches_files_and_time_through_its_seams_only() -> None:
+    paths = [path for path in sorted((PACKAGE / "store").glob("*.py")) if name_of(path) not in STORE_SEAMS]
+
+    assert len(paths) > 30
+    assert [found for path in paths for found in beside_the_seams(path, parse(path))] == []
 
 
 def test_heavy_and_optional_packages_stay_in_their_rooms() -> None:
@@ -264,3 +293,19 @@ class TestTheChecksThemselves:
     )
     def test_a_core_that_reaches_for_the_world_is_found(self, source: str) -> None:
         assert len(list(world_uses(PACKAGE / "protocol/frame.py", ast.parse(source)))) == 1
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "import shutil", "from os import unlink", "from time import monotonic", "open('x')",
+            "import os\nos.unlink('x')", "import os\nos.path.exists('x')", "import time\ntime.time()",
+            "import time\nNOW = time.time_ns",
+        ],
+    )  # fmt: skip
+    def test_a_way_around_the_seams_is_found(self, source: str) -> None:
+        assert len(list(beside_the_seams(PACKAGE / "store/commit_log.py", ast.parse(source)))) == 1
+
+    def test_names_that_only_look_like_it_pass(self) -> None:
+        source = "import os\nos.path.join(path.stem, self.time.now, disk.open(x), time.strftime('x'))"
+        source = source.replace("path.stem", "file.path.stem")
+        assert list(beside_the_seams(PACKAGE / "store/commit_log.py", ast.parse(source))) == []

@@ -303,6 +303,32 @@ async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) ->
     await store.stop()
 
 
+@pytest.mark.parametrize("part", ["consumequeue", "index"])
+def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
+    tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it leaves on the device is unknown, and a later success would prove nothing."""
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    send(store, b"0", properties=b"KEYS\x01k0")
+    assert store.upkeep.settle_all()
+    kept = (tmp_path / "checkpoint").read_bytes()
+    disk.fail("fdatasync", error=errno.EIO, match=f"/{part}/")
+    for number in (1, 2):
+        send(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)  # still taken
+        assert not store.upkeep.settle_all()
+        assert (tmp_path / "checkpoint").read_bytes() == kept
+    assert caplog.text.count("could not be synced, the checkpoint stays where it is") == 1
+    store.close()
+    assert (tmp_path / "abort").exists()
+    store = open_store(tmp_path)
+    assert (store.recovered.clean, store.recovered.records > 0) == (False, True)
+    assert everything(store) == [b"0", b"1", b"2"]
+    assert all(len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1 for number in range(3))
+    store.close()
+    assert not (tmp_path / "abort").exists()
+
+
 async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:
     disk = FaultyDisk()
     store = MessageStore.open(small(tmp_path), disk)
