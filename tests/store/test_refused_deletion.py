@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from tests.store.kit import everything, open_store, send
+from tests.store.kit import committed, everything, open_store, put, send
 
 from cometmq.store import MessageStore
 from cometmq.store.off_loop import in_place
@@ -19,8 +19,9 @@ def filled(root: Path, disk: FaultyDisk) -> MessageStore:
     store = open_store(root, disk)
     for n in range(SENT):
         for queue_id in (0, 1):
-            send(store, b"%d" % n, queue_id=queue_id)
-        send(store, b"%d" % n, topic="Other")
+            put(store, b"%d" % n, queue_id=queue_id)
+        put(store, b"%d" % n, topic="Other")
+    committed(store.commit())
     store.upkeep.settle_all()
     in_place(store.raise_min_offsets("T", {0: 3}))
     return store

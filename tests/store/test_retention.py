@@ -253,7 +253,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_the_loop_goes_on_while_a_segment_is_deleted(tmp_path: Path) -> None:
-    store, disk, _ = filled(tmp_path)
+    store, disk, _ = filled(tmp_path, delete_commit_log_files_interval=0)
     under_way, go_on = threading.Event(), threading.Event()
     threads: set[int] = set()
 
@@ -284,7 +284,8 @@ async def test_the_loop_goes_on_while_a_segment_is_deleted(tmp_path: Path) -> No
 
 
 async def test_every_deletion_lasts_before_the_next_and_queues_wait_for_the_log(tmp_path: Path) -> None:
-    store, disk, _ = filled(tmp_path, segments=30, max_index_num=100)
+    at_once = {"delete_commit_log_files_interval": 0, "delete_consume_queue_files_interval": 0}
+    store, disk, _ = filled(tmp_path, segments=30, max_index_num=100, **at_once)
     store.start()
     seen: list[tuple[str, str]] = []
     disk.before = lambda operation, path: (
