@@ -65,7 +65,7 @@ def _check(disk: Disk, files: list[StoreFile], size: int, last: int, where: str,
     """last: the length at the last clean stop, 0 if unknown. where, key, cure: for the error."""
     for file in files:
         if file.length > size or file.base % size:
-            raise StoreError(f"{file.length} bytes from {file.base} on do not fit {key}", where)
+            raise StoreError(f"{file.length} bytes in {file.path} do not fit {key}", where)
     lengths = Counter(file.length for file in files if file.length)
     if size in lengths or size == last:
         return
