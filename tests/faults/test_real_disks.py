@@ -197,7 +197,12 @@ async def test_the_watermark_refuses_before_the_disk_is_full(tmp_path: Path, dis
 
 async def test_old_segments_make_room_on_a_disk_that_fills_up(tmp_path: Path, disk: SmallDisk) -> None:
     """Above 85 % segments go whatever their age: a broker on a small disk goes on for ever."""
-    broker = BrokerProcess(tmp_path, storePathRootDir=str(disk.path / "store"), cleanResourceInterval="50")
+    broker = BrokerProcess(
+        tmp_path,
+        storePathRootDir=str(disk.path / "store"),
+        cleanResourceInterval="50",
+        deleteCommitLogFilesInterval="0",
+    )
     try:
         load = await started(broker)
         sent, bodies = 0, []
