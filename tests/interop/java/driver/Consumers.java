@@ -31,6 +31,9 @@ final class Consumers {
         consumer.setInstanceName(name + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
         consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
+        // 5.x raises the version of its subscription with each rebalance and tells the broker by a heartbeat, which
+        // it leaves out when another one is under way: its pulls are then refused as not the latest until the next.
+        consumer.setHeartbeatBrokerInterval(1000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
         consumer.setConsumeThreadMin(args.number("threads", 4));
         consumer.setConsumeThreadMax(args.number("threads", 4));
