@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.store.kit import open_store, send
+from tests.store.kit import open_store, send, small
 from tests.store.planted import (
     ENTRIES_AT,
     UNCOVERED_PLACES,
@@ -26,6 +26,10 @@ from tests.store.planted import (
 from tests.store.verifying import check, kinds, only
 
 from cometmq.protocol.properties import index_hash, tags_code
+from cometmq.store import ManualClock
+from cometmq.store.rebuild import rebuild
+from cometmq.store.verify import verify
+from cometmq.testing.faulty_disk import FaultyDisk
 
 
 class TestRecordAgainstUnit:
@@ -186,6 +190,51 @@ class TestQueues:
         os.truncate(path, 1990)
         found = only(check(root), "queue-length")
         assert (found.path, found.offset) == (str(path), 1990)
+
+
+def delayed(root: Path, levels: str) -> list[int]:
+    """A store with 60 delayed messages on three levels; their times of delivery."""
+    clock = ManualClock()
+    store = open_store(root, FaultyDisk(really_sync=False), clock, message_delay_level=levels)
+    delays = store.config.delay_levels_ms
+    for number in range(60):
+        clock.now_ms += 777
+        level = number % 3 + 1
+        text = b"DELAY\x01%d\x02TAGS\x01t" % level
+        delay = delays[level]
+        send(store, topic="SCHEDULE_TOPIC_XXXX", queue_id=level - 1, properties=text, delay_ms=delay)
+    store.close()
+    return times(root)
+
+
+def times(root: Path) -> list[int]:
+    store = open_store(root, FaultyDisk(really_sync=False))
+    queues = [store.queues.get("SCHEDULE_TOPIC_XXXX", level) for level in range(3)]
+    found = [unit[3] for queue in queues for unit in queue.units(0, queue.max_offset)]
+    store.close()
+    return found
+
+
+def test_delays_of_other_levels_are_no_damage(tmp_path: Path) -> None:
+    before = delayed(tmp_path, "1s 7s 3m")
+    assert len(before) == 60
+    report = check(tmp_path)
+    assert [finding.severity for finding in report.findings] == ["note"]
+    assert "40 delayed messages have other delays" in only(report, "delays").problem
+    rebuild(str(tmp_path), config=small(tmp_path))
+    assert times(tmp_path) == before
+    assert verify(str(tmp_path), config=small(tmp_path, message_delay_level="1s 7s 3m")).findings == []
+
+
+@pytest.mark.parametrize("levels", ["1s 5s 10s", "1s 7s 3m"])
+@pytest.mark.parametrize("bit", [0, 9, 17, 40, 63])
+def test_a_flip_in_a_time_of_delivery_is_damage(tmp_path: Path, levels: str, bit: int) -> None:
+    delayed(tmp_path, levels)
+    path = tmp_path / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "1" / f"{0:020d}"
+    byte = 5 * 20 + 19 - bit // 8
+    alter(path, byte, bytes([path.read_bytes()[byte] ^ 1 << bit % 8]))
+    found = only(check(tmp_path), "queue-unit")
+    assert (found.severity, found.path, found.offset) == ("error", str(path), 5 * 20)
 
 
 class TestIndex:

@@ -24,8 +24,8 @@ class Evidence:
     """What is known from units about single records, by log position.
 
     `places`: (topic, queue id, queue offset) of records whose own say is damaged; `tags`: tags codes of such
-    records; `superseded`: records whose place belongs to a later one, because their topic was deleted and
-    made again.
+    records, and of delayed messages with other delays than the configuration gives; `superseded`: records
+    whose place belongs to a later one, because their topic was deleted and made again.
     """
 
     __slots__ = ("_superseded", "places", "tags")

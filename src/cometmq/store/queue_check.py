@@ -30,6 +30,8 @@ from cometmq.store.unit_files import UNIT_DTYPE, UnitFiles
 _TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 _MOST_SEARCHES = 100  # in vain, for the true place of a record
 _MOST_BEHIND = 1 << 20  # positions kept of records behind a queue's end
+_MOST_DELAYED = 1 << 20  # delayed messages whose units are kept in mind
+_LONGEST_DELAY_MS = 3650 * 86_400_000
 
 LIGHT = "%LMQ%"
 """Topics of light message queues begin so; their units point at records of other topics."""
@@ -90,6 +92,7 @@ class QueueCheck:
         self.units = sum(state.units.end - state.units.first for state in self._states.values())
         self.fillers = 0
         self.orphans = 0  # records of an earlier life of their topic
+        self._other_delays = 0  # delayed messages with other delays than those of the configuration
         self.evidence = Evidence()
         self._searches = _MOST_SEARCHES
         self._to_set_right: list[int] = []  # positions of records of the present run
@@ -232,6 +235,11 @@ class QueueCheck:
         path, at = state.units.place(facts.queue_offset)
         is_, wanted = UNIT_STRUCT.unpack(unit), UNIT_STRUCT.unpack(expected)
         where = f"unit {facts.queue_offset} of {state.name} (record at {facts.position})"
+        if is_[:2] == wanted[:2] and state.topic == SCHEDULE_TOPIC and _is_delay(is_[2] - facts.store_ms):
+            self._other_delays += 1
+            if len(self.evidence.tags) < _MOST_DELAYED:
+                self.evidence.tags[facts.position] = is_[2]
+            return
         if is_[:2] == wanted[:2] and tags_flipped_in_record(facts.properties, is_[2], wanted[2]):
             self.evidence.tags[facts.position] = is_[2]
             self._record_damaged(facts, f"a flipped bit in its TAGS or beside them: {where} has another code")
@@ -350,6 +358,12 @@ class QueueCheck:
                 NOTE, "topic-deleted", self._shape.config.commit_log_dirs[0], -1,
                 f"{count} records of topic {topic}, which has no queues and is in no table: it was deleted",
             )  # fmt: skip
+        if self._other_delays:
+            self._findings.add(
+                NOTE, "delays", f"{self._shape.root}/consumequeue/{SCHEDULE_TOPIC}", -1,
+                f"{self._other_delays} delayed messages have other delays than messageDelayLevel="
+                f"{self._shape.config.message_delay_level!r} gives them: their broker had other levels",
+            )  # fmt: skip
         if self.orphans:
             self._findings.add(
                 NOTE, "superseded", self._shape.config.commit_log_dirs[0], -1,
@@ -387,6 +401,11 @@ class QueueCheck:
             f"{state.name} ends at {state.units.end}; {count} records of the log, the first at "
             f"{state.behind_at[0]}, have no unit", REBUILD if self._shape.clean else NEXT_START,
         )  # fmt: skip
+
+
+def _is_delay(ms: int) -> bool:
+    """Whether some level may be this long. Levels are whole seconds, which no flipped bit adds or takes."""
+    return 0 <= ms <= _LONGEST_DELAY_MS and ms % 1000 == 0
 
 
 def _pieces(units: bytes) -> list[bytes]:
