@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 Request = TypeVar("Request")
 Reader = tuple[str, str, int]  # group, topic, queue id
 
-PART = 0.15  # of the CPU time of everything else
+PART = 0.12  # of the CPU time of everything else; with what reading requests and writing answers costs, 0.2
 NEAR = 64 << 20  # bytes of log before the reader at which it has nearly caught up
 MISS_S = 0.0003  # CPU time that a miss costs beside the pull itself: a task, a thread, the second look
 MOST_SAVED_S = 0.001
