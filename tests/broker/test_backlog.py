@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.broker.backlog import AT_ONCE, CALM_S, MOST_READERS, PART, Backlog
+from cometmq.broker.backlog import AT_ONCE, CALM_S, MOST_READERS, MOST_WAITING, PART, Backlog
 
 PULL_S = 60e-6
 
@@ -41,7 +41,7 @@ def loop() -> Loop:
 
 @pytest.mark.parametrize("tick_s", [30e-6, 600e-6, 5e-3])
 def test_beside_sends_a_part_of_their_time_is_used_for_the_backlog(loop: Loop, tick_s: float) -> None:
-    for number in range(100_000):
+    for number in range(MOST_WAITING):
         loop.backlog.wait(number)
     sending = 0.0
     while sending < 2.0:
@@ -90,7 +90,7 @@ def test_just_after_a_send_the_loop_looks_for_the_next_one_after_every_pull(loop
 
 
 def test_what_was_used_without_sends_is_owed_to_a_bounded_amount(loop: Loop) -> None:
-    for number in range(100_000):
+    for number in range(MOST_WAITING):
         loop.backlog.wait(number)
     loop.work(1.0)
     for _ in range(1000):
@@ -109,6 +109,15 @@ def test_misses_count_as_work_and_readers_are_bounded(loop: Loop) -> None:
     assert len(loop.backlog.readers) == 10
     loop.backlog.wait(1)
     assert loop.tick(600e-6, sends=1)  # it waits: the misses have used more than its part
+
+
+def test_those_who_wait_are_bounded(loop: Loop) -> None:
+    assert [loop.backlog.wait(number) for number in range(MOST_WAITING)] == [True] * MOST_WAITING
+    assert not loop.backlog.wait(-1)
+    loop.tick()
+    assert loop.backlog.wait(-2)
+    loop.backlog.serve_all()
+    assert loop.served == [*range(MOST_WAITING), -2]
 
 
 def test_at_the_end_everyone_is_served(loop: Loop) -> None:

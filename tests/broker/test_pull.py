@@ -305,7 +305,7 @@ class TestColdReads:
 
         def note(backlog, request):
             waited.append(request.offset)
-            wait(backlog, request)
+            return wait(backlog, request)
 
         monkeypatch.setattr(Backlog, "wait", note)
         peer, sender = Peer(cold.addr), Peer(cold.addr)

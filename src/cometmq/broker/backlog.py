@@ -26,8 +26,8 @@ MISS_S = 0.0003  # CPU time that a miss costs beside the pull itself: a task, a 
 MOST_SAVED_S = 0.001
 MOST_OWED_S = 0.002
 CALM_S = 0.005  # without a send for so long, several are served in one tick
-AT_ONCE = 8
-MOST_READERS = 1 << 14
+AT_ONCE = 16
+MOST_READERS = MOST_WAITING = 1 << 14
 
 
 class Backlog(Generic[Request]):
@@ -67,9 +67,13 @@ class Backlog(Generic[Request]):
             self.readers.clear()
         self.readers.add(reader)
 
-    def wait(self, request: Request) -> None:
-        """Serve this request when it is its turn. The caller sees to it that there is a tick."""
+    def wait(self, request: Request) -> bool:
+        """Serve this request when it is its turn; the caller sees to it that there is a tick. False: too many
+        wait already, whoever sends so many should be kept busy with answers."""
+        if len(self._line) >= MOST_WAITING:
+            return False
         self._line.append(request)
+        return True
 
     def end_tick(self) -> bool:
         """Serve those whose turn it is. True if others are left, for another tick."""

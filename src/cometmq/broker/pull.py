@@ -119,9 +119,9 @@ class PullProcessor:
         commits = header.sys_flag & COMMIT_OFFSET and request.may_hold and not self._store.slave
         if commits and header.commit_offset is not None:
             context.offsets.commit(request.group, request.topic, request.queue_id, header.commit_offset)
-        draining = self._backlog.readers
-        if draining and (request.group, request.topic, request.queue_id) in draining:
-            self._backlog.wait(request)
+        backlog = self._backlog
+        draining = backlog.readers and (request.group, request.topic, request.queue_id) in backlog.readers
+        if draining and backlog.wait(request):
             context.tick.schedule()
         else:
             self._serve(request)
