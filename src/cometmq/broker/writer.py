@@ -130,11 +130,11 @@ class Writer:
             # Senders that pipeline stand together: one hand-over for each run of theirs.
             for connection, opaque, physical_offset, queue_id, queue_offset in sends:
                 if connection is not answered:
-                    answered.write_lot(lot)
+                    answered.answer(lot)
                     answered = connection
                     lot = []
                 lot.append(ok(opaque, physical_offset, queue_id, queue_offset))
-            answered.write_lot(lot)
+            answered.answer(lot)
         for outcome in outcomes:
             outcome(SUCCESS, None)
 

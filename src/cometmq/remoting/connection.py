@@ -5,7 +5,8 @@ and frames are handled where they lie. A frame that is not complete yet leaves i
 in front of the next read; one longer than TAIL_LIMIT gets a buffer of its own, which grows with what really
 arrived (a length word alone costs nothing) and is dropped with the frame.
 
-Writing. `write` queues; the tick (see tick.py) sends everything queued in one transport write.
+Writing. `write` queues; the tick (see tick.py) sends everything queued in one transport write. Answers that
+are formatted when the tick ends (`answer`) need not queue.
 """
 
 from __future__ import annotations
@@ -111,15 +112,18 @@ class Connection(asyncio.BufferedProtocol):
         out.append(data)
         self._out_bytes += len(data)
 
-    def write_lot(self, lot: list[bytes]) -> None:
-        """`write` of several frames that have one bytes object each."""
-        if self.closed or not lot:
+    def answer(self, lot: list[bytes]) -> None:
+        """`write` of whole frames that are the last of the tick: they leave at once, unless others wait before
+        them. `lot` has one at least."""
+        transport = self._transport
+        if self._out or self._write_paused or self.closed or transport is None or transport.is_closing():
+            for data in lot:
+                self.write(data)
             return
-        out = self._out
-        if not out:
-            self._tick.mark_dirty(self)
-        out += lot
-        self._out_bytes += sum(map(len, lot)) if len(lot) > 1 else len(lot[0])
+        data = b"".join(lot) if len(lot) > 1 else lot[0]
+        self._active = True
+        self._sent_bytes += len(data)
+        transport.write(data)
 
     def respond(
         self,
