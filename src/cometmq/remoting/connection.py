@@ -113,8 +113,8 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes += len(data)
 
     def answer(self, lot: list[bytes]) -> None:
-        """`write` of one or more whole frames that are the last of the tick: they leave at once, unless others
-        wait before them."""
+        """`write` of one or more whole frames, the last of the tick: they leave at once, unless others wait
+        before them."""
         transport = self._transport
         if self._out or self._write_paused or self.closed or transport is None or transport.is_closing():
             for data in lot:
