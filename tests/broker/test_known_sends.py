@@ -39,7 +39,10 @@ class Ways:
         self.connection = SimpleNamespace(peer_host=b"\x7f\0\0\1\0\0\xc3P", peer="127.0.0.1:50000")
         self.recorded: list[Any] = []
         self.refuses = False
-        self.known._append = sends._append = self._append
+        sends._append = self._append
+        self.known._append = lambda queue, *rest: self._append(queue.topic, queue.queue_id, *rest)
+        for queue_id in range(4):  # stored sends have made them
+            sends._context.store.queues.get("Orders", queue_id)
         self.known._sent = self._sent
         sends._writer = SimpleNamespace(sent=self._sent, appended=lambda *_: self.recorded.append("oneway"))
 
@@ -208,6 +211,51 @@ async def test_no_more_headers_are_kept_than_there_is_room_for(ways, monkeypatch
         ways.learn(template)
     assert len(ways.known) == 2
     assert [ways.short(filled(template)) is not None for template in templates] == [False] * 4 + [True] * 2
+
+
+async def test_headers_of_one_length_that_are_cut_elsewhere_are_known_beside_each_other(ways, monkeypatch):
+    monkeypatch.setattr(known_sends, "MOST_CUTS", 2)
+    templates = [HEADER.replace("TAGS\\u0001A", f"TAGS\\u0001{'A' * length}") for length in (1, 2, 3)]
+    numbers = (99_991, 9_991, 991)
+    for template, number in zip(templates, numbers, strict=True):
+        for one in range(2):
+            ways.long(filled(template, BORN + one, f"{one:032X}", number + one))
+    found = [
+        ways.short(filled(template, opaque=number))
+        for template, number in zip(templates, numbers, strict=True)
+    ]
+    assert found[2] is None
+    assert found[:2] == [
+        ways.long(filled(template, opaque=number))
+        for template, number in list(zip(templates, numbers, strict=True))[:2]
+    ]
+
+
+async def test_headers_whose_first_parts_alone_differ_in_meaning_are_known_beside_each_other(ways):
+    templates = [
+        HEADER.replace('"f":"0"', f'"f":"{flag}"').replace('"e":"2"', f'"e":"{queue}"')
+        for flag in (0, 1)
+        for queue in (1, 2)
+    ]
+    for template in templates:
+        ways.learn(template)
+    assert len(ways.known) == 4
+    for template in templates:
+        assert ways.short(filled(template)) == ways.long(filled(template))
+
+
+async def test_a_queue_whose_topic_is_deleted_is_not_written_to_any_more(ways):
+    ways.learn(HEADER)
+    queues = ways.sends._context.store.queues
+    gone = queues.get("Orders", 2)
+    queues.take_out("Orders")
+    assert gone.deleted
+    assert ways.short(filled()) is None
+    ways.long(filled())
+    assert ways.short(filled()) is None  # there is no such queue: nothing to learn
+    queues.get("Orders", 2)
+    ways.learn(HEADER)
+    assert ways.short(filled()) == ways.long(filled())
 
 
 async def test_known_headers_follow_the_topic_and_the_store(cluster, peer):

@@ -63,7 +63,7 @@ class SendProcessor:
         self._cluster_pair = f"CLUSTER\x01{context.config.broker_cluster_name}"
         self._routes: dict[str, TopicRoute] = {}
         self._forms = StoredForms(self._cluster_pair)
-        self.known = KnownSends(context.store.appender, context.writer, self._forms)
+        self.known = KnownSends(context.store.appender, context.store.queues, context.writer, self._forms)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""

@@ -17,8 +17,9 @@ from cometmq.protocol.record import BLANK_SIZE, BORN_V6, HEAD_V4, STORE_V6, head
 from cometmq.store.clock import Clock
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import SLAVE, StoreConfig
-from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.consume_queue import ConsumeQueue, RecordTopic
 from cometmq.store.flags import RunningFlags
+from cometmq.store.keys import key_prefix as key_prefix_of
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.refusal import StoreRefused
 
@@ -44,19 +45,18 @@ Keys = Sequence[str] | bytes | None
 """What to index of a record: these keys; this one, which is the only one that stands in its properties (the
 cheapest to hash); or those in its properties."""
 
-Pending = tuple[ConsumeQueue | None, str, int, int, int, int, int, bytes, Keys, bool]
+Pending = tuple[ConsumeQueue | None, int, int, int, int, int, int, bytes, Keys, int]
 """A record of this tick, waiting for its dispatch: queue (None for prepared and rollback records, which
-get no unit), topic, queue offset, log position, size, tags code, store time in ms, properties, keys to
-index, whether it is indexed at all. A plain tuple, for its cost."""
+get no unit), the topic's `key_prefix`, queue offset, log position, size, tags code, store time in ms,
+properties, keys to index, the queue offset behind it. A plain tuple, for its cost."""
 
 
 @final
 class BatchRecords(NamedTuple):
-    """The records of a batch, in columns, and as such waiting for their dispatch: its places are those of a
-    Pending."""
+    """The records of a batch, in columns, and as such waiting for their dispatch."""
 
     queue: ConsumeQueue
-    topic: str
+    key_prefix: int
     queue_offset: int
     """That of the first; the others follow."""
     physical_offsets: list[int]
@@ -68,7 +68,7 @@ class BatchRecords(NamedTuple):
     """What to index: of each record this key alone; None: the keys in its properties."""
 
 
-Lot = Pending | BatchRecords
+Lot = list[Pending] | BatchRecords
 
 
 class Appender:
@@ -78,6 +78,7 @@ class Appender:
         "_config",
         "_flags",
         "_log",
+        "_lots",
         "_pending",
         "_queues",
         "_time_ms",
@@ -101,7 +102,8 @@ class Appender:
         self._config = config
         self._flags = flags
         self.shut = "messages are put to the master, this is a slave" if config.broker_role == SLAVE else ""
-        self._pending: list[Lot] = []
+        self._pending: list[Pending] = []
+        self._lots: list[Lot] = [self._pending]  # records of this tick, in order; the last lot grows
         self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker has its port
         self.set_largest(config.max_message_size)
 
@@ -112,16 +114,22 @@ class Appender:
 
     def take(self) -> list[Lot]:
         """The records of this tick; the next ones belong to the next."""
-        pending = self._pending
-        if pending:
-            self._pending = []
-        return pending
+        lots = self._lots
+        if not lots[-1]:
+            lots.pop()
+        self._pending = []
+        self._lots = [self._pending]
+        return lots
 
-    def roll_back(self, pending: list[Lot]) -> None:
+    def roll_back(self, lots: list[Lot]) -> None:
         """Give the queue offsets of a tick that could not be written back."""
-        for item in reversed(pending):
-            if item[0] is not None:
-                item[0].next_offset = item[2]
+        for lot in reversed(lots):
+            if type(lot) is BatchRecords:
+                lot.queue.next_offset = lot.queue_offset
+                continue
+            for queue, _, queue_offset, *_ in reversed(lot):
+                if queue is not None:
+                    queue.next_offset = queue_offset
 
     def append(
         self, topic: str, queue_id: int, body: bytes | bytearray | memoryview, properties: bytes, flag: int,
@@ -129,10 +137,24 @@ class Appender:
         tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None,
     ) -> Appended:  # fmt: skip
         """See MessageStore.append; without keywords and defaults, for their cost."""
+        queue = self._queues.by_key.get((topic, queue_id))
+        if queue is None:
+            self.refuse_if_shut()
+            queue = self._queues.get(topic, queue_id)
+        return self.append_to(
+            queue, body, properties, flag, sys_flag, born_ms, born_host, reconsume_times, prepared_position,
+            tags_code, keys, store_host, delay_ms,
+        )  # fmt: skip
+
+    def append_to(
+        self, queue: ConsumeQueue, body: bytes | bytearray | memoryview, properties: bytes, flag: int,
+        sys_flag: int, born_ms: int, born_host: bytes, reconsume_times: int, prepared_position: int,
+        tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None,
+    ) -> Appended:  # fmt: skip
+        """The same for who knows the queue, which must not be `deleted`."""
         if self._flags.bits or self.shut:
             self.refuse_if_shut()
-        queue = self._queues.by_key.get((topic, queue_id)) or self._queues.get(topic, queue_id)
-        topic_bytes, magic = queue.record_tail or self.tail_of(queue)
+        topic_bytes, magic, key_prefix = queue.record_topic or self.record_topic(queue)
         if store_host is None:
             store_host = self.store_host
         if len(born_host) == 8 and len(store_host) == 8:
@@ -169,7 +191,7 @@ class Appender:
         now = self._time_ms()
         try:
             pack_head(
-                view, place, size, magic, crc32(body) & 0x7FFFFFFF, queue_id,
+                view, place, size, magic, crc32(body) & 0x7FFFFFFF, queue.queue_id,
                 flag, queue_offset, position, sys_flag, born_ms, born_host, now, store_host, reconsume_times,
                 prepared_position, body_length,
             )  # fmt: skip
@@ -184,17 +206,21 @@ class Appender:
         log.next = position + size
         if delay_ms is not None:
             tags_code = now + delay_ms
+        behind = queue_offset + 1
         if with_unit:
-            queue.next_offset = queue_offset + 1
+            queue.next_offset = behind
         self._pending.append((
-            queue if with_unit else None, topic, queue_offset, position, size, tags_code, now, properties,
-            keys, kind != ROLLBACK,
+            queue if with_unit else None, key_prefix, queue_offset, position, size, tags_code, now,
+            properties, keys if kind != ROLLBACK else (), behind,
         ))  # fmt: skip
         return Appended(position, queue_offset, size, now)
 
     def add(self, records: BatchRecords) -> None:
         """Records that stand in the tick's buffer already, see batch_append.py."""
-        self._pending.append(records)
+        if not self._pending:
+            self._lots.pop()
+        self._pending = []
+        self._lots += (records, self._pending)
 
     def refuse_if_shut(self) -> None:
         if self.shut:
@@ -204,14 +230,18 @@ class Appender:
                 ResponseCode.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {self._flags.why()}"
             )
 
-    def tail_of(self, queue: ConsumeQueue) -> tuple[bytes, int]:
-        """Length and bytes of the topic as they stand in a record, and the magic that goes with them."""
-        found = topic_part(queue.topic)
-        if len(found[0]) > _TOPIC_MAX + 2:
-            raise StoreRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"topic of {len(found[0])} bytes is longer than {_TOPIC_MAX}"
-            )
-        queue.record_tail = found
+    def record_topic(self, queue: ConsumeQueue) -> RecordTopic:
+        """What records need of the queue's topic. Raises StoreRefused."""
+        siblings = self._queues.of_topic(queue.topic)
+        found = next((each.record_topic for each in siblings if each.record_topic), None)
+        if found is None:
+            text, magic = topic_part(queue.topic)
+            if len(text) > _TOPIC_MAX + 2:
+                raise StoreRefused(
+                    ResponseCode.MESSAGE_ILLEGAL, f"topic of {len(text)} bytes is longer than {_TOPIC_MAX}"
+                )
+            found = text, magic, key_prefix_of(queue.topic)
+        queue.record_topic = found
         return found
 
     def refuse_size(self, body: int, properties: int, record: int) -> None:

@@ -58,7 +58,7 @@ class BatchAppender:
             appender.refuse_size(len(body), 0, 0)
         flags, bodies, texts = batch_columns(body, properties)
         queue = self._queues.get(topic, queue_id)
-        topic_bytes, magic = queue.record_tail or appender.tail_of(queue)
+        topic_bytes, magic, key_prefix = queue.record_topic or appender.record_topic(queue)
         host = appender.store_host if store_host is None else store_host
         head, sys_flag = head_of(born_host, host, sys_flag)
         body_lengths = list(map(len, bodies))
@@ -98,7 +98,7 @@ class BatchAppender:
         log.next = after
         queue.next_offset = offset + count
         codes, keys = codes_and_keys(texts)
-        appended = BatchRecords(queue, topic, offset, positions, sizes, codes, now, texts, keys)
+        appended = BatchRecords(queue, key_prefix, offset, positions, sizes, codes, now, texts, keys)
         appender.add(appended)
         return appended
 

@@ -30,6 +30,9 @@ _KEEP = 64  # units left in memory behind a write
 _AT_ONCE = 1024  # units that are read together where an end is looked for
 _LOOK = 205 * UNIT  # a page, in whole units
 
+RecordTopic = tuple[bytes, int, int]
+"""Length and bytes of a topic as they stand in records, the magic that goes with them, its `key_prefix`."""
+
 
 def file_name(position: int) -> str:
     return f"{position:020d}"
@@ -55,7 +58,7 @@ class ConsumeQueue:
         "path",
         "positions",
         "queue_id",
-        "record_tail",
+        "record_topic",
         "synced",
         "topic",
         "unsynced_files",
@@ -73,7 +76,7 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.file_size = file_size
-        self.record_tail: tuple[bytes, int] | None = None  # topic bytes as the record codec wants them
+        self.record_topic: RecordTopic | None = None  # shared by the queues of the topic
         self.positions: list[int] = []  # first bytes of the existing files, ascending
         self.next_offset = 0  # next queue offset to hand out
         self.max_offset = 0  # end of what readers see
@@ -136,9 +139,13 @@ class ConsumeQueue:
             self.written += count
             self.unsynced_files.add(base)
         surplus = self.written - self.window_start - _KEEP
-        if surplus > _KEEP:
+        if surplus > _KEEP // 2:
             del self.window[: surplus * UNIT]
             self.window_start += surplus
+            # Room for as many units: growing bit by bit would move the window every ten units.
+            size = len(self.window)
+            self.window += bytes(size)
+            del self.window[size:]
 
     def _open(self, base: int, position: int) -> int:
         """Descriptor of the file that starts at `base`, made at its full (sparse) length if it is not

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import cast
+from typing import Any
 
 import numpy as np
 
-from cometmq.protocol.properties import index_hash, java_hash
-from cometmq.store.appender import BatchRecords, Keys, Lot
+from cometmq.protocol.properties import index_hash
+from cometmq.store.appender import Keys
 from cometmq.store.checkpoint import Mark
 from cometmq.store.clock import Clock
 from cometmq.store.config import StoreConfig
@@ -29,7 +29,19 @@ log = logging.getLogger(__name__)
 
 _BATCH = 1024  # records hashed together, at least
 _SLOTS_BEHIND = 2_000_000  # entries; chained anew in 0.1 s by a recovery
-_MOST_PREFIXES = 20_000
+
+
+class _Waiting:
+    """Dispatched records whose keys are still to be hashed, in columns of equal length."""
+
+    __slots__ = ("keys", "positions", "prefixes", "properties", "times_ms")
+
+    def __init__(self) -> None:
+        self.prefixes: list[int] = []
+        self.positions: list[int] = []
+        self.times_ms: list[int] = []
+        self.properties: list[bytes] = []
+        self.keys: list[Keys] = []
 
 
 class IndexService:
@@ -41,11 +53,9 @@ class IndexService:
         "_files",
         "_hashed",
         "_new_names",
-        "_prefixes",
         "_unproven",
         "_unsynced",
         "_waiting",
-        "_waiting_count",
         "capacity",
         "enabled",
         "files",
@@ -62,12 +72,9 @@ class IndexService:
         self.enabled = config.message_index_enable
         self.files: list[IndexFile] = []
         self.full_until_ms = 0  # end time of the newest full file that `write` has written out
-        self._waiting: list[Lot] = []
-        self._waiting_count = 0  # records among them
-        self._hashed: tuple[IntArray, IntArray, IntArray] | None = (
-            None  # of the first batch, not yet in a file
-        )
-        self._prefixes: dict[str, int] = {}
+        self._waiting = _Waiting()
+        # Hashes, positions and times of the oldest records, whose keys are not all in a file.
+        self._hashed: tuple[IntArray, IntArray, IntArray] | None = None
         self._unsynced: set[str] = set()
         self._unproven: list[IndexFile] = []
         self._new_names = False
@@ -79,27 +86,36 @@ class IndexService:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def take(self, lots: list[Lot], count: int) -> None:
-        """Index `count` dispatched records, in the order of their positions; their keys wait until
-        `settle`."""
-        self._waiting += lots
-        self._waiting_count += count
+    def take(
+        self,
+        prefixes: Iterable[int],
+        positions: Iterable[int],
+        times_ms: Iterable[int],
+        properties: Iterable[bytes],
+        keys: Iterable[Keys],
+    ) -> None:
+        """Index dispatched records, in the order of their positions, given in columns (see `Pending`); their
+        keys wait until `settle`."""
+        waiting = self._waiting
+        waiting.prefixes += prefixes
+        waiting.positions += positions
+        waiting.times_ms += times_ms
+        waiting.properties += properties
+        waiting.keys += keys
 
     def forget_waiting(self) -> None:
-        self._waiting.clear()
-        self._waiting_count = 0
+        self._waiting = _Waiting()
+        self._hashed = None
 
     def wants_settling(self) -> bool:
-        return self._waiting_count >= _BATCH
+        return len(self._waiting.positions) >= _BATCH or self._hashed is not None
 
     def settle(self) -> None:
         """Hash and chain the waiting keys, rolling to new files as they fill up. Raises OSError when a
         file cannot be made or written; the records whose keys are not all in files then keep waiting."""
-        waiting = self._waiting
-        while waiting:
-            lots, records = self._next_lots()
+        while self._hashed is not None or self._waiting.positions:
             if self._hashed is None:
-                self._hashed = self._hash(lots)
+                self._hashed = _hash(self._waiting)
             hashes, positions, times = self._hashed
             if not self.files:
                 self._roll()  # even without a key: a store without an index file is one that has lost it
@@ -110,73 +126,6 @@ class IndexService:
                 hashes, positions, times = hashes[taken:], positions[taken:], times[taken:]
                 self._hashed = hashes, positions, times
             self._hashed = None
-            del waiting[: len(lots)]
-            self._waiting_count -= records
-
-    def _next_lots(self) -> tuple[list[Lot], int]:
-        """The oldest waiting lots that have enough records together, and how many those are."""
-        records = 0
-        for taken, lot in enumerate(self._waiting, 1):
-            records += len(lot.sizes) if type(lot) is BatchRecords else 1
-            if records >= _BATCH:
-                return self._waiting[:taken], records
-        return self._waiting[:], records
-
-    def _hash(self, lots: list[Lot]) -> tuple[IntArray, IntArray, IntArray]:
-        """Absolute key hashes, positions and store times, one for each key of the records."""
-        topics: list[str] = []
-        found_positions: list[int] = []
-        found_times: list[int] = []
-        counts: list[int] = []
-        given: list[Keys] = []
-        properties: list[bytes] = []
-        for lot in lots:
-            if type(lot) is BatchRecords:
-                counts.append(len(lot.sizes))
-                found_positions += lot.physical_offsets
-                given += lot.keys if lot.keys is not None else [None] * len(lot.sizes)
-                properties += lot.properties
-            elif lot[9]:
-                counts.append(1)
-                found_positions.append(lot[3])
-                given.append(lot[8])
-                properties.append(lot[7])
-            else:
-                continue
-            topics.append(lot[1])
-            found_times.append(lot[6])
-        if not given:
-            empty = np.zeros(0, np.int64)
-            return empty, empty, empty
-        of_topic = {topic: self._prefix(topic) for topic in set(topics)}
-        prefixes = np.array([of_topic[topic] for topic in topics], np.uint32).repeat(counts)
-        positions = np.array(found_positions, np.int64)
-        times = np.array(found_times, np.int64).repeat(counts)
-        hashes = hash_equal(cast("list[bytes]", given)) if set(map(type, given)) == {bytes} else None
-        if hashes is None:
-            # Callers that know the keys hand them over; in the form of properties they all go one way.
-            texts = [
-                text if keys is None or isinstance(keys, bytes) else b"KEYS\x01" + " ".join(keys).encode()
-                for text, keys in zip(properties, given, strict=True)
-            ]
-            hashes, lengths, owners = hash_keys(texts)
-            prefixes, positions, times = prefixes[owners], positions[owners], times[owners]
-        else:
-            lengths = np.full(len(given), len(cast(bytes, given[0])), np.int64)
-        whole = behind_prefix(prefixes, hashes, lengths)
-        absolute = np.abs(whole.view(np.int32).astype(np.int64))
-        absolute[absolute > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
-        return absolute, positions, times
-
-    def _prefix(self, topic: str) -> int:
-        """Java hash of `topic#`: the hash of prefix and key is hash(prefix) * 31 ** len(key) + hash(key)."""
-        known = self._prefixes
-        prefix = known.get(topic)
-        if prefix is None:
-            if len(known) > _MOST_PREFIXES:
-                known.clear()
-            prefix = known[topic] = java_hash(topic + "#") & 0xFFFFFFFF
-        return prefix
 
     def _roll(self) -> None:
         seed_ms = seed_position = 0
@@ -341,3 +290,32 @@ class IndexService:
     def close(self) -> None:
         """Write everything, slots included. Raises OSError."""
         self.write(slots=True)
+
+
+def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
+    """Absolute key hashes, positions and store times, one for each key of the oldest records, which no longer
+    wait then."""
+    columns: list[list[Any]] = []
+    for name in _Waiting.__slots__:
+        column = getattr(waiting, name)
+        columns.append(column[:_BATCH])
+        del column[:_BATCH]
+    given, found_positions, found_prefixes, properties, found_times = columns
+    prefixes = np.array(found_prefixes, np.uint32)
+    positions = np.array(found_positions, np.int64)
+    times = np.array(found_times, np.int64)
+    hashes = hash_equal(given) if set(map(type, given)) == {bytes} else None
+    if hashes is None:
+        # Callers that know the keys hand them over; in the form of properties they all go one way.
+        texts = [
+            text if keys is None or isinstance(keys, bytes) else b"KEYS\x01" + " ".join(keys).encode()
+            for text, keys in zip(properties, given, strict=True)
+        ]
+        hashes, lengths, owners = hash_keys(texts)
+        prefixes, positions, times = prefixes[owners], positions[owners], times[owners]
+    else:
+        lengths = np.full(len(given), len(given[0]), np.int64)
+    whole = behind_prefix(prefixes, hashes, lengths)
+    absolute = np.abs(whole.view(np.int32).astype(np.int64))
+    absolute[absolute > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
+    return absolute, positions, times

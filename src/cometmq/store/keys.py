@@ -6,6 +6,7 @@ Works on the stored bytes: decoding all properties of every message would cost m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ _KEYS = b"KEYS\x01"
 _TAGS = b"TAGS\x01"
 _MOST_TAGS = 10_000
 _MOST_RESTS = 2_000
+_MOST_PREFIXES = 20_000
 _LONGEST_REST = 512
 
 _UNIQ_NAME = np.frombuffer(_UNIQ_KEY, np.uint8)
@@ -28,6 +30,12 @@ IntArray = NDArray[np.int64]
 
 _tag_codes: dict[bytes, int] = {}
 _known_rests: dict[bytes, int] = {}
+
+
+@lru_cache(_MOST_PREFIXES)
+def key_prefix(topic: str) -> int:
+    """Java hash of `topic#`: the hash of prefix and key is hash(prefix) * 31 ** len(key) + hash(key)."""
+    return java_hash(topic + "#") & 0xFFFFFFFF
 
 
 def property_value(properties: bytes, name: bytes) -> bytes:

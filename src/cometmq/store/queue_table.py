@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator
 
@@ -59,6 +60,7 @@ class QueueTable:
         """The queue, made (in memory only) if it is not there."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
+            topic = sys.intern(topic)  # one object for all queues: each that a message touches costs
             path = os.path.join(self.directory, topic, str(queue_id))
             queue = ConsumeQueue(self._files, path, topic, queue_id, self.file_size)
             self._queues[topic, queue_id] = queue

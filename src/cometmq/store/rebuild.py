@@ -17,7 +17,6 @@ from collections.abc import Iterator
 import msgspec
 
 from cometmq.errors import StoreError
-from cometmq.store.appender import Pending
 from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
@@ -28,6 +27,7 @@ from cometmq.store.files import StoreFiles
 from cometmq.store.findings import Finding, Findings
 from cometmq.store.guards import AbortMark, StoreLock
 from cometmq.store.index import IndexService
+from cometmq.store.keys import key_prefix
 from cometmq.store.log_walk import LogWalk
 from cometmq.store.queue_check import LIGHT, QueueCheck
 from cometmq.store.queue_table import QueueTable
@@ -196,11 +196,10 @@ class Rebuild:
             facts = facts._replace(topic=topic, queue_id=queue_id, queue_offset=offset, sys_flag=flag)
         kind = facts.sys_flag & _TRANSACTION_MASK
         if index.enabled:
-            record: Pending = (
-                None, facts.topic, 0, facts.position, facts.size, 0, facts.store_ms, facts.properties, None,
-                kind != _ROLLBACK,
+            index.take(
+                (key_prefix(facts.topic),), (facts.position,), (facts.store_ms,), (facts.properties,),
+                (None if kind != _ROLLBACK else (),),
             )  # fmt: skip
-            index.take([record], 1)
         if superseded or kind in (_PREPARED, _ROLLBACK):
             return
         queue = queues.get(facts.topic, facts.queue_id)

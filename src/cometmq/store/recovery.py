@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from cometmq.errors import StoreError
 from cometmq.protocol.codes import SCHEDULE_TOPIC
-from cometmq.store.appender import Pending
 from cometmq.store.checkpoint import Checkpoint, Mark
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
@@ -27,7 +26,7 @@ from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk
 from cometmq.store.ends import QueueEnds
 from cometmq.store.index import IndexService
-from cometmq.store.keys import property_value, stored_tags_code
+from cometmq.store.keys import key_prefix, property_value, stored_tags_code
 from cometmq.store.log_places import LogPlaces
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
@@ -341,11 +340,10 @@ class Recovery:
             return
         kind = facts.sys_flag & _TRANSACTION_MASK
         if index_from <= facts.position <= self._index_until:
-            record: Pending = (
-                None, facts.topic, 0, facts.position, facts.size, 0, facts.store_ms, facts.properties, None,
-                kind != _ROLLBACK,
+            self._index.take(
+                (key_prefix(facts.topic),), (facts.position,), (facts.store_ms,), (facts.properties,),
+                (None if kind != _ROLLBACK else (),),
             )  # fmt: skip
-            self._index.take([record], 1)
             if self._index.wants_settling():
                 self._index.settle()
         if facts.position < start or kind in (_PREPARED, _ROLLBACK):

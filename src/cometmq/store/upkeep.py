@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cometmq.store.appender import BatchRecords, Lot
 from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.flags import Flag
@@ -240,17 +239,14 @@ class Upkeep:
             future: Future[int] = self._pool.submit(commit_log.reserve_file, base)
             commit_log.reservation_started(base, future)
 
-    def after_dispatch(self, count: int, last: Lot) -> None:
-        """`count` records became visible: keep windows and waiting keys small, however long the write
-        interval is."""
+    def after_dispatch(self, count: int, last: int, end: int) -> None:
+        """`count` records became visible, the last of them at log positions `last` to `end`: keep windows and
+        waiting keys small, however long the write interval is."""
         store = self._store
         self._unwritten += count
         self._behind += count
-        if type(last) is BatchRecords:
-            self._last, size = last.physical_offsets[-1], last.sizes[-1]
-        else:
-            _, _, _, self._last, size, *_ = last
-        self._dispatched = self._last + size
+        self._last = last
+        self._dispatched = end
         if self._unwritten < self._look_at and not store.index.wants_settling():
             return
         part = Flag.WRITE_INDEX_ERROR
