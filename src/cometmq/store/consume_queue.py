@@ -60,6 +60,7 @@ class ConsumeQueue:
         "queue_id",
         "record_topic",
         "synced",
+        "tidy",
         "topic",
         "unsynced_files",
         "window",
@@ -89,6 +90,7 @@ class ConsumeQueue:
         self.dirty = False
         self.deleted = False
         self.damaged = False  # units have certainly been lost from its files
+        self.tidy = False  # nothing but zeros lay behind the end when the files were loaded
         self.unsynced_files: set[int] = set()
         self.new_names = False  # files or directories have been made whose names are not synced
 
@@ -357,6 +359,7 @@ class ConsumeQueue:
     def _look_behind(self, end: int, log_end: int) -> None:
         """Units of older records behind the end mean that what ended the queue is damage."""
         disk = self._files.disk
+        self.tidy = True
         for base in self.positions:
             at: int | None = max(0, end * UNIT - base)
             fd = self._files.descriptors.get(self._path_of(base))
@@ -365,6 +368,7 @@ class ConsumeQueue:
                 stop = min(self.file_size, at + length - at % length)
                 data = disk.pread(fd, stop - at, at)
                 if not is_zero(data):
+                    self.tidy = False
                     units = np.frombuffer(data[: len(data) - len(data) % UNIT], UNIT_DTYPE)
                     position = units["position"]
                     if np.any((units["size"] > 0) & (position >= 0) & (position < log_end)):
@@ -379,6 +383,8 @@ class ConsumeQueue:
         any."""
         changed = False
         end = self.max_offset * UNIT
+        if self.tidy and (len(self.positions) < 2 or end > self.positions[-1]):
+            return False
         for base in list(self.positions):
             path = self._path_of(base)
             if base >= end and base > self.positions[0]:

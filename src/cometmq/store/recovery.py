@@ -26,7 +26,7 @@ from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk
 from cometmq.store.ends import QueueEnds
 from cometmq.store.index import IndexService
-from cometmq.store.keys import key_prefix, property_value, stored_tags_code
+from cometmq.store.keys import code_and_key, key_prefix, property_value, stored_tags_code
 from cometmq.store.log_places import LogPlaces
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
@@ -336,42 +336,45 @@ class Recovery:
     def _dispatch(
         self, facts: Facts, start: int, index_from: int, touched: set[ConsumeQueue], result: Recovered
     ) -> None:
-        if self._deleted and self._deleted.hides(facts.topic, facts.position):
+        position, size, queue_id, offset, sys_flag, store_ms, topic, properties = facts
+        if self._deleted and self._deleted.hides(topic, position):
             return
-        kind = facts.sys_flag & _TRANSACTION_MASK
-        if index_from <= facts.position <= self._index_until:
+        kind = sys_flag & _TRANSACTION_MASK
+        code, key = code_and_key(properties)
+        if index_from <= position <= self._index_until:
             self._index.take(
-                (key_prefix(facts.topic),), (facts.position,), (facts.store_ms,), (facts.properties,),
-                (None if kind != _ROLLBACK else (),),
+                (key_prefix(topic),), (position,), (store_ms,), (properties,),
+                (key if kind != _ROLLBACK else (),),
             )  # fmt: skip
             if self._index.wants_settling():
                 self._index.settle()
-        if facts.position < start or kind in (_PREPARED, _ROLLBACK):
+        if position < start or kind in (_PREPARED, _ROLLBACK):
             return
-        queue = self._queues.get(facts.topic, facts.queue_id)
-        ahead = self._ahead.pop(queue, None)
+        queue = self._queues.by_key.get((topic, queue_id)) or self._queues.get(topic, queue_id)
+        ahead = self._ahead.pop(queue, None) if self._ahead else None
         if ahead is not None:
-            if facts.queue_offset > ahead.queue_offset:
+            if offset > ahead.queue_offset:
                 self._push(queue, ahead, touched)  # what was between is lost
             else:
                 _not_served(ahead, queue.max_offset, result)
-        offset, known = facts.queue_offset, queue.max_offset
-        if offset < known or (offset - known > _WIDEST_GAP and known):
+        known = queue.max_offset
+        if offset == known:
+            if topic == SCHEDULE_TOPIC:
+                code = tags_code_of(facts, self._delays)
+            queue.push(position, size, code, offset)
+            touched.add(queue)
+            if offset - queue.written >= _WRITE_UNITS:
+                queue.write()
+        elif offset < known or (offset - known > _WIDEST_GAP and known):
             _not_served(facts, known, result)
-        elif offset == known:
-            self._push(queue, facts, touched)
         elif start > self._first:
-            raise _StartEarlier(
-                f"consume queue {facts.topic}/{facts.queue_id} ends at {known}, not at {offset}"
-            )
+            raise _StartEarlier(f"consume queue {topic}/{queue_id} ends at {known}, not at {offset}")
         else:  # records before it are lost, or this offset is damaged (no CRC covers it): the next one tells
             self._ahead[queue] = facts
 
     def _push(self, queue: ConsumeQueue, facts: Facts, touched: set[ConsumeQueue]) -> None:
         queue.push(facts.position, facts.size, tags_code_of(facts, self._delays), facts.queue_offset)
         touched.add(queue)
-        if queue.max_offset - queue.written >= _WRITE_UNITS:
-            queue.write()
 
     # -- afterwards -------------------------------------------------------------------------------
 
