@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
-from cometmq.store.consume_queue import ConsumeQueue, file_name
+from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.disk import Disk
 from cometmq.store.files import StoreFiles
 
@@ -117,7 +117,7 @@ class QueueTable:
         directories: set[str] = set()
         for queue in self:
             if queue.unsynced_files:
-                paths += [os.path.join(queue.path, file_name(base)) for base in queue.unsynced_files]
+                paths += map(queue.path_of, queue.unsynced_files)
                 queue.unsynced_files.clear()
             if queue.new_names:
                 directories.update((queue.path, os.path.dirname(queue.path), self.directory))

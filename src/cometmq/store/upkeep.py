@@ -57,9 +57,9 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
 
 def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
     """Sync the whole file system of these files, by a directory of theirs that is still there."""
-    for directory in {os.path.dirname(path): None for path in paths}:
+    for path in paths:
         try:
-            return disk.sync_filesystem(directory)
+            return disk.sync_filesystem(os.path.dirname(path))
         except FileNotFoundError:
             continue  # its topic was deleted
     return False
