@@ -31,7 +31,7 @@ class Loop:
     def tick(self, seconds: float = 0.0, sends: int = 0) -> bool:
         self.work(seconds)
         self.log_end += sends
-        return self.backlog.end_tick()
+        return self.backlog.serve_some()
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_what_was_used_without_sends_is_owed_to_a_bounded_amount(loop: Loop) -> 
     while len(loop.served) == before:
         loop.tick(600e-6, sends=1)
         ticks += 1
-    assert 1 < ticks < 30
+    assert 30 < ticks < 60
 
 
 def test_misses_count_as_work_and_readers_are_bounded(loop: Loop) -> None:
@@ -125,4 +125,4 @@ def test_at_the_end_everyone_is_served(loop: Loop) -> None:
         loop.backlog.wait(number)
     loop.backlog.serve_all()
     assert loop.served == list(range(100))
-    assert not loop.backlog.end_tick()
+    assert not loop.backlog.serve_some()

@@ -351,7 +351,7 @@ class TestColdReads:
         peer = Peer(cold.addr)
         assert (await peer.pull()).code == 0
         waits = asyncio.Event()
-        monkeypatch.setattr(Backlog, "end_tick", lambda backlog: backlog._line and waits.set())
+        monkeypatch.setattr(Backlog, "serve_some", lambda _: waits.set())
         waiting = asyncio.create_task(peer.pull(offset=8))
         await waits.wait()
         await cold.stop()

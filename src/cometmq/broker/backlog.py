@@ -1,10 +1,11 @@
 """Readers that drain what is not in memory, and how much of the loop they get while messages are sent.
 
 Such a reader asks again as soon as it is answered, and a pull of 32 costs the loop as much as six sends: left
-alone, a drain of a few queues takes half of what the sends had. So its pulls stand in line until the end of
-the tick. In a tick with sends they get a part of the CPU time that the loop spends on everything else; in a
-tick without, the loop has nothing better to do. CPU time and not time, because a busy machine takes the
-processor away from both.
+alone, a drain of a few queues takes half of what the sends had. So its pulls stand in line until the answers
+of the tick have left. After a tick with sends they get a part of the CPU time that the loop spends on
+everything else, several at once, for every answer wakes the loop with the next request; after one without
+sends, the loop has nothing better to do. CPU time and not time, because a busy machine takes the processor
+away from both.
 
 A reader is one from its first miss until it has nearly caught up, however rarely it misses in between: the
 system reads ahead of it.
@@ -20,7 +21,8 @@ from typing import Generic, TypeVar
 Request = TypeVar("Request")
 Reader = tuple[str, str, int]  # group, topic, queue id
 
-PART = 0.12  # of the CPU time of everything else; with what reading requests and writing answers costs, 0.2
+PART = 0.08  # of the CPU time of everything else; requests read and answers written cost as much again
+LEAST_SAVED_S = 0.0003  # CPU time that is worth a beginning beside sends
 NEAR = 64 << 20  # bytes of log before the reader at which it has nearly caught up
 MISS_S = 0.0003  # CPU time that a miss costs beside the pull itself: a task, a thread, the second look
 MOST_SAVED_S = 0.001
@@ -38,8 +40,8 @@ class Backlog(Generic[Request]):
     """
 
     __slots__ = (
-        "_cpu_s", "_end", "_left_at", "_line", "_log_end", "_now_s", "_saved_s", "_sent_at", "_serve",
-        "readers",
+        "_begun", "_cpu_s", "_end", "_left_at", "_line", "_log_end", "_now_s", "_saved_s", "_sent_at",
+        "_serve", "readers",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +60,8 @@ class Backlog(Generic[Request]):
         self._end = log_end()
         self._sent_at = now_s()
         self._left_at = cpu_s()  # when requests were served last
-        self._saved_s = 0.0  # CPU time that they may use in ticks with sends; below 0 they have used too much
+        self._saved_s = 0.0  # CPU time that they may use beside sends; below 0 they have used too much
+        self._begun = False  # they may use what is saved
 
     def missed(self, reader: Reader) -> None:
         """What this reader asked for is not in memory: from now on its requests should wait."""
@@ -75,8 +78,11 @@ class Backlog(Generic[Request]):
         self._line.append(request)
         return True
 
-    def end_tick(self) -> bool:
-        """Serve those whose turn it is. True if others are left, for another tick."""
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def serve_some(self) -> bool:
+        """After a tick: serve those whose turn it is. True if others are left, for another tick."""
         line = self._line
         if not line:
             return False
@@ -88,11 +94,13 @@ class Backlog(Generic[Request]):
             most = len(line)
         else:
             most = 1 if now - self._sent_at < CALM_S else AT_ONCE
-        while line and most > 0 and (self._saved_s > 0 or not sends):
+        self._begun |= self._saved_s >= LEAST_SAVED_S
+        while line and most > 0 and (self._begun or not sends):
             most -= 1
             self._serve(line.popleft())
             before, at = at, self._cpu_s()
             self._saved_s -= at - before
+            self._begun &= self._saved_s > 0
         self._saved_s = max(self._saved_s, -MOST_OWED_S)
         self._left_at = at
         return bool(line)

@@ -104,6 +104,7 @@ class PullProcessor:
         self._backlog: Backlog[PullRequest] = Backlog(
             self._serve_late, lambda: self._store.commit_log_max, self._loop.time
         )
+        self._backlog_due = False  # _serve_backlog is scheduled
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -384,10 +385,18 @@ class PullProcessor:
             self._context.tick.schedule()
 
     def end_tick(self) -> None:
-        """Serve woken pulls, a share per tick, and those of the backlog whose turn it is."""
+        """Serve woken pulls, a share per tick; then, once answers have left, those of the backlog."""
         ready = self._ready
         for _ in range(min(len(ready), WOKEN_PER_TICK)):
             self._serve_late(ready.popleft())
-        if self._backlog.end_tick() or ready:
+        if ready:
             # The running tick cannot schedule itself: ask for the next one from the loop.
             self._loop.call_soon(self._context.tick.schedule)
+        if len(self._backlog) and not self._backlog_due:
+            self._backlog_due = True
+            self._loop.call_soon(self._serve_backlog)
+
+    def _serve_backlog(self) -> None:
+        self._backlog_due = False
+        if self._backlog.serve_some():
+            self._context.tick.schedule()
