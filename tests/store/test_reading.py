@@ -222,6 +222,38 @@ def test_queues_drained_side_by_side_share_what_was_read(tmp_path: Path, sizes: 
     store.close()
 
 
+def test_hundreds_of_queues_drained_side_by_side_share_what_was_read(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    large = {"mapped_file_size_commit_log": 4 << 20, "mapped_file_size_consume_queue": 20 * 100}
+    store = open_store(tmp_path, disk, **large)
+    expected: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(400)}
+    places = [
+        [
+            put(store, b"%d-" % number + bytes(number * 37 % 900), queue_id=number % 400)
+            for number in range(at, at + 400)
+        ]
+        for at in range(0, 6400, 400)
+    ]
+    for number in range(6400):
+        expected[number % 400].append(b"%d-" % number + bytes(number * 37 % 900))
+    committed(store.commit())
+    forget_memory(store)
+    disk.calls.clear()
+    for queue_id, wanted in expected.items():
+        answer = got(store.get_messages("T", queue_id, 0, 32))
+        assert (bodies(answer), answer.next_begin_offset) == (wanted, 16)
+    # The units of each queue; the blocks, three records of each before it is worth loading, those on borders
+    # and behind the last whole block.
+    assert disk.calls["pread_cached"] < 400 + 6400 / 16
+    with open(tmp_path / "commitlog" / f"{0:020d}", "r+b") as log:
+        log.seek(places[3][7].physical_offset)
+        log.write(bytes(8))
+    store.log.blocks.clear()
+    answer = got(store.get_messages("T", 7, 0, 32))
+    assert bodies(answer) == expected[7][:3] + expected[7][4:]
+    store.close()
+
+
 def test_a_segment_that_is_gone_is_stepped_over(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for number in range(200):

@@ -2,36 +2,45 @@
 
 Consumers that drain several queues of a topic ask for the same stretch of the log once per queue, a record
 here and a record there. Reading such a stretch as one block and keeping it for the others costs one copy
-from the page cache instead of one per queue. Blocks lie wholly before the end of the log, so they never
-change; readers get views of them.
+from the page cache instead of one per queue. A block is worth that once a few records of it were asked for,
+by one pull or, where thousands of queues are drained side by side, by several. Blocks lie wholly before the
+end of the log, so they never change; readers get views of them.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 BLOCK = 128 << 10
-_KEPT = 24  # blocks: 3 MiB
+_KEPT = 64  # blocks: 8 MiB; those of 32 records that lie far apart, and their successors
+DENSE = 4  # records asked for that make loading their block worth while
+_MOST_COUNTED = 4096
 
 
 class BlockCache:
-    """The blocks used last, by number (log position // BLOCK)."""
+    """The blocks loaded last, by number (log position // BLOCK). A drain is soon done with a block, so the
+    oldest one goes, and looking one up has nothing to note."""
 
-    __slots__ = ("_blocks",)
+    __slots__ = ("_asked", "_blocks", "get")
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[int, memoryview] = OrderedDict()
+        self._blocks: dict[int, memoryview] = {}
+        self._asked: dict[int, int] = {}  # records asked for of blocks that are not kept
+        self.get = self._blocks.get
 
-    def get(self, number: int) -> memoryview | None:
-        block = self._blocks.get(number)
-        if block is not None:
-            self._blocks.move_to_end(number)
-        return block
+    def worth(self, number: int, asked: int) -> bool:
+        """Whether to load a block that is not kept, of which so many more records are asked for now."""
+        asked += self._asked.pop(number, 0)
+        if asked >= DENSE:
+            return True
+        if len(self._asked) >= _MOST_COUNTED:
+            self._asked.clear()
+        self._asked[number] = asked
+        return False
 
     def put(self, number: int, block: memoryview) -> None:
         self._blocks[number] = block
         if len(self._blocks) > _KEPT:
-            self._blocks.popitem(last=False)
+            del self._blocks[next(iter(self._blocks))]
 
     def clear(self) -> None:
         self._blocks.clear()
+        self._asked.clear()

@@ -51,7 +51,6 @@ class CommitLog:
     """Writer and reader of the segments."""
 
     __slots__ = (
-        "_blocks",
         "_disk",
         "_extents",
         "_fd",
@@ -61,6 +60,7 @@ class CommitLog:
         "_reserving",
         "_room_at_failure",
         "_spares",
+        "blocks",
         "buffer",
         "end",
         "limit",
@@ -92,7 +92,7 @@ class CommitLog:
         self.used = 0
         self._extents: list[Extent] = []  # parts of the tick, each in one segment and one chunk
         self._read_fds: dict[int, int] = {}
-        self._blocks = BlockCache()
+        self.blocks = BlockCache()
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
         self._room_at_failure = -1  # usable bytes when a reservation last failed for want of them
@@ -325,16 +325,20 @@ class CommitLog:
             return NotCached(path, position - base, length)
         return carried if len(carried) == length else None
 
-    def block(self, position: int, *, wait: bool, load: bool) -> memoryview | NotCached | None:
-        """The block (see BlockCache) that holds a position; None if it is not kept and not to be loaded, or
-        cannot be: near the end of the log, in segments that blocks do not divide, when it is gone, or when
-        the device cannot read some of it."""
+    def block(self, position: int, asked: int, *, wait: bool) -> memoryview | NotCached | None:
+        """The block (see BlockCache) that holds a position, `asked` records of which are wanted; None if it
+        is not kept and not worth loading, or cannot be: near the end of the log, in segments that blocks do
+        not divide, when it is gone, or when the device cannot read some of it."""
         number = position // BLOCK
-        found = self._blocks.get(number)
-        if found is not None or not load:
+        found = self.blocks.get(number)
+        if found is not None:
             return found
         start = number * BLOCK
-        if start + BLOCK > min(self.end, self._recent.start) or self.segment_size % BLOCK:
+        if (
+            start + BLOCK > min(self.end, self._recent.start)
+            or self.segment_size % BLOCK
+            or not self.blocks.worth(number, asked)
+        ):
             return None
         try:
             data = self.read(start, BLOCK, wait=wait)
@@ -345,7 +349,7 @@ class CommitLog:
         if data is None or isinstance(data, NotCached):
             return data
         view = memoryview(data)
-        self._blocks.put(number, view)
+        self.blocks.put(number, view)
         return view
 
     def _open_for_reading(self, base: int) -> int:
@@ -386,7 +390,7 @@ class CommitLog:
         unlink. Returns a descriptor that the caller must close (the space comes back with the last one: not
         on the loop), or -1."""
         base = self.segments.pop(0)
-        self._blocks.clear()
+        self.blocks.clear()
         self.places.forget(base)
         return self._read_fds.pop(base, -1)
 

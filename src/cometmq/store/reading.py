@@ -17,7 +17,7 @@ import errno
 import logging
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, repeat
 from operator import add, ne
@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from cometmq.protocol.record import MAGIC_V1, MAGIC_V2, MIN_SIZE
-from cometmq.store.block_cache import BLOCK
+from cometmq.store.block_cache import BLOCK, DENSE
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.config import StoreConfig
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
 _MOST_FILLERS = 1 << 17  # passed over by one pull: 0.5 ms
-_DENSE = 4  # records of one block that make loading the whole of it worth while
 _start_of = struct.Struct(">ii").unpack_from
 _GAP = 12 << 10
 _MAX_RUN = 128 << 10
@@ -256,7 +255,10 @@ class QueueReader:
         source: Buffer | NotCached | None = None
         base = start - start % BLOCK  # position of the source
         if stop <= base + BLOCK:
-            source = log.block(start, wait=False, load=count >= _DENSE)
+            source = log.block(start, count, wait=False)
+        if stop - start > _MAX_RUN and not one_run:
+            scattered = self._scattered(positions, sizes)
+            return None if scattered is None else (count, scattered, positions[-1])
         if source is None and one_run:
             base = start
             source = self._run(start, stop - start, wait=False)
@@ -273,6 +275,31 @@ class QueueReader:
         if not one_run:
             taken = b"".join([source[at : at + size] for at, size in zip(places, sizes, strict=True)])
         return count, taken, positions[-1]
+
+    def _scattered(self, positions: Sequence[int], sizes: Sequence[int]) -> bytes | None:
+        """The bytes of whole records that lie far apart, as those of one queue among thousands do; None if
+        some lie together outside the blocks, or one is not in memory or not what its unit says."""
+        log = self._log
+        kept = log.blocks.get
+        parts: list[Buffer] = []
+        for position, size in zip(positions, sizes, strict=True):
+            number, at = divmod(position, BLOCK)
+            source: Buffer | None = kept(number)
+            if source is None or at + size > BLOCK:
+                near = [other // BLOCK for other in positions].count(number)
+                found: Buffer | NotCached | None = None
+                if at + size <= BLOCK:
+                    found = log.block(position, near, wait=False)
+                if found is None and near < DENSE:
+                    found = self._run(position, size, wait=False)
+                    at = 0
+                if found is None or isinstance(found, NotCached):
+                    return None
+                source = found
+            if _start_of(source, at) != (size, MAGIC_V1):
+                return None
+            parts.append(source[at : at + size])
+        return b"".join(parts)
 
     def _pick(
         self, data: Buffer, max_count: int, tags: TagFilter, max_bytes: int | None
@@ -381,7 +408,7 @@ class QueueReader:
         ):
             at = chosen[last][0]
             last += 1
-        block = self._log.block(start, wait=wait, load=last - index >= _DENSE) if last > index else None
+        block = self._log.block(start, last - index, wait=wait) if last > index else None
         if block is None or isinstance(block, NotCached):
             return 0 if block is None else block
         parts: list[Buffer] = []
