@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -60,6 +60,7 @@ class CommitLog:
         "_reserving",
         "_room_at_failure",
         "_spares",
+        "before_write",
         "blocks",
         "buffer",
         "end",
@@ -98,6 +99,7 @@ class CommitLog:
         self._room_at_failure = -1  # usable bytes when a reservation last failed for want of them
         # What failed writes may have left: (descriptor, segment, first position, end); `claim` heals it.
         self.scars: list[tuple[int, int, int, int]] = []
+        self.before_write: Callable[[int], None] | None = None  # told up to where a tick will be written
         self.unsynced: dict[int, int] = {}  # descriptors of segments that hold data not yet on the device
 
     # -- segments ---------------------------------------------------------------------------------
@@ -241,6 +243,8 @@ class CommitLog:
         come to life."""
         self._end_extent()
         extents = self._extents
+        if self.before_write is not None:
+            self.before_write(self.next)
         try:
             for extent in extents:
                 if extent.stop > extent.start:

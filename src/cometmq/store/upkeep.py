@@ -18,6 +18,7 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.flags import Flag
 from cometmq.store.syncer import ChildSyncer, ThreadSyncer
+from cometmq.store.zero_ahead import ZeroAhead
 
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
@@ -84,6 +85,7 @@ class Upkeep:
         self._sync_pool: ThreadPoolExecutor | None = None
         self._syncer: ThreadSyncer | None = None
         self._child: ChildSyncer | None = None
+        self._zeros: ZeroAhead | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._job: asyncio.Task[None] | None = None
@@ -125,6 +127,9 @@ class Upkeep:
             return
         if store.config.sync_flush and self._child is None and store.disk.lends_descriptors:
             self._child = ChildSyncer(store.disk, self._loop, self._syncer)
+            assert self._sync_pool is not None
+            self._zeros = ZeroAhead(store.log, store.disk, self._sync_pool)
+            store.log.before_write = self._zeros.let_pass
         store.flusher.attach(self._loop, self._child or self._syncer)
 
     def _every(self, interval: Callable[[StoreConfig], int], work: object) -> None:
@@ -218,6 +223,7 @@ class Upkeep:
             if pool is not None:
                 pool.shutdown(wait=True)
         self._sync_pool = self._pool = None
+        self._zeros = self._store.log.before_write = None
 
     # -- after a commit ---------------------------------------------------------------------------
 
@@ -247,6 +253,8 @@ class Upkeep:
         self._behind += count
         self._last = last
         self._dispatched = end
+        if self._zeros is not None and store.config.sync_flush:
+            self._zeros.look()
         if self._unwritten < self._look_at and not store.index.wants_settling():
             return
         part = Flag.WRITE_INDEX_ERROR
