@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cometmq.store.consume_queue import ConsumeQueue
@@ -300,7 +301,7 @@ class Retention:
             if queue is None or not queue.max_offset:
                 paths = await off_loop.run(ext.paths, topic, queue_id)
             else:
-                first = await off_loop.ask(lambda queue=queue: _first_unit(queue))  # type: ignore[misc]
+                first = await off_loop.ask(partial(_first_unit, queue))
                 paths = await off_loop.run(ext.paths_before, topic, queue_id, first[2] if first else 0)
             for path in paths:
                 if off_loop.ending or not await self._delete(path):
