@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.interop.comet import CometBroker
 
-from benchmarks.processes import memory_bytes
+from benchmarks.measure import WRITTEN_A_SECOND
+from benchmarks.processes import back_memory, memory_bytes
 from benchmarks.scale_load import Load
 from benchmarks.scale_run import broker, name_server, run_load, say, start_timed, wait_quiet, write_topics
 
@@ -37,7 +38,10 @@ def run(data: Path, turns: int, seconds: float) -> dict[str, Any]:
                 run_load(fill, brokers[which].pid)
             found["pull, sent in batches of 32"] = _pulls(brokers, turns, 1)
             found["send, 1 KiB, 64 in flight"] = _turns(
-                brokers, turns, lambda which, _: _load(which, brokers, seconds=seconds)
+                brokers,
+                turns,
+                lambda which, _: _load(which, brokers, seconds=seconds),
+                written=int(seconds * WRITTEN_A_SECOND),
             )
             found["memory"] = {which: memory_bytes(each.pid) for which, each in brokers.items()}
             found["starts"] = _starts(data, names, brokers, turns)
@@ -60,10 +64,13 @@ def _pulls(brokers: dict[str, CometBroker], turns: int, backlog: int) -> Turns:
     return _turns(brokers, turns, pull)
 
 
-def _turns(brokers: dict[str, CometBroker], turns: int, load_of: Any) -> Turns:
+def _turns(brokers: dict[str, CometBroker], turns: int, load_of: Any, written: int = 0) -> Turns:
+    """written: about so many bytes of page cache does a turn fill."""
     found: Turns = {which: [] for which in brokers}
     for number in range(turns + 1):
         for which, each in brokers.items():
+            if written:
+                back_memory(each.directory, written)
             turn = run_load(load_of(which, number), each.pid)
             if turn.get("complete") is False:
                 raise RuntimeError(f"{which}: only {turn['messages']} messages were pulled")

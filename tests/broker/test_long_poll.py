@@ -120,6 +120,7 @@ def test_whatever_happens_each_pull_is_woken_once_and_nothing_stays_behind():
     dice = random.Random(7)
     for _ in range(60):
         table, alive, now = LongPoll(), set(), T0
+        table.watch("T", 1)
         for step in range(80):
             event = dice.randrange(6)
             if event <= 2:
@@ -141,5 +142,6 @@ def test_whatever_happens_each_pull_is_woken_once_and_nothing_stays_behind():
             assert all(pull in alive and pull.woken for pull in woken)
             alive -= set(woken)
             assert len(table) == len(alive)
+            assert set(table.queues) == {pull.key for pull in alive} | {("T", 1)}
         assert set(table.take_all()) == alive
-        assert (table.queues, table._buckets, table._owners) == ({}, {}, {})
+        assert (table.queues, table._buckets, table._owners) == ({("T", 1): {}}, {}, {})

@@ -67,7 +67,7 @@ async def test_messages_become_visible_with_their_flush_and_not_before(
 ) -> None:
     store, disk = sync_store
     events: list[object] = []
-    store.on_arrivals = lambda arrivals: events.extend(arrival[2] for arrival in arrivals)
+    store.on_visible = lambda _count, arrivals: events.extend(arrival[2] for arrival in arrivals)
     put(store, b"a")
     assert committed(store.commit()).arrivals == []
     done = waiter(store)

@@ -93,7 +93,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
     def commit(self) -> None:
         commit = committed(self.store.commit())
         if not self.settings:
-            assert len(commit.arrivals) == len(self.pending)
+            assert commit.visible == len(commit.arrivals) == len(self.pending)
         for topic, queue_id, body, at in self.pending:
             self.queue(topic, queue_id).messages.append((body, at))
             number = int(body.split(b":")[0])

@@ -197,6 +197,20 @@ def test_a_batch_becomes_neighbours_with_the_request_s_properties(tmp_path: Path
     store.close()
 
 
+def test_only_arrivals_of_watched_queues_are_told_if_it_is_said_which(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.watched = {("T", 1)}
+    for queue_id in (0, 1):
+        put(store, queue_id=queue_id)
+        store.append_batch(
+            "T", queue_id, encode_batch([(0, b"x", b"")] * 2), b"", born_timestamp_ms=START_MS, born_host=HOST
+        )
+    commit = committed(store.commit())
+    assert commit.visible == 6
+    assert [arrival[:3] for arrival in commit.arrivals] == [("T", 1, 1), ("T", 1, 2), ("T", 1, 3)]
+    store.close()
+
+
 def test_a_batch_stays_in_one_segment(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     send(store, bytes(60_000))

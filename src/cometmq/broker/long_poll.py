@@ -50,13 +50,20 @@ class LongPoll:
     """The parked pulls of a broker."""
 
     def __init__(self) -> None:
-        self.queues: dict[tuple[str, int], dict[HeldPull, None]] = {}  # read only, for others
+        # Read only, for others: every queue that somebody waits for, and those that are watched for good.
+        self.queues: dict[tuple[str, int], dict[HeldPull, None]] = {}
+        self._watched: set[tuple[str, int]] = set()
         self._buckets: dict[int, dict[HeldPull, None]] = {}
         self._owners: dict[object, dict[HeldPull, None]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
+
+    def watch(self, topic: str, queue_id: int) -> None:
+        """Keep a queue among `queues`, whether pulls wait for it or not."""
+        self._watched.add((topic, queue_id))
+        self.queues.setdefault((topic, queue_id), {})
 
     def park(self, topic: str, queue_id: int, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
         """Hold `pull` for `hold_ms`; returns the time (ms) at which `expire` must run for it."""
@@ -142,6 +149,8 @@ class LongPoll:
         pull.woken = True
         self._count -= 1
         remove(self.queues, pull.key, pull)
+        if pull.key in self._watched:
+            self.queues.setdefault(pull.key, {})
         remove(self._buckets, pull.bucket, pull)
         remove(self._owners, pull.owner, pull)
 

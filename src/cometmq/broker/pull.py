@@ -23,12 +23,12 @@ from cometmq.broker.long_poll import RECHECK_MS, HeldPull, LongPoll
 from cometmq.broker.offset_moved import store_offset_moved
 from cometmq.broker.replies import pull_reply
 from cometmq.broker.subscriptions import ExpressionError, is_tag_type, tag_codes
-from cometmq.broker.writer import ArrivalTuple
 from cometmq.protocol.bodies import SubscriptionData
 from cometmq.protocol.codes import Perm, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.store.dispatch import Arrivals
 from cometmq.store.files import NotCached
 from cometmq.store.reading import GetStatus, Got
 
@@ -363,7 +363,7 @@ class PullProcessor:
         if self._cold:
             await asyncio.gather(*self._cold, return_exceptions=True)
 
-    def arrived(self, arrivals: list[ArrivalTuple]) -> None:
+    def arrived(self, arrivals: Arrivals) -> None:
         """Messages became readable: wake those who wait for them."""
         if not len(self.long_poll):
             return

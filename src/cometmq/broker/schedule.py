@@ -14,7 +14,6 @@ from typing import Any
 
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.delay import corrected_due_time
-from cometmq.broker.writer import ArrivalTuple
 from cometmq.errors import StoreError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import DelayOffsetTable
@@ -24,6 +23,7 @@ from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties import encode_properties, tags_code
 from cometmq.protocol.record import body_crc, iter_records
 from cometmq.remoting import Connection, Handler
+from cometmq.store.dispatch import Arrivals
 from cometmq.store.files import NotCached
 from cometmq.store.reading import GetStatus, Got
 
@@ -68,6 +68,10 @@ class ScheduleService:
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
         return {RequestCode.GET_ALL_DELAY_OFFSET: self.all_offsets}
+
+    def queues(self) -> list[tuple[str, int]]:
+        """Topic and queue id of those whose arrivals it must hear of."""
+        return [(SCHEDULE_TOPIC, level - 1) for level in self._cursors]
 
     def load(self, table: Mapping[str, Any]) -> None:
         """Take delayOffset.json; levels may come as text."""
@@ -130,7 +134,7 @@ class ScheduleService:
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def arrived(self, arrivals: list[ArrivalTuple]) -> None:
+    def arrived(self, arrivals: Arrivals) -> None:
         """Wake the levels that got their first message."""
         for arrival in arrivals:
             if arrival[0] == SCHEDULE_TOPIC:

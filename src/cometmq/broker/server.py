@@ -37,7 +37,7 @@ from cometmq.broker.send import SendProcessor
 from cometmq.broker.send_back import SendBackProcessor
 from cometmq.broker.stats import Stats
 from cometmq.broker.topics import TopicTable
-from cometmq.broker.writer import ArrivalTuple, Writer
+from cometmq.broker.writer import Writer
 from cometmq.errors import ClientStateError, StoreError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import pack_host
@@ -45,6 +45,7 @@ from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
 from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.disk import Disk, OsDisk, replace_file
+from cometmq.store.dispatch import Arrivals
 from cometmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class BrokerParts:
         replies = SendReplies(config.region_id, config.trace_on)
         stats = Stats(clock.time_ms())
         self.writer = Writer(store, replies, stats, tick)
-        store.on_arrivals = self.writer.arrived
+        store.on_visible = self.writer.visible
         self.client = RemotingClient(tick=tick)
         self.context = context = BrokerContext(
             config=config,
@@ -155,6 +156,9 @@ class BrokerParts:
         self.tables = Tables(context, self.schedule, disk, os.path.join(config.store.root, "config"))
         self.server = self._server(tick, without=())
         self.vip_server: RemotingServer | None = None
+        for queue in self.schedule.queues():
+            self.pulls.long_poll.watch(*queue)
+        store.watched = self.pulls.long_poll.queues
         self.writer.on_arrivals = self._arrived
         tick.at_end(self.writer.end_tick)
         tick.at_end(self.pulls.end_tick)
@@ -251,7 +255,7 @@ class BrokerParts:
 
     # -- events
 
-    def _arrived(self, arrivals: list[ArrivalTuple]) -> None:
+    def _arrived(self, arrivals: Arrivals) -> None:
         self.pulls.arrived(arrivals)
         self.schedule.arrived(arrivals)
 

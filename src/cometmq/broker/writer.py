@@ -19,6 +19,7 @@ from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.remoting import Connection, Tick
 from cometmq.store.config import SYNC_MASTER
+from cometmq.store.dispatch import Arrivals
 from cometmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -33,10 +34,6 @@ PlainSend = tuple[Connection, int, int, int, int]
 # Called with a response code and a remark once an append is certain, late (stored all the same), or has
 # failed.
 Outcome = Callable[[int, "str | None"], None]
-# (topic, queue id, next queue offset, tags code, store time in ms, properties) of a message that became
-# visible.
-ArrivalTuple = tuple[str, int, int, int, int, bytes]
-ArrivalSink = Callable[[list[ArrivalTuple]], None]
 
 
 class Writer:
@@ -45,7 +42,7 @@ class Writer:
     def __init__(self, store: MessageStore, replies: SendReplies, stats: Stats, tick: Tick) -> None:
         self.store = store
         self.replies = replies
-        self.on_arrivals: ArrivalSink = lambda _arrivals: None
+        self.on_arrivals: Callable[[Arrivals], None] = lambda _arrivals: None
         self._stats = stats
         self._tick = tick
         self.configure()
@@ -106,13 +103,13 @@ class Writer:
                 self._await_flush(waiting_sends, waiting_outcomes, commit.end_offset)
             else:
                 self._stored_only(SLAVE_NOT_AVAILABLE, waiting_sends, waiting_outcomes)
-        if commit.arrivals:
-            self.arrived(commit.arrivals)
+        self.visible(commit.visible, commit.arrivals)
 
-    def arrived(self, arrivals: list[ArrivalTuple]) -> None:
-        """Messages became visible, by a commit or by a flush."""
-        self._stats.put += len(arrivals)
-        self.on_arrivals(arrivals)
+    def visible(self, count: int, arrivals: Arrivals) -> None:
+        """So many messages became visible, by a commit or by a flush; these of them are waited for."""
+        self._stats.put += count
+        if arrivals:
+            self.on_arrivals(arrivals)
 
     async def drain(self, timeout_s: float) -> None:
         """Commit what is left, and let the senders hear of their flush or of its time-out."""

@@ -18,7 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -32,7 +32,7 @@ from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import SLAVE, SMALL_FILES, StoreConfig
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk
-from cometmq.store.dispatch import Arrivals, batch_visible, last_of, plain_visible
+from cometmq.store.dispatch import Arrivals, Watched, batch_visible, last_of, plain_visible
 from cometmq.store.ends import QueueEnds
 from cometmq.store.files import NotCached, StoreFiles
 from cometmq.store.flags import Flag, RunningFlags
@@ -61,23 +61,14 @@ _STEP_BACK_MS = 1000
 _COLD_TRIES = 8
 
 
-class Arrival(NamedTuple):
-    """A message that readers can see from now on."""
-
-    topic: str
-    queue_id: int
-    next_queue_offset: int
-    tags_code: int
-    store_timestamp_ms: int
-    properties: bytes
-
-
 class Commit(msgspec.Struct, gc=False):
-    """Outcome of one tick: `error` if nothing of it was stored, the log's end, what became visible."""
+    """Outcome of one tick: `error` if nothing of it was stored, the log's end, how many messages became
+    visible, and those of them that are in `watched` queues."""
 
     error: StoreRefused | None
     end_offset: int
-    arrivals: Arrivals
+    visible: int = 0
+    arrivals: Arrivals = []
 
 
 def physical_memory() -> int:
@@ -127,7 +118,8 @@ class MessageStore:
         self.retention = Retention(self)
         self.topic_retention = TopicRetention(self)
         self.upkeep = Upkeep(self)
-        self.on_arrivals: Callable[[Arrivals], None] = lambda _arrivals: None
+        self.watched: Watched = None
+        self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
         self._unflushed: deque[tuple[int, list[Lot]]] = deque()
         self._sync = config.sync_flush
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
@@ -270,7 +262,7 @@ class MessageStore:
         """Write what was appended since the last call. On an error everything appended is taken back."""
         pending = self.appender.take()
         if not pending:
-            return Commit(None, self.log.end, [])
+            return Commit(None, self.log.end)
         try:
             self.log.write_tick()
         except OSError as failure:
@@ -281,7 +273,6 @@ class MessageStore:
                     ResponseCode.SYSTEM_ERROR, f"the commit log could not be written: {failure.strerror}"
                 ),
                 self.log.end,
-                [],
             )
         _, _, now_ms = last_of(pending)
         if now_ms + _STEP_BACK_MS < self.flusher.written_ms:
@@ -291,10 +282,10 @@ class MessageStore:
         if self._sync or self._unflushed:  # visible in order, also when the flush mode has just changed
             self._unflushed.append((self.log.end, pending))
             self.flusher.request()
-            return Commit(None, self.log.end, [])
+            return Commit(None, self.log.end)
         if not self.config.flush_commit_log_timed:
             self.flusher.timed()
-        return Commit(None, self.log.end, self._dispatch(pending))
+        return Commit(None, self.log.end, *self._dispatch(pending))
 
     def when_flushed(self, end_offset: int, callback: Callable[[bool], None]) -> None:
         """Call back with True once the log is on the device up to `end_offset`; with False when the flush
@@ -306,19 +297,20 @@ class MessageStore:
         """Why no flush will succeed any more; None in health."""
         return self.flusher.failure
 
-    def _dispatch(self, lots: list[Lot]) -> Arrivals:
-        """Make written records visible: queue units, index keys."""
+    def _dispatch(self, lots: list[Lot]) -> tuple[int, Arrivals]:
+        """Make written records visible: queue units, index keys. Returns `visible` and `arrivals` of a
+        Commit."""
         arrivals: Arrivals = []
         index = self.index if self.index.enabled else None
         count = 0
         for lot in lots:
             if type(lot) is BatchRecords:
-                count += batch_visible(lot, self.queues, index, arrivals)
+                count += batch_visible(lot, self.queues, index, self.watched, arrivals)
             else:
-                count += plain_visible(lot, self.queues, index, arrivals)
+                count += plain_visible(lot, self.queues, index, self.watched, arrivals)
         last, end, self.dispatched_ms = last_of(lots)
         self.upkeep.after_dispatch(count, last, end)
-        return arrivals
+        return count, arrivals
 
     def _flushed(self, end: int) -> None:
         waiting = self._unflushed
@@ -326,9 +318,7 @@ class MessageStore:
         while waiting and waiting[0][0] <= end:
             pending += waiting.popleft()[1]
         if pending:
-            arrivals = self._dispatch(pending)
-            if arrivals:
-                self.on_arrivals(arrivals)
+            self.on_visible(*self._dispatch(pending))
 
     def _flush_failed(self, failure: OSError) -> None:
         self.flags.raise_flag(Flag.NOT_WRITEABLE, f"the commit log could not be flushed: {failure.strerror}")
