@@ -50,8 +50,8 @@ def back_memory(directory: Path, size: int) -> None:
     (its host takes it back), and whoever touches such a page first pays for that, up to 14 µs a page.
     """
     path = directory / "page-cache"
-    zeros = bytes(1 << 20)
+    zeros = bytes(1 << 16)
     with path.open("wb", buffering=0) as file:
-        for _ in range(size >> 20):
+        for _ in range(size >> 16):
             file.write(zeros)
     path.unlink()

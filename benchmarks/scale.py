@@ -1,4 +1,4 @@
-"""How our broker bears size: ``python -m benchmarks.scale queues|backlog|start``, see docs/performance.md.
+"""How our broker bears size: ``python -m benchmarks.scale PART``, see docs/performance.md.
 
 The stores of `backlog` (3 GiB) and `start` (21 GiB) are kept in --data, if that is given, and used again.
 """
@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import scale_backlog, scale_queues, scale_start
+from benchmarks import scale_backlog, scale_java, scale_queues, scale_start
 
-PARTS = {"queues": scale_queues, "backlog": scale_backlog, "start": scale_start}
+PARTS = {"queues": scale_queues, "java": scale_java, "backlog": scale_backlog, "start": scale_start}
 
 
 def main() -> int:

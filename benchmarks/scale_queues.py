@@ -17,7 +17,7 @@ from benchmarks.scale_run import broker, name_server, run_load, say, start_timed
 MIB = 1 << 20
 BACKLOG = 640_000
 ROUNDS = {"few": BACKLOG // 8, "many": BACKLOG // 10_000}  # messages in each queue after one backlog
-SHAPES = {"few": (["Few"], 8), "many": ([f"Scale-{number:04d}" for number in range(1000)], 10)}
+SHAPES = {"few": (["Scale-few"], 8), "many": ([f"Scale-{number:04d}" for number in range(1000)], 10)}
 Turns = dict[str, list[dict[str, Any]]]
 
 

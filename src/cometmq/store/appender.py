@@ -17,7 +17,7 @@ from cometmq.protocol.record import BLANK_SIZE, BORN_V6, HEAD_V4, STORE_V6, head
 from cometmq.store.clock import Clock
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import SLAVE, StoreConfig
-from cometmq.store.consume_queue import ConsumeQueue, RecordTopic
+from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.flags import RunningFlags
 from cometmq.store.keys import key_prefix as key_prefix_of
 from cometmq.store.queue_table import QueueTable
@@ -154,7 +154,7 @@ class Appender:
         """The same for who knows the queue, which must not be `deleted`."""
         if self._flags.bits or self.shut:
             self.refuse_if_shut()
-        topic_bytes, magic, key_prefix = queue.record_topic or self.record_topic(queue)
+        topic_bytes = queue.record_topic or self.record_topic(queue)
         if store_host is None:
             store_host = self.store_host
         if len(born_host) == 8 and len(store_host) == 8:
@@ -191,7 +191,7 @@ class Appender:
         now = self._time_ms()
         try:
             pack_head(
-                view, place, size, magic, crc32(body) & 0x7FFFFFFF, queue.queue_id,
+                view, place, size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id,
                 flag, queue_offset, position, sys_flag, born_ms, born_host, now, store_host, reconsume_times,
                 prepared_position, body_length,
             )  # fmt: skip
@@ -210,7 +210,7 @@ class Appender:
         if with_unit:
             queue.next_offset = behind
         self._pending.append((
-            queue if with_unit else None, key_prefix, queue_offset, position, size, tags_code, now,
+            queue if with_unit else None, queue.key_prefix, queue_offset, position, size, tags_code, now,
             properties, keys if kind != ROLLBACK else (), behind,
         ))  # fmt: skip
         return Appended(position, queue_offset, size, now)
@@ -230,19 +230,21 @@ class Appender:
                 ResponseCode.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {self._flags.why()}"
             )
 
-    def record_topic(self, queue: ConsumeQueue) -> RecordTopic:
-        """What records need of the queue's topic. Raises StoreRefused."""
+    def record_topic(self, queue: ConsumeQueue) -> bytes:
+        """Find out what records need of the queue's topic. Raises StoreRefused."""
         siblings = self._queues.of_topic(queue.topic)
-        found = next((each.record_topic for each in siblings if each.record_topic), None)
-        if found is None:
+        known = next((each for each in siblings if each.record_topic), None)
+        if known is None:
             text, magic = topic_part(queue.topic)
             if len(text) > _TOPIC_MAX + 2:
                 raise StoreRefused(
                     ResponseCode.MESSAGE_ILLEGAL, f"topic of {len(text)} bytes is longer than {_TOPIC_MAX}"
                 )
-            found = text, magic, key_prefix_of(queue.topic)
-        queue.record_topic = found
-        return found
+            prefix = key_prefix_of(queue.topic)
+        else:
+            text, magic, prefix = known.record_topic, known.magic, known.key_prefix
+        queue.record_topic, queue.magic, queue.key_prefix = text, magic, prefix
+        return text
 
     def refuse_size(self, body: int, properties: int, record: int) -> None:
         raise StoreRefused(

@@ -58,7 +58,7 @@ class BatchAppender:
             appender.refuse_size(len(body), 0, 0)
         flags, bodies, texts = batch_columns(body, properties)
         queue = self._queues.get(topic, queue_id)
-        topic_bytes, magic, key_prefix = queue.record_topic or appender.record_topic(queue)
+        topic_bytes = queue.record_topic or appender.record_topic(queue)
         host = appender.store_host if store_host is None else store_host
         head, sys_flag = head_of(born_host, host, sys_flag)
         body_lengths = list(map(len, bodies))
@@ -86,7 +86,7 @@ class BatchAppender:
                 0, 0, 0, 0, 0, 0, 0, sys_flag, born_ms, born_host, now, host, reconsume_times, 0, 0
             )[SYS_FLAG_AT:-4]
             heads = map(
-                _SHORT_HEADS[head.size].pack, sizes, repeat(magic), checksums, repeat(queue_id), flags,
+                _SHORT_HEADS[head.size].pack, sizes, repeat(queue.magic), checksums, repeat(queue_id), flags,
                 range(offset, offset + count), positions, repeat(common), body_lengths,
             )  # fmt: skip
             tails = {length: topic_bytes + _length(length) for length in set(text_lengths)}
@@ -98,7 +98,7 @@ class BatchAppender:
         log.next = after
         queue.next_offset = offset + count
         codes, keys = codes_and_keys(texts)
-        appended = BatchRecords(queue, key_prefix, offset, positions, sizes, codes, now, texts, keys)
+        appended = BatchRecords(queue, queue.key_prefix, offset, positions, sizes, codes, now, texts, keys)
         appender.add(appended)
         return appended
 

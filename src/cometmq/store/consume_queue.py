@@ -30,9 +30,6 @@ _KEEP = 64  # units left in memory behind a write
 _AT_ONCE = 1024  # units that are read together where an end is looked for
 _LOOK = 205 * UNIT  # a page, in whole units
 
-RecordTopic = tuple[bytes, int, int]
-"""Length and bytes of a topic as they stand in records, the magic that goes with them, its `key_prefix`."""
-
 
 def file_name(position: int) -> str:
     return f"{position:020d}"
@@ -45,6 +42,8 @@ class _Touched:
     __slots__ = (
         "deleted",
         "dirty",
+        "key_prefix",
+        "magic",
         "max_offset",
         "next_offset",
         "queue_id",
@@ -85,7 +84,10 @@ class ConsumeQueue(_Touched):
         self.topic = topic
         self.queue_id = queue_id
         self.file_size = file_size
-        self.record_topic: RecordTopic | None = None  # shared by the queues of the topic
+        # Of records: length and bytes of the topic, the magic that goes with them, the topic's `key_prefix`.
+        self.record_topic = b""  # until it is asked for; then one object for all queues of the topic
+        self.magic = 0
+        self.key_prefix = 0
         self.positions: list[int] = []  # first bytes of the existing files, ascending
         self.next_offset = 0  # next queue offset to hand out
         self.max_offset = 0  # end of what readers see

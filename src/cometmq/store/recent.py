@@ -3,6 +3,10 @@
 Records are encoded into chunks; after a tick has been written its part of the chunk stays readable until
 newer chunks push it out. Consumers that keep up are served from here without a system call. Nothing is
 copied to be kept; readers get copies, because chunks are used again.
+
+Chunks for small records together fit into a core's cache beside what else the broker touches. Six of 1 MiB,
+which every send went through in turn, pushed out of it the queues that a send to one of thousands comes back
+to: such a send took 1.06 of the time.
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-CHUNK = 1 << 20
+CHUNK = 1 << 17
+_LARGE = 1 << 20  # for records that fill most of a chunk, or more
 _NOWHERE = 1 << 62
-_CHUNKS = 6  # kept at most, so memory stays under 7 MiB
+_CHUNKS = 4  # kept at most
 
 
 class RecentBytes:
@@ -24,7 +29,7 @@ class RecentBytes:
     def __init__(self) -> None:
         self._parts: deque[tuple[int, int, bytearray, int]] = deque()
         self._chunks: deque[bytearray] = deque()
-        self._free: list[bytearray] = []
+        self._free: dict[int, list[bytearray]] = {CHUNK: [], _LARGE: []}  # by length
         self.start = _NOWHERE  # positions from here on may be found here
 
     def new_chunk(self, size: int, busy: Sequence[bytearray]) -> bytearray:
@@ -33,13 +38,16 @@ class RecentBytes:
         chunks, parts = self._chunks, self._parts
         while len(chunks) >= _CHUNKS:
             oldest = chunks.popleft()
-            if len(oldest) == CHUNK and not any(oldest is chunk for chunk in busy):
-                self._free.append(oldest)
+            free = self._free.get(len(oldest))
+            if free is not None and not any(oldest is chunk for chunk in busy):
+                free.append(oldest)
         kept = set(map(id, chunks))
         while parts and id(parts[0][2]) not in kept:
             parts.popleft()
         self.start = parts[0][0] if parts else _NOWHERE
-        chunk = self._free.pop() if self._free and size <= CHUNK else bytearray(max(size, CHUNK))
+        length = CHUNK if size <= CHUNK else max(size, _LARGE)
+        free = self._free.get(length)
+        chunk = free.pop() if free else bytearray(length)
         chunks.append(chunk)
         return chunk
 

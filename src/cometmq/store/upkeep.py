@@ -265,7 +265,7 @@ class Upkeep:
             if self._unwritten >= self._look_at:
                 self._unwritten = 0
                 store.queues.write_eager()
-                self._look_at = max(_EAGER_LOOK, 4 * store.queues.waiting)
+                self._look_at = max(_EAGER_LOOK, 8 * store.queues.waiting)
         except OSError as failure:
             self._derived_failed(part, failure)
 

@@ -1,9 +1,12 @@
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Random;
 import java.util.concurrent.Semaphore;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -17,11 +20,13 @@ import org.apache.rocketmq.common.message.Message;
  *
  * <p>Modes: {@code sync}; {@code batch} ({@code batch} messages a request); {@code async} ({@code inflight} requests
  * under way per thread); {@code oneway}. All threads share one client, and with it one connection to the broker, unless
- * {@code clients} says how many there are.
+ * {@code clients} says how many there are. With {@code topics} messages go to so many topics in turn, in an order that
+ * is always the same: {@code topic}-0000 and so on.
  */
 final class Load {
     private final Args args;
-    private final String topic;
+    private final List<String> topics = new ArrayList<>();
+    private final AtomicInteger turn = new AtomicInteger();
     private final String mode;
     private final int size;
     private final int batch;
@@ -32,7 +37,14 @@ final class Load {
 
     private Load(Args args) {
         this.args = args;
-        topic = args.text("topic");
+        if (args.has("topics")) {
+            for (int i = 0; i < args.number("topics", 1); i++) {
+                topics.add(String.format("%s-%04d", args.text("topic"), i));
+            }
+            Collections.shuffle(topics, new Random(7));
+        } else {
+            topics.add(args.text("topic"));
+        }
         mode = args.text("mode", "sync");
         size = args.number("size", 1024);
         batch = mode.equals("batch") ? args.number("batch", 32) : 1;
@@ -49,7 +61,9 @@ final class Load {
         for (int i = 0; i < args.number("clients", 1); i++) {
             clients.add(Producers.open(args, "load-" + i));
         }
-        clients.get(0).send(message());  // the route is known and the topic exists before the clock starts
+        for (String ignored : topics) {
+            clients.get(0).send(message());  // the route is known and the topic exists before the clock starts
+        }
         if (args.has("seconds")) {
             deadline = System.nanoTime() + args.big("seconds", 1) * 1_000_000_000L;
         }
@@ -95,6 +109,7 @@ final class Load {
     private Message message() {
         byte[] body = new byte[size];
         Arrays.fill(body, (byte) 'x');
+        String topic = topics.get(Math.floorMod(turn.getAndIncrement(), topics.size()));
         Message message = new Message(topic, body);
         if (args.has("tags")) {
             message.setTags(args.text("tags"));
