@@ -251,20 +251,22 @@ def trust_the_checkpoint_without_its_margin(patch: Patch) -> None:
 
 
 def truncate_one_record_too_many(patch: Patch) -> None:
-    right = Recovery._records
+    right = Recovery._runs
 
     def wrong(self: Recovery, start: int, result: Any) -> Any:
         held = None
-        for facts in right(self, start, result):
+        for run in right(self, start, result):
             if held is not None:
                 yield held
-            held = facts
-        if held is not None and result.end == held.position + held.size:
-            result.end, self._dirt = held.position, True
-        elif held is not None:
+            held = run
+        if held is not None and result.end == held.end:
+            *kept, last = held.facts()
+            result.end, self._dirt = last.position, True
+            held = scan_module.Run.of(kept) if kept else None
+        if held is not None:
             yield held
 
-    patch.setattr(Recovery, "_records", wrong)
+    patch.setattr(Recovery, "_runs", wrong)
 
 
 def index_before_the_log(patch: Patch) -> None:

@@ -13,11 +13,16 @@ life. Damage with valid records behind it is skipped and named; everything behin
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+import numpy as np
 
 from cometmq.errors import StoreError
 from cometmq.protocol.codes import SCHEDULE_TOPIC
+from cometmq.store.appender import Keys
 from cometmq.store.checkpoint import Checkpoint, Mark
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
@@ -26,10 +31,10 @@ from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk
 from cometmq.store.ends import QueueEnds
 from cometmq.store.index import IndexService
-from cometmq.store.keys import code_and_key, key_prefix, property_value, stored_tags_code
+from cometmq.store.keys import codes_and_keys, key_prefix, property_value, stored_tags_code
 from cometmq.store.log_places import LogPlaces
 from cometmq.store.queue_table import QueueTable
-from cometmq.store.scan import Damage, Facts, SegmentScan, record_facts
+from cometmq.store.scan import Damage, Facts, Run, SegmentScan, record_facts
 from cometmq.store.start_point import mark_holds, trusted_segment, walk_from
 
 log = logging.getLogger(__name__)
@@ -285,12 +290,14 @@ class Recovery:
         end = start
         touched: set[ConsumeQueue] = set()
         self._ahead.clear()
-        for facts in self._records(min(start, index_from), result):
-            end = facts.position + facts.size
-            result.last_store_ms = facts.store_ms
-            result.last_position = facts.position
-            result.records += 1
-            self._dispatch(facts, start, index_from, touched, result)
+        for run in self._runs(min(start, index_from), result):
+            end = run.end
+            result.last_store_ms = int(run.store_ms[-1])
+            result.last_position = int(run.position[-1])
+            result.records += len(run.properties)
+            codes, keys = codes_and_keys(run.properties)
+            self._index_run(run, keys, index_from)
+            self._queue_run(run, codes, start, touched, result)
         for queue, last in self._ahead.items():
             self._push(queue, last, touched)
         for queue in touched:
@@ -298,7 +305,7 @@ class Recovery:
             queue.write()
         result.end = max(end, result.end)
 
-    def _records(self, start: int, result: Recovered) -> Iterator[Facts]:
+    def _runs(self, start: int, result: Recovered) -> Iterator[Run]:
         size = self._log.segment_size
         result.end = start
         self._last_used = -1
@@ -318,7 +325,7 @@ class Recovery:
                 size,
                 check_crc=self._config.check_crc_on_recover,
             )
-            yield from scan.records(max(start, base))
+            yield from scan.runs(max(start, base))
             if scan.end > max(start, base) or base <= start:
                 result.damage += empty  # no valid record in them, but in this one
                 empty.clear()
@@ -333,25 +340,68 @@ class Recovery:
             else:
                 empty.append(Damage(self._log.path_of(base), base, base + size))
 
-    def _dispatch(
-        self, facts: Facts, start: int, index_from: int, touched: set[ConsumeQueue], result: Recovered
+    def _index_run(self, run: Run, keys: list[bytes] | None, index_from: int) -> None:
+        """Dispatch records to the index; `keys` as in `codes_and_keys`."""
+        positions = run.position
+        wanted = (index_from <= positions) & (positions <= self._index_until)
+        if self._deleted:
+            hides, names = self._deleted.hides, run.names
+            places = zip(run.topic.tolist(), positions.tolist(), strict=True)
+            wanted &= [not hides(names[number], position) for number, position in places]
+        given: list[Keys] = [None] * len(positions) if keys is None else [*keys]
+        for row in np.flatnonzero(run.sys_flag & _TRANSACTION_MASK == _ROLLBACK).tolist():
+            given[row] = ()
+        prefixes = [key_prefix(name) for name in run.names]
+        columns: list[Sequence[Any]] = [
+            [prefixes[number] for number in run.topic.tolist()], positions.tolist(), run.store_ms.tolist(),
+            run.properties, given,
+        ]  # fmt: skip
+        if not wanted.all():
+            columns = [list(compress(column, wanted.tolist())) for column in columns]
+        self._index.take(*columns)
+        if self._index.wants_settling():
+            self._index.settle()
+
+    def _queue_run(
+        self, run: Run, codes: list[int], start: int, touched: set[ConsumeQueue], result: Recovered
     ) -> None:
-        position, size, queue_id, offset, sys_flag, store_ms, topic, properties = facts
+        """Dispatch records to their queues, from log position `start` on."""
+        by_key, ahead, names, properties = self._queues.by_key, self._ahead, run.names, run.properties
+        careful = bool(self._deleted)
+        columns = [column.tolist() for column in run[:7]]
+        for row, (position, size, queue_id, offset, sys_flag, store_ms, number) in enumerate(
+            zip(*columns, strict=True)
+        ):
+            topic = names[number]
+            queue = by_key.get((topic, queue_id))
+            if (
+                queue is None
+                or offset != queue.max_offset
+                or position < start
+                or sys_flag & _TRANSACTION_MASK
+                or topic == SCHEDULE_TOPIC
+                or ahead
+                or careful
+            ):
+                facts = Facts(position, size, queue_id, offset, sys_flag, store_ms, topic, properties[row])
+                self._queue_one(facts, codes[row], start, touched, result)
+                continue
+            queue.push(position, size, codes[row], offset)
+            touched.add(queue)
+            if offset - queue.written >= _WRITE_UNITS:
+                queue.write()
+
+    def _queue_one(
+        self, facts: Facts, code: int, start: int, touched: set[ConsumeQueue], result: Recovered
+    ) -> None:
+        """One record that may not follow on its queue's end."""
+        position, size, queue_id, offset, sys_flag, _, topic, _ = facts
+        if position < start or sys_flag & _TRANSACTION_MASK in (_PREPARED, _ROLLBACK):
+            return
         if self._deleted and self._deleted.hides(topic, position):
             return
-        kind = sys_flag & _TRANSACTION_MASK
-        code, key = code_and_key(properties)
-        if index_from <= position <= self._index_until:
-            self._index.take(
-                (key_prefix(topic),), (position,), (store_ms,), (properties,),
-                (key if kind != _ROLLBACK else (),),
-            )  # fmt: skip
-            if self._index.wants_settling():
-                self._index.settle()
-        if position < start or kind in (_PREPARED, _ROLLBACK):
-            return
-        queue = self._queues.by_key.get((topic, queue_id)) or self._queues.get(topic, queue_id)
-        ahead = self._ahead.pop(queue, None) if self._ahead else None
+        queue = self._queues.get(topic, queue_id)
+        ahead = self._ahead.pop(queue, None)
         if ahead is not None:
             if offset > ahead.queue_offset:
                 self._push(queue, ahead, touched)  # what was between is lost

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 _EAGER_LOOK = 4096
 _MANY_FILES = 256  # from here on one call for the whole file system is cheaper than one a file
 _SLICES_A_ROUND = 2  # so ten thousand busy queues are written every 20 s, a few hundred every second
-_MOST_BEHIND = 200_000  # records; walked in a second or two
-_MOST_BYTES_BEHIND = 256 << 20
+_MOST_BEHIND = 300_000  # records; walked in a second or two
+_MOST_BYTES_BEHIND = 384 << 20
 _SLICE = 256  # queues written per turn of the loop
 _RESERVE_AGAIN_S = 10.0  # after a failed reservation, unless retention has made room
 
