@@ -8,15 +8,17 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from typing import Any
+from unittest import mock
 
 from tests.faults.crash_model import TABLE, Ledger, config, entry_of
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.properties import java_hash
-from cometmq.store import JsonTable, ManualClock, MessageStore
+from cometmq.store import JsonTable, ManualClock, MessageStore, zero_ahead
 from cometmq.store.off_loop import OffLoop
 from cometmq.store.syncer import ThreadSyncer
 from cometmq.store.topic_retention import TopicLimit
+from cometmq.store.zero_ahead import ZeroAhead
 from cometmq.testing.recording_disk import RecordingDisk
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
@@ -128,6 +130,9 @@ class Worker:
         if self.threads:
             self.store.flusher.attach(self.loop, ThreadSyncer(self.disk, self.loop, self.pool))  # type: ignore[arg-type]
             self.store.upkeep._pool = self.pool  # type: ignore[assignment]
+            zeros = ZeroAhead(self.store.log, self.disk, self.pool)  # type: ignore[arg-type]
+            self.store.upkeep._zeros = zeros
+            self.store.log.before_write = zeros.let_pass
         self._note_flushed()
 
     # -- steps ------------------------------------------------------------------------------------
@@ -342,7 +347,8 @@ def synchronous(seed: str) -> Worker:
 
 
 def threaded(seed: str) -> Worker:
-    """SYNC_FLUSH with syncs and reservations in threads: more is written while a sync is under way."""
+    """SYNC_FLUSH with syncs, reservations and zeros ahead of the log in threads: more is written while a sync
+    is under way."""
     worker = Worker(seed, sync=True, threads=True)
     worker.run(140, send=6, run_job=4, run_callback=4, write_derived=2)
     return worker
@@ -415,6 +421,7 @@ def short_deletions(seed: str) -> Worker:
     return worker
 
 
+SMALL_ZEROS = {"PART": 1024, "MARGIN": 1024, "AHEAD": 4096, "_PAGE": 512}  # for segments of 8 KiB
 SHORT = ("short", "short_deletions")
 """Workloads of which every state of every moment is tried."""
 WORKLOADS: dict[str, Callable[[str], Worker]] = {
@@ -425,7 +432,8 @@ WORKLOADS: dict[str, Callable[[str], Worker]] = {
 
 def work(workload: str, seed: str) -> Worker:
     """A workload done, its store let go; what was still under way in threads never happens."""
-    worker = WORKLOADS[workload](seed)
+    with mock.patch.multiple(zero_ahead, **SMALL_ZEROS):
+        worker = WORKLOADS[workload](seed)
     worker.pool.jobs.clear()
     if worker.retirement is not None:
         worker.retirement.close()

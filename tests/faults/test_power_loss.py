@@ -31,6 +31,7 @@ from cometmq.store.queue_table import QueueTable
 from cometmq.store.recovery import Recovery
 from cometmq.store.retention import Retention
 from cometmq.store.upkeep import Upkeep
+from cometmq.store.zero_ahead import ZeroAhead
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import RecordingDisk
 
@@ -198,6 +199,10 @@ def leave_stale_queue_units(patch: Patch) -> None:
     patch.setattr(ConsumeQueue, "cut", lambda self: False)
 
 
+def let_records_pass_zeros_on_their_way(patch: Patch) -> None:
+    patch.setattr(ZeroAhead, "let_pass", lambda self, stop: None)
+
+
 def forget_the_directory_of_a_new_segment(patch: Patch) -> None:
     right = RecordingDisk.fsync_dir
 
@@ -321,6 +326,7 @@ PLANTED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
     (skip_the_crc_in_recovery, ("asynchronous", "threaded")),
     (leave_the_torn_tail, ("threaded", "short")),
     (leave_stale_queue_units, ("asynchronous", "restarts")),
+    (let_records_pass_zeros_on_their_way, ("threaded",)),
     (forget_the_directory_of_a_new_segment, ("synchronous",)),
     (forget_the_directory_after_a_rename, ("deletions", "asynchronous")),
     (move_the_checkpoint_first, ("asynchronous", "synchronous")),

@@ -9,7 +9,7 @@ recovery and a power loss nothing changes: that space reads as zeros already.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.disk import Disk, write_all
@@ -65,4 +65,4 @@ class ZeroAhead:
     def let_pass(self, stop: int) -> None:
         """The log is about to be written up to `stop`: wait as long as zeros may still be written there."""
         if self._task is not None and stop > self._start:
-            wait([self._task])
+            self._task.exception()  # waits; `look` says what went wrong
