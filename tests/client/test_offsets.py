@@ -11,6 +11,7 @@ from cometmq.errors import ConnectError
 from cometmq.message import MessageQueue
 
 Q0, Q1 = MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)
+QUEUES = [MessageQueue("T", "a", number) for number in range(100)]
 
 
 class Backend:
@@ -104,3 +105,28 @@ async def test_a_queue_is_forgotten_even_if_it_cannot_be_stored() -> None:
     assert offsets.memory(Q0) is None
     await offsets.persist()
     assert len(backend.written) == 1
+
+
+async def test_the_last_persist_stores_again_what_a_late_pull_replaced() -> None:
+    _, backend = made()
+    older, lost, gone = QUEUES[3], QUEUES[70], QUEUES[71]
+    write, read = backend.write, backend.read
+
+    async def write_then_late_pull(table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
+        failures = await write(table)
+        if len(backend.written) == 1:
+            backend.stored[older] = 7
+            del backend.stored[lost]
+        return failures
+
+    async def refuse_one(queue: MessageQueue) -> int | None:
+        if queue is gone:
+            raise ConnectError("a:1", "refused")
+        return await read(queue)
+
+    offsets = OffsetStore(refuse_one, write_then_late_pull)
+    for number, queue in enumerate(QUEUES):
+        offsets.update(queue, 10 + number)
+    await offsets.persist_last()
+    assert backend.written[1:] == [{older: 13, lost: 80}]
+    assert backend.stored == {queue: 10 + number for number, queue in enumerate(QUEUES)}

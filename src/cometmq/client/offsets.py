@@ -14,6 +14,8 @@ __all__ = ["OffsetStore"]
 
 log = logging.getLogger("cometmq.client.offsets")
 
+_AT_ONCE = 64  # questions under way at a time; a member may hold thousands of queues
+
 ReadOffset = Callable[[MessageQueue], Awaitable[int | None]]
 WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, Exception]]]
 """Persist a table; answers what failed."""
@@ -70,6 +72,22 @@ class OffsetStore:
                 log.warning("offset %d of %s was not stored: %s", table[queue], queue, failure)
             if failures:
                 raise next(iter(failures.values()))
+
+    async def persist_last(self) -> None:
+        """`persist` at the end, then ask whether the store still has it all, and store again what it lost.
+
+        A pull carries its queue's offset, and a broker may serve one that was sent before only now: then an
+        older offset replaces what was confirmed. Raises as `persist`.
+        """
+        await self.persist()
+        queues = list(self._offsets)
+        for at in range(0, len(queues), _AT_ONCE):
+            asked = queues[at : at + _AT_ONCE]
+            answers = await asyncio.gather(*map(self._read, asked), return_exceptions=True)
+            for queue, stored in zip(asked, answers, strict=True):
+                if stored is None or (isinstance(stored, int) and stored < self._offsets[queue]):
+                    self._dirty.add(queue)
+        await self.persist()
 
     async def release(self, queue: MessageQueue) -> None:
         """Persist and forget a queue that somebody else reads from now on."""

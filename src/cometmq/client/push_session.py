@@ -96,7 +96,7 @@ class PushSession:
                 timeout_s,
             )
         try:
-            await self.group.offsets.persist()
+            await self.group.offsets.persist_last()
         except CometError:
             pass  # logged by the store; what is not stored is consumed again, as at-least-once allows
 
