@@ -239,3 +239,42 @@ class StoreAgainstLists(RuleBasedStateMachine):
 
 StoreAgainstLists.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestStoreAgainstLists = StoreAgainstLists.TestCase
+
+
+def history() -> StoreAgainstLists:
+    state = StoreAgainstLists()
+    state.start(sync=False)
+    return state
+
+
+def test_a_queue_directory_that_is_lost_after_a_kill_comes_back_whole() -> None:
+    """Queue A has no record behind the checkpoint's mark that would tell of it."""
+    state = history()
+    for topic, size in (("A", 20_000), ("A", 20_000), ("A", 5118), ("%RETRY%B", 20_000)):
+        state.append(later=0, queue_id=0, size=size, topic=topic)
+    state.commit()
+    state.die_and_start()  # ends with a mark
+    state.die_and_lose_a_derived_file(what="consumequeue")
+    state.offsets_agree()
+    assert "no consume queue is left" in state.store.recovered.notes[0]
+    state.stop_and_start()
+    state.offsets_agree()
+    state.teardown()
+
+
+def test_a_queue_that_only_its_former_end_tells_of_is_no_loss_at_every_start() -> None:
+    state = history()
+    for topic, size in (("A", 20_000), ("%RETRY%B", 9), ("A", 20_000), ("%RETRY%B", 5005), ("A", 20_000)):
+        state.append(later=0, queue_id=0, size=size, topic=topic)
+    state.retire_log()  # of %RETRY%B nothing is left
+    state.stop_and_start()
+    state.die_and_lose_a_derived_file(what="consumequeue")
+    for _ in range(2):
+        state.stop_and_start()  # which asserts that the start is a clean one
+        state.offsets_agree()
+    state.append(later=0, queue_id=0, size=7, topic="%RETRY%B")
+    state.commit()
+    state.offsets_agree()
+    state.stop_and_start()
+    state.offsets_agree()
+    state.teardown()

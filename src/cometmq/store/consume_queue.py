@@ -159,6 +159,14 @@ class ConsumeQueue(_Touched):
             self.window += bytes(size)
             del self.window[size:]
 
+    def make_last_file(self) -> None:
+        """Give a queue without files, which does not begin at 0, one that ends where it does, with fillers:
+        else the next start takes its end for a loss. Raises OSError."""
+        last = (self.max_offset - 1) * UNIT
+        base = last - last % self.file_size
+        self._open(base, last + UNIT)
+        self.unsynced_files.add(base)
+
     def _open(self, base: int, position: int) -> int:
         """Descriptor of the file that starts at `base`, made at its full (sparse) length if it is not
         there."""

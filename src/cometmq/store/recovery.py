@@ -170,7 +170,11 @@ class Recovery:
         start = max(self._queues.max_physical, self._first) if clean else self._checked_start(mark)
         if not clean:
             self._reload(start, result)
-            if any(queue.damaged for queue in self._queues):
+            # The records before `start` had queues: where none is left, the whole directory is lost.
+            gone = start > self._first and not any(queue.max_offset for queue in self._queues)
+            if gone:
+                result.notes.append("no consume queue is left: all are built anew from the log")
+            if gone or any(queue.damaged for queue in self._queues):
                 self._checkpoint.distrust()
                 start = self._first
                 self._reload(start, result)
@@ -275,6 +279,8 @@ class Recovery:
             if end - queue.max_offset <= _WIDEST_GAP or not queue.max_offset:
                 queue.skip_to(end)
                 queue.write()
+                if not queue.positions:
+                    queue.make_last_file()
 
     def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
         """Queues that end before where they did at the last clean stop. After a clean stop that was
