@@ -80,6 +80,9 @@ def run(trial: Trial) -> None:
 
     def open_store(disk: RecordingDisk) -> MessageStore:
         stores.append(MessageStore.open(config(trial.sync), disk, ManualClock(LATER_MS)))
+        lost = [note for note in stores[-1].recovered.notes if "have lost" in note]
+        if lost:
+            raise Wrong(f"the checkpoint vouched for units that are not on the device: {lost}")
         return stores[-1]
 
     try:

@@ -243,7 +243,7 @@ def mark_what_is_only_written(patch: Patch) -> None:
 
     def wrong(self: Upkeep, *, slots: bool = True) -> bool:
         store = self._store
-        store.checkpoint.mark = store.index.mark(store.log.end, self._last)
+        store.checkpoint.mark = store.index.mark(store.log.end, self._last, self._queue_ends())
         store.checkpoint.flush()
         return right(self, slots=slots)
 

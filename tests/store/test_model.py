@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from hypothesis import settings
@@ -145,10 +146,27 @@ class StoreAgainstLists(RuleBasedStateMachine):
             shutil.rmtree(path)
         elif path.exists():
             path.unlink()
-        for place, queue in self.queues.items():
-            if not queue.messages and what == "consumequeue":
-                queue.first = self.ends.get(place, 0)  # nothing in the log remembers an empty queue
+        if what == "consumequeue":
+            self.forget_empty(self.queues)
         self.reopen()
+
+    @rule(topic=topics, queue_id=queue_ids)
+    def die_and_lose_a_queue(self, topic: str, queue_id: int) -> None:
+        mark = self.store.checkpoint.mark
+        if mark is not None and self.store.deleted.any_since(mark.position):
+            return  # the mark does not tell what is there now
+        self.pending.clear()
+        self.store.crash()
+        shutil.rmtree(self.root / "consumequeue" / topic / str(queue_id), ignore_errors=True)
+        self.forget_empty([(topic, queue_id)])
+        self.reopen()
+
+    def forget_empty(self, places: Iterable[tuple[str, int]]) -> None:
+        """Nothing in the log remembers an empty queue."""
+        for place in places:
+            queue = self.queue(*place)
+            if not queue.messages:
+                queue.first = self.ends.get(place, 0)
 
     def reopen(self) -> None:
         self.disk = FaultyDisk(really_sync=False)

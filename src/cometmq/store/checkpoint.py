@@ -23,8 +23,8 @@ from cometmq.store.disk import Disk, write_all
 FILE_SIZE = 4096
 _FIELDS = struct.Struct(">qqq")
 _MARGIN_MS = 3000
-_MARK = struct.Struct(">8sqqqqqqiiq")  # magic, the three times, the fields of Mark
-_MAGIC = b"CometMQ1"
+_MARK = struct.Struct(">8sqqqqqqqiiq")  # magic, the three times, the fields of Mark
+_MAGIC = b"CometMQ2"
 _CRC = struct.Struct(">I")
 _MARK_AT = 64 - _FIELDS.size  # in `rest`
 MARK_PLACE = slice(64, 64 + _MARK.size + _CRC.size)
@@ -33,7 +33,8 @@ MARK_PLACE = slice(64, 64 + _MARK.size + _CRC.size)
 
 class Mark(NamedTuple):
     """Every record before log position `position` is durable, with its queue unit and its index entries. One
-    of the last of them begins at `last` (-1: unknown).
+    of the last of them begins at `last` (-1: unknown). Together the queues ended at `queue_ends` then, the
+    sum of their maximum offsets (0: unknown).
 
     Of the index files up to `index_name` (its digits as a number; 0: none), the newest then, `index_count`
     entry numbers are durable and lead up to the record at `index_end`; its slots lack nothing of the
@@ -42,6 +43,7 @@ class Mark(NamedTuple):
 
     position: int
     last: int = -1
+    queue_ends: int = 0
     index_name: int = 0
     index_count: int = 0
     index_slots: int = 0

@@ -20,13 +20,14 @@ from cometmq.store.tables import JsonTable
 class DeletedTopics:
     """`config/deletedTopics.json`: topic -> log position before which its records do not count."""
 
-    __slots__ = ("_ends", "_table")
+    __slots__ = ("_ends", "_table", "under_way")
 
     def __init__(self, disk: Disk, root: str) -> None:
         """A table that cannot be read, nor its `.bak`, counts as empty: a store is not refused for deleted
         messages. Raises OSError."""
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self._ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
+        self.under_way = 0  # deletions that may be noted here already while their queues are still there
 
     def add(self, topics: list[str], log_end: int, log_min: int) -> None:
         """Keep a deletion, on the device when this returns. Raises OSError; then nothing is kept."""
@@ -52,6 +53,10 @@ class DeletedTopics:
     def hides(self, topic: str, position: int) -> bool:
         """Whether the record at `position` belongs to a deleted topic."""
         return position < self._ends.get(topic, 0)
+
+    def any_since(self, position: int) -> bool:
+        """Whether a topic was deleted when the log ended at `position`, or later."""
+        return any(end >= position for end in self._ends.values())
 
     def topics(self) -> list[str]:
         return list(self._ends)

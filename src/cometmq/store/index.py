@@ -169,14 +169,15 @@ class IndexService:
                 yield
             self._unsynced.add(file.path)
 
-    def mark(self, position: int, last: int) -> Mark:
+    def mark(self, position: int, last: int, queue_ends: int) -> Mark:
         """What the next sync makes durable, beside everything before `position`. After `write`."""
         if not self.files:
-            return Mark(position, last)
+            return Mark(position, last, queue_ends)
         file = self.files[-1]
         return Mark(
             position,
             last,
+            queue_ends,
             int(os.path.basename(file.path)),
             file.written,
             file.slots_lack,

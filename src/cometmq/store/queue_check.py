@@ -399,7 +399,7 @@ class QueueCheck:
         self._findings.add(
             ERROR if self._shape.clean else WARNING, "queue-short", path, at,
             f"{state.name} ends at {state.units.end}; {count} records of the log, the first at "
-            f"{state.behind_at[0]}, have no unit", REBUILD if self._shape.clean else NEXT_START,
+            f"{state.behind_at[0]}, have no unit", REBUILD,
         )  # fmt: skip
 
 

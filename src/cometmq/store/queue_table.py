@@ -81,6 +81,11 @@ class QueueTable:
         """Log position behind the last record that has a unit in any queue."""
         return max((queue.max_physical for queue in self), default=0)
 
+    @property
+    def ends(self) -> int:
+        """Sum of the maximum offsets of all queues."""
+        return sum(queue.max_offset for queue in self)
+
     # -- writing ----------------------------------------------------------------------------------
 
     def mark(self, queue: ConsumeQueue) -> None:

@@ -169,12 +169,14 @@ class Recovery:
             mark = None
         start = max(self._queues.max_physical, self._first) if clean else self._checked_start(mark)
         if not clean:
-            self._reload(start, result)
-            # The records before `start` had queues: where none is left, the whole directory is lost.
-            gone = start > self._first and not any(queue.max_offset for queue in self._queues)
-            if gone:
-                result.notes.append("no consume queue is left: all are built anew from the log")
-            if gone or any(queue.damaged for queue in self._queues):
+            known = start if mark is None else mark.position
+            self._reload(known, result)
+            loss = self._queue_loss(start, mark)
+            if loss:
+                result.notes.append(f"{loss}: all are built anew from the log")
+            elif known != start:
+                self._reload(start, result)
+            if loss or any(queue.damaged for queue in self._queues):
                 self._checkpoint.distrust()
                 start = self._first
                 self._reload(start, result)
@@ -236,6 +238,16 @@ class Recovery:
         if found is not None:
             return found
         return self._first
+
+    def _queue_loss(self, start: int, mark: Mark | None) -> str:
+        """What tells that queues, loaded up to the mark, have lost units; empty if nothing does. The records
+        behind the mark need not tell: a queue may have none among them."""
+        ends = self._queues.ends
+        if start > self._first and not ends:
+            return "no consume queue is left"
+        if mark is not None and ends < mark.queue_ends and not self._deleted.any_since(mark.position):
+            return f"consume queues have lost {mark.queue_ends - ends} units"
+        return ""
 
     def _reload(self, start: int, result: Recovered) -> None:
         self._queues.clear()

@@ -36,6 +36,7 @@ class TopicDeletion:
         left = list(dict.fromkeys(topics))
         deleted, floors = store.deleted.ends, store.floors.floors
         gone = tries = 0
+        store.deleted.under_way += 1
         try:
             while left:
                 tries += 1
@@ -43,6 +44,8 @@ class TopicDeletion:
         except OSError:
             self._take_back(left, deleted, floors)
             raise
+        finally:
+            store.deleted.under_way -= 1
         await self._remove_files(topics)
         return gone
 

@@ -68,10 +68,12 @@ def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
 
 class _Covered(NamedTuple):
     """What a round of writing brings into the files of queues and index: all records before a log position,
-    the last of them at a position and of a time; and how often the clock had stepped back then."""
+    the last of them at a position and of a time; where the queues end with them, as in a `Mark`; and how
+    often the clock had stepped back then."""
 
     position: int
     last: int
+    queue_ends: int
     stored_ms: int
     step_backs: int
 
@@ -293,7 +295,13 @@ class Upkeep:
             or self._behind >= _MOST_BEHIND
             or self._dispatched - self._marked >= _MOST_BYTES_BEHIND
         )
-        covered = _Covered(self._dispatched, self._last, store.dispatched_ms, self._step_backs)
+        covered = _Covered(
+            self._dispatched,
+            self._last,
+            self._queue_ends() if thorough else 0,
+            store.dispatched_ms,
+            self._step_backs,
+        )
         behind = self._behind
         part = Flag.WRITE_LOGICS_ERROR
         try:
@@ -313,6 +321,11 @@ class Upkeep:
             self._behind -= behind
             self._marked = covered.position
             await self._make_durable(covered)
+
+    def _queue_ends(self) -> int:
+        """For a `Mark`. Unknown during a deletion, which is noted for the log as it was before: a recovery
+        would miss queues that it does not know to be deleted since."""
+        return 0 if self._store.deleted.under_way else self._store.queues.ends
 
     def _derived_failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
@@ -339,7 +352,8 @@ class Upkeep:
         except OSError as failure:
             self._derived_failed(Flag.WRITE_INDEX_ERROR, failure)
             return
-        mark, full_ms = store.index.mark(covered.position, covered.last), store.index.full_until_ms
+        mark = store.index.mark(covered.position, covered.last, covered.queue_ends)
+        full_ms = store.index.full_until_ms
         work = self._take_unsynced()
         store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
         if not await done:
@@ -432,7 +446,7 @@ class Upkeep:
         try:
             self._raise_checkpoint(store.dispatched_ms, store.index.full_until_ms)
             if store.checkpoint.mark is not None or self._behind or store.recovered.rebuilt:
-                store.checkpoint.mark = store.index.mark(store.log.end, self._last)
+                store.checkpoint.mark = store.index.mark(store.log.end, self._last, self._queue_ends())
             store.checkpoint.flush()
             self._marked = store.log.end
         except OSError as failure:

@@ -1,0 +1,132 @@
+"""Queues that lose units at a kill, where no record behind the checkpoint's mark tells of it: the mark knows
+where the queues ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.store.kit import START_MS, everything, open_store, send, small
+
+from cometmq.store import ManualClock, MessageStore
+from cometmq.store.rebuild import rebuild
+from cometmq.store.verify import VerifyReport, verify
+from cometmq.testing.faulty_disk import FaultyDisk
+
+UNITS = 250  # of a queue: three files of 100
+LARGE = {"mapped_file_size_commit_log": 16 << 20}  # the smallest that are not walked as a whole
+
+
+def start(root: Path, disk: FaultyDisk | None = None) -> MessageStore:
+    return open_store(root, disk or FaultyDisk(really_sync=False), ManualClock(START_MS), **LARGE)
+
+
+def checked(root: Path) -> VerifyReport:
+    return verify(str(root), config=small(root, **LARGE))
+
+
+def killed(root: Path) -> None:
+    """T/0, T/1 and Other/0 before the mark, only Other/0 behind it; all of it since the store was made."""
+    store = start(root)
+    for number in range(UNITS):
+        for queue_id in range(2):
+            send(store, b"%d" % number, queue_id=queue_id)
+    send(store, b"0", topic="Other")
+    assert store.upkeep.settle_all(slots=False)
+    send(store, b"1", topic="Other")
+    store.queues.write_dirty()
+    store.crash()
+
+
+def zero_the_end(queue: Path) -> None:
+    with open(max(queue.iterdir()), "r+b") as file:
+        file.seek(10 * 20)
+        file.write(bytes(40 * 20))
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "the directory": shutil.rmtree,
+    "the newest file": lambda queue: max(queue.iterdir()).unlink(),
+    "the newest sector": zero_the_end,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_queue_that_nothing_behind_the_mark_tells_of_comes_back(tmp_path: Path, loss: str) -> None:
+    killed(tmp_path)
+    LOSSES[loss](tmp_path / "consumequeue" / "T" / "1")
+    named = [finding for finding in checked(tmp_path).findings if finding.kind == "queue-short"]
+    assert len(named) == 1
+    assert named[0].problem.startswith("T/1 ends at ")
+    store = start(tmp_path)
+    assert "consume queues have lost" in store.recovered.notes[0]
+    for queue_id in range(2):
+        assert everything(store, queue_id=queue_id) == [b"%d" % number for number in range(UNITS)]
+    assert everything(store, "Other") == [b"0", b"1"]
+    assert send(store, queue_id=1).queue_offset == UNITS
+    store.close()
+    assert checked(tmp_path).sound
+    store = start(tmp_path)
+    assert store.recovered.notes == []
+    store.close()
+
+
+def test_rebuild_brings_it_back_too(tmp_path: Path) -> None:
+    killed(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue" / "T" / "1")
+    rebuild(str(tmp_path), config=small(tmp_path, **LARGE))
+    assert [each for each in checked(tmp_path).findings if each.kind == "queue-short"] == []
+
+
+def test_without_a_loss_only_what_follows_the_mark_is_walked(tmp_path: Path) -> None:
+    killed(tmp_path)
+    store = start(tmp_path)
+    assert (store.recovered.records, store.recovered.notes) == (1, [])
+    store.close()
+
+
+def test_a_topic_deleted_since_is_no_loss(tmp_path: Path) -> None:
+    killed(tmp_path)
+    store = start(tmp_path)
+    store.delete_topic("T")
+    store.crash()
+    store = start(tmp_path)
+    assert (store.recovered.records, store.recovered.notes) == (0, [])
+    send(store, b"2", topic="Other")
+    assert store.upkeep.settle_all(slots=False)  # this mark knows that the topic is gone
+    store.crash()
+    shutil.rmtree(tmp_path / "consumequeue" / "Other")
+    store = start(tmp_path)
+    assert everything(store, "Other") == [b"0", b"1", b"2"]
+    assert store.topics() == ["Other"]
+    store.close()
+
+
+async def test_a_topic_whose_deletion_was_under_way_at_the_mark_is_no_loss(tmp_path: Path) -> None:
+    killed(tmp_path)
+    disk = FaultyDisk(really_sync=False)
+    store = start(tmp_path, disk)
+    store.start()
+    noting, go_on = threading.Event(), threading.Event()
+
+    def hold(operation: str, path: str) -> None:
+        if operation == "fsync_dir" and path.endswith("commitlog") and not noting.is_set():
+            noting.set()
+            assert go_on.wait(20)
+
+    disk.before = hold
+    deleting = asyncio.create_task(store.delete_topics(["T"]))
+    assert await asyncio.to_thread(noting.wait, 20)
+    send(store, b"2", topic="Other")  # so the mark lies behind the end that is noted with the deletion
+    assert store.upkeep.settle_all(slots=False)
+    go_on.set()
+    assert await deleting == 2
+    store.crash()
+    store = start(tmp_path)
+    assert (store.recovered.records, store.recovered.notes) == (0, [])
+    assert store.topics() == ["Other"]
+    store.close()
