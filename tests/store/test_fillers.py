@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.store.cold_disk import ColdDisk
-from tests.store.kit import bodies, committed, got, open_store, put
+from tests.store.kit import bodies, committed, drop_first_segment, got, open_store, put, send
 
 from cometmq.store import GetStatus, MessageStore
 from cometmq.store.files import NotCached
@@ -95,4 +95,23 @@ async def test_what_is_not_in_memory_is_left_to_the_next_pull(tmp_path: Path) ->
     assert found == [b"%d" % number for number in range(7)]
     assert (disk.in_the_loop, bool(disk.warm)) == (0, True)
     assert pulls < 100
+    store.close()
+
+
+@pytest.mark.parametrize("gap", [1, 70_000])
+def test_a_walk_of_the_whole_log_does_not_take_a_gap_for_what_lies_before_the_log(
+    tmp_path: Path, gap: int
+) -> None:
+    """Fillers point at position 0, but the units before them are of records that are walked again."""
+    store = open_store(tmp_path, mapped_file_size_consume_queue=20 * 70_000)
+    send(store, bytes(60_000), topic="Other")
+    send(store, bytes(60_000), topic="Other")
+    drop_first_segment(store)
+    store.close()
+    with_gap(tmp_path, gap).crash()
+    (tmp_path / "checkpoint").unlink()
+    store = open_store(tmp_path, mapped_file_size_consume_queue=20 * 70_000)
+    assert (store.recovered.start, store.recovered.notes) == (64 << 10, [])
+    assert drained(store)[0] == [b"%d" % number for number in range(7)]
+    assert store.max_offset("T", 0) == 7 + gap
     store.close()

@@ -105,6 +105,17 @@ class Checkpoint:
             self.mark = None
             self.flush()
 
+    def distrust_index(self) -> None:
+        """Vouch for no entry of the index any more, on the device when this returns. Raises OSError.
+
+        For recoveries that write entries over some that the checkpoint covers. They may be others: the keys
+        of topics that have been deleted since are left out.
+        """
+        if self.index_ms or self.mark is not None:
+            self.index_ms = 0
+            self.mark = None
+            self.flush()
+
     def flush(self) -> None:
         """Write and sync. Raises OSError."""
         made = self._disk.facts(self._path) is None

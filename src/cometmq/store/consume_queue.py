@@ -19,7 +19,7 @@ import numpy as np
 
 from cometmq.errors import StoreError
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
-from cometmq.store.disk import Buffer, holds_data, is_zero, write_all
+from cometmq.store.disk import Buffer, is_zero, write_all, zero_out
 from cometmq.store.files import NotCached, StoreFiles
 
 UNIT_STRUCT = struct.Struct(">qiq")
@@ -354,25 +354,45 @@ class ConsumeQueue(_Touched):
         fd = self._files.descriptors.get(self.path_of(base))
         disk = self._files.disk
 
-        def real(unit: bytes, at: int = 0) -> bool:
-            physical, size, _ = UNIT_STRUCT.unpack_from(unit, at)
+        def real(number: int, units: bytes, first: int) -> bool:
+            physical, size, _ = UNIT_STRUCT.unpack_from(units, (number - first) * UNIT)
+            if size == FILLER_SIZE:
+                physical = self._position_before(base // UNIT + number)
             return bool(size > 0 and 0 <= physical < log_end)
 
         low, high = 0, self.file_size // UNIT
         guess = min(high - 1, allocated // UNIT)
-        if real(disk.pread(fd, UNIT, guess * UNIT)):
+        if real(guess, disk.pread(fd, UNIT, guess * UNIT), guess):
             low = guess + 1
         else:
             high = guess
         while high - low > _AT_ONCE:
             middle = (low + high) // 2
-            low, high = (middle + 1, high) if real(disk.pread(fd, UNIT, middle * UNIT)) else (low, middle)
+            there = real(middle, disk.pread(fd, UNIT, middle * UNIT), middle)
+            low, high = (middle + 1, high) if there else (low, middle)
         first = low
         data = disk.pread(fd, (high - first) * UNIT, first * UNIT) if high > first else b""
         while low < high:
             middle = (low + high) // 2
-            low, high = (middle + 1, high) if real(data, (middle - first) * UNIT) else (low, middle)
+            low, high = (middle + 1, high) if real(middle, data, first) else (low, middle)
         return low
+
+    def _position_before(self, offset: int) -> int:
+        """Log position of the last unit before `offset` that is no filler, which stands for the fillers
+        behind it; 0 if there is none, -1 if something is missing there."""
+        disk = self._files.disk
+        for base in reversed(self.positions):
+            stop = min(offset * UNIT - base, self.file_size)
+            while stop > 0:
+                begin = max(0, stop - _AT_ONCE * UNIT)
+                data = disk.pread(self._files.descriptors.get(self.path_of(base)), stop - begin, begin)
+                units = np.frombuffer(data, UNIT_DTYPE)
+                others = np.flatnonzero(units["size"] != FILLER_SIZE)
+                if len(others):
+                    last = units[others[-1]]
+                    return int(last["position"]) if last["size"] > 0 else -1
+                stop = begin
+        return 0
 
     def _look_behind(self, end: int, log_end: int) -> None:
         """Units of older records behind the end mean that what ended the queue is damage."""
@@ -389,7 +409,8 @@ class ConsumeQueue(_Touched):
                     self.tidy = False
                     units = np.frombuffer(data[: len(data) - len(data) % UNIT], UNIT_DTYPE)
                     position = units["position"]
-                    if np.any((units["size"] > 0) & (position >= 0) & (position < log_end)):
+                    older = (units["size"] > 0) & (units["size"] != FILLER_SIZE)
+                    if np.any(older & (position >= 0) & (position < log_end)):
                         self.damaged = True
                         return
                     length = 16 * _LOOK
@@ -414,10 +435,7 @@ class ConsumeQueue(_Touched):
             if begin >= self.file_size:
                 continue
             fd = self._files.descriptors.get(path)
-            if holds_data(self._files.disk, fd, begin, self.file_size):
-                # Shorten and lengthen again: reads as zeros, costs nothing, keeps Apache's exact length.
-                self._files.disk.truncate(fd, begin)
-                self._files.disk.truncate(fd, self.file_size)
+            if zero_out(self._files.disk, fd, begin, self.file_size):
                 self.unsynced_files.add(base)
                 changed = True
         return changed

@@ -254,19 +254,28 @@ def is_zero(data: bytes) -> bool:
     return data == (_ZEROS[:length] if length <= len(_ZEROS) else bytes(length))
 
 
-def holds_data(disk: Disk, fd: int, start: int, stop: int) -> bool:
-    """Whether any byte in [start, stop) of the file is not zero."""
-    at: int | None = start
+def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
+    """Make all of [start, stop) of a file zeros; True if something else stood there, or what cannot be read.
+    Raises OSError.
+
+    The length stays what it is throughout: a file that a power failure leaves short looks like one of
+    another size.
+    """
+    changed = False
     length = 1 << 12  # mostly there is a hole behind it
+    at: int | None = start
     while at is not None and at < stop:
-        data = disk.pread(fd, min(length, stop - at), at)
+        length = min(length, stop - at)
+        try:
+            zero = is_zero(disk.pread(fd, length, at))
+        except OSError:
+            zero = False
+        if not zero:
+            write_all(disk, fd, bytes(length), at)
+            changed = True
+        at = disk.next_data(fd, at + length)
         length = 1 << 16
-        if not data:
-            return False
-        if not is_zero(data):
-            return True
-        at = disk.next_data(fd, at + len(data))
-    return False
+    return changed
 
 
 def read_file(disk: Disk, path: str, limit: int = 64 << 20) -> bytes:

@@ -275,6 +275,7 @@ class IndexService:
                 file.release()
                 self._unsynced.add(file.path)
         self._unproven.clear()
+        self.full_until_ms = max((file.end_ms for file in self.files if file.full), default=0)
         # After an unclean stop files may be there whose names have not been synced yet.
         self._new_names = self._new_names or (not clean and bool(self.files))
 

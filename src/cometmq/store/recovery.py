@@ -28,7 +28,7 @@ from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
-from cometmq.store.disk import Disk
+from cometmq.store.disk import Disk, zero_out
 from cometmq.store.ends import QueueEnds
 from cometmq.store.index import IndexService
 from cometmq.store.keys import codes_and_keys, key_prefix, property_value, stored_tags_code
@@ -180,9 +180,13 @@ class Recovery:
                 self._checkpoint.distrust()
                 start = self._first
                 self._reload(start, result)
-        index_from = self._index.end_position if index_lost and self._index.enabled else start
-        self._index.resume(clean=clean, cut_at=None if clean and not index_lost else min(start, index_from))
-        self._walk_all(start, min(start, index_from), result)
+        index_from = start
+        if index_lost and self._index.enabled:
+            index_from = min(start, self._index.end_position)
+        if not clean and (mark is None or index_from < mark.position):
+            self._checkpoint.distrust_index()
+        self._index.resume(clean=clean, cut_at=None if clean and not index_lost else index_from)
+        self._walk_all(start, index_from, result)
         self._finish(result)
         return result
 
@@ -475,16 +479,11 @@ class Recovery:
             log.warning("%s", note)
 
     def _zero_tail(self, base: int, result: Recovered) -> None:
-        """Cut the segment behind the last valid record and give it its full length back, as zeros."""
+        """Cut the segment behind the last valid record: what follows becomes zeros."""
         path = self._log.path_of(base)
         result.notes.append(f"{path}: torn tail cut and zeroed from position {result.end} on")
         fd = self._disk.open(path)
         try:
-            self._disk.truncate(fd, result.end - base)
-            try:
-                self._disk.reserve(fd, self._log.segment_size)
-            except OSError as failure:
-                log.warning("%s could not be reserved again: %s", path, failure)
-                self._disk.truncate(fd, self._log.segment_size)
+            zero_out(self._disk, fd, result.end - base, self._log.segment_size)
         finally:
             self._disk.close(fd)

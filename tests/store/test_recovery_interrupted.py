@@ -1,0 +1,86 @@
+"""A recovery that fails, or dies, on its way leaves a store that the next one brings right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.store.kit import START_MS, everything, open_store, send
+
+from cometmq.store import ManualClock, MessageStore
+from cometmq.store.checkpoint import Checkpoint
+from cometmq.store.disk import OsDisk
+from cometmq.testing.faulty_disk import FaultyDisk
+
+
+def start(root: Path, disk: FaultyDisk) -> MessageStore:
+    return open_store(root, disk, ManualClock(START_MS))
+
+
+def torn_log(root: Path) -> Path:
+    end = START_MS % 7 + 4000
+    with open(path := root / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(end)
+        file.write(b"\xda" * 9000)
+    return path
+
+
+def stray_units(root: Path) -> Path:
+    with open(path := root / "consumequeue" / "T" / "0" / f"{0:020d}", "r+b") as file:
+        file.seek(20 * 20)
+        file.write((1 << 40).to_bytes(8, "big") + bytes(3) + b"\x63" + bytes(8))
+    return path
+
+
+@pytest.mark.parametrize(("damage", "writes"), [(torn_log, 0), (stray_units, 1)])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
+    tmp_path: Path, damage: Callable[[Path], Path], writes: int, share: float
+) -> None:
+    """A lone file of another length would be refused by the next start: nothing tells which one is right.
+    writes: to the file, before the one that zeroes."""
+    store = start(tmp_path, FaultyDisk(really_sync=False))
+    for number in range(10):
+        send(store, b"%d" % number)
+    store.queues.write_dirty()
+    store.crash()
+    path = damage(tmp_path)
+    length = path.stat().st_size
+    disk = FaultyDisk(really_sync=False)
+    lengths: list[int] = []
+    disk.before = lambda _operation, _path: lengths.append(path.stat().st_size)
+    disk.fail("pwrite", match=str(path), first=writes + 1, partial=share)
+    with pytest.raises(OSError, match="Input/output error"):
+        start(tmp_path, disk)
+    store = start(tmp_path, FaultyDisk(really_sync=False))
+    assert set(lengths) == {length}
+    assert everything(store) == [b"%d" % number for number in range(10)]
+    store.close()
+
+
+def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(tmp_path: Path) -> None:
+    """Without the keys of a topic that was deleted the entries are others: a file that holds some of the old
+    and some of the new must not count as whole."""
+    store = start(tmp_path, FaultyDisk(really_sync=False))
+    for number in range(700):  # two index files
+        for topic in ("T", "Other"):
+            send(store, topic=topic, properties=b"KEYS\x01k%d" % number)
+    assert store.upkeep.settle_all(slots=False)
+    assert store.checkpoint.index_ms > 0
+    store.delete_topic("T")
+    store.crash()
+    disk = FaultyDisk(really_sync=False)
+    seen: list[Checkpoint] = []
+
+    def look(operation: str, path: str) -> None:
+        if operation == "pwrite" and "/index/" in path and not seen:
+            seen.append(Checkpoint(OsDisk(), str(tmp_path / "checkpoint")))
+
+    disk.before = look
+    store = start(tmp_path, disk)
+    assert [(at.mark, at.index_ms, at.physic_ms) for at in seen] == [(None, 0, store.checkpoint.physic_ms)]
+    assert (store.checkpoint.mark is not None, store.checkpoint.index_ms > 0) == (True, True)
+    for number in (0, 350, 699):
+        assert len(store.query_by_key("Other", f"k{number}", 9, 0, 1 << 60)) == 1
+    store.close()
