@@ -261,10 +261,11 @@ class Worker:
     def begin_retirement(self) -> None:
         """All segments but the last are old; `step_retirement` deletes them, with queue and index files."""
         self.clock.advance(100 * 3600)
-        if len(self.store.log.segments) > 1 and self.retirement is None:
-            self.ledger.retiring.append((self.now, self.store.log.segments[-1]))
-            self.store.retention.delete_now()
-            self.retirement = self._retire()
+        if len(self.store.log.segments) > 1:
+            self.ledger.retiring.append((self.now, self.store.log.segments[-1]))  # also for a running pass
+            if self.retirement is None:
+                self.store.retention.delete_now()
+                self.retirement = self._retire()
 
     async def _retire(self) -> None:
         await self.store.retention.log_pass()
