@@ -84,3 +84,52 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
     for number in (0, 350, 699):
         assert len(store.query_by_key("Other", f"k{number}", 9, 0, 1 << 60)) == 1
     store.close()
+
+
+def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_it(tmp_path: Path) -> None:
+    """Without a mark nothing would tell the next recovery that the file was ever there."""
+    store = start(tmp_path, FaultyDisk(really_sync=False))
+    for number in range(700):  # two index files
+        send(store, properties=b"KEYS\x01k%d" % number)
+    assert store.upkeep.settle_all(slots=False)
+    store.crash()
+    store.checkpoint.mark = None  # as another broker leaves it
+    store.checkpoint.flush()
+    damaged = max((tmp_path / "index").iterdir())
+    with open(damaged, "r+b") as file:
+        file.truncate(100)
+    disk = FaultyDisk(really_sync=False)
+    seen: list[int] = []
+
+    def look(operation: str, path: str) -> None:
+        if operation == "unlink" and path == str(damaged):
+            seen.append(Checkpoint(OsDisk(), str(tmp_path / "checkpoint")).min_timestamp)
+
+    disk.before = look
+    store = start(tmp_path, disk)
+    assert seen == [0]
+    for number in (0, 350, 699):
+        assert len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1
+    store.close()
+
+
+def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_moves(tmp_path: Path) -> None:
+    """Its units would come back to life, for the checkpoint covers their positions by then."""
+    store = start(tmp_path, FaultyDisk(really_sync=False))
+    for number in range(110):  # two queue files
+        send(store, b"%d" % number)
+    store.queues.write_dirty()
+    store.crash()
+    with open(tmp_path / "commitlog" / f"{0:020d}", "r+b") as file:  # from the last records nothing is left
+        file.truncate(store.log.end // 2)
+        file.truncate(64 << 10)
+    disk = FaultyDisk(really_sync=False)
+    steps: list[tuple[str, str]] = []
+    disk.before = lambda operation, path: steps.append((operation, path))
+    store = start(tmp_path, disk)
+    queue = str(tmp_path / "consumequeue" / "T" / "0")
+    gone = steps.index(("unlink", f"{queue}/{2000:020d}"))
+    checkpoint = max(place for place, step in enumerate(steps) if step[1].endswith("/checkpoint"))
+    assert gone < steps.index(("fsync_dir", queue), gone) < checkpoint
+    assert everything(store) == [b"%d" % number for number in range(store.max_offset("T", 0))]
+    store.close()

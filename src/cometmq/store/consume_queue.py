@@ -102,7 +102,9 @@ class ConsumeQueue(_Touched):
         self.damaged = False  # units have certainly been lost from its files
         self.tidy = False  # nothing but zeros lay behind the end when the files were loaded
         self.unsynced_files: set[int] = set()
-        self.new_names = False  # files or directories have been made whose names are not synced
+        self.new_names = (
+            False  # files or directories have been made, or files deleted, and that is not synced
+        )
 
     def path_of(self, base: int) -> str:
         """Path of the file that starts at a position; that of the last one asked for is kept."""
@@ -429,7 +431,7 @@ class ConsumeQueue(_Touched):
             if base >= end and base > self.positions[0]:
                 self._files.delete(path)
                 self.positions.remove(base)
-                changed = True
+                self.new_names = changed = True  # it must not come back with a power failure
                 continue
             begin = max(0, end - base)
             if begin >= self.file_size:

@@ -50,6 +50,7 @@ class IndexService:
     __slots__ = (
         "_clock",
         "_directory",
+        "_doomed",
         "_files",
         "_hashed",
         "_new_names",
@@ -77,6 +78,7 @@ class IndexService:
         self._hashed: tuple[IntArray, IntArray, IntArray] | None = None
         self._unsynced: set[str] = set()
         self._unproven: list[IndexFile] = []
+        self._doomed: list[str] = []  # damaged files, and those behind the mark
         self._new_names = False
 
     @property
@@ -214,7 +216,8 @@ class IndexService:
 
         After an unclean stop Apache deletes every file that ends behind the checkpoint; here a mark tells
         how far the files can be trusted, and what is newer is forgotten. Without a mark such a file is
-        checked entry by entry, and deleted only if something is wrong with it.
+        checked entry by entry, and deleted only if something is wrong with it. Files go in `resume`: before
+        that the caller must see to it that the checkpoint vouches for none of them.
         """
         notes: list[str] = []
         marked = self._trusted(mark)
@@ -226,7 +229,7 @@ class IndexService:
             file = IndexFile(self._files, path, self.slots, self.capacity)
             if marked is not None and mark is not None and path >= marked.path:
                 if path > marked.path:
-                    self._files.delete(path)  # made behind the mark
+                    self._doomed.append(path)  # made behind the mark
                     continue
                 file, good = marked, True
                 if file.full and file.slots_lack < file.count:
@@ -247,7 +250,7 @@ class IndexService:
         names = self._files.disk.listdir(self._directory)
         for name in names:
             if name.isdigit() and name >= os.path.basename(self.files[-1].path):
-                self._files.delete(os.path.join(self._directory, name))
+                self._doomed.append(os.path.join(self._directory, name))
         self.files.pop()
         return notes, self.enabled
 
@@ -261,6 +264,10 @@ class IndexService:
 
     def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
         """Make the newest file writable; entries of records at or behind `cut_at` are forgotten first."""
+        for path in self._doomed:
+            self._files.delete(path)
+            self._new_names = True  # they must not come back with a power failure
+        self._doomed.clear()
         if cut_at is not None:
             while self.files and (self.files[-1].count == 1 or self.files[-1].begin_position >= cut_at):
                 self._files.delete(self.files.pop().path)
