@@ -106,6 +106,23 @@ def test_a_topic_deleted_since_is_no_loss(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_file_that_has_expired_since_is_no_loss(tmp_path: Path) -> None:
+    """At the mark the queue ended with the file, so nothing is left of what it held then."""
+    store = start(tmp_path)
+    for number in range(100):  # a whole file
+        send(store, b"%d" % number)
+    send(store, topic="Other")
+    assert store.upkeep.settle_all(slots=False)
+    send(store, b"100")
+    store.queues.write_dirty()
+    store.crash()
+    (tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}").unlink()
+    store = start(tmp_path)
+    assert not any("have lost" in note for note in store.recovered.notes)
+    assert everything(store)[-1] == b"100"
+    store.close()
+
+
 async def test_a_topic_whose_deletion_was_under_way_at_the_mark_is_no_loss(tmp_path: Path) -> None:
     killed(tmp_path)
     disk = FaultyDisk(really_sync=False)

@@ -115,21 +115,26 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
 
 def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_moves(tmp_path: Path) -> None:
     """Its units would come back to life, for the checkpoint covers their positions by then."""
-    store = start(tmp_path, FaultyDisk(really_sync=False))
-    for number in range(110):  # two queue files
+    large = {"mapped_file_size_commit_log": 16 << 20}  # the smallest that are not walked as a whole
+    store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(START_MS), **large)
+    for number in range(100):  # a whole queue file
+        send(store, b"%d" % number)
+    assert store.upkeep.settle_all(slots=False)
+    end = store.log.end
+    for number in range(10):  # of these only the units get onto the device
         send(store, b"%d" % number)
     store.queues.write_dirty()
     store.crash()
-    with open(tmp_path / "commitlog" / f"{0:020d}", "r+b") as file:  # from the last records nothing is left
-        file.truncate(store.log.end // 2)
-        file.truncate(64 << 10)
+    with open(tmp_path / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.truncate(end)
+        file.truncate(16 << 20)
     disk = FaultyDisk(really_sync=False)
     steps: list[tuple[str, str]] = []
     disk.before = lambda operation, path: steps.append((operation, path))
-    store = start(tmp_path, disk)
+    store = open_store(tmp_path, disk, ManualClock(START_MS), **large)
     queue = str(tmp_path / "consumequeue" / "T" / "0")
     gone = steps.index(("unlink", f"{queue}/{2000:020d}"))
     checkpoint = max(place for place, step in enumerate(steps) if step[1].endswith("/checkpoint"))
     assert gone < steps.index(("fsync_dir", queue), gone) < checkpoint
-    assert everything(store) == [b"%d" % number for number in range(store.max_offset("T", 0))]
+    assert everything(store) == [b"%d" % number for number in range(100)]
     store.close()

@@ -112,6 +112,11 @@ class ConsumeQueue(_Touched):
             self._last_base, self._last_path = base, os.path.join(self.path, file_name(base))
         return self._last_path
 
+    @property
+    def begin(self) -> int:
+        """Offset at which its files begin. Units before it are expired, and have been there."""
+        return self.positions[0] // UNIT if self.positions else 0
+
     # -- writing ----------------------------------------------------------------------------------
 
     def push(self, physical: int, size: int, tags_code: int, offset: int) -> None:

@@ -83,8 +83,8 @@ class QueueTable:
 
     @property
     def ends(self) -> int:
-        """Sum of the maximum offsets of all queues."""
-        return sum(queue.max_offset for queue in self)
+        """Sum of the maximum offsets of all queues, as far as their files tell."""
+        return sum(queue.max_offset or queue.begin for queue in self)
 
     # -- writing ----------------------------------------------------------------------------------
 
