@@ -102,9 +102,7 @@ class ConsumeQueue(_Touched):
         self.damaged = False  # units have certainly been lost from its files
         self.tidy = False  # nothing but zeros lay behind the end when the files were loaded
         self.unsynced_files: set[int] = set()
-        self.new_names = (
-            False  # files or directories have been made, or files deleted, and that is not synced
-        )
+        self.new_names = False  # names made or deleted since the directories were last synced
 
     def path_of(self, base: int) -> str:
         """Path of the file that starts at a position; that of the last one asked for is kept."""
