@@ -120,18 +120,9 @@ class Writer:
             log.warning("%d ticks were not flushed within %g s", self._flushes, timeout_s)
 
     def _answer(self, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
-        if sends:
-            ok = self.replies.ok
-            answered = sends[0][0]
-            lot: list[bytes] = []
-            # Senders that pipeline stand together: one hand-over for each run of theirs.
-            for connection, opaque, physical_offset, queue_id, queue_offset in sends:
-                if connection is not answered:
-                    answered.answer(lot)
-                    answered = connection
-                    lot = []
-                lot.append(ok(opaque, physical_offset, queue_id, queue_offset))
-            answered.answer(lot)
+        ok = self.replies.ok
+        for connection, opaque, physical_offset, queue_id, queue_offset in sends:
+            connection.write(ok(opaque, physical_offset, queue_id, queue_offset))
         for outcome in outcomes:
             outcome(SUCCESS, None)
 

@@ -5,8 +5,8 @@ and frames are handled where they lie. A frame that is not complete yet leaves i
 in front of the next read; one longer than TAIL_LIMIT gets a buffer of its own, which grows with what really
 arrived (a length word alone costs nothing) and is dropped with the frame.
 
-Writing. `write` queues; the tick (see tick.py) sends everything queued in one transport write. Answers that
-are formatted when the tick ends (`answer`) need not queue.
+Writing. `write` queues; the tick (see tick.py) sends everything queued at once: by one write of the
+transport, or past it, together with what other connections have queued.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting.calls import CallTable
 from cometmq.remoting.dispatch import Shortcut
 from cometmq.remoting.limits import Limits
+from cometmq.remoting.ring import Bytes
 from cometmq.remoting.tick import Tick
 
 log = logging.getLogger(__name__)
-
-Bytes = bytes | bytearray | memoryview
 
 TAIL_LIMIT = 64 * 1024
 # Up to here queued replies are joined; larger lots are handed over as they are, without one more copy.
@@ -52,7 +51,7 @@ class Connection(asyncio.BufferedProtocol):
         "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_idle_since", "_limits",
         "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_reading", "_resuming", "_scratch",
         "_sent_bytes", "_shortcuts", "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport",
-        "_write_paused", "addr", "closed", "peer", "peer_host", "state",
+        "_write_paused", "addr", "closed", "fd", "peer", "peer_host", "state",
     )  # fmt: skip
 
     def __init__(
@@ -85,13 +84,14 @@ class Connection(asyncio.BufferedProtocol):
         self._ending = False  # nothing more is read; closes after this tick
         self._out: list[Bytes] = []
         self._out_bytes = 0
-        self._sent_bytes = 0  # handed to the transport so far
+        self._sent_bytes = 0  # handed to the transport so far (what passes it does not count)
         self._write_paused = False
         self._stalled_at = 0.0
         self._stalled_sent = 0
         self._active = True
         self._idle_since = self._loop.time()
         self.closed = False
+        self.fd = -1  # the socket, if the tick may send to it past the transport
         self.addr = addr
         self.peer = ""
         self.peer_host = b""
@@ -112,19 +112,6 @@ class Connection(asyncio.BufferedProtocol):
         out.append(data)
         self._out_bytes += len(data)
 
-    def answer(self, lot: list[bytes]) -> None:
-        """`write` of one or more whole frames, the last of the tick: they leave at once, unless others wait
-        before them."""
-        transport = self._transport
-        if self._out or self._write_paused or self.closed or transport is None or transport.is_closing():
-            for data in lot:
-                self.write(data)
-            return
-        data = b"".join(lot) if len(lot) > 1 else lot[0]
-        self._active = True
-        self._sent_bytes += len(data)
-        transport.write(data)
-
     def respond(
         self,
         request: Frame,
@@ -137,6 +124,31 @@ class Connection(asyncio.BufferedProtocol):
         """Answer `request` (nothing for a oneway one)."""
         if not request.flag & 2:
             self.write(encode_frame(request.response(code, remark, ext=ext, body=body)))
+
+    def take(self) -> Bytes | None:
+        """What is queued, for the tick to send to `fd`. None: leave it to `flush`, for it is long, or the
+        transport has bytes that go before it."""
+        transport = self._transport
+        if (
+            self.fd < 0
+            or self._out_bytes > JOIN_LIMIT
+            or transport is None
+            or transport.is_closing()
+            or transport.get_write_buffer_size()
+        ):
+            return None
+        out = self._out
+        lot = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self._out_bytes = 0
+        self._active = True
+        return lot
+
+    def send_rest(self, rest: Bytes) -> None:
+        """Send what `fd` did not take of the bytes from `take`."""
+        if self._transport is not None:
+            self._sent_bytes += len(rest)
+            self._transport.write(rest)
 
     def flush(self) -> None:
         """Send what is queued now. The tick does it; call it only before blocking work."""
@@ -243,6 +255,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The loop connected us."""
         self._transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and transport.get_extra_info("sslcontext") is None:
+            self.fd = sock.fileno()
         name = transport.get_extra_info("peername")
         self.peer, self.peer_host = describe_peer(name)
         if not self.addr:

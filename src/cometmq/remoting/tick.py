@@ -2,26 +2,36 @@
 
 Every connection that handled frames or has something to send asks for a tick. It runs after the reads of this
 loop iteration: first the owner's callbacks (the broker writes its records to disk and answers them), then
-every connection with queued replies sends them in one write.
+every connection with queued replies sends them in one write, and many connections in one system call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from typing import Protocol
 
+from cometmq.remoting.ring import ENTRIES, Bytes, SendRing
+
 log = logging.getLogger(__name__)
 
-
 SCRATCH_SIZE = 256 * 1024
+# From so many connections on, one system call for all costs less than one for each.
+FEWEST_FOR_RING = 8
 
 
 class Flushable(Protocol):
-    """A connection, as far as the tick knows it."""
+    """A connection, as far as the tick knows it; see there."""
+
+    fd: int
 
     def flush(self) -> None: ...
+
+    def take(self) -> Bytes | None: ...
+
+    def send_rest(self, rest: Bytes) -> None: ...
 
 
 class Tick:
@@ -31,12 +41,14 @@ class Tick:
     before the next. `scheduled`: a tick will end, there is no need to ask for one.
     """
 
-    __slots__ = ("_callbacks", "_dirty", "_loop", "scheduled", "scratch")
+    __slots__ = ("_callbacks", "_dirty", "_fewest_for_ring", "_loop", "_ring", "scheduled", "scratch")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._callbacks: list[Callable[[], None]] = []
         self._dirty: list[Flushable] = []
+        self._ring: SendRing | None = None
+        self._fewest_for_ring = FEWEST_FOR_RING
         self.scheduled = False
         self.scratch = memoryview(bytearray(SCRATCH_SIZE))
 
@@ -74,8 +86,44 @@ class Tick:
                 log.exception("a callback at the end of the tick failed")
         dirty = self._dirty
         self._dirty = []
-        for connection in dirty:
-            connection.flush()
+        if len(dirty) < self._fewest_for_ring:
+            for connection in dirty:
+                connection.flush()
+        else:
+            self._flush_by_ring(dirty)
         self.scheduled = False
         if self._dirty:  # written while others were flushed, by a close callback for instance
             self.schedule()
+
+    def _flush_by_ring(self, dirty: list[Flushable]) -> None:
+        try:
+            ring = self._ring = self._ring or SendRing()
+        except OSError as error:
+            log.info("answers to many connections take a system call for each: %s", error)
+            self._fewest_for_ring = sys.maxsize
+            for connection in dirty:
+                connection.flush()
+            return
+        for at in range(0, len(dirty), ENTRIES):
+            _send_all(dirty[at : at + ENTRIES], ring)
+
+
+def _send_all(connections: list[Flushable], ring: SendRing) -> None:
+    """Send what at most ENTRIES connections have queued."""
+    sent: list[Flushable] = []
+    fds: list[int] = []
+    lots: list[Bytes] = []
+    others: list[Flushable] = []
+    for connection in connections:
+        lot = connection.take()
+        if lot is None:
+            others.append(connection)
+        elif lot:  # else it was flushed before its turn
+            sent.append(connection)
+            fds.append(connection.fd)
+            lots.append(lot)
+    for at, taken in ring.send(fds, lots):
+        sent[at].send_rest(lots[at][taken:])
+    # These come last: what a flush leads to may close a connection, and its descriptor must not be ours then.
+    for connection in others:
+        connection.flush()
