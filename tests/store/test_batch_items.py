@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import accumulate
 
 import pytest
 from hypothesis import example, given
@@ -12,8 +13,8 @@ from tests.store.kit import HOST, START_MS, committed, open_store, small
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
 from cometmq.protocol.properties import decode_properties, java_hash, tags_code
-from cometmq.protocol.record import decode_record
-from cometmq.store.batch_append import batch_columns
+from cometmq.protocol.record import HEADS, MAGIC_V1, SYS_FLAG_AT, decode_record, encode_into
+from cometmq.store.batch_items import Alike, Frame, Mixed, batch_items
 from cometmq.store.keys import (
     code_and_key,
     codes_and_keys,
@@ -35,29 +36,35 @@ ITEMS = st.lists(
 )
 
 
+FRAME = Frame(HEADS[8, 8], MAGIC_V1, 5, 77, (0, START_MS, HOST, START_MS + 1, HOST, 3, 0), b"\x05Topic")
+
+
+def columns(data, extra=b""):
+    """Flags, bodies and properties of a batch."""
+    found = batch_items(data, extra)
+    flags = [found.flag] * len(found.bodies) if isinstance(found, Alike) else found.flags
+    return flags, found.bodies, found.properties()
+
+
+def rows(data):
+    return list(zip(*columns(data), strict=True))
+
+
+def joined(properties, extra):
+    return properties + (b"\x02" if extra and properties and properties[-1] != 2 else b"") + extra
+
+
 @given(ITEMS, st.sampled_from([b"", b"CLUSTER\x01c"]))
 def test_items_of_a_batch_get_the_properties_of_the_request(items, extra):
     data = encode_batch(items)
     if not items:
         with pytest.raises(StoreRefused, match="empty"):
-            batch_columns(data, extra)
+            batch_items(data, extra)
         return
-    found = batch_columns(memoryview(data), extra)
+    found = columns(memoryview(data), extra)
     for flag, body, properties, item in zip(*found, iter_batch(data), strict=True):
         assert (flag, body) == (item.flag, item.body)
-        joint = b"\x02" if extra and item.properties and item.properties[-1] != 2 else b""
-        assert properties == item.properties + joint + extra
-
-
-@given(st.lists(st.tuples(st.binary(min_size=3, max_size=3), st.binary(min_size=4, max_size=4)), min_size=1))
-def test_items_of_one_form_are_cut_like_any(parts):
-    items = [(number, body, text) for number, (body, text) in enumerate(parts)]
-    assert list(zip(*batch_columns(encode_batch(items), b""), strict=True)) == items
-
-
-def test_items_of_one_size_need_not_be_of_one_form():
-    items = [(1, b"abc", b"k\x01v\x02"), (2, b"abcde", b"k\x01"), (3, b"ab", b"k\x01vw\x02")]
-    assert list(zip(*batch_columns(encode_batch(items), b""), strict=True)) == items
+        assert properties == joined(item.properties, extra)
 
 
 @given(ITEMS.filter(len), st.data())
@@ -73,10 +80,10 @@ def test_a_damaged_batch_is_refused_exactly_when_the_careful_reader_refuses_it(i
     except BodyError as error:
         problem = str(error)
     if problem is None:
-        assert list(zip(*batch_columns(data, b""), strict=True)) == expected
+        assert rows(data) == expected
         return
     with pytest.raises(StoreRefused) as refusal:
-        batch_columns(data, b"")
+        batch_items(data, b"")
     assert refusal.value.remark == problem
 
 
@@ -141,6 +148,104 @@ def test_codes_and_keys_of_many_are_those_of_each(properties):
 
 KEY_PARTS = st.sampled_from([b"a", b"b", b"\x01", b"\x02", b" ", b"TAGS\x01", b"KEYS\x01k", b"UNIQ_KEY\x01x"])
 NINE_BYTES = st.lists(KEY_PARTS, min_size=1).map(lambda parts: b"".join(parts)[:9].ljust(9, b"z"))
+
+
+FRAMES = st.builds(
+    lambda magic, queue_id, offset, born_host, store_host, topic: Frame(
+        HEADS[len(born_host), len(store_host)], magic, queue_id, offset,
+        (0, START_MS, born_host, START_MS + 1, store_host, 3, 0), bytes([len(topic)]) + topic,
+    ),
+    st.sampled_from([MAGIC_V1]), st.integers(0, 2**31 - 1), st.integers(0, 2**62),
+    st.sampled_from([HOST, HOST + b"123456789012"]), st.sampled_from([HOST, HOST + b"123456789012"]),
+    st.sampled_from([b"T", b"Topic"]),
+)  # fmt: skip
+
+
+def records_are_those_of_the_careful_encoder(data, extra, frame):
+    """Whatever way a batch goes, and the codes and keys of its messages too."""
+    found = batch_items(data, extra)
+    sizes = found.sizes(frame.head.size + len(frame.topic) + 2)
+    positions = list(accumulate(sizes, initial=1000))
+    records = found.records(frame, sizes, positions[:-1])
+    _, born_ms, born_host, store_ms, store_host, reconsume_times, _ = frame.behind_position
+    items = list(iter_batch(bytes(data)))
+    texts = [joined(item.properties, extra) for item in items]
+    for number, (item, text) in enumerate(zip(items, texts, strict=True)):
+        expected = bytearray(sizes[number])
+        size = encode_into(
+            expected, 0, frame.topic[1:].decode(), item.body, text, flag=item.flag,
+            queue_id=frame.queue_id, queue_offset=frame.queue_offset + number,
+            physical_offset=positions[number], born_timestamp_ms=born_ms, born_host=born_host,
+            store_timestamp_ms=store_ms, store_host=store_host, reconsume_times=reconsume_times,
+        )  # fmt: skip
+        assert size == sizes[number]
+        got = bytearray(records[positions[number] - 1000 : positions[number] - 1000 + size])
+        got[SYS_FLAG_AT : SYS_FLAG_AT + 4] = expected[SYS_FLAG_AT : SYS_FLAG_AT + 4]  # the caller's matter
+        assert got == expected
+    assert len(records) == sum(sizes)
+    assert found.longest_properties == max(map(len, texts))
+    assert list(found.properties()) == texts
+    codes, keys = found.codes_and_keys()
+    assert list(codes) == [stored_tags_code(text) for text in texts]
+    assert keys is None or [[key] for key in keys] == [index_keys(text) for text in texts]
+    return found
+
+
+@given(ITEMS.filter(len), st.sampled_from([b"", b"CLUSTER\x01c"]), FRAMES)
+def test_records_of_any_batch(items, extra, frame):
+    records_are_those_of_the_careful_encoder(encode_batch(items), extra, frame)
+
+
+@given(
+    st.lists(st.tuples(st.binary(min_size=5, max_size=5), NINE_BYTES), min_size=1, max_size=6),
+    st.integers(-5, 5), PROPERTIES, PROPERTIES,
+    st.sampled_from([b"", b"CLUSTER\x01c", b"UNIQ_KEY\x01BATCH", b"KEYS\x01k", b"TAGS\x01t"]), FRAMES,
+)  # fmt: skip
+def test_records_of_a_batch_of_one_form(parts, flag, before, behind, extra, frame):
+    items = [(flag, body, before + b"\x02UNIQ_KEY\x01" + key + behind) for body, key in parts]
+    records_are_those_of_the_careful_encoder(encode_batch(items), extra, frame)
+
+
+ALIKE = [
+    (3, b"body%d" % number, b"A\x01b\x02UNIQ_KEY\x01%04d\x02WAIT\x01true" % number) for number in range(9)
+]
+
+
+def changed(number, flag=3, body=b"body9", text=b"A\x01b\x02UNIQ_KEY\x010009\x02WAIT\x01true"):
+    return [*ALIKE[:number], (flag, body, text), *ALIKE[number + 1 :]]
+
+
+@pytest.mark.parametrize("extra", [b"", b"CLUSTER\x01c"])
+def test_messages_that_differ_in_body_and_unique_key_alone_go_the_short_way(extra):
+    data = encode_batch(ALIKE)
+    assert isinstance(records_are_those_of_the_careful_encoder(data, extra, FRAME), Alike)
+    assert isinstance(records_are_those_of_the_careful_encoder(encode_batch(ALIKE[:1]), extra, FRAME), Alike)
+
+
+@pytest.mark.parametrize("number", [0, 4, 8])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flag": 4},
+        {"body": b"body"},
+        {"body": b"body99"},
+        {"text": b""},
+        {"text": b"A\x01c\x02UNIQ_KEY\x010009\x02WAIT\x01true"},
+        {"text": b"A\x01b\x02UNIQ_KEY\x010009\x02WAIT\x01trui"},
+        {"text": b"A\x01b\x02UNIQ_KEY\x0100\x029\x02WAIT\x01true"},
+        {"text": b"A\x01b\x02UNIQ_KEY\x0100009\x02WAIT\x01tru"},
+        {"text": b"A\x01b\x02UNIQ_KEY\x01009\x02WAIT\x01true", "body": b"body99"},
+        {"text": b"A\x01b\x02UNIQ_KEY\x010009\x02KEYS\x01true"},
+        {"text": b"A\x01b\x02UNIQ_KEZ\x010009\x02WAIT\x01true"},
+    ],
+)
+def test_any_other_difference_takes_the_long_way(number, change):
+    data = encode_batch(changed(number, **change))
+    assert isinstance(records_are_those_of_the_careful_encoder(data, b"CLUSTER\x01c", FRAME), Mixed)
+
+
+def test_a_unique_key_of_the_request_takes_the_long_way():
+    assert isinstance(batch_items(encode_batch(ALIKE), b"UNIQ_KEY\x01BATCH"), Mixed)
 
 
 @given(st.lists(NINE_BYTES, min_size=1), PROPERTIES, PROPERTIES)

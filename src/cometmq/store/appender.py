@@ -6,7 +6,7 @@ Budget: 2 µs for a 1 KiB message, of which the header takes 0.3; the body is co
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
 
 import msgspec
@@ -61,10 +61,11 @@ class BatchRecords(NamedTuple):
     """That of the first; the others follow."""
     physical_offsets: list[int]
     sizes: list[int]
-    tags_codes: list[int]
+    tags_codes: Sequence[int]
     store_timestamp_ms: int
-    properties: Sequence[bytes]
-    keys: list[bytes] | None
+    properties: Callable[[], Sequence[bytes]]
+    """Makes them: mostly nobody asks."""
+    keys: Sequence[bytes] | None
     """What to index: of each record this key alone; None: the keys in its properties."""
 
 

@@ -74,11 +74,12 @@ def batch_visible(
     if watched is None or (queue.topic, queue.queue_id) in watched:
         arrivals += zip(
             repeat(queue.topic), repeat(queue.queue_id), range(offset + 1, behind + 1), codes,
-            repeat(store_ms), properties,
+            repeat(store_ms), properties(),
         )  # fmt: skip
     if index is not None:
-        index.take(
-            repeat(prefix, count), positions, repeat(store_ms, count), properties,
-            keys if keys is not None else repeat(None, count),
-        )  # fmt: skip
+        prefixes, times = repeat(prefix, count), repeat(store_ms, count)
+        if keys is None:
+            index.take(prefixes, positions, times, properties(), repeat(None, count))
+        else:
+            index.take(prefixes, positions, times, repeat(b"", count), keys)
     return count

@@ -23,7 +23,7 @@ from cometmq.store.clock import Clock
 from cometmq.store.config import StoreConfig
 from cometmq.store.files import StoreFiles
 from cometmq.store.index_file import IndexFile, IntArray
-from cometmq.store.keys import behind_prefix, hash_equal, hash_keys
+from cometmq.store.keys import UNIQUE_KEY, behind_prefix, hash_equal, hash_keys
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class IndexService:
         keys: Iterable[Keys],
     ) -> None:
         """Index dispatched records, in the order of their positions, given in columns (see `Pending`); their
-        keys wait until `settle`."""
+        keys wait until `settle`. Properties count only where no keys are given."""
         waiting = self._waiting
         waiting.prefixes += prefixes
         waiting.positions += positions
@@ -316,11 +316,8 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     hashes = hash_equal(given) if set(map(type, given)) == {bytes} else None
     if hashes is None:
         # Callers that know the keys hand them over; in the form of properties they all go one way.
-        texts = [
-            text if keys is None or isinstance(keys, bytes) else b"KEYS\x01" + " ".join(keys).encode()
-            for text, keys in zip(properties, given, strict=True)
-        ]
-        hashes, lengths, owners = hash_keys(texts)
+        texts = map(_as_properties, properties, given)
+        hashes, lengths, owners = hash_keys(list(texts))
         prefixes, positions, times = prefixes[owners], positions[owners], times[owners]
     else:
         lengths = np.full(len(given), len(given[0]), np.int64)
@@ -328,3 +325,10 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     absolute = np.abs(whole.view(np.int32).astype(np.int64))
     absolute[absolute > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
     return absolute, positions, times
+
+
+def _as_properties(properties: bytes, keys: Keys) -> bytes:
+    """A string of properties with the keys of a record."""
+    if keys is None:
+        return properties
+    return UNIQUE_KEY + keys if isinstance(keys, bytes) else b"KEYS\x01" + " ".join(keys).encode()
