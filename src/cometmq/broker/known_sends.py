@@ -53,7 +53,7 @@ _PARTS = re.compile(
 
 Parts = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
 Cut = Callable[["bytes | memoryview", int], tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]]
-"""Cuts a header, which begins at a place of a buffer: what stands before the born time, BORN included; parts."""
+"""Cuts the header at a place of a buffer: what stands before the born time, BORN included, and its parts."""
 # What the long way makes of a header, but for topic and queue id: flag, sys flag, reconsume times, the stored
 # properties before and behind the value of the unique key, tags code, whether the sender waits, whether the
 # unique key is the only key.
