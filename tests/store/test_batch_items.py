@@ -14,7 +14,7 @@ from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
 from cometmq.protocol.properties import decode_properties, java_hash, tags_code
 from cometmq.protocol.record import HEADS, MAGIC_V1, SYS_FLAG_AT, decode_record, encode_into
-from cometmq.store.batch_items import Alike, Frame, Mixed, batch_items
+from cometmq.store.batch_items import Alike, Common, Mixed, batch_items
 from cometmq.store.keys import (
     code_and_key,
     codes_and_keys,
@@ -36,7 +36,7 @@ ITEMS = st.lists(
 )
 
 
-FRAME = Frame(HEADS[8, 8], MAGIC_V1, 5, 77, (0, START_MS, HOST, START_MS + 1, HOST, 3, 0), b"\x05Topic")
+COMMON = Common(HEADS[8, 8], MAGIC_V1, 5, 77, (0, START_MS, HOST, START_MS + 1, HOST, 3, 0), b"\x05Topic")
 
 
 def columns(data, extra=b""):
@@ -150,8 +150,8 @@ KEY_PARTS = st.sampled_from([b"a", b"b", b"\x01", b"\x02", b" ", b"TAGS\x01", b"
 NINE_BYTES = st.lists(KEY_PARTS, min_size=1).map(lambda parts: b"".join(parts)[:9].ljust(9, b"z"))
 
 
-FRAMES = st.builds(
-    lambda magic, queue_id, offset, born_host, store_host, topic: Frame(
+COMMONS = st.builds(
+    lambda magic, queue_id, offset, born_host, store_host, topic: Common(
         HEADS[len(born_host), len(store_host)], magic, queue_id, offset,
         (0, START_MS, born_host, START_MS + 1, store_host, 3, 0), bytes([len(topic)]) + topic,
     ),
@@ -161,20 +161,20 @@ FRAMES = st.builds(
 )  # fmt: skip
 
 
-def records_are_those_of_the_careful_encoder(data, extra, frame):
+def records_are_those_of_the_careful_encoder(data, extra, common):
     """Whatever way a batch goes, and the codes and keys of its messages too."""
     found = batch_items(data, extra)
-    sizes = found.sizes(frame.head.size + len(frame.topic) + 2)
+    sizes = found.sizes(common.head.size + len(common.topic) + 2)
     positions = list(accumulate(sizes, initial=1000))
-    records = found.records(frame, sizes, positions[:-1])
-    _, born_ms, born_host, store_ms, store_host, reconsume_times, _ = frame.behind_position
+    records = found.records(common, sizes, positions[:-1])
+    _, born_ms, born_host, store_ms, store_host, reconsume_times, _ = common.behind_position
     items = list(iter_batch(bytes(data)))
     texts = [joined(item.properties, extra) for item in items]
     for number, (item, text) in enumerate(zip(items, texts, strict=True)):
         expected = bytearray(sizes[number])
         size = encode_into(
-            expected, 0, frame.topic[1:].decode(), item.body, text, flag=item.flag,
-            queue_id=frame.queue_id, queue_offset=frame.queue_offset + number,
+            expected, 0, common.topic[1:].decode(), item.body, text, flag=item.flag,
+            queue_id=common.queue_id, queue_offset=common.queue_offset + number,
             physical_offset=positions[number], born_timestamp_ms=born_ms, born_host=born_host,
             store_timestamp_ms=store_ms, store_host=store_host, reconsume_times=reconsume_times,
         )  # fmt: skip
@@ -191,19 +191,19 @@ def records_are_those_of_the_careful_encoder(data, extra, frame):
     return found
 
 
-@given(ITEMS.filter(len), st.sampled_from([b"", b"CLUSTER\x01c"]), FRAMES)
-def test_records_of_any_batch(items, extra, frame):
-    records_are_those_of_the_careful_encoder(encode_batch(items), extra, frame)
+@given(ITEMS.filter(len), st.sampled_from([b"", b"CLUSTER\x01c"]), COMMONS)
+def test_records_of_any_batch(items, extra, common):
+    records_are_those_of_the_careful_encoder(encode_batch(items), extra, common)
 
 
 @given(
     st.lists(st.tuples(st.binary(min_size=5, max_size=5), NINE_BYTES), min_size=1, max_size=6),
     st.integers(-5, 5), PROPERTIES, PROPERTIES,
-    st.sampled_from([b"", b"CLUSTER\x01c", b"UNIQ_KEY\x01BATCH", b"KEYS\x01k", b"TAGS\x01t"]), FRAMES,
+    st.sampled_from([b"", b"CLUSTER\x01c", b"UNIQ_KEY\x01BATCH", b"KEYS\x01k", b"TAGS\x01t"]), COMMONS,
 )  # fmt: skip
-def test_records_of_a_batch_of_one_form(parts, flag, before, behind, extra, frame):
+def test_records_of_a_batch_of_one_form(parts, flag, before, behind, extra, common):
     items = [(flag, body, before + b"\x02UNIQ_KEY\x01" + key + behind) for body, key in parts]
-    records_are_those_of_the_careful_encoder(encode_batch(items), extra, frame)
+    records_are_those_of_the_careful_encoder(encode_batch(items), extra, common)
 
 
 ALIKE = [
@@ -218,8 +218,8 @@ def changed(number, flag=3, body=b"body9", text=b"A\x01b\x02UNIQ_KEY\x010009\x02
 @pytest.mark.parametrize("extra", [b"", b"CLUSTER\x01c"])
 def test_messages_that_differ_in_body_and_unique_key_alone_go_the_short_way(extra):
     data = encode_batch(ALIKE)
-    assert isinstance(records_are_those_of_the_careful_encoder(data, extra, FRAME), Alike)
-    assert isinstance(records_are_those_of_the_careful_encoder(encode_batch(ALIKE[:1]), extra, FRAME), Alike)
+    assert isinstance(records_are_those_of_the_careful_encoder(data, extra, COMMON), Alike)
+    assert isinstance(records_are_those_of_the_careful_encoder(encode_batch(ALIKE[:1]), extra, COMMON), Alike)
 
 
 @pytest.mark.parametrize("number", [0, 4, 8])
@@ -241,7 +241,7 @@ def test_messages_that_differ_in_body_and_unique_key_alone_go_the_short_way(extr
 )
 def test_any_other_difference_takes_the_long_way(number, change):
     data = encode_batch(changed(number, **change))
-    assert isinstance(records_are_those_of_the_careful_encoder(data, b"CLUSTER\x01c", FRAME), Mixed)
+    assert isinstance(records_are_those_of_the_careful_encoder(data, b"CLUSTER\x01c", COMMON), Mixed)
 
 
 def test_a_unique_key_of_the_request_takes_the_long_way():

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from cometmq.protocol.record import BLANK_SIZE, head_of
 from cometmq.store.appender import PROPERTIES_MAX, Appender, BatchRecords, illegal_number, no_segment
-from cometmq.store.batch_items import Frame, Items, batch_items
+from cometmq.store.batch_items import Common, Items, batch_items
 from cometmq.store.clock import Clock
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.queue_table import QueueTable
@@ -54,9 +54,9 @@ class BatchAppender:
         positions = list(accumulate(sizes, initial=log.next))
         after = positions.pop()
         rest = (sys_flag, born_ms, born_host, now, host, reconsume_times, 0)
-        frame = Frame(head, queue.magic, queue_id, offset, rest, topic_bytes)
+        common = Common(head, queue.magic, queue_id, offset, rest, topic_bytes)
         try:
-            log.view[place : place + total] = items.records(frame, sizes, positions)
+            log.view[place : place + total] = items.records(common, sizes, positions)
         except struct.error as problem:
             raise illegal_number(problem) from None
         log.used += total

@@ -37,12 +37,9 @@ _SHORT_HEADS = {
     head.size: struct.Struct(f">iiiiiqq{head.size - SYS_FLAG_AT - 4}si") for head in HEADS.values()
 }
 
-Columns = tuple[Sequence[int], Sequence[bytes], Sequence[bytes]]
-"""The messages of a batch: flags, bodies, properties."""
 
-
-class Frame(NamedTuple):
-    """What surrounds body and properties of all records of a batch, given in the order of a record."""
+class Common(NamedTuple):
+    """What the records of a batch have in common, in the order of a record."""
 
     head: struct.Struct
     magic: int
@@ -81,15 +78,15 @@ class Alike(NamedTuple):
         """Tags codes, and unique keys if those are the only keys."""
         return [self.code] * len(self.keys), self.keys
 
-    def records(self, frame: Frame, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
+    def records(self, common: Common, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
         """The records. Raises struct.error for a number that does not fit."""
         body_length = len(self.bodies[0])
-        head = frame.head.pack(
-            sizes[0], frame.magic, 0, frame.queue_id, self.flag, 0, 0, *frame.behind_position, body_length
+        head = common.head.pack(
+            sizes[0], common.magic, 0, common.queue_id, self.flag, 0, 0, *common.behind_position, body_length
         )
-        middle = frame.topic + _length(self.longest_properties) + self.before
+        middle = common.topic + _length(self.longest_properties) + self.before
         pack = _alike_record(len(head), body_length, len(middle), len(self.keys[0]), len(self.behind))
-        offset = frame.queue_offset
+        offset = common.queue_offset
         return b"".join(
             map(
                 pack, repeat(head[:BODY_CRC_AT]), checksums(self.bodies),
@@ -121,15 +118,15 @@ class Mixed(NamedTuple):
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
         return codes_and_keys(self.texts)
 
-    def records(self, frame: Frame, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
-        head, offset = frame.head, frame.queue_offset
-        rest = head.pack(0, 0, 0, 0, 0, 0, 0, *frame.behind_position, 0)[SYS_FLAG_AT:-4]
+    def records(self, common: Common, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
+        head, offset = common.head, common.queue_offset
+        rest = head.pack(0, 0, 0, 0, 0, 0, 0, *common.behind_position, 0)[SYS_FLAG_AT:-4]
         heads = map(
-            _SHORT_HEADS[head.size].pack, sizes, repeat(frame.magic), checksums(self.bodies),
-            repeat(frame.queue_id), self.flags, range(offset, offset + len(sizes)), positions, repeat(rest),
+            _SHORT_HEADS[head.size].pack, sizes, repeat(common.magic), checksums(self.bodies),
+            repeat(common.queue_id), self.flags, range(offset, offset + len(sizes)), positions, repeat(rest),
             map(len, self.bodies),
         )  # fmt: skip
-        tails = {length: frame.topic + _length(length) for length in set(map(len, self.texts))}
+        tails = {length: common.topic + _length(length) for length in set(map(len, self.texts))}
         middles = map(tails.__getitem__, map(len, self.texts))
         return b"".join(chain.from_iterable(zip(heads, self.bodies, middles, self.texts, strict=True)))
 
