@@ -215,27 +215,20 @@ async def test_no_more_headers_are_kept_than_there_is_room_for(ways, monkeypatch
 
 async def test_headers_of_one_length_that_are_cut_elsewhere_are_known_beside_each_other(ways, monkeypatch):
     monkeypatch.setattr(known_sends, "MOST_CUTS", 2)
-    headers = [
-        (HEADER.replace("TAGS\\u0001A", f"TAGS\\u0001{'A' * length}"), number)
-        for length, number in ((1, 99_991), (2, 9_991), (3, 991))
-    ]
-
-    def learn(template, number):
+    templates = [HEADER.replace("TAGS\\u0001A", f"TAGS\\u0001{'A' * length}") for length in (1, 2, 3)]
+    numbers = (99_991, 9_991, 991)
+    for template, number in zip(templates, numbers, strict=True):
         for one in range(2):
             ways.long(filled(template, BORN + one, f"{one:032X}", number + one))
-
-    def known():
-        """Which of them are; asked for in this order."""
-        return [ways.short(filled(template, opaque=number)) is not None for template, number in headers]
-
-    learn(*headers[0])
-    learn(*headers[1])
-    for template, number in headers[1], headers[0]:
-        assert ways.short(filled(template, opaque=number)) == ways.long(filled(template, opaque=number))
-    learn(*headers[2])
-    assert known() == [True, False, True]  # what has not served for longest made room
-    learn(*headers[1])
-    assert known() == [False, True, True]
+    found = [
+        ways.short(filled(template, opaque=number))
+        for template, number in zip(templates, numbers, strict=True)
+    ]
+    assert found[2] is None
+    assert found[:2] == [
+        ways.long(filled(template, opaque=number))
+        for template, number in list(zip(templates, numbers, strict=True))[:2]
+    ]
 
 
 async def test_headers_whose_first_parts_alone_differ_in_meaning_are_known_beside_each_other(ways):

@@ -33,7 +33,7 @@ from cometmq.store.refusal import StoreRefused
 
 # Headers kept: 2,000 topics of 10 queues.
 MOST_KNOWN = 20_000
-MOST_CUTS = 8  # ways to cut headers of one length, the one that served last in front
+MOST_CUTS = 8  # ways to cut headers of one length
 # So many headers are looked at in vain before nothing is learnt for so many messages: of senders whose other
 # properties differ by message, for instance. Looking costs 2 µs, which makes 0.25 µs a message. Nearly as
 # many queues, written to in turn, are learnt without a rest.
@@ -52,8 +52,7 @@ _PARTS = re.compile(
 )
 
 Parts = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
-Cut = Callable[["bytes | memoryview", int], tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]]
-"""Cuts the header at a place of a buffer: what stands before the born time, BORN included, and its parts."""
+Cut = Callable[[bytes], Parts]
 # What the long way makes of a header, but for topic and queue id: flag, sys flag, reconsume times, the stored
 # properties before and behind the value of the unique key, tags code, whether the sender waits, whether the
 # unique key is the only key.
@@ -86,10 +85,10 @@ class KnownSends:
         self._queues = queues
         self._sent = writer.sent
         self._forms = forms
-        # How to cut headers, by their length.
+        # How to cut what follows BORN into its parts, by its length: the ways that have come so far.
         self._cuts: dict[int, list[Cut]] = {}
         # By the three parts of it that stay the same: what is made of such headers (mostly one thing), and
-        # for that their queues by what stands before the born time.
+        # for that their queues by what stands before BORN.
         self._known: dict[tuple[bytes, bytes, bytes], dict[Made, dict[bytes, ConsumeQueue]]] = {}
         self._count = 0
         self._seen: set[tuple[bytes, ...]] = set()
@@ -108,17 +107,14 @@ class KnownSends:
     def take(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
         """Handle a send whose header lies in buffer[start:end] and its body in buffer[end:stop]. False:
         nothing has happened, the long way must see to it."""
-        cuts = self._cuts.get(end - start, [])
-        for cut in cuts:
-            head, born, first, unique, second, opaque, third = cut(buffer, start)
+        head, _, rest = buffer[start:end].tobytes().partition(BORN)
+        for cut in self._cuts.get(len(rest), ()):
+            born, first, unique, second, opaque, third = cut(rest)
             found = self._known.get((first, second, third))
             if found is not None:
                 break
         else:
             return False
-        if cut is not cuts[0]:
-            cuts.remove(cut)
-            cuts.insert(0, cut)
         for made, queues in found.items():
             queue = queues.get(head)
             if queue is not None:
@@ -182,14 +178,12 @@ class KnownSends:
             return False
         if self._count >= MOST_KNOWN:
             self.forget()
-        head += BORN
-        header = head + rest
-        cuts = self._cuts.setdefault(len(header), [])
-        if all(cut(header, 0) != (head, *parts) for cut in cuts):
+        cuts = self._cuts.setdefault(len(rest), [])
+        if all(cut(rest) != parts for cut in cuts):
             if len(cuts) >= MOST_CUTS:
-                cuts.pop()
-            divide = struct.Struct("".join(f"{len(part)}s" for part in (head, *parts))).unpack_from
-            cuts.insert(0, cast(Cut, divide))
+                return False
+            divide = struct.Struct("".join(f"{len(part)}s" for part in parts)).unpack
+            cuts.append(cast(Cut, divide))
         alike = self._known.setdefault((parts[1], parts[3], parts[5]), {})
         queues = alike.setdefault(cast(Made, (flag, sys_flag, *others)), {})
         self._count += head not in queues
