@@ -120,6 +120,21 @@ def test_signals_do_not_disturb_it(ring: SendRing) -> None:
     assert seen
 
 
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_what_the_system_does_not_take_is_told(
+    ring: SendRing, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """It may have no memory for a request, or none of us may enter any more."""
+    enter = ring._enter
+    with pairs(3) as (ours, peers):
+        monkeypatch.setattr(ring, "_enter", lambda submit, complete: enter(taken, taken) if taken else 0)
+        lots: list[Any] = [b"one", b"two", b"three"]
+        assert ring.send(fds(ours), lots) == [(at, 0) for at in range(taken, 3)]
+        monkeypatch.undo()
+        assert ring.send(fds(ours[taken:]), lots[taken:]) == []
+        assert [read(sock, len(lot)) for sock, lot in zip(peers, lots, strict=True)] == lots
+
+
 def test_its_file_is_closed_with_it(ring: SendRing) -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -247,6 +262,51 @@ async def test_one_that_closes_in_the_middle_harms_no_other(spy: type[Spy]) -> N
                 header, _ = await raw.read()
                 assert header["opaque"] == n
         await asyncio.gather(*(raw.ask(ECHO, 7) for n, raw in enumerate(raws) if n % 4 and n not in (1, 2)))
+
+
+async def test_a_connection_that_is_flushed_and_written_to_again_keeps_its_order(spy: type[Spy]) -> None:
+    async with keeping() as (port, kept), peers(port, 12) as raws:
+        await ask_all(raws, kept)
+        for connection, request in kept:
+            connection.respond(request, 0, body=b"one")
+        for connection, request in kept[::2]:
+            connection.flush()
+            connection.respond(request, 0, body=b"two")
+            connection.respond(request, 0, body=b"three")
+        for n, raw in enumerate(raws):
+            bodies = [b"one", b"two", b"three"] if n % 2 == 0 else [b"one"]
+            assert [(await raw.read())[1] for _ in bodies] == bodies
+
+
+async def test_a_ring_that_fails_is_not_used_again(
+    spy: type[Spy], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rings: list[Spy] = []
+
+    class Failing(Spy):
+        def __init__(self) -> None:
+            super().__init__()
+            rings.append(self)
+
+        def send(self, fds: list[int], lots: list[Any]) -> list[tuple[int, int]]:
+            left = super().send(fds, lots)
+            if len(rings) == 1:
+                raise MemoryError
+            return left
+
+    monkeypatch.setattr(tick, "SendRing", Failing)
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    async with keeping() as (port, kept), peers(port, 12) as raws:
+        for _ in range(2):
+            kept.clear()
+            await ask_all(raws, kept)
+            for connection, request in kept:
+                connection.respond(request, 0)
+            for n, raw in enumerate(raws):
+                assert (await raw.read())[0]["opaque"] == n
+    assert len(rings) == 2
+    assert [type(context["exception"]) for context in seen] == [MemoryError]
 
 
 async def test_without_io_uring_the_transports_write(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +12,7 @@ from tests.store.kit import HOST, START_MS, committed, open_store, small
 
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
+from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties import decode_properties, java_hash, tags_code
 from cometmq.protocol.record import HEADS, MAGIC_V1, SYS_FLAG_AT, decode_record, encode_into
 from cometmq.store.batch_items import Alike, Common, Mixed, batch_items
@@ -43,7 +44,7 @@ def columns(data, extra=b""):
     """Flags, bodies and properties of a batch."""
     found = batch_items(data, extra)
     flags = [found.flag] * len(found.bodies) if isinstance(found, Alike) else found.flags
-    return flags, found.bodies, found.properties()
+    return flags, found.bodies, found.properties()()
 
 
 def rows(data):
@@ -184,7 +185,7 @@ def records_are_those_of_the_careful_encoder(data, extra, common):
         assert got == expected
     assert len(records) == sum(sizes)
     assert found.longest_properties == max(map(len, texts))
-    assert list(found.properties()) == texts
+    assert list(found.properties()()) == texts
     codes, keys = found.codes_and_keys()
     assert list(codes) == [stored_tags_code(text) for text in texts]
     assert keys is None or [[key] for key in keys] == [index_keys(text) for text in texts]
@@ -291,5 +292,43 @@ def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp
     assert [decode_record(record).body for record in found] == [b"0", b"1", b"2"]
     assert decode_record(found[0]).properties["UNIQ_KEY"] == "BATCH"
     assert store.query_by_key("T", "ITEM0", 32, 0, START_MS + 1) == []
+    store.close()
+    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+
+
+def test_messages_of_batches_with_keys_of_any_length_are_found(tmp_path):
+    store = open_store(tmp_path)
+    groups = [["a1", "a2"], ["bb1", "bb2"], ["é1", "é2"], ["c"]]
+    for keys in groups:
+        items = [(0, key.encode(), b"UNIQ_KEY\x01" + key.encode()) for key in keys]
+        store.append_batch(
+            "T", 0, encode_batch(items), b"CLUSTER\x01c", born_timestamp_ms=START_MS, born_host=HOST
+        )
+    committed(store.commit())
+    for key in chain.from_iterable(groups):
+        found = store.query_by_key("T", key, 32, 0, START_MS + 1)
+        assert [decode_record(record).body for record in found] == [key.encode()]
+    store.close()
+    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+
+
+def test_a_batch_of_one_form_is_refused_whole_when_properties_grow_too_long(tmp_path):
+    store = open_store(tmp_path)
+    data = encode_batch([(0, b"x", b"UNIQ_KEY\x010000")])
+    for length, refused in (
+        (32_767 - len("UNIQ_KEY 0000 A "), False),
+        (32_767 - len("UNIQ_KEY 0000 A"), True),
+    ):
+        extra = b"A\x01" + b"y" * length
+        assert isinstance(batch_items(data, extra), Alike)
+        if refused:
+            before = store.log.next
+            with pytest.raises(StoreRefused) as refusal:
+                store.append_batch("T", 0, data, extra, born_timestamp_ms=START_MS, born_host=HOST)
+            assert refusal.value.response_code == ResponseCode.MESSAGE_ILLEGAL
+            assert store.log.next == before
+        else:
+            store.append_batch("T", 0, data, extra, born_timestamp_ms=START_MS, born_host=HOST)
+    committed(store.commit())
     store.close()
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []

@@ -269,6 +269,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
         """The connection is gone, whoever closed it."""
         self.closed = True
+        self.fd = -1
         self._out.clear()
         self._buf = None
         self._tail = b""

@@ -18,8 +18,8 @@ Bytes = bytes | bytearray | memoryview
 
 ENTRIES = 256  # sends of one system call, at most
 
-# Names, numbers and layouts of linux/io_uring.h. The two calls have the same number on every processor that
-# Python has wheels for.
+# Names, numbers and layouts of linux/io_uring.h. The two calls have the same numbers on all processors that
+# Python has wheels for. Where numbers begin with their high byte the flag below is refused: there is no ring.
 IO_URING_SETUP = 425
 IO_URING_ENTER = 426
 IORING_SETUP_SUBMIT_ALL = 1 << 7  # an entry that fails does not hold up those behind it; since Linux 5.18
@@ -82,7 +82,8 @@ class SendRing:
         """Send lots[i] to the socket fds[i]; at most ENTRIES of them, each socket once.
 
         Returns (i, how many bytes of lots[i] were taken) where that is not all of them, be it that the socket
-        takes no more now or never again.
+        takes no more now or never again. Once this has raised anything, as a signal's handler may, the ring
+        must not be used any more.
         """
         data = b"".join(lots)
         address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
@@ -102,9 +103,10 @@ class SendRing:
         while (words[self._cq_tail] - head) & _UINT32 < count:  # a signal came, and `data` is still in use
             self._enter(0, count)
         results = self._column(_RES, head, count)
-        slots = self._column(_USER_DATA, head, count) if sum(results) != len(data) else []
+        all_taken = sum(results) == len(data)
+        slots = self._column(_USER_DATA, head, count) if not all_taken else []
         words[self._cq_head] = (head + count) & _UINT32
-        if not slots:
+        if all_taken:
             return []
         taken = [0] * len(sizes)
         for slot, result in zip(slots, results, strict=True):
@@ -112,7 +114,7 @@ class SendRing:
         return [(at, took) for at, (took, size) in enumerate(zip(taken, sizes, strict=True)) if took != size]
 
     def _enter(self, submit: int, complete: int) -> int:
-        """Hand entries over and wait for events; returns how many entries the system took."""
+        """Hand entries over and wait for events; returns how many entries the system took, 0 on an error."""
         took: int = self._syscall(IO_URING_ENTER, self._fd, submit, complete, IORING_ENTER_GETEVENTS, None, 0)
         return max(took, 0)
 

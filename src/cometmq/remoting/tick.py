@@ -86,26 +86,32 @@ class Tick:
                 log.exception("a callback at the end of the tick failed")
         dirty = self._dirty
         self._dirty = []
-        if len(dirty) < self._fewest_for_ring:
-            for connection in dirty:
-                connection.flush()
-        else:
-            self._flush_by_ring(dirty)
-        self.scheduled = False
-        if self._dirty:  # written while others were flushed, by a close callback for instance
-            self.schedule()
+        try:
+            if len(dirty) < self._fewest_for_ring:
+                for connection in dirty:
+                    connection.flush()
+            else:
+                self._flush_by_ring(dirty)
+        finally:
+            self.scheduled = False
+            if self._dirty:  # written while others were flushed, by a close callback for instance
+                self.schedule()
 
     def _flush_by_ring(self, dirty: list[Flushable]) -> None:
         try:
             ring = self._ring = self._ring or SendRing()
         except OSError as error:
             log.info("answers to many connections take a system call for each: %s", error)
-            self._fewest_for_ring = sys.maxsize
+            self._fewest_for_ring = sys.maxsize  # for good: nothing depends on it
             for connection in dirty:
                 connection.flush()
             return
-        for at in range(0, len(dirty), ENTRIES):
-            _send_all(dirty[at : at + ENTRIES], ring)
+        try:
+            for at in range(0, len(dirty), ENTRIES):
+                _send_all(dirty[at : at + ENTRIES], ring)
+        except BaseException:
+            self._ring = None
+            raise
 
 
 def _send_all(connections: list[Flushable], ring: SendRing) -> None:
@@ -122,8 +128,9 @@ def _send_all(connections: list[Flushable], ring: SendRing) -> None:
             sent.append(connection)
             fds.append(connection.fd)
             lots.append(lot)
-    for at, taken in ring.send(fds, lots):
-        sent[at].send_rest(lots[at][taken:])
+    if lots:
+        for at, taken in ring.send(fds, lots):
+            sent[at].send_rest(lots[at][taken:])
     # These come last: what a flush leads to may close a connection, and its descriptor must not be ours then.
     for connection in others:
         connection.flush()

@@ -64,13 +64,13 @@ class BatchAppender:
         queue.next_offset = offset + len(sizes)
         codes, keys = items.codes_and_keys()
         appended = BatchRecords(
-            queue, queue.key_prefix, offset, positions, sizes, codes, now, items.properties, keys
+            queue, queue.key_prefix, offset, positions, sizes, codes, now, items.properties(), keys
         )
         appender.add(appended)
         return appended
 
     def _refuse_member(self, items: Items, records: list[int]) -> None:
         """Name the first message that is too large."""
-        for body, text, record in zip(items.bodies, items.properties(), records, strict=True):
+        for body, text, record in zip(items.bodies, items.properties()(), records, strict=True):
             if len(text) > PROPERTIES_MAX or record > self._appender.largest_record:
                 self._appender.refuse_size(len(body), len(text), record)

@@ -61,7 +61,7 @@ class Alike(NamedTuple):
     keys: Sequence[bytes]
     behind: bytes
     code: int
-    """Properties, those of the request included: before, the unique key, behind; and their tags code."""
+    """The tags code. The properties of each, those of the request included, are before, its key, behind."""
 
     @property
     def longest_properties(self) -> int:
@@ -71,8 +71,10 @@ class Alike(NamedTuple):
         """Sizes of the records, `fixed` beside body and properties."""
         return [fixed + len(self.bodies[0]) + self.longest_properties] * len(self.bodies)
 
-    def properties(self) -> list[bytes]:
-        return [self.before + key + self.behind for key in self.keys]
+    def properties(self) -> Callable[[], Sequence[bytes]]:
+        """What makes the properties of each, and keeps no bodies alive."""
+        before, keys, behind = self.before, self.keys, self.behind
+        return lambda: [before + key + behind for key in keys]
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
         """Tags codes, and unique keys if those are the only keys."""
@@ -112,8 +114,9 @@ class Mixed(NamedTuple):
         lengths = zip(map(len, self.bodies), map(len, self.texts), strict=True)
         return [fixed + body + properties for body, properties in lengths]
 
-    def properties(self) -> Sequence[bytes]:
-        return self.texts
+    def properties(self) -> Callable[[], Sequence[bytes]]:
+        texts = self.texts
+        return lambda: texts
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
         return codes_and_keys(self.texts)
@@ -146,7 +149,7 @@ def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
 
 
 def checksums(bodies: Sequence[bytes]) -> list[int]:
-    """As records hold them: without the top bit."""
+    """`body_crc` of each, without the calls."""
     return [crc32(each) & 0x7FFFFFFF for each in bodies]
 
 
