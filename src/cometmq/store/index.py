@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
@@ -310,10 +311,14 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
         columns.append(column[:_BATCH])
         del column[:_BATCH]
     given, found_positions, found_prefixes, properties, found_times = columns
-    prefixes = np.array(found_prefixes, np.uint32)
-    positions = np.array(found_positions, np.int64)
-    times = np.array(found_times, np.int64)
-    hashes = hash_equal(given) if set(map(type, given)) == {bytes} else None
+    # struct makes an array of a list of numbers in half of numpy's time.
+    prefixes = np.frombuffer(struct.pack(f"={len(given)}I", *found_prefixes), np.uint32)
+    positions = np.frombuffer(struct.pack(f"={len(given)}q", *found_positions), np.int64)
+    times = np.frombuffer(struct.pack(f"={len(given)}q", *found_times), np.int64)
+    try:
+        hashes = hash_equal(given)
+    except TypeError:  # they are not all bytes
+        hashes = None
     if hashes is None:
         # Callers that know the keys hand them over; in the form of properties they all go one way.
         texts = map(_as_properties, properties, given)
