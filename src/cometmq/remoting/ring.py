@@ -45,7 +45,8 @@ _UINT32 = 0xFFFFFFFF
 class SendRing:
     """Sends that never wait: what a socket does not take at once stays with the caller.
 
-    One thread may use it. Its file is closed when the object goes.
+    One thread may use it. It takes three file descriptors (each mapping keeps one), which are closed when the
+    object goes.
     """
 
     def __init__(self) -> None:
