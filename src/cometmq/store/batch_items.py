@@ -2,7 +2,7 @@
 
 They go in columns (all bodies, all keys, all records), each made by one call of something that loops in C.
 The messages of a machine mostly differ in nothing but body and unique key, and these are of one length: then
-they go as `Alike`, at half the cost of `Mixed`, which takes any.
+they go as `Alike`, at two thirds of the cost of `Mixed`, which takes any.
 """
 
 from __future__ import annotations
@@ -105,13 +105,14 @@ class Mixed(NamedTuple):
     bodies: Sequence[bytes]
     texts: Sequence[bytes]
     """Properties, those of the request included."""
+    text_lengths: Sequence[int]
 
     @property
     def longest_properties(self) -> int:
-        return max(map(len, self.texts))
+        return max(self.text_lengths)
 
     def sizes(self, fixed: int) -> list[int]:
-        lengths = zip(map(len, self.bodies), map(len, self.texts), strict=True)
+        lengths = zip(map(len, self.bodies), self.text_lengths, strict=True)
         return [fixed + body + properties for body, properties in lengths]
 
     def properties(self) -> Callable[[], Sequence[bytes]]:
@@ -129,8 +130,8 @@ class Mixed(NamedTuple):
             repeat(common.queue_id), self.flags, range(offset, offset + len(sizes)), positions, repeat(rest),
             map(len, self.bodies),
         )  # fmt: skip
-        tails = {length: common.topic + _length(length) for length in set(map(len, self.texts))}
-        middles = map(tails.__getitem__, map(len, self.texts))
+        tails = {length: common.topic + _length(length) for length in set(self.text_lengths)}
+        middles = map(tails.__getitem__, self.text_lengths)
         return b"".join(chain.from_iterable(zip(heads, self.bodies, middles, self.texts, strict=True)))
 
 
@@ -164,7 +165,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     text = data[text_at:size]
     if _length_at(data, text_at - _LENGTH_SIZE)[0] != len(text):
         return None
-    properties = _joined(text, extra)
+    properties = _joined([text], extra)[0]
     code, key = code_and_key(properties)
     if key is None:
         return None
@@ -219,14 +220,16 @@ def _mixed(data: bytes, extra: bytes) -> Mixed:
         bodies.append(data[properties_at - _LENGTH_SIZE - length : properties_at - _LENGTH_SIZE])
         texts.append(text)
         pos = end
-    return Mixed(flags, bodies, [_joined(text, extra) for text in texts] if extra else texts)
+    texts = _joined(texts, extra)
+    return Mixed(flags, bodies, texts, list(map(len, texts)))
 
 
-def _joined(text: bytes, extra: bytes) -> bytes:
-    """The properties of a message and those of the request."""
-    if extra and text and text[-1] != 2:
-        return text + b"\x02" + extra
-    return text + extra
+def _joined(texts: list[bytes], extra: bytes) -> list[bytes]:
+    """The properties of each message and those of the request."""
+    if not extra:
+        return texts
+    behind_a_pair = b"\x02" + extra
+    return [text + (behind_a_pair if text and text[-1] != 2 else extra) for text in texts]
 
 
 def _bad_batch(data: bytes) -> StoreRefused:
