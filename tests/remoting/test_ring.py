@@ -17,7 +17,7 @@ import pytest
 from tests.remoting.peers import RawPeer, raw_frame, until
 
 from cometmq.protocol.frame import Frame
-from cometmq.remoting import Connection, Limits, RemotingServer, tick
+from cometmq.remoting import Connection, RemotingServer, tick
 from cometmq.remoting.ring import ENTRIES, SendRing
 
 KEEP, ECHO = 1, 2
@@ -161,14 +161,14 @@ class Spy(SendRing):
 
 
 @contextlib.asynccontextmanager
-async def keeping(limits: Limits | None = None) -> AsyncIterator[tuple[int, list[tuple[Connection, Frame]]]]:
+async def keeping() -> AsyncIterator[tuple[int, list[tuple[Connection, Frame]]]]:
     """A server that keeps its requests until the test answers them, all in one tick."""
     kept: list[tuple[Connection, Frame]] = []
 
     def keep(connection: Connection, request: Frame) -> None:
         kept.append((connection, request))
 
-    server = RemotingServer({KEEP: keep, ECHO: lambda _, request: request.response(0)}, limits=limits)
+    server = RemotingServer({KEEP: keep, ECHO: lambda _, request: request.response(0)})
     port = await server.start("127.0.0.1", 0)
     try:
         yield port, kept
@@ -190,6 +190,15 @@ async def ask_all(raws: list[RawPeer], kept: list[tuple[Connection, Frame]]) -> 
     for n, raw in enumerate(raws):
         await raw.send(raw_frame(KEEP, n))
     await until(lambda: len(kept) == len(raws))
+
+
+async def all_are_answered(raws: list[RawPeer], kept: list[tuple[Connection, Frame]]) -> None:
+    kept.clear()
+    await ask_all(raws, kept)
+    for connection, request in kept:
+        connection.respond(request, 0)
+    for n, raw in enumerate(raws):
+        assert (await raw.read())[0]["opaque"] == n
 
 
 @pytest.fixture
@@ -278,9 +287,7 @@ async def test_a_connection_that_is_flushed_and_written_to_again_keeps_its_order
             assert [(await raw.read())[1] for _ in bodies] == bodies
 
 
-async def test_a_ring_that_fails_is_not_used_again(
-    spy: type[Spy], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_ring_that_fails_is_not_used_again(spy: type[Spy], monkeypatch: pytest.MonkeyPatch) -> None:
     rings: list[Spy] = []
 
     class Failing(Spy):
@@ -299,12 +306,7 @@ async def test_a_ring_that_fails_is_not_used_again(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
     async with keeping() as (port, kept), peers(port, 12) as raws:
         for _ in range(2):
-            kept.clear()
-            await ask_all(raws, kept)
-            for connection, request in kept:
-                connection.respond(request, 0)
-            for n, raw in enumerate(raws):
-                assert (await raw.read())[0]["opaque"] == n
+            await all_are_answered(raws, kept)
     assert len(rings) == 2
     assert [type(context["exception"]) for context in seen] == [MemoryError]
 
@@ -322,11 +324,6 @@ async def test_without_io_uring_the_transports_write(
     with caplog.at_level("INFO", "cometmq.remoting.tick"):
         async with keeping() as (port, kept), peers(port, 20) as raws:
             for _ in range(3):
-                kept.clear()
-                await ask_all(raws, kept)
-                for connection, request in kept:
-                    connection.respond(request, 0)
-                for n, raw in enumerate(raws):
-                    assert (await raw.read())[0]["opaque"] == n
+                await all_are_answered(raws, kept)
     assert asked == [1]
     assert "Operation not permitted" in caplog.text

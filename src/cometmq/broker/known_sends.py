@@ -27,7 +27,7 @@ from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageReques
 from cometmq.remoting import Connection
 from cometmq.store.appender import Appender
 from cometmq.store.consume_queue import ConsumeQueue
-from cometmq.store.keys import index_keys
+from cometmq.store.keys import UNIQUE_KEY, index_keys
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.refusal import StoreRefused
 
@@ -43,7 +43,6 @@ LONGEST = 2_048  # bytes of a header to look at
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
-UNIQUE_KEY = b"UNIQ_KEY\x01"
 ZERO = ord("0")  # in front: the number 0, or no number in JSON
 _word = struct.Struct(">I").pack
 # What follows BORN: three values and what stands between and behind them.
