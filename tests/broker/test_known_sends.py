@@ -15,8 +15,8 @@ from cometmq.broker import known_sends
 from cometmq.errors import CometError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import decode_frame
+from cometmq.store.appender import Incoming, Keys
 from cometmq.store.flags import Flag
-from cometmq.store.refusal import StoreRefused
 
 from .conftest import records
 
@@ -32,42 +32,35 @@ Stored = tuple[Any, ...]
 
 
 class Ways:
-    """Both ways of a running broker; what they would store and answer is recorded instead."""
+    """Both ways of a running broker; what they hand to the store is recorded instead of stored."""
 
     def __init__(self, sends: Any) -> None:
         self.sends, self.known = sends, sends.known
         self.connection = SimpleNamespace(peer_host=b"\x7f\0\0\1\0\0\xc3P", peer="127.0.0.1:50000")
-        self.recorded: list[Any] = []
-        self.refuses = False
-        sends._append = self._append
-        self.known._append = lambda queue, *rest: self._append(queue.topic, queue.queue_id, *rest)
+        self.gathered: list[Incoming] = sends._context.store.appender.gathered
+        self.keys: Keys = None
         for queue_id in range(4):  # stored sends have made them
             sends._context.store.queues.get("Orders", queue_id)
-        self.known._sent = self._sent
-        sends._writer = SimpleNamespace(sent=self._sent, appended=lambda *_: self.recorded.append("oneway"))
 
-    def _append(self, topic: str, queue_id: int, body: Any, *rest: Any) -> Any:
-        if self.refuses:
-            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "full")
-        self.recorded.append((topic, queue_id, bytes(body), *rest[:8], *rest[9:]))
-        self.keys = rest[8]
-        return SimpleNamespace(physical_offset=4711, queue_offset=42)
-
-    def _sent(self, send: Any, wait: bool) -> None:
-        self.recorded.append((*send, wait))
+    def _recorded(self) -> Stored:
+        recorded: list[Any] = []
+        for sender, queue, body, *rest, keys, traits in self.gathered:
+            recorded += (sender, queue.topic, queue.queue_id, bytes(body), *rest, traits)
+            self.keys = keys
+        self.gathered.clear()
+        return tuple(recorded)
 
     def long(self, header: bytes) -> Stored:
-        self.recorded.clear()
         self.sends.send(self.connection, decode_frame(struct.pack(">I", len(header)) + header + BODY))
-        return tuple(self.recorded)
+        return self._recorded()
 
     def short(self, header: bytes) -> Stored | None:
-        self.recorded.clear()
         buffer = memoryview(b"before" + header + BODY + b"behind")
         end = 6 + len(header)
         taken = self.known.take(self.connection, buffer, 6, end, end + len(BODY))
-        assert taken or not self.recorded
-        return tuple(self.recorded) if taken else None
+        recorded = self._recorded()
+        assert taken == bool(recorded)
+        return recorded or None
 
     def learn(self, template: str) -> None:
         for number in range(2):
@@ -78,10 +71,14 @@ def filled(template: str = HEADER, born: int = BORN, unique: str = UNIQUE, opaqu
     return (template % (born, unique, opaque)).encode()
 
 
-@pytest.fixture
-async def ways(cluster, peer) -> Ways:
+@pytest.fixture(params=[1, known_sends.SEARCHES])
+async def ways(cluster, peer, monkeypatch, request) -> Ways:
+    """With headers that are cut as a whole from the second search on, and with ones that are not (yet)."""
+    monkeypatch.setattr(known_sends, "SEARCHES", request.param)
     await peer.send()  # makes the topic
-    return Ways(cluster.broker.parts.sends)
+    ways = Ways(cluster.broker.parts.sends)
+    ways.known._until_whole = request.param
+    return ways
 
 
 @pytest.mark.parametrize(
@@ -172,20 +169,27 @@ async def test_every_value_of_digits_and_letters_goes_the_short_way(ways):
         assert ways.short(header) is None
 
 
-async def test_what_the_store_refuses_is_left_to_the_long_way(ways):
-    ways.learn(HEADER)
-    ways.refuses = True
-    assert ways.short(filled()) is None
-    ways.refuses = False
-    assert ways.short(filled()) is not None
-
-
 async def test_headers_that_differ_in_a_tag_are_known_beside_each_other(ways):
     templates = [HEADER.replace("TAGS\\u0001A", f"TAGS\\u0001{tag}") for tag in "ABC"]
     for template in templates:
         ways.learn(template)
     for template in templates:
         assert ways.short(filled(template)) == ways.long(filled(template))
+
+
+async def test_headers_of_one_length_that_are_cut_elsewhere_in_turn_are_hardly_cut_as_a_whole(ways):
+    """A wrong guess costs as much as a right one saves."""
+    templates = [HEADER.replace("TAGS\\u0001A", f"TAGS\\u0001{'A' * length}") for length in (1, 2)]
+    numbers = (9_991, 991)
+    for template, number in zip(templates, numbers, strict=True):
+        for one in range(2):
+            ways.long(filled(template, BORN + one, f"{one:032X}", number + one))
+    guesses = 0
+    for turn in range(640):
+        guesses += len(ways.known._whole)
+        at = turn % 2
+        assert ways.short(filled(templates[at], opaque=numbers[at])) is not None
+    assert guesses <= 640 / known_sends.SEARCHES
 
 
 async def test_senders_with_other_properties_each_time_are_let_be(ways, monkeypatch):

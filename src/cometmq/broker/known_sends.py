@@ -20,20 +20,21 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from cometmq.broker.property_string import StoredForms
-from cometmq.broker.writer import Writer
 from cometmq.errors import FrameError
 from cometmq.protocol.frame import Frame, decode_frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from cometmq.remoting import Connection
-from cometmq.store.appender import Appender
+from cometmq.store.appender import COPIED, MOST_GATHERED, Appender, Body, Traits
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.keys import UNIQUE_KEY, index_keys
 from cometmq.store.queue_table import QueueTable
-from cometmq.store.refusal import StoreRefused
 
 # Headers kept: 2,000 topics of 10 queues.
 MOST_KNOWN = 20_000
 MOST_CUTS = 8  # ways to cut headers of one length
+# Once in so many searches a header's way to be cut as a whole is kept, which saves the next of its length a
+# search. Where names have many lengths that is a wrong guess more often than not; then hardly one is made.
+SEARCHES = 64
 # So many headers are looked at in vain before nothing is learnt for so many messages: of senders whose other
 # properties differ by message, for instance. Looking costs 2 µs, which makes 0.25 µs a message. Nearly as
 # many queues, written to in turn, are learnt without a rest.
@@ -51,11 +52,11 @@ _PARTS = re.compile(
 )
 
 Parts = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+Whole = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]  # what stands before them, and the parts
 Cut = Callable[[bytes], Parts]
-# What the long way makes of a header, but for topic and queue id: flag, sys flag, reconsume times, the stored
-# properties before and behind the value of the unique key, tags code, whether the sender waits, whether the
-# unique key is the only key.
-Made = tuple[int, int, int, bytes, bytes, int, bool, bool]
+# What the long way makes of a header, but for topic and queue id: the stored properties before and behind the
+# value of the unique key, whether the sender waits, whether the unique key is the only key, all else.
+Made = tuple[bytes, bytes, bool, bool, Traits]
 
 
 class KnownSends:
@@ -67,28 +68,33 @@ class KnownSends:
     """
 
     __slots__ = (
-        "_append",
         "_count",
         "_cuts",
         "_forms",
+        "_gathered",
         "_known",
         "_patience",
         "_queues",
         "_resting",
         "_seen",
-        "_sent",
+        "_settle",
+        "_until_whole",
+        "_whole",
     )
 
-    def __init__(self, appender: Appender, queues: QueueTable, writer: Writer, forms: StoredForms) -> None:
-        self._append = appender.append_to
+    def __init__(self, appender: Appender, queues: QueueTable, forms: StoredForms) -> None:
+        self._gathered = appender.gathered
+        self._settle = appender.settle
         self._queues = queues
-        self._sent = writer.sent
         self._forms = forms
         # How to cut what follows BORN into its parts, by its length: the ways that have come so far.
         self._cuts: dict[int, list[Cut]] = {}
         # By the three parts of it that stay the same: what is made of such headers (mostly one thing), and
-        # for that their queues by what stands before BORN.
-        self._known: dict[tuple[bytes, bytes, bytes], dict[Made, dict[bytes, ConsumeQueue]]] = {}
+        # for that their queues by what stands before the born time.
+        self._known: dict[tuple[bytes, bytes, bytes], list[tuple[dict[bytes, ConsumeQueue], Made]]] = {}
+        # How the last header of a length was cut as a whole: right for the next one of that length, mostly.
+        self._whole: dict[int, Callable[[memoryview, int], Whole]] = {}
+        self._until_whole = SEARCHES
         self._count = 0
         self._seen: set[tuple[bytes, ...]] = set()
         self._patience = PATIENCE
@@ -100,27 +106,27 @@ class KnownSends:
     def forget(self) -> None:
         """What the long way makes of a header may have changed."""
         self._cuts.clear()
+        self._whole.clear()
         self._known.clear()
         self._count = 0
 
     def take(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
         """Handle a send whose header lies in buffer[start:end] and its body in buffer[end:stop]. False:
         nothing has happened, the long way must see to it."""
-        head, _, rest = buffer[start:end].tobytes().partition(BORN)
-        for cut in self._cuts.get(len(rest), ()):
-            born, first, unique, second, opaque, third = cut(rest)
-            found = self._known.get((first, second, third))
-            if found is not None:
-                break
-        else:
-            return False
-        for made, queues in found.items():
-            queue = queues.get(head)
-            if queue is not None:
-                flag, sys_flag, reconsume_times, before, behind, tags_code, wait, alone = made
-                break
-        else:
-            return False
+        queue = None
+        divide = self._whole.get(end - start)
+        if divide is not None:
+            head, born, first, unique, second, opaque, third = divide(buffer, start)
+            for queues, made in self._known.get((first, second, third), ()):
+                queue = queues.get(head)
+                if queue is not None:
+                    break
+        if queue is None:
+            found = self._search(buffer[start:end].tobytes())
+            if found is None:
+                return False
+            queue, made, born, unique, opaque = found
+        before, behind, wait, alone, traits = made
         if (
             not (unique.isalnum() and opaque.isdigit() and born.isdigit())
             or opaque[0] == ZERO
@@ -130,17 +136,35 @@ class KnownSends:
         number = int(opaque)
         if number > INT32_MAX or queue.deleted:
             return False
-        try:
-            appended = self._append(
-                queue, buffer[end:stop], before + unique + behind, flag, sys_flag, int(born),
-                connection.peer_host, reconsume_times, 0, tags_code, unique if alone else None, None, None,
-            )  # fmt: skip
-        except StoreRefused:
-            return False
-        self._sent(
-            (connection, number, appended.physical_offset, queue.queue_id, appended.queue_offset), wait
-        )
+        body: Body = buffer[end:stop]
+        if stop - end <= COPIED:
+            body = bytes(body)
+        gathered = self._gathered  # what follows is Appender.gather, without the call
+        gathered.append((
+            (connection, number, queue.queue_id, wait), queue, body, before + unique + behind, int(born),
+            connection.peer_host, unique if alone else None, traits,
+        ))  # fmt: skip
+        if stop - end > COPIED or len(gathered) >= MOST_GATHERED:
+            self._settle()
         return True
+
+    def _search(self, header: bytes) -> tuple[ConsumeQueue, Made, bytes, bytes, bytes] | None:
+        """Queue, made, born time, unique key and number of a header that is not cut as the last of its
+        length."""
+        self._whole.pop(len(header), None)
+        head, born_at, rest = header.partition(BORN)
+        head += born_at
+        for cut in self._cuts.get(len(rest), ()):
+            born, first, unique, second, opaque, third = parts = cut(rest)
+            for queues, made in self._known.get((first, second, third), ()):
+                queue = queues.get(head)
+                if queue is not None:
+                    self._until_whole -= 1
+                    if not self._until_whole:
+                        self._until_whole = SEARCHES
+                        self._whole[len(header)] = _divider(head, *parts).unpack_from
+                    return queue, made, born, unique, opaque
+        return None
 
     # -- learning
 
@@ -150,7 +174,8 @@ class KnownSends:
         if self._resting:
             self._resting -= 1
             return
-        head, _, rest = frame.raw_header.partition(BORN)
+        head, born_at, rest = frame.raw_header.partition(BORN)
+        head += born_at
         found = _PARTS.fullmatch(rest) if len(frame.raw_header) <= LONGEST else None
         if found is not None and not frame.flag and header.queue_id >= 0:
             parts = cast(Parts, found.groups())
@@ -171,7 +196,7 @@ class KnownSends:
         found = self._long_way(head, parts)
         if found is None or found != self._long_way(head, _twin(parts)):
             return False
-        topic, queue_id, flag, _, *others = found
+        topic, queue_id, flag, _, reconsume_times, before, behind, tags_code, wait, alone = found
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return False
@@ -181,10 +206,15 @@ class KnownSends:
         if all(cut(rest) != parts for cut in cuts):
             if len(cuts) >= MOST_CUTS:
                 return False
-            divide = struct.Struct("".join(f"{len(part)}s" for part in parts)).unpack
-            cuts.append(cast(Cut, divide))
-        alike = self._known.setdefault((parts[1], parts[3], parts[5]), {})
-        queues = alike.setdefault(cast(Made, (flag, sys_flag, *others)), {})
+            cuts.append(_divider(*parts).unpack)
+        alike = self._known.setdefault((parts[1], parts[3], parts[5]), [])
+        made: Made = (
+            before, behind, wait, alone, (flag, sys_flag, reconsume_times, 0, tags_code, None, None)
+        )  # fmt: skip
+        queues = next((queues for queues, known in alike if known == made), None)
+        if queues is None:
+            queues = {}
+            alike.append((queues, made))
         self._count += head not in queues
         queues[head] = queue
         return True
@@ -193,7 +223,7 @@ class KnownSends:
         """Topic, queue id and `Made` of a header without its three values; None if they are not where they
         seem to be."""
         born, _, unique, _, opaque, _ = parts
-        header = head + BORN + b"".join(parts)
+        header = head + b"".join(parts)
         try:
             frame = decode_frame(_word(len(header)) + header)
         except FrameError:
@@ -213,6 +243,10 @@ class KnownSends:
             send.topic, send.queue_id, send.flag, send.sys_flag, send.reconsume_times or 0,
             before + UNIQUE_KEY, behind, tags_code, wait, index_keys(stored) == [unique],
         )  # fmt: skip
+
+
+def _divider(*parts: bytes) -> Any:
+    return struct.Struct("".join(f"{len(part)}s" for part in parts))
 
 
 def _twin(parts: Parts) -> Parts:

@@ -32,6 +32,7 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from cometmq.remoting import CommandError, Connection, Handler, Shortcut
+from cometmq.store.appender import COPIED
 from cometmq.store.refusal import StoreRefused
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
@@ -58,12 +59,12 @@ class SendProcessor:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._store = context.store
-        self._append = context.store.appender.append  # without keywords, for their cost
+        self._appender = context.store.appender
         self._writer = context.writer
         self._cluster_pair = f"CLUSTER\x01{context.config.broker_cluster_name}"
         self._routes: dict[str, TopicRoute] = {}
         self._forms = StoredForms(self._cluster_pair)
-        self.known = KnownSends(context.store.appender, context.store.queues, context.writer, self._forms)
+        self.known = KnownSends(context.store.appender, context.store.queues, self._forms)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -107,19 +108,17 @@ class SendProcessor:
         elif frame.raw_header:
             self.known.look(frame, header, header.sys_flag | route.sys_flag)
         sys_flag = header.sys_flag | route.sys_flag
+        appender = self._appender
         try:
-            appended = self._append(
-                topic, queue_id, frame.body, properties, header.flag, sys_flag, header.born_timestamp,
-                connection.peer_host, header.reconsume_times or 0, 0, code, key, None, delay_ms,
-            )  # fmt: skip
+            queue = appender.queue_of(topic, queue_id)
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
-        if frame.flag & 2:
-            self._writer.appended()
-        else:
-            self._writer.sent(
-                (connection, frame.opaque, appended.physical_offset, queue_id, appended.queue_offset), wait
-            )
+        sender = None if frame.flag & 2 else (connection, frame.opaque, queue_id, wait)
+        traits = (header.flag, sys_flag, header.reconsume_times or 0, 0, code, None, delay_ms)
+        body = frame.body if len(frame.body) > COPIED else bytes(frame.body)
+        appender.gather(
+            (sender, queue, body, properties, header.born_timestamp, connection.peer_host, key, traits)
+        )
         return None
 
     def send_batch(

@@ -29,8 +29,11 @@ SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)
 FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
 
-# What is owed to one plain send: (connection, opaque, physical offset, queue id, queue offset).
-PlainSend = tuple[Connection, int, int, int, int]
+# Who has sent a message: connection, opaque, queue id, whether the sender wants to know that it is as safe as
+# the broker promises. The ticket of plain sends; that of a oneway one is None.
+Sender = tuple[Connection, int, int, bool]
+# What is owed to one: sender, physical offset, queue offset.
+PlainSend = tuple[Sender, int, int]
 # Called with a response code and a remark once an append is certain, late (stored all the same), or has
 # failed.
 Outcome = Callable[[int, "str | None"], None]
@@ -47,10 +50,9 @@ class Writer:
         self._tick = tick
         self.configure()
         self._dirty = False
+        self._appender = store.appender
         # Of this tick: those who hear after the write, and those who wait for the flush, if there is one.
-        self._sends: list[PlainSend] = []
         self._outcomes: list[Outcome] = []
-        self._waiting_sends: list[PlainSend] = []
         self._waiting_outcomes: list[Outcome] = []
         self._flushes = 0  # ticks whose senders wait for the flush
         self._idle = asyncio.Event()
@@ -64,16 +66,6 @@ class Writer:
         self._alone = config.broker_role == SYNC_MASTER  # replication is not built: no slave has it, ever
         self._waits = self._sync or self._alone
 
-    def sent(self, send: PlainSend, wait: bool) -> None:
-        """A plain send was appended. wait: its sender wants to know that it is as safe as the broker
-        promises.
-        """
-        self._dirty = True
-        if wait and self._waits:
-            self._waiting_sends.append(send)
-        else:
-            self._sends.append(send)
-
     def appended(self, outcome: Outcome | None = None, wait: bool = False) -> None:
         """Something else was appended, maybe outside a read; `outcome` hears how it went."""
         self._dirty = True
@@ -83,20 +75,28 @@ class Writer:
 
     def end_tick(self) -> None:
         """Commit what this tick appended and answer it."""
-        if not self._dirty:
+        if not self._dirty and not self._appender.waiting():
             return
         self._dirty = False
-        sends, self._sends = self._sends, []
         outcomes, self._outcomes = self._outcomes, []
-        waiting_sends, self._waiting_sends = self._waiting_sends, []
         waiting_outcomes, self._waiting_outcomes = self._waiting_outcomes, []
         commit = self.store.commit()
+        for sender, refusal in commit.refused:
+            self._refuse([sender], [], refusal.response_code, refusal.remark)
+        sends: list[PlainSend] = commit.placed
         error = commit.error
         if error is not None:
             self._refuse(
-                sends + waiting_sends, outcomes + waiting_outcomes, error.response_code, error.remark
+                [sender for sender, *_ in sends],
+                outcomes + waiting_outcomes,
+                error.response_code,
+                error.remark,
             )
             return
+        waiting_sends: list[PlainSend] = []
+        if self._waits:
+            waiting_sends = [send for send in sends if send[0][3]]
+            sends = [send for send in sends if not send[0][3]]
         self._answer(sends, outcomes)
         if waiting_sends or waiting_outcomes:
             if self._sync:
@@ -121,17 +121,19 @@ class Writer:
 
     def _answer(self, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
         ok = self.replies.ok
-        for connection, opaque, physical_offset, queue_id, queue_offset in sends:
+        for (connection, opaque, queue_id, _), physical_offset, queue_offset in sends:
             connection.write(ok(opaque, physical_offset, queue_id, queue_offset))
         for outcome in outcomes:
             outcome(SUCCESS, None)
 
-    def _refuse(self, sends: list[PlainSend], outcomes: list[Outcome], code: int, remark: str) -> None:
-        self._stats.put_failed += len(sends) + len(outcomes)
-        for connection, opaque, *_ in sends:
-            connection.write(
-                encode_frame(Frame(code=code, opaque=opaque, flag=1, language="JAVA", remark=remark))
-            )
+    def _refuse(self, senders: list[Sender | None], outcomes: list[Outcome], code: int, remark: str) -> None:
+        self._stats.put_failed += len(senders) + len(outcomes)
+        for sender in senders:
+            if sender is not None:
+                connection, opaque, *_ = sender
+                connection.write(
+                    encode_frame(Frame(code=code, opaque=opaque, flag=1, language="JAVA", remark=remark))
+                )
         for outcome in outcomes:
             outcome(code, remark)
 
@@ -147,7 +149,7 @@ class Writer:
                 self._answer(sends, outcomes)
             elif self.store.flush_failure is not None:
                 remark = f"the flush to disk failed: {self.store.flush_failure.strerror}"
-                self._refuse(sends, outcomes, SYSTEM_ERROR, remark)
+                self._refuse([sender for sender, *_ in sends], outcomes, SYSTEM_ERROR, remark)
             else:
                 code = SLAVE_NOT_AVAILABLE if self._alone else FLUSH_DISK_TIMEOUT
                 self._stored_only(code, sends, outcomes)
@@ -158,7 +160,7 @@ class Writer:
         """The flush takes longer than syncFlushTimeout, or there is no slave: say so, with the ids, for the
         messages are stored."""
         replies = self.replies
-        for connection, opaque, physical_offset, queue_id, queue_offset in sends:
+        for (connection, opaque, queue_id, _), physical_offset, queue_offset in sends:
             ids = replies.message_id(physical_offset)
             connection.write(replies.reply(code, opaque, ids, queue_id, queue_offset))
         for outcome in outcomes:

@@ -33,10 +33,10 @@ TAIL_LIMIT = 64 * 1024
 JOIN_LIMIT = 64 * 1024
 MIN_PAYLOAD = 4  # the header word
 
-MIN_SHORTCUT = 16  # the header word and as much of the header as shortcuts are found by
+SHORTCUT_AT = 20  # bytes: length word, header word and as much of the header as shortcuts are found by
 
 _length_at = struct.Struct(">I").unpack_from
-_word_and_prefix_at = struct.Struct(">I12s").unpack_from
+_words_and_prefix_at = struct.Struct(">II12s").unpack_from
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -347,7 +347,12 @@ class Connection(asyncio.BufferedProtocol):
         shortcuts = self._shortcuts
         self._backlog = False
         while end - pos >= 4:
-            size = _length_at(buf, pos)[0]
+            shortcut = None
+            if shortcuts and end - pos >= SHORTCUT_AT:
+                size, word, prefix = _words_and_prefix_at(buf, pos)
+                shortcut = shortcuts.get(prefix)
+            else:
+                size = _length_at(buf, pos)[0]
             stop = pos + 4 + size
             if not MIN_PAYLOAD <= size <= max_payload:
                 self._refuse(FrameError(f"frame length {size} is not within {MIN_PAYLOAD} to {max_payload}"))
@@ -358,15 +363,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._backlog = True
                 break
             left -= 1
-            if shortcuts and size > MIN_SHORTCUT:
-                word, prefix = _word_and_prefix_at(buf, pos + 4)
-                shortcut = shortcuts.get(prefix)
+            if shortcut is not None:
                 header_at = pos + 8
-                if (
-                    shortcut is not None
-                    and header_at + word <= stop
-                    and shortcut(self, buf, header_at, header_at + word, stop)
-                ):
+                header_end = header_at + word
+                if header_end <= stop and shortcut(self, buf, header_at, header_end, stop):
                     pos = stop
                     continue
             try:

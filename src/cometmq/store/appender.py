@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import msgspec
 
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.record import BLANK_SIZE, BORN_V6, HEAD_V4, STORE_V6, head_of, topic_part
+from cometmq.protocol.record import BLANK_SIZE, head_of, topic_part
 from cometmq.store.clock import Clock
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import SLAVE, StoreConfig
@@ -26,10 +26,13 @@ from cometmq.store.refusal import StoreRefused
 TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
 _TOPIC_MAX = 255
 PROPERTIES_MAX = 32_767
+# Up to here encoded records are joined; a larger lot is moved piece by piece, without one more copy.
+# Bodies up to here are copied and wait for the tick's end with at most so many others.
+COPIED = 16 * 1024
+MOST_GATHERED = 512
+JOIN_LIMIT = 256 * 1024
 _LENGTH = struct.Struct(">H")
 _length = _LENGTH.pack
-_pack_head = HEAD_V4.pack_into
-_HEAD_SIZE = HEAD_V4.size
 
 
 class Appended(msgspec.Struct, gc=False):
@@ -44,6 +47,23 @@ class Appended(msgspec.Struct, gc=False):
 Keys = Sequence[str] | bytes | None
 """What to index of a record: these keys; this one, which is the only one that stands in its properties (the
 cheapest to hash); or those in its properties."""
+
+Body: TypeAlias = bytes | bytearray | memoryview
+
+Traits = tuple[int, int, int, int, int, "bytes | None", "int | None"]
+"""What many messages have in common: flag, sysFlag, reconsume times, prepared position, tags code, store host,
+delay in ms (see MessageStore.append)."""
+
+Incoming = tuple[Any, ConsumeQueue, Body, bytes, int, bytes, Keys, Traits]
+"""A message that is to be encoded: ticket, queue, body, properties, time of birth, host of birth, keys, traits.
+The ticket is for the caller, to know it again; nobody hears of a message with None unless it is refused.
+Messages in a row are encoded faster if they share one tuple of traits. A plain tuple, for its cost."""
+
+Placed = tuple[Any, int, int]
+"""A message that was encoded: ticket, log position, queue offset."""
+
+Refused = tuple[Any, StoreRefused]
+"""One that was not: ticket and reason."""
 
 Pending = tuple[ConsumeQueue | None, int, int, int, int, int, int, bytes, Keys, int]
 """A record of this tick, waiting for its dispatch: queue (None for prepared and rollback records, which
@@ -76,13 +96,16 @@ class Appender:
     """Encodes into the commit log's tick buffer. Loop thread only."""
 
     __slots__ = (
-        "_config",
+        "_encoded",
         "_flags",
         "_log",
         "_lots",
         "_pending",
+        "_placed",
         "_queues",
+        "_refused",
         "_time_ms",
+        "gathered",
         "largest_body",
         "largest_record",
         "shut",
@@ -100,9 +123,12 @@ class Appender:
         self._log = commit_log
         self._queues = queues
         self._time_ms = clock.time_ms
-        self._config = config
         self._flags = flags
         self.shut = "messages are put to the master, this is a slave" if config.broker_role == SLAVE else ""
+        self.gathered: list[Incoming] = []  # one list for good
+        self._placed: list[Placed] = []
+        self._refused: list[Refused] = []
+        self._encoded = 0, 0  # how many of the last lot, and of those placed, are in the tick's buffer
         self._pending: list[Pending] = []
         self._lots: list[Lot] = [self._pending]  # records of this tick, in order; the last lot grows
         self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker has its port
@@ -113,14 +139,18 @@ class Appender:
         self.largest_body = body
         self.largest_record = min(body + 65_536, self._log.segment_size - BLANK_SIZE)
 
-    def take(self) -> list[Lot]:
-        """The records of this tick; the next ones belong to the next."""
-        lots = self._lots
+    def take(self) -> tuple[list[Lot], list[Placed], list[Refused]]:
+        """The records of this tick, and what became of each message that was gathered in it; the next ones
+        belong to the next."""
+        self.settle()
+        lots, placed, refused = self._lots, self._placed, self._refused
         if not lots[-1]:
             lots.pop()
         self._pending = []
         self._lots = [self._pending]
-        return lots
+        self._placed = []
+        self._refused = []
+        return lots, placed, refused
 
     def roll_back(self, lots: list[Lot]) -> None:
         """Give the queue offsets of a tick that could not be written back."""
@@ -133,88 +163,137 @@ class Appender:
                     queue.next_offset = queue_offset
 
     def append(
-        self, topic: str, queue_id: int, body: bytes | bytearray | memoryview, properties: bytes, flag: int,
+        self, topic: str, queue_id: int, body: Body, properties: bytes, flag: int,
         sys_flag: int, born_ms: int, born_host: bytes, reconsume_times: int, prepared_position: int,
         tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None,
     ) -> Appended:  # fmt: skip
-        """See MessageStore.append; without keywords and defaults, for their cost."""
+        """See MessageStore.append."""
+        queue = self.queue_of(topic, queue_id)
+        self.settle()
+        refused = len(self._refused)
+        traits = (flag, sys_flag, reconsume_times, prepared_position, tags_code, store_host, delay_ms)
+        self.gathered.append((queue, queue, body, properties, born_ms, born_host, keys, traits))
+        self.settle()
+        if len(self._refused) > refused:
+            raise self._refused.pop()[1]
+        _, position, queue_offset = self._placed.pop()
+        _, _, _, _, size, _, now, *_ = self._pending[-1]
+        return Appended(position, queue_offset, size, now)
+
+    def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, made if need be. Raises StoreRefused."""
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:
             self.refuse_if_shut()
             queue = self._queues.get(topic, queue_id)
-        return self.append_to(
-            queue, body, properties, flag, sys_flag, born_ms, born_host, reconsume_times, prepared_position,
-            tags_code, keys, store_host, delay_ms,
-        )  # fmt: skip
+        return queue
 
-    def append_to(
-        self, queue: ConsumeQueue, body: bytes | bytearray | memoryview, properties: bytes, flag: int,
-        sys_flag: int, born_ms: int, born_host: bytes, reconsume_times: int, prepared_position: int,
-        tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None,
-    ) -> Appended:  # fmt: skip
-        """The same for who knows the queue, which must not be `deleted`."""
-        if self._flags.bits or self.shut:
-            self.refuse_if_shut()
-        topic_bytes = queue.record_topic or self.record_topic(queue)
-        if store_host is None:
-            store_host = self.store_host
-        if len(born_host) == 8 and len(store_host) == 8:
-            pack_head = _pack_head
-            head_size = _HEAD_SIZE
-            sys_flag &= ~(BORN_V6 | STORE_V6)
-        else:
-            head, sys_flag = head_of(born_host, store_host, sys_flag)
-            pack_head = head.pack_into
-            head_size = head.size
-        body_length = len(body)
-        properties_length = len(properties)
-        size = head_size + body_length + len(topic_bytes) + 2 + properties_length
-        if (
-            body_length > self.largest_body
-            or properties_length > PROPERTIES_MAX
-            or size > self.largest_record
-        ):
-            self.refuse_size(body_length, properties_length, size)
-        log = self._log
-        place = log.used
-        position = log.next
-        view = log.view
-        if position + size + BLANK_SIZE > log.limit or place + size > len(view) or log.scars:
-            try:
-                place = log.claim(size)
-            except OSError as failure:
-                raise no_segment(failure) from failure
-            position = log.next
-            view = log.view
-        kind = sys_flag & TRANSACTION_MASK
-        with_unit = kind == 0 or kind == COMMITTED
-        queue_offset = queue.next_offset if with_unit else 0
-        now = self._time_ms()
+    def gather(self, message: Incoming) -> None:
+        """Take a message into this tick; `take` says what has become of it. Its queue must not be `deleted`
+        before `settle`; a body of more than COPIED bytes is not needed any more on return."""
+        gathered = self.gathered
+        gathered.append(message)
+        if len(message[2]) > COPIED or len(gathered) >= MOST_GATHERED:
+            self.settle()
+
+    def waiting(self) -> bool:
+        """Whether somebody is to hear of this tick's messages."""
+        return bool(self.gathered or self._placed or self._refused)
+
+    def settle(self) -> None:
+        """Encode what was gathered. Their queues must not be `deleted`."""
+        if not self.gathered:
+            return
+        run = self.gathered.copy()
+        self.gathered.clear()
         try:
-            pack_head(
-                view, place, size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id,
-                flag, queue_offset, position, sys_flag, born_ms, born_host, now, store_host, reconsume_times,
-                prepared_position, body_length,
-            )  # fmt: skip
-        except struct.error as problem:
-            raise illegal_number(problem) from None
-        end = place + size
-        place += head_size
-        topic_at = place + body_length
-        view[place:topic_at] = body
-        view[topic_at:end] = topic_bytes + _length(properties_length) + properties
-        log.used = end
-        log.next = position + size
-        if delay_ms is not None:
-            tags_code = now + delay_ms
-        behind = queue_offset + 1
-        if with_unit:
-            queue.next_offset = behind
-        self._pending.append((
-            queue if with_unit else None, queue.key_prefix, queue_offset, position, size, tags_code, now,
-            properties, keys if kind != ROLLBACK else (), behind,
-        ))  # fmt: skip
-        return Appended(position, queue_offset, size, now)
+            self.refuse_if_shut()
+        except StoreRefused as refusal:
+            self._refused += [(message[0], refusal) for message in run]
+            return
+        self._encoded = len(self._pending), len(self._placed)
+        try:
+            self._encode(run)
+        except BaseException:
+            pending, placed = self._encoded
+            self.roll_back([self._pending[pending:]])
+            del self._pending[pending:], self._placed[placed:]
+            raise
+
+    def _encode(self, run: list[Incoming]) -> None:
+        log = self._log
+        now = self._time_ms()
+        largest_body, largest_record = self.largest_body, self.largest_record
+        pend, placed, refused = self._pending.append, self._placed.append, self._refused.append
+        pieces: list[Body] = []
+        position, room = log.next, log.room()
+        last: Traits | None = None
+        host_length = 0
+        for ticket, queue, body, properties, born_ms, born_host, keys, traits in run:
+            if traits is not last or len(born_host) != host_length:
+                last, host_length = traits, len(born_host)
+                flag, sys_flag, reconsume_times, prepared_position, tags_code, store_host, delay_ms = traits
+                if store_host is None:
+                    store_host = self.store_host
+                if delay_ms is not None:
+                    tags_code = now + delay_ms
+                head, sys_flag = head_of(born_host, store_host, sys_flag)
+                pack_head, head_size = head.pack, head.size
+                kind = sys_flag & TRANSACTION_MASK
+                with_unit = kind in (0, COMMITTED)
+            try:
+                topic = queue.record_topic or self.record_topic(queue)
+                body_length = len(body)
+                properties_length = len(properties)
+                size = head_size + body_length + len(topic) + 2 + properties_length
+                if body_length > largest_body or properties_length > PROPERTIES_MAX or size > largest_record:
+                    self.refuse_size(body_length, properties_length, size)
+                if position + size > room:
+                    self._put(pieces)
+                    self._claim(size)
+                    position, room = log.next, log.room()
+                queue_offset = queue.next_offset if with_unit else 0
+                pieces += (
+                    pack_head(
+                        size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset,
+                        position, sys_flag, born_ms, born_host, now, store_host, reconsume_times,
+                        prepared_position, body_length,
+                    ),
+                    body, topic, _length(properties_length), properties,
+                )  # fmt: skip
+            except struct.error as problem:
+                refused((ticket, illegal_number(problem)))
+                continue
+            except StoreRefused as refusal:
+                refused((ticket, refusal))
+                continue
+            behind = queue_offset + 1
+            if with_unit:
+                queue.next_offset = behind
+            pend((
+                queue if with_unit else None, queue.key_prefix, queue_offset, position, size, tags_code, now,
+                properties, keys if kind != ROLLBACK else (), behind,
+            ))  # fmt: skip
+            if ticket is not None:
+                placed((ticket, position, queue_offset))
+            position += size
+        self._put(pieces)
+
+    def _claim(self, size: int) -> None:
+        try:
+            self._log.claim(size)
+        except OSError as failure:
+            raise no_segment(failure) from failure
+
+    def _put(self, pieces: list[Body]) -> None:
+        """Move encoded records to the tick's buffer."""
+        if sum(map(len, pieces)) <= JOIN_LIMIT:
+            self._log.put(b"".join(pieces))
+        else:
+            for piece in pieces:
+                self._log.put(piece)
+        pieces.clear()
+        self._encoded = len(self._pending), len(self._placed)
 
     def add(self, records: BatchRecords) -> None:
         """Records that stand in the tick's buffer already, see batch_append.py."""

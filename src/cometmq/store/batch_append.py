@@ -30,6 +30,7 @@ class BatchAppender:
     ) -> BatchRecords:  # fmt: skip
         """See MessageStore.append_batch."""
         appender = self._appender
+        appender.settle()
         appender.refuse_if_shut()
         if len(body) > appender.largest_body:
             appender.refuse_size(len(body), 0, 0)
@@ -46,21 +47,19 @@ class BatchAppender:
         if total + BLANK_SIZE > log.segment_size:
             appender.refuse_size(len(body), 0, total)
         try:
-            place = log.claim(total)
+            log.claim(total)
         except OSError as failure:
             raise no_segment(failure) from failure
         now = self._time_ms()
         offset = queue.next_offset
-        positions = list(accumulate(sizes, initial=log.next))
-        after = positions.pop()
+        positions = list(accumulate(sizes[:-1], initial=log.next))
         rest = (sys_flag, born_ms, born_host, now, host, reconsume_times, 0)
         common = Common(head, queue.magic, queue_id, offset, rest, topic_bytes)
         try:
-            log.view[place : place + total] = items.records(common, sizes, positions)
+            records = items.records(common, sizes, positions)
         except struct.error as problem:
             raise illegal_number(problem) from None
-        log.used += total
-        log.next = after
+        log.put(records)
         queue.next_offset = offset + len(sizes)
         codes, keys = items.codes_and_keys()
         appended = BatchRecords(

@@ -60,6 +60,7 @@ class CommitLog:
         "_reserving",
         "_room_at_failure",
         "_spares",
+        "_view",
         "before_write",
         "blocks",
         "buffer",
@@ -73,7 +74,6 @@ class CommitLog:
         "segments",
         "unsynced",
         "used",
-        "view",
     )
 
     def __init__(self, files: StoreFiles, places: LogPlaces, segment_size: int) -> None:
@@ -89,7 +89,9 @@ class CommitLog:
         self._fd = -1
         self._recent = RecentBytes()
         self.buffer = self._recent.new_chunk(0, ())
-        self.view = memoryview(self.buffer)  # to write through: a slice of a bytearray copies its value twice
+        self._view = memoryview(
+            self.buffer
+        )  # to write through: a slice of a bytearray copies its value twice
         self.used = 0
         self._extents: list[Extent] = []  # parts of the tick, each in one segment and one chunk
         self._read_fds: dict[int, int] = {}
@@ -214,20 +216,17 @@ class CommitLog:
         """Go on in another chunk; what this tick has in the present one is an extent of its own."""
         self._end_extent()
         self.buffer = self._recent.new_chunk(size, [extent.buffer for extent in self._extents])
-        self.view = memoryview(self.buffer)
+        self._view = memoryview(self.buffer)
         self.used = 0
         if self.segment_base >= 0:
             self._extents.append(Extent(self._fd, self.segment_base, self.buffer, 0, self.next))
 
     # -- appending --------------------------------------------------------------------------------
 
-    def claim(self, size: int) -> int:
-        """Room for `size` bytes in one segment and one chunk: returns the place in `buffer`, which belongs to
-        log position `next`. The caller writes buffer[place:place + size], then adds `size` to `used` and to
-        `next`.
+    def claim(self, size: int) -> None:
+        """Make room for `size` bytes in one segment and one chunk, to be `put` from log position `next` on.
 
-        Raises OSError when a segment is needed and cannot be made; nothing has changed then. Whoever sees
-        that there is room, and no scar, need not ask.
+        Raises OSError when a segment is needed and cannot be made; nothing has changed then.
         """
         if self.scars:
             self._heal()
@@ -235,7 +234,19 @@ class CommitLog:
             self._roll()
         if self.used + size > len(self.buffer):
             self._new_chunk(size)
-        return self.used
+
+    def room(self) -> int:
+        """The log position up to which records may be `put` without a `claim`."""
+        if self.scars:
+            return 0
+        return min(self.limit - BLANK_SIZE, self.next + len(self.buffer) - self.used)
+
+    def put(self, data: Buffer) -> None:
+        """Add bytes, for which there is room, to the tick."""
+        end = self.used + len(data)
+        self._view[self.used : end] = data
+        self.used = end
+        self.next += len(data)
 
     def write_tick(self) -> None:
         """Write what was claimed since the last call. Raises OSError; then everything claimed is taken

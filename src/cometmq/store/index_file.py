@@ -238,19 +238,13 @@ class IndexFile:
             ]  # computed before the header moved, as in Apache's
         slot = hashes % self.slot_count
         numbers = np.arange(first, first + taken, dtype=np.int64)
-        order = np.argsort(slot, kind="stable")
-        previous = np.empty(taken, np.int64)
-        ranked = slot[order]
-        same = np.empty(taken, bool)
-        same[0] = False
-        same[1:] = ranked[1:] == ranked[:-1]
-        before = np.empty(taken, np.int64)
-        before[0] = 0
-        before[1:] = numbers[order][:-1]
-        chain = np.where(same, before, self._slots[ranked])
-        previous[order] = chain
-        self.slots_in_use += int(np.count_nonzero(chain == 0))
+        previous = self._slots[slot]
         self._slots[slot] = numbers
+        if not np.array_equal(self._slots[slot], numbers):  # some of these entries share a slot
+            order = np.argsort(slot, kind="stable")
+            later = np.flatnonzero(slot[order][1:] == slot[order][:-1]) + 1
+            previous[order[later]] = numbers[order[later - 1]]
+        self.slots_in_use += int(np.count_nonzero(previous == 0))
         batch = np.empty(taken, ENTRY_DTYPE)
         batch["hash"] = hashes
         batch["position"] = positions

@@ -24,6 +24,7 @@ _LONGEST_REST = 512
 _UNIQ_NAME = np.frombuffer(UNIQUE_KEY, np.uint8)
 _KEYS_NAME = np.frombuffer(_KEYS, np.uint8)
 _LARGEST_BLOB = 1 << 20  # bytes; beyond it the tables of powers would grow large
+_ROWS = 256  # keys hashed at once
 _SEPARATOR, _BLANK = 2, 0x20
 
 IntArray = NDArray[np.int64]
@@ -162,8 +163,13 @@ def hash_equal(keys: Sequence[bytes]) -> NDArray[np.uint32] | None:
     if set(map(len, keys)) != {length} or not blob.isascii():
         return None
     units = np.frombuffer(blob, np.uint8).reshape(len(keys), length)
-    # einsum: numpy's product of a matrix and a vector takes twice as long for integers.
-    hashes: NDArray[np.uint32] = np.einsum("ij,j->i", units.astype(np.uint32), _POWERS.up_to(length)[::-1])
+    powers = _POWERS.up_to(length)[::-1]
+    hashes = np.empty(len(keys), np.uint32)
+    # In pieces: a large array may be fresh memory each time, and then costs as much again.
+    for piece in range(0, len(keys), _ROWS):
+        rows = slice(piece, piece + _ROWS)
+        # einsum: numpy's product of a matrix and a vector takes twice as long for integers.
+        np.einsum("ij,j->i", units[rows].astype(np.uint32), powers, out=hashes[rows])
     return hashes
 
 

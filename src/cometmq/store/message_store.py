@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from cometmq.protocol.codes import ResponseCode
-from cometmq.store.appender import Appended, Appender, BatchRecords, Lot
+from cometmq.store.appender import Appended, Appender, BatchRecords, Lot, Placed, Refused
 from cometmq.store.batch_append import BatchAppender
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.clock import Clock, SystemClock
@@ -62,9 +62,12 @@ _COLD_TRIES = 8
 
 
 class Commit(msgspec.Struct, gc=False):
-    """Outcome of one tick: `error` if nothing of it was stored, the log's end, how many messages became
-    visible, and those of them that are in `watched` queues."""
+    """Outcome of one tick: what became of messages that were gathered, `error` if nothing that was placed is
+    stored, the log's end, how many messages became visible, and those of them that are in `watched`
+    queues."""
 
+    placed: list[Placed]
+    refused: list[Refused]
     error: StoreRefused | None
     end_offset: int
     visible: int = 0
@@ -160,6 +163,7 @@ class MessageStore:
         """What `stop` does, in place. The stop counts as clean only if everything could be written."""
         if self.closed:
             return
+        self.appender.settle()
         self.closed, self.appender.shut = True, "the store is closed"
         try:
             if self.commit().error is None and self.upkeep.settle_all() and self.flags.writeable:
@@ -260,20 +264,18 @@ class MessageStore:
 
     def commit(self) -> Commit:
         """Write what was appended since the last call. On an error everything appended is taken back."""
-        pending = self.appender.take()
+        pending, placed, refused = self.appender.take()
         if not pending:
-            return Commit(None, self.log.end)
+            return Commit(placed, refused, None, self.log.end)
         try:
             self.log.write_tick()
         except OSError as failure:
             self.appender.roll_back(pending)
             log.error("commit log could not be written: %s", failure)
-            return Commit(
-                StoreRefused(
-                    ResponseCode.SYSTEM_ERROR, f"the commit log could not be written: {failure.strerror}"
-                ),
-                self.log.end,
+            error = StoreRefused(
+                ResponseCode.SYSTEM_ERROR, f"the commit log could not be written: {failure.strerror}"
             )
+            return Commit(placed, refused, error, self.log.end)
         _, _, now_ms = last_of(pending)
         if now_ms + _STEP_BACK_MS < self.flusher.written_ms:
             self.upkeep.clock_stepped_back(now_ms)
@@ -282,10 +284,10 @@ class MessageStore:
         if self._sync or self._unflushed:  # visible in order, also when the flush mode has just changed
             self._unflushed.append((self.log.end, pending))
             self.flusher.request()
-            return Commit(None, self.log.end)
+            return Commit(placed, refused, None, self.log.end)
         if not self.config.flush_commit_log_timed:
             self.flusher.timed()
-        return Commit(None, self.log.end, *self._dispatch(pending))
+        return Commit(placed, refused, None, self.log.end, *self._dispatch(pending))
 
     def when_flushed(self, end_offset: int, callback: Callable[[bool], None]) -> None:
         """Call back with True once the log is on the device up to `end_offset`; with False when the flush
