@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cometmq.protocol.codes import VERSION_4_9_7
+from cometmq.remoting import Connection
+
+# Who has sent a message: connection, opaque (its decimal digits), queue id, whether the sender wants to know
+# that it is as safe as the broker promises. The ticket of plain sends; that of a oneway one is None.
+Sender = tuple[Connection, bytes, int, bool]
+# What is owed to one: sender, physical offset, queue offset.
+PlainSend = tuple[Sender, int, int]
 
 _lengths = struct.Struct(">II").pack
 _TAIL = b'},"flag":1,"language":"JAVA","opaque":%d%b,"serializeTypeCurrentRPC":"JSON","version":' + (
@@ -23,7 +30,7 @@ _SEND = (
 # The same for success, to be filled in twice: with what holds for all answers, and with those of one message.
 _OK = (
     b'{"code":0,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b%%016X","queueId":"%%d",'
-    b'"queueOffset":"%%d"},"flag":1,"language":"JAVA","opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":'
+    b'"queueOffset":"%%d"},"flag":1,"language":"JAVA","opaque":%%b,"serializeTypeCurrentRPC":"JSON","version":'
     b"%d}"
 )
 _PULL = (
@@ -75,11 +82,13 @@ class SendReplies:
         """The offset ids of a batch, joined by commas, with one formatting for all of them."""
         return b",".join([self._ids_prefix + b"%016X"] * len(physical_offsets)) % tuple(physical_offsets)
 
-    def ok(self, opaque: int, physical_offset: int, queue_id: int, queue_offset: int) -> bytes:
-        """The answer to a plain send that succeeded."""
-        header = self._ok % (physical_offset, queue_id, queue_offset, opaque)
-        size = len(header)
-        return _WORDS[size] + header if size < 512 else frame_of(header)
+    def answer(self, sends: Iterable[PlainSend]) -> None:
+        """Tell the senders of plain messages that they succeeded."""
+        template = self._ok
+        for (connection, opaque, queue_id, _), physical_offset, queue_offset in sends:
+            header = template % (physical_offset, queue_id, queue_offset, opaque)
+            size = len(header)
+            connection.write(_WORDS[size] + header if size < 512 else frame_of(header))
 
     def reply(
         self,

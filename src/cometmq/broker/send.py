@@ -1,7 +1,8 @@
 """Sends: codes 10, 310 (one message) and 320 (a batch), oneway or not.
 
 The way of a plain message is short and runs inline in the connection's read: typed header, one dictionary
-look-up for the topic, one for what becomes of the properties, the append, one tuple kept for the answer.
+look-up for the topic, one for what becomes of the properties, one tuple for the store, which has all messages
+of a tick encoded at its end.
 Everything that is not plain (a new topic, a retry topic, a delay, a transaction) leaves that way at a named
 exit. Most sends of a busy producer do not even come here: see known_sends.py.
 
@@ -18,6 +19,7 @@ from cometmq.broker.context import BrokerContext
 from cometmq.broker.known_sends import KnownSends
 from cometmq.broker.names import check_topic
 from cometmq.broker.property_string import StoredForms, drop, put, stored_form, value_of
+from cometmq.broker.replies import Sender
 from cometmq.broker.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
 from cometmq.broker.topics import sys_flag_of_send
 from cometmq.protocol.codes import (
@@ -113,7 +115,9 @@ class SendProcessor:
             queue = appender.queue_of(topic, queue_id)
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
-        sender = None if frame.flag & 2 else (connection, frame.opaque, queue_id, wait)
+        sender: Sender | None = None
+        if not frame.flag & 2:
+            sender = connection, b"%d" % frame.opaque, queue_id, wait
         traits = (header.flag, sys_flag, header.reconsume_times or 0, 0, code, None, delay_ms)
         body = frame.body if len(frame.body) > COPIED else bytes(frame.body)
         appender.gather(

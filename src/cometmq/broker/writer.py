@@ -1,8 +1,8 @@
 """The end of a tick: one write for all that was appended, then the answers, then the readers who waited.
 
-A processor appends to the store and leaves here what is to be said about it. Nothing is said before the store
-has committed the tick; with SYNC_FLUSH a sender that waits hears from us when its bytes are on the disk, and
-readers see the message from then on.
+Plain sends are gathered by the store's appender, with their senders; other processors append to the store and
+leave here what is to be said about it. Nothing is said before the store has committed the tick; with SYNC_FLUSH
+a sender that waits hears from us when its bytes are on the disk, and readers see the message from then on.
 
 Budget: 1.5 µs of the 12 µs of a 1 KiB send are spent here (one tuple kept, one answer formatted).
 """
@@ -13,11 +13,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from cometmq.broker.replies import SendReplies
+from cometmq.broker.replies import PlainSend, Sender, SendReplies
 from cometmq.broker.stats import Stats
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
-from cometmq.remoting import Connection, Tick
+from cometmq.remoting import Tick
 from cometmq.store.config import SYNC_MASTER
 from cometmq.store.dispatch import Arrivals
 from cometmq.store.message_store import MessageStore
@@ -29,11 +29,6 @@ SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)
 FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
 
-# Who has sent a message: connection, opaque, queue id, whether the sender wants to know that it is as safe as
-# the broker promises. The ticket of plain sends; that of a oneway one is None.
-Sender = tuple[Connection, int, int, bool]
-# What is owed to one: sender, physical offset, queue offset.
-PlainSend = tuple[Sender, int, int]
 # Called with a response code and a remark once an append is certain, late (stored all the same), or has
 # failed.
 Outcome = Callable[[int, "str | None"], None]
@@ -49,7 +44,6 @@ class Writer:
         self._stats = stats
         self._tick = tick
         self.configure()
-        self._dirty = False
         self._appender = store.appender
         # Of this tick: those who hear after the write, and those who wait for the flush, if there is one.
         self._outcomes: list[Outcome] = []
@@ -68,16 +62,14 @@ class Writer:
 
     def appended(self, outcome: Outcome | None = None, wait: bool = False) -> None:
         """Something else was appended, maybe outside a read; `outcome` hears how it went."""
-        self._dirty = True
         self._tick.schedule()
         if outcome is not None:
             (self._waiting_outcomes if wait and self._waits else self._outcomes).append(outcome)
 
     def end_tick(self) -> None:
         """Commit what this tick appended and answer it."""
-        if not self._dirty and not self._appender.waiting():
+        if not (self._outcomes or self._waiting_outcomes or self._appender.waiting()):
             return
-        self._dirty = False
         outcomes, self._outcomes = self._outcomes, []
         waiting_outcomes, self._waiting_outcomes = self._waiting_outcomes, []
         commit = self.store.commit()
@@ -120,9 +112,7 @@ class Writer:
             log.warning("%d ticks were not flushed within %g s", self._flushes, timeout_s)
 
     def _answer(self, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
-        ok = self.replies.ok
-        for (connection, opaque, queue_id, _), physical_offset, queue_offset in sends:
-            connection.write(ok(opaque, physical_offset, queue_id, queue_offset))
+        self.replies.answer(sends)
         for outcome in outcomes:
             outcome(SUCCESS, None)
 
@@ -131,9 +121,8 @@ class Writer:
         for sender in senders:
             if sender is not None:
                 connection, opaque, *_ = sender
-                connection.write(
-                    encode_frame(Frame(code=code, opaque=opaque, flag=1, language="JAVA", remark=remark))
-                )
+                answer = Frame(code=code, opaque=int(opaque), flag=1, language="JAVA", remark=remark)
+                connection.write(encode_frame(answer))
         for outcome in outcomes:
             outcome(code, remark)
 
@@ -162,6 +151,6 @@ class Writer:
         replies = self.replies
         for (connection, opaque, queue_id, _), physical_offset, queue_offset in sends:
             ids = replies.message_id(physical_offset)
-            connection.write(replies.reply(code, opaque, ids, queue_id, queue_offset))
+            connection.write(replies.reply(code, int(opaque), ids, queue_id, queue_offset))
         for outcome in outcomes:
             outcome(code, None)

@@ -1,6 +1,9 @@
 """From a message's parts to its bytes in the tick buffer, with every check that must come before.
 
-Budget: 2 µs for a 1 KiB message, of which the header takes 0.3; the body is copied once.
+Messages are gathered and encoded in one run, mostly that of the whole tick: with one look at the clock, which
+is the time when they are stored, and without what a call for each would cost.
+
+Budget: 1.5 µs for a 1 KiB message, of which its head takes 0.3.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ from cometmq.store.refusal import StoreRefused
 TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
 _TOPIC_MAX = 255
 PROPERTIES_MAX = 32_767
-# Up to here encoded records are joined; a larger lot is moved piece by piece, without one more copy.
-# Bodies up to here are copied and wait for the tick's end with at most so many others.
+# Bodies of up to so many bytes wait for their encoding, with at most so many other messages. A longer one is
+# encoded at once, from where it was received.
 COPIED = 16 * 1024
 MOST_GATHERED = 512
+# Up to so many bytes encoded records are joined; a larger lot is moved piece by piece, without one more copy.
 JOIN_LIMIT = 256 * 1024
 _LENGTH = struct.Struct(">H")
 _length = _LENGTH.pack
@@ -51,13 +55,13 @@ cheapest to hash); or those in its properties."""
 Body: TypeAlias = bytes | bytearray | memoryview
 
 Traits = tuple[int, int, int, int, int, "bytes | None", "int | None"]
-"""What many messages have in common: flag, sysFlag, reconsume times, prepared position, tags code, store host,
-delay in ms (see MessageStore.append)."""
+"""What many messages have in common: flag, sysFlag, reconsume times, prepared position, tags code, store
+host, delay in ms (see MessageStore.append)."""
 
 Incoming = tuple[Any, ConsumeQueue, Body, bytes, int, bytes, Keys, Traits]
-"""A message that is to be encoded: ticket, queue, body, properties, time of birth, host of birth, keys, traits.
-The ticket is for the caller, to know it again; nobody hears of a message with None unless it is refused.
-Messages in a row are encoded faster if they share one tuple of traits. A plain tuple, for its cost."""
+"""A message that is to be encoded: ticket, queue, body, properties, born time in ms, born host, keys, traits.
+The ticket is for the caller, to know it again; of one with None it hears only if it is refused. Messages that
+share one tuple of traits are encoded faster in a row. A plain tuple, for its cost."""
 
 Placed = tuple[Any, int, int]
 """A message that was encoded: ticket, log position, queue offset."""
@@ -197,11 +201,11 @@ class Appender:
             self.settle()
 
     def waiting(self) -> bool:
-        """Whether somebody is to hear of this tick's messages."""
-        return bool(self.gathered or self._placed or self._refused)
+        """Whether there is something for `take`."""
+        return bool(self.gathered or self._lots[0] or self._refused)
 
     def settle(self) -> None:
-        """Encode what was gathered. Their queues must not be `deleted`."""
+        """Encode what was gathered. Whoever looks at where queues or the log will go on calls it before."""
         if not self.gathered:
             return
         run = self.gathered.copy()

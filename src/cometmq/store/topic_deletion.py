@@ -62,7 +62,7 @@ class TopicDeletion:
             self._note(left, end, begin)
         else:
             await store.off_loop.run(self._note, list(left), end, begin)
-        store.appender.settle()
+        store.appender.settle()  # what came meanwhile
         gone = 0
         for topic in list(left):
             if store.queues.next_offsets(topic) == seen[topic] and topic not in store.floors.floors:
