@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from cometmq.protocol.batch import encode_batch
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import ViewMessageRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.properties import encode_properties
@@ -18,6 +18,8 @@ from cometmq.store.disk import OsDisk
 
 from .conftest import records
 
+MIB = 1 << 20
+ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 V1, V2, BATCH = RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 
 
@@ -63,6 +65,29 @@ async def test_oneway_sends_are_stored_and_never_answered(peer):
     assert [m.body for m in records(await peer.pull())] == [b"0", b"1", b"2", b"3", b"4", b"last"]
     connection = peer.remoting.connection(peer.addr)
     assert connection.outstanding == 0
+
+
+@pytest.mark.parametrize("size", [1, 40_000])  # a long body does not wait for the tick's end
+async def test_a_oneway_send_alone_is_stored(peer, size):
+    await peer.send()
+    await peer.send(body=bytes(size), oneway=True)
+    assert [m.body for m in records(await peer.pull(offset=1, hold_ms=2_000))] == [bytes(size)]
+
+
+async def test_what_the_store_refuses_is_answered_beside_what_it_takes(cluster, peer):
+    """In one tick, and on the short way of known headers too."""
+    properties = {"UNIQ_KEY": "AC10", "WAIT": "true"}
+    await peer.send()
+    sizes = [10, 4 * MIB + 1, 20, 40_000, 30, 4 * MIB + 2]
+    for _ in range(4):
+        answers = await asyncio.gather(
+            *(peer.send(body=bytes(size), properties=properties) for size in sizes)
+        )
+        assert [answer.code for answer in answers] == [0, ILLEGAL, 0, 0, 0, ILLEGAL]
+        assert "msg body length limit 4194304B" in answers[1].remark
+        assert f"this one has {4 * MIB + 2}B" in answers[5].remark
+    assert len(cluster.broker.parts.sends.known) == 1
+    assert [len(m.body) for m in records(await peer.pull(offset=13))] == [10, 20, 40_000, 30]
 
 
 async def test_a_negative_queue_id_lets_the_broker_choose(peer):

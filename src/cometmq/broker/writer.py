@@ -1,8 +1,9 @@
 """The end of a tick: one write for all that was appended, then the answers, then the readers who waited.
 
 Plain sends are gathered by the store's appender, with their senders; other processors append to the store and
-leave here what is to be said about it. Nothing is said before the store has committed the tick; with SYNC_FLUSH
-a sender that waits hears from us when its bytes are on the disk, and readers see the message from then on.
+leave here what is to be said about it. Nothing is said before the store has committed the tick; with
+SYNC_FLUSH a sender that waits hears from us when its bytes are on the disk, and readers see the message from
+then on.
 
 Budget: 1.5 µs of the 12 µs of a 1 KiB send are spent here (one tuple kept, one answer formatted).
 """
