@@ -14,12 +14,12 @@ OPAQUE = b'"opaque":'
 
 
 def _shortcuts(processor: SendProcessor) -> dict[bytes, Shortcut]:
-    ok = processor._context.replies.ok  # noqa: SLF001
+    replies = processor._context.replies  # noqa: SLF001
 
     def answer(connection: Connection, buffer: memoryview, start: int, end: int, _stop: int) -> bool:
         header = bytes(buffer[start:end])
         at = header.rindex(OPAQUE) + len(OPAQUE)
-        connection.write(ok(int(header[at : header.index(b",", at)]), 0, 0, 0))
+        replies.answer([((connection, header[at : header.index(b",", at)], 0, False), 0, 0)])
         return True
 
     return {b'{"code":310,': answer}

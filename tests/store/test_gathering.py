@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -216,30 +218,76 @@ def test_a_failed_write_gives_every_offset_back(tmp_path):
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
 
 
-def test_an_error_nobody_expects_leaves_whole_records_alone(tmp_path, monkeypatch):
+def test_an_error_nobody_expects_refuses_what_is_not_in_the_buffer(tmp_path, monkeypatch, caplog):
     store = open_store(tmp_path)
     for number in range(3):
-        gather(store, number, b"%d" % number)
+        gather(store, f"before {number}", b"%d" % number)
     store.appender.settle()
     real = appender.crc32
     monkeypatch.setattr(appender, "crc32", lambda body: real(body) if body != b"poison" else 1 / 0)
-    for number in range(40):  # a full segment of these, so that some are in the buffer before the error
-        gather(store, number, b"%d" % number + bytes(2_000))
+    for number in range(40):  # more than a segment, so that some are in the buffer before the error
+        gather(store, f"sender {number}", b"%d" % number + bytes(2_000))
     gather(store, "poison", b"poison")
-    with pytest.raises(ZeroDivisionError):
-        store.commit()
+    gather(store, "behind", b"behind")
     commit = committed(store.commit())
     kept = [ticket for ticket, *_ in commit.placed]
-    assert kept[:3] == [0, 1, 2]
-    assert kept[3:] == list(range(len(kept) - 3))
+    assert kept == [*(f"before {n}" for n in range(3)), *(f"sender {n}" for n in range(len(kept) - 3))]
     assert 20 < len(kept) < 43
+    assert [ticket for ticket, _ in commit.refused] == [
+        *(f"sender {n}" for n in range(len(kept) - 3, 40)), "poison", "behind",
+    ]  # fmt: skip
+    assert commit.refused[0][1].remark == "ZeroDivisionError: division by zero"
+    assert "ZeroDivisionError" in caplog.text
     send(store, b"later")
     found = everything(store)
     assert found[:3] == [b"0", b"1", b"2"]
-    assert [body[:-2_000] for body in found[3:-1]] == [b"%d" % number for number in kept[3:]]
+    assert [body[:-2_000] for body in found[3:-1]] == [b"%d" % number for number in range(len(kept) - 3)]
     assert found[-1] == b"later"
     store.close()
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+
+
+def test_an_interrupt_leaves_whole_records_alone(tmp_path, monkeypatch):
+    store = open_store(tmp_path)
+
+    def interrupted(_body: Body) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(appender, "crc32", interrupted)
+        gather(store, "sender", b"x")
+        with pytest.raises(KeyboardInterrupt):
+            store.appender.settle()
+    assert [ticket for ticket, _ in committed(store.commit()).refused] == ["sender"]
+    send(store, b"y")
+    assert everything(store) == [b"y"]
+    store.close()
+    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+
+
+def test_refusals_keep_no_bodies_alive(tmp_path):
+    """Without the help of the garbage collector: it may come late."""
+    store = open_store(tmp_path)
+
+    class Watched(bytearray):
+        pass
+
+    watched: list[weakref.ref[Watched]] = []
+    gc.disable()
+    try:
+        for full in (False, True):
+            for size in (100, 200, 300, store.appender.largest_body + 1):
+                body = Watched(size)
+                watched.append(weakref.ref(body))
+                gather(store, size, body)
+                del body
+            if full:
+                store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
+            assert store.commit().refused
+        assert [each() for each in watched if each()] == []
+    finally:
+        gc.enable()
+    store.crash()
 
 
 async def test_a_topic_that_is_deleted_in_the_same_tick_takes_its_messages_along(tmp_path):

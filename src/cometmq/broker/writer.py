@@ -46,9 +46,7 @@ class Writer:
         self._tick = tick
         self.configure()
         self._appender = store.appender
-        # Of this tick: those who hear after the write, and those who wait for the flush, if there is one.
-        self._outcomes: list[Outcome] = []
-        self._waiting_outcomes: list[Outcome] = []
+        self._outcomes: list[tuple[Outcome, bool]] = []  # of this tick, and whether they wait
         self._flushes = 0  # ticks whose senders wait for the flush
         self._idle = asyncio.Event()
         self._idle.set()
@@ -62,17 +60,19 @@ class Writer:
         self._waits = self._sync or self._alone
 
     def appended(self, outcome: Outcome | None = None, wait: bool = False) -> None:
-        """Something else was appended, maybe outside a read; `outcome` hears how it went."""
+        """Something else was appended, maybe outside a read; `outcome` hears how it went. wait: it wants to
+        know that what was appended is as safe as the broker promises."""
         self._tick.schedule()
         if outcome is not None:
-            (self._waiting_outcomes if wait and self._waits else self._outcomes).append(outcome)
+            self._outcomes.append((outcome, wait))
 
     def end_tick(self) -> None:
         """Commit what this tick appended and answer it."""
-        if not (self._outcomes or self._waiting_outcomes or self._appender.waiting()):
+        if not (self._outcomes or self._appender.waiting()):
             return
-        outcomes, self._outcomes = self._outcomes, []
-        waiting_outcomes, self._waiting_outcomes = self._waiting_outcomes, []
+        outcomes = [outcome for outcome, wait in self._outcomes if not (wait and self._waits)]
+        waiting_outcomes = [outcome for outcome, wait in self._outcomes if wait and self._waits]
+        self._outcomes = []
         commit = self.store.commit()
         for sender, refusal in commit.refused:
             self._refuse([sender], [], refusal.response_code, refusal.remark)

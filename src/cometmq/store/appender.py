@@ -8,6 +8,7 @@ Budget: 1.5 µs for a 1 KiB message, of which its head takes 0.3.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, final
@@ -27,6 +28,8 @@ from cometmq.store.queue_table import QueueTable
 from cometmq.store.refusal import StoreRefused
 
 TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
+log = logging.getLogger(__name__)
+
 _TOPIC_MAX = 255
 PROPERTIES_MAX = 32_767
 # Bodies of up to so many bytes wait for their encoding, with at most so many other messages. A longer one is
@@ -210,19 +213,27 @@ class Appender:
             return
         run = self.gathered.copy()
         self.gathered.clear()
-        try:
-            self.refuse_if_shut()
-        except StoreRefused as refusal:
-            self._refused += [(message[0], refusal) for message in run]
-            return
         self._encoded = len(self._pending), len(self._placed)
         try:
+            self.refuse_if_shut()
             self._encode(run)
-        except BaseException:
-            pending, placed = self._encoded
-            self.roll_back([self._pending[pending:]])
-            del self._pending[pending:], self._placed[placed:]
-            raise
+        except BaseException as error:
+            self._refuse_rest(run, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _refuse_rest(self, run: list[Incoming], error: BaseException) -> None:
+        """Take back what is not in the tick's buffer, and refuse what was neither placed nor refused."""
+        if isinstance(error, StoreRefused):
+            refusal = error
+        else:  # no memory, a bug: nobody beside the run is to suffer from it
+            log.error("messages could not be encoded", exc_info=error)
+            refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+        pending, placed = self._encoded
+        self.roll_back([self._pending[pending:]])
+        del self._pending[pending:], self._placed[placed:]
+        heard = {id(ticket) for ticket, *_ in (*self._placed, *self._refused)}
+        self._refused += [(message[0], refusal) for message in run if id(message[0]) not in heard]
 
     def _encode(self, run: list[Incoming]) -> None:
         log = self._log
@@ -237,8 +248,7 @@ class Appender:
             if traits is not last or len(born_host) != host_length:
                 last, host_length = traits, len(born_host)
                 flag, sys_flag, reconsume_times, prepared_position, tags_code, store_host, delay_ms = traits
-                if store_host is None:
-                    store_host = self.store_host
+                store_host = store_host or self.store_host
                 if delay_ms is not None:
                     tags_code = now + delay_ms
                 head, sys_flag = head_of(born_host, store_host, sys_flag)
@@ -269,7 +279,7 @@ class Appender:
                 refused((ticket, illegal_number(problem)))
                 continue
             except StoreRefused as refusal:
-                refused((ticket, refusal))
+                refused((ticket, refusal.with_traceback(None)))  # that holds the run's messages
                 continue
             behind = queue_offset + 1
             if with_unit:
