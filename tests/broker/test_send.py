@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -267,6 +268,26 @@ class TestSyncFlush:
         await asyncio.sleep(0)
         await peer.send(body=b"second")
         assert [m.body for m in records(await pulling)] == [b"second"]
+
+    async def test_the_flush_mode_may_change_while_sends_wait_for_the_end_of_the_tick(self, start_cluster):
+        cluster = await start_cluster(flushDiskType="SYNC_FLUSH")
+        peer, parts = cluster.peer(), cluster.broker.parts
+        await peer.send()
+        batch = encode_batch(TestBatch.ITEMS)
+        for mode in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+            changes: list[bool] = []
+
+            def change(mode=mode, changes=changes) -> None:
+                if not changes and parts.store.appender.waiting():
+                    changes.append(True)
+                    parts.store.configure(replace(parts.store.config, flush_disk_type=mode))
+                    parts.writer.configure()
+
+            parts.context.tick._callbacks.insert(0, change)
+            answers = await asyncio.gather(peer.send(), peer.send(body=batch, code=BATCH, batch=True))
+            parts.context.tick.remove(change)
+            assert changes
+            assert [answer.code for answer in answers] == [0, 0]
 
     @pytest.mark.usefixtures("_synced_here")
     async def test_a_slow_disk_gives_code_10_with_the_ids_of_what_is_stored(self, start_cluster, monkeypatch):
