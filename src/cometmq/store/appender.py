@@ -27,9 +27,9 @@ from cometmq.store.keys import key_prefix as key_prefix_of
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.refusal import StoreRefused
 
-TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
 log = logging.getLogger(__name__)
 
+TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
 _TOPIC_MAX = 255
 PROPERTIES_MAX = 32_767
 # Bodies of up to so many bytes wait for their encoding, with at most so many other messages. A longer one is
