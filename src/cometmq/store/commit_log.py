@@ -89,9 +89,8 @@ class CommitLog:
         self._fd = -1
         self._recent = RecentBytes()
         self.buffer = self._recent.new_chunk(0, ())
-        self._view = memoryview(
-            self.buffer
-        )  # to write through: a slice of a bytearray copies its value twice
+        # To write through: a slice of a bytearray copies its value twice.
+        self._view = memoryview(self.buffer)
         self.used = 0
         self._extents: list[Extent] = []  # parts of the tick, each in one segment and one chunk
         self._read_fds: dict[int, int] = {}
