@@ -287,7 +287,10 @@ async def test_a_connection_that_is_flushed_and_written_to_again_keeps_its_order
             assert [(await raw.read())[1] for _ in bodies] == bodies
 
 
-async def test_a_ring_that_fails_is_not_used_again(spy: type[Spy], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_ring_that_fails_ends_its_connections_and_is_not_used_again(
+    spy: type[Spy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for an answer that may have been lost with it."""
     rings: list[Spy] = []
 
     class Failing(Spy):
@@ -296,16 +299,21 @@ async def test_a_ring_that_fails_is_not_used_again(spy: type[Spy], monkeypatch: 
             rings.append(self)
 
         def send(self, fds: list[int], lots: list[Any]) -> list[tuple[int, int]]:
-            left = super().send(fds, lots)
             if len(rings) == 1:
                 raise MemoryError
-            return left
+            return super().send(fds, lots)
 
     monkeypatch.setattr(tick, "SendRing", Failing)
     seen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
-    async with keeping() as (port, kept), peers(port, 12) as raws:
-        for _ in range(2):
+    async with keeping() as (port, kept):
+        async with peers(port, 12) as raws:
+            await ask_all(raws, kept)
+            for connection, request in kept:
+                connection.respond(request, 0)
+            for raw in raws:
+                assert await raw.read_end() == b""
+        async with peers(port, 12) as raws:
             await all_are_answered(raws, kept)
     assert len(rings) == 2
     assert [type(context["exception"]) for context in seen] == [MemoryError]

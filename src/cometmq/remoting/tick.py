@@ -33,6 +33,8 @@ class Flushable(Protocol):
 
     def send_rest(self, rest: Bytes) -> None: ...
 
+    def abort(self) -> None: ...
+
 
 class Tick:
     """Runs callbacks and flushes connections once per loop iteration; servers of one broker share one.
@@ -110,7 +112,10 @@ class Tick:
             for at in range(0, len(dirty), ENTRIES):
                 _send_all(dirty[at : at + ENTRIES], ring)
         except BaseException:
+            # What of all this left nobody knows. A peer whose connection ends asks again at once.
             self._ring = None
+            for connection in dirty:
+                connection.abort()
             raise
 
 
