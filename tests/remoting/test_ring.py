@@ -319,6 +319,36 @@ async def test_a_ring_that_fails_ends_its_connections_and_is_not_used_again(
     assert [type(context["exception"]) for context in seen] == [MemoryError]
 
 
+async def test_one_that_cannot_be_flushed_leaves_nobody_waiting(
+    spy: type[Spy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same where so few are answered that each is flushed by itself."""
+    flush = Connection.flush
+    flushed: list[Connection] = []
+
+    def failing(connection: Connection) -> None:
+        flushed.append(connection)
+        if len(flushed) == 1:
+            raise MemoryError
+        flush(connection)
+
+    monkeypatch.setattr(Connection, "flush", failing)
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    few = tick.FEWEST_FOR_RING - 1
+    async with keeping() as (port, kept):
+        async with peers(port, few) as raws:
+            await ask_all(raws, kept)
+            for connection, request in kept:
+                connection.respond(request, 0)
+            for raw in raws:
+                assert await raw.read_end() == b""
+        async with peers(port, few) as raws:
+            await all_are_answered(raws, kept)
+    assert spy.sent == 0
+    assert [type(context["exception"]) for context in seen] == [MemoryError]
+
+
 async def test_without_io_uring_the_transports_write(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -94,6 +94,11 @@ class Tick:
                     connection.flush()
             else:
                 self._flush_by_ring(dirty)
+        except BaseException:
+            # What of all this left nobody knows. A peer whose connection ends asks again at once.
+            for connection in dirty:
+                connection.abort()
+            raise
         finally:
             self.scheduled = False
             if self._dirty:  # written while others were flushed, by a close callback for instance
@@ -112,10 +117,7 @@ class Tick:
             for at in range(0, len(dirty), ENTRIES):
                 _send_all(dirty[at : at + ENTRIES], ring)
         except BaseException:
-            # What of all this left nobody knows. A peer whose connection ends asks again at once.
             self._ring = None
-            for connection in dirty:
-                connection.abort()
             raise
 
 
