@@ -22,12 +22,14 @@ MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 # What every room may use, and what those may use themselves.
-COMMON = {"message", "errors", "protocol"}
+COMMON = {"message", "errors", "protocol", "text", "logs"}
 
 # room -> rooms it may import beside COMMON; "*" is any.
 ALLOWED: dict[str, set[str]] = {
     "message": set(),
     "errors": set(),
+    "text": set(),
+    "logs": set(),
     "protocol": set(),
     "remoting": set(),
     "store": set(),
@@ -229,6 +231,19 @@ def test_a_client_user_pays_for_no_server_command_line_or_spark(module: str) -> 
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
 
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).strip() == "[]"
+
+
+def test_every_logger_makes_its_lines_harmless() -> None:
+    wrong = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in sources()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node) == "logging.getLogger"
+        and name_of(path) != "logs.py"
+    ]
+
+    assert wrong == []
 
 
 def test_modules_fit_on_a_few_screens() -> None:

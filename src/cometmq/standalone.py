@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import sys
 import threading
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from cometmq import logs
 from cometmq.broker.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.errors import CometError
@@ -30,7 +30,7 @@ from cometmq.remoting import new_event_loop
 from cometmq.store.config import SMALL_FILES, WIRE_NAMES, StoreConfig
 from cometmq.store.disk import Disk, OsDisk, read_file, replace_file
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 HOST = "127.0.0.1"
 CLUSTER = "DefaultCluster"

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import msgspec
 
+from cometmq import logs
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.notices import send_oneway
 from cometmq.errors import CometError
@@ -25,7 +25,7 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.remoting import CommandError, Connection
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 # Versions since which a client understands what is forwarded (remoting.md 1.6).
 RUNNING_INFO_SINCE = 62

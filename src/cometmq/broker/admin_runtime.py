@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 
+from cometmq import logs
 from cometmq.broker.config import LIVE_BLACK_LIST
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.schedule import ScheduleService
@@ -17,7 +17,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
 from cometmq.remoting import CommandError, Connection, Handler
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 SUCCESS = ResponseCode.SUCCESS
 # Pools that Apache's broker has and an event loop does not: the tools show them, so they are empty, not

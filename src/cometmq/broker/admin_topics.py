@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 
+from cometmq import logs
 from cometmq.broker import compat
 from cometmq.broker.attributes import changed
 from cometmq.broker.context import BrokerContext
@@ -29,7 +29,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.remoting import CommandError, Connection, Handler
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 SUCCESS = ResponseCode.SUCCESS

@@ -9,7 +9,6 @@ the nearest known name.
 from __future__ import annotations
 
 import difflib
-import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -17,12 +16,13 @@ from typing import Any
 
 import msgspec
 
+from cometmq import logs
 from cometmq.broker.delay import DelayLevels
 from cometmq.broker.inert import INERT_DEFAULTS, check_inert
 from cometmq.errors import ConfigError
 from cometmq.store.config import SLAVE, StoreConfig
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 # Fields whose wire name is not the camel case of the Python name.
 SPECIAL_NAMES = {"broker_ip1": "brokerIP1", "broker_ip2": "brokerIP2"}

@@ -4,13 +4,13 @@ here.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from cometmq import logs
 from cometmq.broker.config import BrokerConfig
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 # Created at start (storage.md 12.4). The CID_ONS ones may consume by broadcast.
 BUILT_IN = (

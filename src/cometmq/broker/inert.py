@@ -8,12 +8,12 @@ safety than the file asks for stops the start.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
+from cometmq import logs
 from cometmq.errors import ConfigError
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 # Thread pools and their queues, Netty, mapped memory, Apache's deletion of mapped files, an HA service that
 # does not run: nothing here answers to them. Defaults as 4.9.7 shows them (storage.md 11).

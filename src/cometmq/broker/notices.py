@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
+from cometmq import logs
 from cometmq.errors import RemotingError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import NotifyConsumerIdsChangedRequestHeader
 from cometmq.remoting import Connection
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 def notify_consumer_ids_changed(channel: Connection, group: str) -> None:

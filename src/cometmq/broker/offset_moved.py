@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import logging
-
+from cometmq import logs
 from cometmq.broker.context import BrokerContext
 from cometmq.errors import StoreError
 from cometmq.protocol.bodies import OffsetMovedEvent
@@ -12,7 +11,7 @@ from cometmq.protocol.codes import OFFSET_MOVED_EVENT
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties import encode_properties, tags_code
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 def store_offset_moved(

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from cometmq import logs
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.schedule import ScheduleService
 from cometmq.broker.table_file import TableFile
@@ -26,7 +26,7 @@ from cometmq.protocol.bodies import Body, SubscriptionGroupTable, TopicConfigTab
 from cometmq.store.disk import Disk
 from cometmq.store.table_shapes import DELAYS, GROUPS, OFFSETS, TOPICS
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 # Apache's broker waits so long before it first writes offsets.
 FIRST_WRITE_S = 10.0

@@ -16,13 +16,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from cometmq import logs
 from cometmq.broker.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.errors import CometError
 from cometmq.protocol.java_properties import parse_properties
 from cometmq.remoting import run
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 def read_config(path: str, settings: Sequence[str] = ()) -> BrokerConfig:

@@ -12,10 +12,10 @@ they are.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Sequence
 
+from cometmq import logs
 from cometmq.broker import compat
 from cometmq.broker.backlog import NEAR, Backlog
 from cometmq.broker.context import BrokerContext
@@ -32,7 +32,7 @@ from cometmq.store.dispatch import Arrivals
 from cometmq.store.files import NotCached
 from cometmq.store.reading import GetStatus, Got
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 COMMIT_OFFSET = 1
 SUSPEND = 2

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
+from cometmq import logs
 from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.names import check_topic
@@ -13,7 +12,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
 from cometmq.remoting import CommandError, Connection, Handler
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 class PurgeAdmin:

@@ -7,11 +7,11 @@ while a registration is under way wait for it and then leave as one.
 from __future__ import annotations
 
 import asyncio
-import logging
 import zlib
 
 import msgspec
 
+from cometmq import logs
 from cometmq.broker.config import BrokerConfig
 from cometmq.broker.topics import READ_WRITE, TopicTable
 from cometmq.errors import CometError
@@ -21,7 +21,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterBrokerRequestHeader, UnregisterBrokerRequestHeader
 from cometmq.remoting import RemotingClient
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 UNREGISTER_TIMEOUT_S = 3.0
 

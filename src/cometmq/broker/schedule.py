@@ -8,10 +8,10 @@ crash in between delivers it again, never loses it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Any
 
+from cometmq import logs
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.delay import corrected_due_time
 from cometmq.errors import StoreError
@@ -27,7 +27,7 @@ from cometmq.store.dispatch import Arrivals
 from cometmq.store.files import NotCached
 from cometmq.store.reading import GetStatus, Got
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 # Deliveries of one level in one tick.
 BATCH = 32

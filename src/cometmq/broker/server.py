@@ -7,10 +7,10 @@ servers. A stop goes the other way: unregister, answer what is held, drain, writ
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Sequence
 
+from cometmq import logs
 from cometmq.broker import attributes
 from cometmq.broker.admin_groups import GroupAdmin
 from cometmq.broker.admin_offsets import ConsumerAdmin
@@ -48,7 +48,7 @@ from cometmq.store.disk import Disk, OsDisk, replace_file
 from cometmq.store.dispatch import Arrivals
 from cometmq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 CLIENT_SCAN_S = 10.0
 # The fast port of old clients serves everything but these.

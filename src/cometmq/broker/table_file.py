@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from cometmq import logs
 from cometmq.store.disk import Disk
 from cometmq.store.tables import JsonTable
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 # After a failed write it is tried again so much later, each time twice as long.
 RETRY_S = 1.0

@@ -6,9 +6,9 @@ name servers).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from cometmq import logs
 from cometmq.broker.config import BrokerConfig
 from cometmq.protocol.bodies import DataVersion, TopicConfig
 from cometmq.protocol.codes import (
@@ -21,7 +21,7 @@ from cometmq.protocol.codes import (
     Perm,
 )
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 SYSTEM_PREFIX = "rmq_sys_"
 BENCHMARK_TOPIC = "BenchmarkTest"

@@ -11,9 +11,9 @@ Budget: 1.5 µs of the 12 µs of a 1 KiB send are spent here (one answer formatt
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
+from cometmq import logs
 from cometmq.broker.replies import PlainSend, Sender, SendReplies
 from cometmq.broker.stats import Stats
 from cometmq.protocol.codes import ResponseCode
@@ -23,7 +23,7 @@ from cometmq.store.config import SYNC_MASTER
 from cometmq.store.dispatch import Arrivals
 from cometmq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 SUCCESS = int(ResponseCode.SUCCESS)
 SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)

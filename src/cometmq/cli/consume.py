@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq import logs
+
 from .options import HELP, namesrv_option, stop_on_signals
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ def consume(
             hint.cancel()
             if printer.full or printer.reader_gone:
                 # That messages are held back is what was asked for, and no warning.
-                logging.getLogger("cometmq.client").setLevel(logging.ERROR)
+                logs.logger("cometmq.client").setLevel(logging.ERROR)
             problems = () if printer.printed else consumer.health().problems
         if printer.reader_gone:
             raise BrokenPipeError

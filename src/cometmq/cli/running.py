@@ -8,7 +8,6 @@ COMETMQ_RUN_DIR, else `cometmq` under XDG_RUNTIME_DIR, else ~/.cometmq/run.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-log = logging.getLogger(__name__)
+from cometmq import logs
+
+log = logs.logger(__name__)
 
 
 def run_directory() -> Path:

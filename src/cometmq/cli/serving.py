@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import click
 
-from cometmq import remoting
+from cometmq import logs, remoting
 
 from .running import RunFile
 
@@ -38,9 +38,7 @@ def set_up_logging() -> None:
     level = logging.getLevelNamesMapping().get(wanted)
     logging.basicConfig(level=level or logging.WARNING, format=LOG_FORMAT, stream=sys.stderr)
     if level is None:
-        logging.getLogger(__name__).warning(
-            "COMETMQ_LOG_LEVEL=%s is no level: DEBUG, INFO, WARNING, ERROR", wanted
-        )
+        logs.logger(__name__).warning("COMETMQ_LOG_LEVEL=%s is no level: DEBUG, INFO, WARNING, ERROR", wanted)
 
 
 def serve(kind: str, make: Callable[[], S], announce: Callable[[S], str]) -> None:

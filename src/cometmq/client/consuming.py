@@ -7,17 +7,18 @@ failed messages is the owner's business (`settle`).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
+
+from cometmq import logs
 
 from .listener import BoundListener, ConsumeContext, ConsumeStatus
 from .process_queue import Batch
 
 __all__ = ["ConcurrentConsuming", "Consuming"]
 
-log = logging.getLogger("cometmq.client.consumer")
+log = logs.logger("cometmq.client.consumer")
 
 Settle = Callable[[Batch, ConsumeStatus, ConsumeContext], Awaitable[None]]
 

@@ -6,8 +6,7 @@ stored is never given out; what happens instead depends on who asks, see `decode
 
 from __future__ import annotations
 
-import logging
-
+from cometmq import logs
 from cometmq.errors import BodyError, RecordError
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import SysFlag
@@ -16,7 +15,7 @@ from cometmq.protocol.record import body_crc, decode_record, iter_records, recor
 
 __all__ = ["decode_messages"]
 
-log = logging.getLogger("cometmq.client")
+log = logs.logger("cometmq.client")
 
 _COMPRESSED = int(SysFlag.COMPRESSED)
 

@@ -8,17 +8,17 @@ taken.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from cometmq import logs
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 
 __all__ = ["Fetched", "Fetcher"]
 
-log = logging.getLogger("cometmq.client.consumer")
+log = logs.logger("cometmq.client.consumer")
 
 _BATCHES_AHEAD = 2
 _ERROR_DELAY_S = 1.0

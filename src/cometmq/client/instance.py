@@ -8,11 +8,11 @@ async with ClientInstance("127.0.0.1:9876") as client:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from cometmq import logs
 from cometmq.errors import ClientStateError, CometError, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
@@ -28,7 +28,7 @@ from .server_requests import ConsumerPeer, ServerRequests
 
 __all__ = ["ClientInstance"]
 
-log = logging.getLogger("cometmq.client")
+log = logs.logger("cometmq.client")
 
 _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""

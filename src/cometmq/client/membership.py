@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cometmq import logs
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue
 
@@ -23,7 +23,7 @@ _TAKEN_AT_ONCE = 32
 _RETRY_TOPIC_PATIENCE = 10
 """Quick rounds that wait for the retry topic; a broker may be forbidden to create it."""
 
-log = logging.getLogger("cometmq.client.consumer")
+log = logs.logger("cometmq.client.consumer")
 
 _UNBALANCED_INTERVAL_S = 1.0
 """Between rounds while something is missing (a route, the member list, a start offset); 5.x does the same."""

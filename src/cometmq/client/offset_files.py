@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 
+from cometmq import logs
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
 
 __all__ = ["LocalOffsets", "parse_offsets", "render_offsets"]
 
-log = logging.getLogger("cometmq.client.offsets")
+log = logs.logger("cometmq.client.offsets")
 
 
 class OffsetFileError(CometError):

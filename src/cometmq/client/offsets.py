@@ -4,15 +4,15 @@ the end."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from cometmq import logs
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 
 __all__ = ["OffsetStore"]
 
-log = logging.getLogger("cometmq.client.offsets")
+log = logs.logger("cometmq.client.offsets")
 
 _AT_ONCE = 64  # questions under way at a time; a member may hold thousands of queues
 

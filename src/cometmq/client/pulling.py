@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from cometmq import logs
 from cometmq.errors import BrokerError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.codes import ResponseCode
@@ -17,7 +18,7 @@ from .process_queue import FlowLimits, ProcessQueue
 
 __all__ = ["QueuePuller"]
 
-log = logging.getLogger("cometmq.client.consumer")
+log = logs.logger("cometmq.client.consumer")
 
 _FLOW_CONTROL_DELAY_S = 0.02
 _HELD_S = 1.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from cometmq import logs
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP
@@ -30,7 +30,7 @@ from .subscription import Subscription
 
 __all__ = ["PushSession"]
 
-log = logging.getLogger("cometmq.client.consumer")
+log = logs.logger("cometmq.client.consumer")
 
 _HALF_HOUR_MS = 30 * 60 * 1000
 _OVERDUE_PER_ROUND = 16

@@ -3,8 +3,7 @@ topic."""
 
 from __future__ import annotations
 
-import logging
-
+from cometmq import logs
 from cometmq.errors import CometError
 from cometmq.message import Message, MessageExt
 from cometmq.protocol import properties as names
@@ -16,7 +15,7 @@ from .producer import Producer
 
 __all__ = ["SendBack", "retry_message"]
 
-log = logging.getLogger("cometmq.client.consumer")
+log = logs.logger("cometmq.client.consumer")
 
 _FIRST_RETRY_LEVEL = 3
 """The broker's rule: retry n waits delay level 3 + n."""

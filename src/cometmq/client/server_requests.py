@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from cometmq import logs
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -29,7 +29,7 @@ from .decoding import decode_messages
 
 __all__ = ["ConsumerPeer", "ServerRequests"]
 
-log = logging.getLogger("cometmq.client")
+log = logs.logger("cometmq.client")
 
 
 class ConsumerPeer(Protocol):

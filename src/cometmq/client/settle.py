@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 
+from cometmq import logs
 from cometmq.errors import CometError
 from cometmq.message import MessageExt
 
@@ -17,7 +17,7 @@ from .send_back import SendBack
 
 __all__ = ["Settler"]
 
-log = logging.getLogger("cometmq.client.consumer")
+log = logs.logger("cometmq.client.consumer")
 
 _AGAIN_HERE_S = 5.0
 """When neither the broker nor the retry topic takes a failed message: the next try is in this process."""

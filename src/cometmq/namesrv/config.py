@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import os
 from collections.abc import Mapping
 
 import msgspec
 
+from cometmq import logs
 from cometmq.errors import ConfigError
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 # Settings of Apache's name server that have no counterpart in one event loop, or belong to modes
 # this one does not have, with its defaults: taken and shown without a word.

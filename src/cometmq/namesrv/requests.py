@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 from zlib import crc32
 
+from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.kv import KvTables
@@ -32,7 +32,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
 from cometmq.remoting import CommandError, Connection, Handler
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 CRC_MASK = 0x7FFF_FFFF
 

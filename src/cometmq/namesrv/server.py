@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 
+from cometmq import logs
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.kv import KvTables, read_file, write_file
 from cometmq.namesrv.requests import RequestProcessor
@@ -14,7 +14,7 @@ from cometmq.namesrv.tables import RouteTables
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Limits, RemotingServer
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 def wall_ms() -> int:

@@ -10,7 +10,6 @@ to its ranges is not committed.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 from pyspark.sql import SparkSession
 
+from cometmq import logs
 from cometmq.errors import CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
 from cometmq.pipeline.archive_task import QueueCount, Unit, UnitResult, run_units
@@ -40,7 +40,7 @@ from cometmq.pipeline.plan import (
 from cometmq.pipeline.table import ArchiveTable
 from cometmq.pipeline.watch import watch_tasks
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

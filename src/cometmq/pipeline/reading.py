@@ -6,7 +6,6 @@ One connection to each broker, kept by the worker process for its next task; sev
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from itertools import groupby
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cometmq import logs
 from cometmq.errors import BrokerError, CometError, ConnectError, RequestTimeout, SendFailed
 from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
@@ -28,7 +28,7 @@ from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.columnar import MAX_RAW_BYTES, BadRecord, ColumnDecoder
 from cometmq.protocol.compression import decompress
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _NOT_YET_S = 2.0
 """How long offsets below the planned end may be absent: a master that restarts replays its log first."""

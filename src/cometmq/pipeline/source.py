@@ -8,7 +8,6 @@ into other scans of the same frame.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +33,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
@@ -52,7 +52,7 @@ from cometmq.pipeline.reading import read_batches
 from cometmq.pipeline.sink import CometStreamWriter, CometWriter
 from cometmq.protocol.columnar import COLUMNS, arrow_schema, canonical_column
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 FORMAT_NAME = "cometmq"
 _IDLE_POLL_S = 0.1  # least time between two looks at the brokers while there is nothing new

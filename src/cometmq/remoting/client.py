@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cometmq import logs
 from cometmq.errors import ConnectError, RequestTimeout
 from cometmq.protocol.frame import Frame
 from cometmq.remoting.connection import Connection
@@ -17,7 +17,7 @@ from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 def parse_addr(addr: str) -> tuple[str, int]:

@@ -12,12 +12,12 @@ transport, or past it, together with what other connections have queued.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from cometmq import logs
 from cometmq.errors import FrameError, RemotingError, SendFailed
 from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting.calls import CallTable
@@ -26,7 +26,7 @@ from cometmq.remoting.limits import Limits
 from cometmq.remoting.ring import Bytes
 from cometmq.remoting.tick import Tick
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 TAIL_LIMIT = 64 * 1024
 # Up to here queued replies are joined; larger lots are handed over as they are, without one more copy.

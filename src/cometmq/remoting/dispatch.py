@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from cometmq import logs
 from cometmq.errors import CometError, ProtocolError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
@@ -15,7 +15,7 @@ from cometmq.protocol.frame import Frame, encode_frame
 if TYPE_CHECKING:
     from cometmq.remoting.connection import Connection
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | None] | None]"
 # Called with the connection, the buffer, where the header begins and ends and where the frame ends: takes the

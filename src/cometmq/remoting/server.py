@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Callable, Mapping
 
+from cometmq import logs
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Dispatcher, Handler, Shortcut
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 BACKLOG = 1024
 

@@ -8,14 +8,14 @@ every connection with queued replies sends them in one write, and many connectio
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections.abc import Callable
 from typing import Protocol
 
+from cometmq import logs
 from cometmq.remoting.ring import ENTRIES, Bytes, SendRing
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 SCRATCH_SIZE = 256 * 1024
 # From so many connections on, one system call for all costs less than one for each.

@@ -8,13 +8,13 @@ Budget: 1.5 µs for a 1 KiB message, of which its head takes 0.3.
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, final
 
 import msgspec
 
+from cometmq import logs
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record import BLANK_SIZE, head_of, topic_part
@@ -27,7 +27,7 @@ from cometmq.store.keys import key_prefix as key_prefix_of
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.refusal import StoreRefused
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
 _TOPIC_MAX = 255

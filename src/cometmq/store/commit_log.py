@@ -13,13 +13,13 @@ claimed in this tick. Loop thread only, except `reserve_file`.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import msgspec
 
+from cometmq import logs
 from cometmq.protocol.record import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
 from cometmq.store.block_cache import BLOCK, BlockCache
 from cometmq.store.disk import Buffer, write_all
@@ -28,7 +28,7 @@ from cometmq.store.log_places import LogPlaces
 from cometmq.store.recent import RecentBytes
 from cometmq.store.syncer import Unsynced
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _READ_FDS = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)

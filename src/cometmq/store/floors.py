@@ -7,17 +7,17 @@ messages whose segments still exist can be read again.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping
 
+from cometmq import logs
 from cometmq.store.disk import Disk
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.table_shapes import FLOORS, QueueFloorTable
 from cometmq.store.tables import JsonTable
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 Floors = Mapping[str, Mapping[int, int]]
 

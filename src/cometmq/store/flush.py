@@ -9,17 +9,17 @@ acknowledged after it and the store turns read-only until it is started again.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 
+from cometmq import logs
 from cometmq.store.clock import Clock
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.syncer import Syncer, Unsynced
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 Waiter = Callable[[bool], None]
 _PAGE = 4096

@@ -7,7 +7,6 @@ searched. A record's keys are its unique key, then each of its KEYS split at bla
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cometmq import logs
 from cometmq.protocol.properties import index_hash
 from cometmq.store.appender import Keys
 from cometmq.store.checkpoint import Mark
@@ -26,7 +26,7 @@ from cometmq.store.files import StoreFiles
 from cometmq.store.index_file import IndexFile, IntArray
 from cometmq.store.keys import UNIQUE_KEY, behind_prefix, hash_equal, hash_keys
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _BATCH = 1024  # records hashed together, at least
 _SLOTS_BEHIND = 2_000_000  # entries; chained anew in 0.1 s by a recovery

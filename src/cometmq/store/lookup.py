@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
+from cometmq import logs
 from cometmq.protocol.record import MAGIC_V1, MAGIC_V2, store_timestamp_at
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
@@ -14,7 +14,7 @@ from cometmq.store.index import IndexService
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import record_facts
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _QUERY_ROUNDS = 3
 

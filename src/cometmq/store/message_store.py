@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
+from cometmq import logs
 from cometmq.protocol.codes import ResponseCode
 from cometmq.store.appender import Appended, Appender, BatchRecords, Lot, Placed, Refused
 from cometmq.store.batch_append import BatchAppender
@@ -53,7 +53,7 @@ from cometmq.store.topic_deletion import TopicDeletion
 from cometmq.store.topic_retention import TopicRetention
 from cometmq.store.upkeep import Upkeep
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 T = TypeVar("T")
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections import deque
 from collections.abc import Iterator
 
+from cometmq import logs
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.disk import Disk
 from cometmq.store.files import StoreFiles
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 TRASH = ".deleted"
 """Where files of deleted topics wait for their end, as gone-<n>/<queue id>/...: no queue ids for Apache's

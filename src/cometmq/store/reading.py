@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 import errno
-import logging
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -25,6 +24,7 @@ from operator import add, ne
 import msgspec
 import numpy as np
 
+from cometmq import logs
 from cometmq.protocol.record import MAGIC_V1, MAGIC_V2, MIN_SIZE
 from cometmq.store.block_cache import BLOCK, DENSE
 from cometmq.store.commit_log import CommitLog
@@ -36,7 +36,7 @@ from cometmq.store.files import NotCached
 from cometmq.store.queue_ext import LEAST_CODE
 from cometmq.store.scan import record_facts
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096

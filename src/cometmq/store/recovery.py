@@ -12,7 +12,6 @@ life. Damage with valid records behind it is skipped and named; everything behin
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from cometmq import logs
 from cometmq.errors import StoreError
 from cometmq.protocol.codes import SCHEDULE_TOPIC
 from cometmq.store.appender import Keys
@@ -37,7 +37,7 @@ from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import Damage, Facts, Run, SegmentScan, record_facts
 from cometmq.store.start_point import mark_holds, trusted_segment, walk_from
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 _WIDEST_GAP = 1_000_000  # units; a jump wider than this is a damaged header, not a loss

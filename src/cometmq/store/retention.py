@@ -14,13 +14,13 @@ failure has its queue still.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cometmq import logs
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.flags import Flag
 from cometmq.store.off_loop import in_place
@@ -29,7 +29,7 @@ from cometmq.store.queue_ext import ExtFiles
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _MANUAL_PASSES = 20
 _SLICE = 16  # queues looked at per turn of the loop

@@ -11,7 +11,6 @@ writes with still tells of every failure; nothing is taken for synced that is no
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import subprocess
@@ -20,10 +19,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
+from cometmq import logs
 from cometmq.store import sync_child
 from cometmq.store.disk import Disk
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)

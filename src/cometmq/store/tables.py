@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 
+from cometmq import logs
 from cometmq.errors import ProtocolError, StoreCorrupt
 from cometmq.store.disk import Disk, OsDisk, read_file, write_new_file
 from cometmq.store.table_shapes import SEALED, SHAPES, Shape, Table, read_table, seal
 from cometmq.store.table_text import render
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 class JsonTable:

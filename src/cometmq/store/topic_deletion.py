@@ -7,16 +7,16 @@ may begin. A thread removes the files. A crash after the first step leaves the r
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cometmq import logs
 from cometmq.store.queue_ext import ExtFiles
 
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _TRIES = 3
 

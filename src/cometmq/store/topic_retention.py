@@ -7,7 +7,6 @@ memory is read by a thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from cometmq import logs
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.files import NotCached
 from cometmq.store.off_loop import in_place
@@ -22,7 +22,7 @@ from cometmq.store.off_loop import in_place
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 Sizes = npt.NDArray[np.int64]
 

@@ -8,12 +8,12 @@ device runs in one of two threads (one for the log's syncs, one for the rest).
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cometmq import logs
 from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.flags import Flag
@@ -23,7 +23,7 @@ from cometmq.store.zero_ahead import ZeroAhead
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _EAGER_LOOK = 4096
 _MANY_FILES = 256  # from here on one call for the whole file system is cheaper than one a file

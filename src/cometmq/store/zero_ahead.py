@@ -8,13 +8,13 @@ recovery and a power loss nothing changes: that space reads as zeros already.
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from cometmq import logs
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.disk import Disk, write_all
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 PART = 512 << 10  # written at once; the next sync of the log takes it along
 # Where zeros begin, behind the end of the log: so far that the log does not get there while they are written.

@@ -1,0 +1,57 @@
+"""What comes from outside is shown as one short line that no terminal obeys."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from cometmq import logs
+from cometmq.text import printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("TopicTest", "TopicTest"),
+        ("订单　主题", "订单　主题"),
+        ("a\nERROR forged", "a\\nERROR forged"),
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("\x9b2J", "\\x9b2J"),
+        ("a\u2028b\u202ec", "a\\u2028b\\u202ec"),
+        ("\ud800", "\\ud800"),
+        ("x" * 300, "x" * 256 + "... (300 characters)"),
+    ],
+)
+def test_text_from_outside_is_made_harmless(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_without_a_limit_nothing_is_cut() -> None:
+    assert printable("x" * 1_000, limit=None) == "x" * 1_000
+
+
+class TestLogLines:
+    def line(self, caplog: pytest.LogCaptureFixture, *args: object, exc: BaseException | None = None) -> str:
+        logs.logger("cometmq.of_a_test").warning(*args, exc_info=exc)
+        return logging.Formatter("%(levelname)s %(message)s").format(caplog.records[-1])
+
+    def test_a_name_can_neither_forge_a_line_nor_fill_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        line = self.line(caplog, "group %s has %d of %.1f", "a\nERROR b" + "x" * 5_000_000, 3, 1.5)
+
+        assert line.startswith("WARNING group a\\nERROR bxxx")
+        assert line.endswith("... (5000009 characters) has 3 of 1.5")
+        assert len(line) < 700
+
+    def test_so_is_the_text_of_an_error(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert self.line(caplog, "failed: %s", ValueError("\x1b[2J")) == "WARNING failed: \\x1b[2J"
+
+    def test_a_traceback_is_indented_and_bounded(self, caplog: pytest.LogCaptureFixture) -> None:
+        error = ValueError("x\nERROR forged" + "\ny" * 5_000)
+
+        head, *rest = self.line(caplog, "failed", exc=error).splitlines()
+
+        assert head == "WARNING failed"
+        assert all(line.startswith("  | ") for line in rest)
+        assert "  | ERROR forged" in rest
+        assert len(rest) <= 101
