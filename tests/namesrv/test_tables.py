@@ -77,10 +77,12 @@ class TestRegistration:
 
     def test_a_slave_is_told_its_master_and_its_topics_do_not_count(self, tables: RouteTables) -> None:
         slave = says(addr="10.0.0.2:10911", broker_id=1, topics=("OnlyOnSlave",))
-        assert tables.register(T0, slave) == Registered(True, None, None)
+        assert tables.register(T0, slave) == Registered()
         tables.register(T0, says())
 
-        assert tables.register(T0, slave) == Registered(True, "10.0.0.1:10912", "10.0.0.1:10911")
+        assert tables.register(T0, slave) == Registered(
+            ha_server_addr="10.0.0.1:10912", master_addr="10.0.0.1:10911"
+        )
         assert brokers_of(tables, "TopicA") == {"broker-a": {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}}
         assert tables.route("OnlyOnSlave") is None
 
@@ -144,11 +146,11 @@ class TestRegistration:
 
     def test_an_unknown_5x_broker_may_not_begin_with_a_single_topic(self, tables: RouteTables) -> None:
         single = says(topics=("TopicA",), single_topic_needs_known=True)
-        assert tables.register(T0, single) == Registered(accepted=False)
+        assert tables.register(T0, single) == Registered(refusal="register broker failed")
         assert (tables.topics(), tables.live()) == ([], {})
 
         tables.register(T0, says(topics=("TopicA", "TopicB"), single_topic_needs_known=True))
-        assert tables.register(T0, single).accepted
+        assert tables.register(T0, single).refusal == ""
 
     @pytest.mark.parametrize(
         ("later", "left"),

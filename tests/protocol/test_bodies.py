@@ -220,8 +220,8 @@ class TestRegistration:
         [
             (b"\xff\xff\xff\xff", "data version"),
             (b"\x7f\xff\xff\xff{}", "data version"),
-            (b'\0\0\0\x1b{"counter":1,"timestamp":3}\xff\xff\xff\xff', "-1 topics"),
-            (b'\0\0\0\x1b{"counter":1,"timestamp":3}\x7f\xff\xff\xff', "2147483647 topics"),
+            (b'\0\0\0\x1b{"counter":1,"timestamp":3}\xff\xff\xff\xff', "number of topics: -1"),
+            (b'\0\0\0\x1b{"counter":1,"timestamp":3}\x7f\xff\xff\xff', "number of topics: 2147483647"),
             (b'\0\0\0\x1b{"counter":1,"timestamp":3}\0\0\0\x01\0\0\0\x03T 4', "2 words"),
             (b'\0\0\0\x1b{"counter":1,"timestamp":3}\0\0\0\x01\0\0\0\x12T x 4 6 SINGLE_TAG', "no number"),
         ],

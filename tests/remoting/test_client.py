@@ -359,6 +359,8 @@ async def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
         ("broker-a.example:10911", ("broker-a.example", 10911)),
         ("[::1]:9876", ("::1", 9876)),
         (" 10.0.0.1:1 ", ("10.0.0.1", 1)),
+        ("fe80::1%eth0:10911", ("fe80::1%eth0", 10911)),
+        ("broker_a:10911", ("broker_a", 10911)),
     ],
 )
 def test_addresses(addr: str, parts: tuple[str, int]) -> None:
@@ -366,8 +368,13 @@ def test_addresses(addr: str, parts: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "addr", ["", "host", "host:", ":9876", "host:port", "host:0", "host:65536", "host:-1"]
-)
+    "addr",
+    [
+        "", "host", "host:", ":9876", "host:port", "host:0", "host:65536", "host:-1", "..:1", "a..b:1",
+        "x" * 64 + ".example:1", "a b:1", "[:1", "[]:1", "[host]:1", "höst:1", "host:\uff11",
+        "a\0b:1",
+    ],
+)  # fmt: skip
 def test_wrong_addresses_are_named(addr: str) -> None:
     with pytest.raises(ConnectError) as caught:
         parse_addr(addr)

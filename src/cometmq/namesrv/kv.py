@@ -8,24 +8,60 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cometmq.errors import BodyError
+from cometmq.errors import BodyError, CometError
 from cometmq.protocol.lenient import loads
+
+# Bounds of what requests may put. A namespace has to fit into an answer (ORDER_TOPIC_CONFIG's goes out with
+# each registration), and every change writes the whole file.
+NAME_MAX = 255  # characters of a namespace or key
+NAMESPACE_MAX = 1 << 20  # bytes of a namespace's keys and values: 20,000 ordered topics
+NAMESPACES_MAX = 256
+
+
+class KvRefused(CometError):
+    """A pair that is not kept. `field` names what is wrong with it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(field, problem)
+        self.field = field
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}"
 
 
 class KvTables:
     """namespace -> key -> value. `generation` counts changes, so that a writer knows whether it is behind."""
 
-    __slots__ = ("_tables", "generation")
+    __slots__ = ("_sizes", "_tables", "generation")
 
     def __init__(self, tables: Mapping[str, Mapping[str, str]] | None = None) -> None:
         self._tables: dict[str, dict[str, str]] = {
             name: dict(pairs) for name, pairs in (tables or {}).items()
         }
+        self._sizes = {
+            name: sum(_size(key, value) for key, value in pairs.items())
+            for name, pairs in self._tables.items()
+        }
         self.generation = 0
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value."""
+        """Set a value. Raises KvRefused."""
+        for field, name in (("namespace", namespace), ("key", key)):
+            if not name or len(name) > NAME_MAX or not name.isprintable():
+                raise KvRefused(field, f"1 to {NAME_MAX} printable characters are wanted")
+        pairs = self._tables.get(namespace, {})
+        if not pairs and len(self._tables) >= NAMESPACES_MAX and namespace not in self._tables:
+            raise KvRefused("namespace", f"there are {NAMESPACES_MAX} of them, and no more are kept")
+        size = self._sizes.get(namespace, 0) + _size(key, value)
+        if key in pairs:
+            size -= _size(key, pairs[key])
+        if size > NAMESPACE_MAX:
+            raise KvRefused(
+                "value", f"its namespace would have {size} bytes, at most {NAMESPACE_MAX} are kept"
+            )
         self._tables.setdefault(namespace, {})[key] = value
+        self._sizes[namespace] = size
         self.generation += 1
 
     def get(self, namespace: str, key: str) -> str | None:
@@ -34,13 +70,19 @@ class KvTables:
 
     def delete(self, namespace: str, key: str) -> None:
         """Remove a value. A namespace that had one stays known, as Apache's does."""
-        if self._tables.get(namespace, {}).pop(key, None) is not None:
+        value = self._tables.get(namespace, {}).pop(key, None)
+        if value is not None:
+            self._sizes[namespace] -= _size(key, value)
             self.generation += 1
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
         """All values of a namespace, None if it is not known."""
         pairs = self._tables.get(namespace)
         return None if pairs is None else dict(pairs)
+
+    def fits(self, namespace: str) -> bool:
+        """Whether a namespace may go out with other answers; a file made elsewhere can hold a longer one."""
+        return self._sizes.get(namespace, 0) <= NAMESPACE_MAX
 
     def to_json(self) -> bytes:
         """The content of kvConfig.json."""
@@ -57,6 +99,11 @@ class KvTables:
             return cls(msgspec.convert(tables, dict[str, dict[str, str]], strict=False))
         except msgspec.ValidationError as error:
             raise BodyError("kvConfig.json", str(error)) from error
+
+
+def _size(key: str, value: str) -> int:
+    """What a pair counts, in bytes of UTF-8."""
+    return len(key.encode("utf-8", "replace")) + len(value.encode("utf-8", "replace"))
 
 
 def read_file(path: str) -> bytes | None:

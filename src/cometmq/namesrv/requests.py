@@ -9,9 +9,10 @@ from zlib import crc32
 from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.namesrv.config import NamesrvConfig
-from cometmq.namesrv.kv import KvTables
+from cometmq.namesrv.kv import KvRefused, KvTables
 from cometmq.namesrv.tables import Registration, RouteTables
 from cometmq.protocol import headers
+from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import (
     BrokerMemberGroup,
     DataVersion,
@@ -21,6 +22,7 @@ from cometmq.protocol.bodies import (
     TopicRouteData,
 )
 from cometmq.protocol.codes import (
+    NAME_PATTERN,
     ORDER_TOPIC_CONFIG,
     VERSION_4_9_4,
     VERSION_5_0_0,
@@ -31,10 +33,15 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
 from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.text import shortened
 
 log = logs.logger(__name__)
 
 CRC_MASK = 0x7FFF_FFFF
+NAME_MAX = 255  # of 5.x's retry topics, the longest names that brokers have
+QUEUE_NUMS_MAX = 65_536
+FILTER_SERVERS_MAX = 64  # of one broker
+HEARTBEAT_TIMEOUT_MAX_MS = 3_600_000
 
 Answer: TypeAlias = "Frame | Awaitable[Frame | None]"
 
@@ -93,7 +100,10 @@ class RequestProcessor:
     def put_kv_config(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
         """100"""
         asked = request.header(headers.PutKVConfigRequestHeader)
-        self._kv.put(asked.namespace, asked.key, asked.value)
+        try:
+            self._kv.put(asked.namespace, asked.key, asked.value)
+        except KvRefused as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         return self._saved(request)
 
     def get_kv_config(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
@@ -137,34 +147,27 @@ class RequestProcessor:
         if asked.body_crc32 and crc32(request.body) & CRC_MASK != asked.body_crc32:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
         body = registration_of(request, compressed=bool(asked.compressed))
-        registered = self._tables.register(
-            self._now_ms(),
-            Registration(
-                cluster=asked.cluster_name,
-                broker_name=asked.broker_name,
-                broker_addr=asked.broker_addr,
-                broker_id=asked.broker_id,
-                ha_server_addr=asked.ha_server_addr,
-                data_version=body.data_version,
-                topics=body.topics,
-                filter_servers=body.filter_servers,
-                heartbeat_timeout_ms=asked.heartbeat_timeout_millis,
-                zone_name=asked.zone_name,
-                single_topic_needs_known=request.version >= VERSION_5_0_0,
-            ),
-            connection,
-        )
-        if not registered.accepted:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "register broker failed")
-        order = self._kv.namespace(ORDER_TOPIC_CONFIG)
-        if not self._shell.config.return_order_topic_config_to_broker:
-            order = None
+        registered = self._tables.register(self._now_ms(), registration(request, asked, body), connection)
+        if registered.refusal:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, registered.refusal)
+        if registered.left_out:
+            log.warning("no room for %d topics of broker %s", registered.left_out, asked.broker_addr)
+        order = None
+        if self._shell.config.return_order_topic_config_to_broker:
+            order = self._order_topics()
         return request.response(
             header=headers.RegisterBrokerResponseHeader(
                 ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr
             ),
             body=b"" if order is None else KVTable(order).encode(),
         )
+
+    def _order_topics(self) -> dict[str, str] | None:
+        if self._kv.fits(ORDER_TOPIC_CONFIG):
+            return self._kv.namespace(ORDER_TOPIC_CONFIG)
+        # A broker without the order of its topics is better than one that cannot register at all.
+        log.error("%s is too long to go out with registrations: delete keys of it", ORDER_TOPIC_CONFIG)
+        return None
 
     def unregister_broker(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
         """104"""
@@ -235,7 +238,12 @@ class RequestProcessor:
         """217"""
         asked = request.header(headers.RegisterTopicRequestHeader)
         route = TopicRouteData.decode(request.body)
-        self._tables.register_topic(asked.topic, route.queue_datas)
+        for queue in route.queue_datas:
+            problem = topic_problem(asked.topic, queue.read_queue_nums, queue.write_queue_nums)
+            if problem:
+                raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
+        if not self._tables.register_topic(asked.topic, route.queue_datas):
+            raise CommandError(ResponseCode.SYSTEM_ERROR, "no more topics are kept")
         return request.response()
 
     def delete_topic(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
@@ -319,6 +327,64 @@ class RequestProcessor:
     def get_config(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
         """319"""
         return request.response(body=format_properties(self._shell.config.to_properties()).encode())
+
+
+def registration(
+    request: Frame, asked: headers.RegisterBrokerRequestHeader, body: RegisterBrokerBody
+) -> Registration:
+    """What a broker says of itself, checked: clients dial the addresses and make what topics and queues it
+    names. Raises CommandError.
+    """
+    for field, name in (("brokerName", asked.broker_name), ("clusterName", asked.cluster_name)):
+        if not name.strip() or len(name) > NAME_MAX or not name.isprintable():
+            raise _refused(field, name, f"1 to {NAME_MAX} printable characters are wanted")
+    if len(asked.zone_name or "") > NAME_MAX:
+        raise _refused("zoneName", asked.zone_name, f"at most {NAME_MAX} characters are wanted")
+    if parse_address(asked.broker_addr) is None:
+        raise _refused("brokerAddr", asked.broker_addr, "host:port is wanted")
+    if asked.ha_server_addr and parse_address(asked.ha_server_addr) is None:
+        raise _refused("haServerAddr", asked.ha_server_addr, "host:port is wanted")
+    filter_servers = body.filter_servers
+    if filter_servers is not None:
+        filter_servers = [addr for addr in filter_servers[:FILTER_SERVERS_MAX] if parse_address(addr)]
+    topics = dict(body.topics)
+    for topic, config in body.topics.items():
+        problem = topic_problem(topic, config.read_queue_nums, config.write_queue_nums)
+        if problem:
+            if len(topics) == len(body.topics):  # one line, however many there are
+                log.warning("broker %s: topic %s is left out: %s", asked.broker_addr, topic, problem)
+            del topics[topic]
+    timeout_ms = asked.heartbeat_timeout_millis
+    if timeout_ms is not None:
+        timeout_ms = min(max(0, timeout_ms), HEARTBEAT_TIMEOUT_MAX_MS)
+    return Registration(
+        cluster=asked.cluster_name,
+        broker_name=asked.broker_name,
+        broker_addr=asked.broker_addr,
+        broker_id=asked.broker_id,
+        ha_server_addr=asked.ha_server_addr,
+        data_version=body.data_version,
+        topics=topics,
+        filter_servers=filter_servers,
+        heartbeat_timeout_ms=None
+        if timeout_ms is None
+        else min(max(0, timeout_ms), HEARTBEAT_TIMEOUT_MAX_MS),
+        zone_name=asked.zone_name,
+        single_topic_needs_known=request.version >= VERSION_5_0_0,
+    )
+
+
+def _refused(field: str, value: str | None, problem: str) -> CommandError:
+    return CommandError(ResponseCode.SYSTEM_ERROR, f"{field} is {shortened(value or '')!r}: {problem}")
+
+
+def topic_problem(topic: str, *queue_nums: int) -> str:
+    """Why a topic is not routed, "" if it is."""
+    if len(topic) > NAME_MAX or not NAME_PATTERN.fullmatch(topic):
+        return f"a topic has 1 to {NAME_MAX} of the characters {NAME_PATTERN.pattern}"
+    if not all(0 <= number <= QUEUE_NUMS_MAX for number in queue_nums):
+        return f"a topic has 0 to {QUEUE_NUMS_MAX} queues"
+    return ""
 
 
 def registration_of(request: Frame, *, compressed: bool) -> RegisterBrokerBody:

@@ -17,15 +17,17 @@ from cometmq.remoting import Connection, Limits, RemotingServer
 log = logs.logger(__name__)
 
 
-def wall_ms() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
+def monotonic_ms() -> int:
+    """Milliseconds of a clock that nobody sets: who is alive must not depend on the time of day."""
+    return time.monotonic_ns() // 1_000_000
 
 
 class NameServer:
     """A name server: `await start()`, `await stop()`; `port` is where it listens."""
 
-    def __init__(self, config: NamesrvConfig | None = None, *, now_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(
+        self, config: NamesrvConfig | None = None, *, now_ms: Callable[[], int] = monotonic_ms
+    ) -> None:
         self.config = config if config is not None else NamesrvConfig()
         self.port = 0
         self._now_ms = now_ms

@@ -32,6 +32,9 @@ from cometmq.protocol.codes import MASTER_ID, Perm
 
 # Without a word from a broker for so long, it is gone (BROKER_CHANNEL_EXPIRED_TIME).
 EXPIRY_MS = 120_000
+# Bounds of the tables, far beyond any cluster: without access control whoever reaches the port may register.
+BROKERS_MAX = 5_000
+TOPICS_MAX = 200_000
 
 T = TypeVar("T")
 
@@ -57,10 +60,14 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     single_topic_needs_known: bool = False
 
 
-class Registered(msgspec.Struct, frozen=True):
-    """The answer to a registration; the addresses only for a slave whose master is known."""
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a registration; the addresses only for a slave whose master is known.
 
-    accepted: bool = True
+    refusal: why nothing was registered, "" if it was; left_out: topics for which there was no room.
+    """
+
+    refusal: str = ""
+    left_out: int = 0
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
@@ -115,7 +122,9 @@ class RouteTables:
         broker = self._brokers.get(said.broker_name)
         known = broker is not None and said.broker_id in broker.addrs
         if said.single_topic_needs_known and not known and len(said.topics) == 1:
-            return Registered(accepted=False)
+            return Registered(refusal="register broker failed")
+        if said.broker_addr not in self._live and len(self._live) >= BROKERS_MAX:
+            return Registered(refusal=f"{BROKERS_MAX} brokers are registered, and no more are kept")
         if broker is None:
             broker = Broker(said.cluster, said.broker_name, {})
             self._brokers[said.broker_name] = broker
@@ -125,14 +134,14 @@ class RouteTables:
         self._clusters.setdefault(said.cluster, {})[said.broker_name] = None
         broker.zone_name = said.zone_name
         self._take_address(broker, said)
-        if said.broker_id == MASTER_ID:
-            self._take_topics(said, first=not known)
+        left_out = self._take_topics(said, first=not known) if said.broker_id == MASTER_ID else 0
         self._take_liveness(now_ms, said, connection)
         if said.filter_servers:
             self._filters[said.broker_addr] = list(said.filter_servers)
         elif said.filter_servers is not None:
             self._filters.pop(said.broker_addr, None)
-        return self._master_of(broker, said.broker_id)
+        answer = self._master_of(broker, said.broker_id)
+        return msgspec.structs.replace(answer, left_out=left_out) if left_out else answer
 
     def unregister(self, broker_addr: str, broker_name: str) -> None:
         """A broker leaves on its own."""
@@ -178,11 +187,10 @@ class RouteTables:
             return False, live.data_version
         return True, live.data_version
 
-    def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """REGISTER_TOPIC_IN_NAMESRV: queues of one topic, on brokers that are known."""
-        for queue in queues:
-            if queue.broker_name in self._brokers:
-                self._put_queue(topic, queue)
+    def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
+        """REGISTER_TOPIC_IN_NAMESRV: queues of one topic, on brokers that are known. False: no room."""
+        known = [queue for queue in queues if queue.broker_name in self._brokers]
+        return all(self._put_queue(topic, queue) for queue in known)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, everywhere or on the brokers of one cluster."""
@@ -284,24 +292,26 @@ class RouteTables:
             self._remove_broker(said.broker_addr)
         broker.addrs[said.broker_id] = said.broker_addr
 
-    def _take_topics(self, said: Registration, *, first: bool) -> None:
+    def _take_topics(self, said: Registration, *, first: bool) -> int:
+        """How many topics found no room."""
         live = self._live.get(said.broker_addr)
         if not first and live is not None and live.data_version == said.data_version:
-            return
+            return 0
         if self.delete_missing:
             for topic in self._topics_of.get(said.broker_name, set()) - said.topics.keys():
                 self._drop_queue(topic, said.broker_name)
+        left_out = 0
         for topic, config in said.topics.items():
-            self._put_queue(
-                topic,
-                QueueData(
-                    broker_name=said.broker_name,
-                    read_queue_nums=config.read_queue_nums,
-                    write_queue_nums=config.write_queue_nums,
-                    perm=config.perm,
-                    topic_sys_flag=config.topic_sys_flag,
-                ),
+            queue = QueueData(
+                broker_name=said.broker_name,
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=config.perm,
+                topic_sys_flag=config.topic_sys_flag,
             )
+            if not self._put_queue(topic, queue):
+                left_out += 1
+        return left_out
 
     def _take_liveness(self, now_ms: int, said: Registration, connection: Hashable) -> None:
         self._forget_liveness(said.broker_addr, filters=False)
@@ -324,7 +334,11 @@ class RouteTables:
         if broker_id == MASTER_ID or master_addr is None:
             return Registered()
         master = self._live.get(master_addr)
-        return Registered() if master is None else Registered(True, master.ha_server_addr, master_addr)
+        return (
+            Registered()
+            if master is None
+            else Registered(ha_server_addr=master.ha_server_addr, master_addr=master_addr)
+        )
 
     # -- removal
 
@@ -367,9 +381,13 @@ class RouteTables:
 
     # -- queues
 
-    def _put_queue(self, topic: str, queue: QueueData) -> None:
+    def _put_queue(self, topic: str, queue: QueueData) -> bool:
+        """False where there is no room for another topic."""
+        if topic not in self._topics and len(self._topics) >= TOPICS_MAX:
+            return False
         self._topics.setdefault(topic, {})[queue.broker_name] = queue
         self._topics_of.setdefault(queue.broker_name, set()).add(topic)
+        return True
 
     def _drop_queue(self, topic: str, broker_name: str) -> None:
         queues = self._topics[topic]

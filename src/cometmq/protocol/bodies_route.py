@@ -29,9 +29,11 @@ from cometmq.protocol.lenient import Json, loads
 
 VERSION_FULL_REGISTRATION = 37
 """Brokers older than this register with the topic table alone as the body."""
-MAX_REGISTRATION = 64 << 20
-"""Bytes of a registration when decompressed: some 800,000 topics."""
-MAX_TOPICS = 1_000_000
+MAX_REGISTRATION = 16 << 20
+"""Bytes of a registration when decompressed: what one that is not compressed may have."""
+MAX_TOPICS = 100_000
+"""Topics of a registration: ten times a large cluster's; the name server reads so many in a quarter of a
+second."""
 
 _COUNT = struct.Struct(">i")
 
@@ -292,16 +294,18 @@ class RegisterBrokerBody(Body):
         if compressed:
             return cls._decode_compressed(decompress(1, bytes(data), MAX_REGISTRATION))
         if version < VERSION_FULL_REGISTRATION:
-            return cls(TopicConfigTable.decode(data))
-        return super().decode(data)
+            said = cls(TopicConfigTable.decode(data))
+        else:
+            said = super().decode(data)
+        _check_number(len(said.topics))
+        return said
 
     @classmethod
     def _decode_compressed(cls, data: bytes) -> Self:
         reader = _Counted(data)
         version = DataVersion.decode(reader.take("data version"))
         count = reader.count("number of topics")
-        if not 0 <= count <= MAX_TOPICS:
-            raise BodyError("compressed registration", f"{count} topics", "number of topics")
+        _check_number(count)
         topics: dict[str, TopicConfig] = {}
         for _ in range(count):
             topic = _topic_of(reader.take("topic").decode("utf-8", "replace"))
@@ -313,6 +317,11 @@ class RegisterBrokerBody(Body):
             except (msgspec.ValidationError, BodyError):
                 filters = None  # Java logs it and goes on
         return cls(TopicConfigTable(topics, version), filters)
+
+
+def _check_number(topics: int) -> None:
+    if not 0 <= topics <= MAX_TOPICS:
+        raise BodyError("registration", f"{topics}, at most {MAX_TOPICS} are taken", "number of topics")
 
 
 def _topic_of(text: str) -> TopicConfig:

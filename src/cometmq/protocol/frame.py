@@ -422,6 +422,9 @@ def encode_head(frame: Frame, body_length: int) -> bytes:
     length = len(header)
     if length > LENGTH_MASK:
         raise FrameError(f"header of {length} bytes is too long, at most {LENGTH_MASK} are possible")
+    if length + body_length > MAX_FRAME_LENGTH - 8:
+        # Whoever gets it would close the connection, and everything else on it would be lost.
+        raise FrameError(f"a frame of {8 + length + body_length} bytes, at most {MAX_FRAME_LENGTH} are read")
     return _two_words(4 + length + body_length, frame.serialize_type << 24 | length) + header
 
 

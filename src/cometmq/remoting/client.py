@@ -10,22 +10,24 @@ from typing import Any
 
 from cometmq import logs
 from cometmq.errors import ConnectError, RequestTimeout
+from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.frame import Frame
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Dispatcher, Handler
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
+from cometmq.text import shortened
 
 log = logs.logger(__name__)
 
 
 def parse_addr(addr: str) -> tuple[str, int]:
     """("host", port) of "host:port" or "[v6]:port". Raises ConnectError if it is neither."""
-    host, colon, port = addr.strip().rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConnectError(addr, "an address is host:port")
-    return host.strip("[]"), int(port)
+    parsed = parse_address(addr)
+    if parsed is None:
+        raise ConnectError(shortened(addr), "an address is host:port")
+    return parsed
 
 
 class RemotingClient:

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from cometmq import logs
-from cometmq.errors import CometError, ProtocolError
+from cometmq.errors import CometError, FrameError, ProtocolError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
+from cometmq.text import shortened
 
 if TYPE_CHECKING:
     from cometmq.remoting.connection import Connection
@@ -21,6 +22,8 @@ Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | No
 # Called with the connection, the buffer, where the header begins and ends and where the frame ends: takes the
 # request as bytes, or returns False and has done nothing.
 Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
+
+REMARK_MAX = 4096  # characters: errors repeat what was sent
 
 
 class CommandError(CometError):
@@ -121,8 +124,10 @@ class Dispatcher:
             code, remark, ext = error.code, error.remark, error.ext
         else:
             code, remark = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
-            # A request that cannot be read is its sender's fault, and the answer says so.
-            if not isinstance(error, ProtocolError) and self._budget.take():
+            # A request that cannot be read is its sender's fault, and the answer says so. A FrameError is
+            # ours: the answer is too long.
+            ours = isinstance(error, FrameError) or not isinstance(error, ProtocolError)
+            if ours and self._budget.take():
                 log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)
         if not request.flag & 2:
-            connection.write(encode_frame(request.response(code, remark, ext=ext)))
+            connection.write(encode_frame(request.response(code, shortened(remark, REMARK_MAX), ext=ext)))

@@ -1,0 +1,194 @@
+"""What a stranger may tell a name server: nothing of it harms the brokers and clients that others run."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.namesrv.test_name_server import (
+    TOPIC_A,
+    ask,
+    config_in,
+    identity,
+    peer,
+    register,
+    registration,
+    route,
+    running,
+)
+
+from cometmq.errors import BodyError
+from cometmq.namesrv import kv, tables
+from cometmq.namesrv.kv import KvRefused, KvTables
+from cometmq.namesrv.server import NameServer
+from cometmq.namesrv.tables import Registration, RouteTables
+from cometmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig
+
+ORDER = "ORDER_TOPIC_CONFIG"
+
+
+async def put(raw: Any, namespace: str, key: str, value: str) -> tuple[int, str]:
+    header, _ = await ask(raw, 100, {"namespace": namespace, "key": key, "value": value})
+    return header["code"], header.get("remark") or ""
+
+
+class TestKeyValues:
+    async def test_values_that_would_fill_the_answers_of_brokers_are_refused(self, tmp_path: Path) -> None:
+        async with running(tmp_path) as server, peer(server) as raw:
+            answers = [await put(raw, ORDER, f"t{n}", "x" * (9 << 20)) for n in range(2)]
+            header, _ = await register(raw)
+            found = await route(raw)
+
+        assert [code for code, _ in answers] == [1, 1]
+        assert all("value" in remark and "1048576" in remark for _, remark in answers)
+        assert (header["code"], found[0]) == (0, 0)
+
+    async def test_a_file_that_holds_too_much_keeps_no_broker_out(self, tmp_path: Path) -> None:
+        table = {f"t{n}": "x" * (9 << 20) for n in range(2)}
+        (tmp_path / "kvConfig.json").write_text(json.dumps({"configTable": {ORDER: table}}))
+        async with running(tmp_path) as server, peer(server) as raw:
+            _, body = await register(raw)
+            found = await route(raw)
+            listed, _ = await ask(raw, 219, {"namespace": ORDER})
+            for key in table:
+                await ask(raw, 102, {"namespace": ORDER, "key": key})
+            put_again = await put(raw, ORDER, "TopicA", "broker-a:4")
+            _, order = await register(raw, counter=2)
+
+        assert (body, found[0]) == (b"", 0)
+        assert (listed["code"], "16777216" in listed["remark"]) == (1, True)  # never sent: too long
+        assert put_again == (0, "")
+        assert json.loads(order) == {"table": {"TopicA": "broker-a:4"}}
+
+    @pytest.mark.parametrize(
+        ("namespace", "key", "field"),
+        [("", "k", "namespace"), ("n" * 256, "k", "namespace"), ("n", "k\n", "key"), ("n", "k" * 256, "key")],
+    )
+    def test_names_are_short_and_printable(self, namespace: str, key: str, field: str) -> None:
+        with pytest.raises(KvRefused) as caught:
+            KvTables().put(namespace, key, "v")
+
+        assert caught.value.field == field
+
+    def test_namespaces_are_bounded_and_room_comes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kv, "NAMESPACES_MAX", 2)
+        monkeypatch.setattr(kv, "NAMESPACE_MAX", 10)
+        values = KvTables({"a": {"k": "1"}, "b": {}})
+        with pytest.raises(KvRefused):
+            values.put("c", "k", "1")
+        values.put("b", "k", "123456789")
+        values.put("b", "k", "987654321")  # in place of the other
+        with pytest.raises(KvRefused):
+            values.put("b", "l", "")
+        values.delete("b", "k")
+        values.put("b", "l", "123456789")
+
+        assert values.namespace("b") == {"l": "123456789"}
+
+
+class TestRegistrations:
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("brokerAddr", "..:1"), ("brokerAddr", "10.0.0.1:10911\0"), ("brokerAddr", "x" * 64 + ":1"),
+            ("brokerAddr", ""), ("brokerAddr", "10.0.0.1"), ("haServerAddr", "..:1"),
+            ("brokerName", " "), ("brokerName", "a\nb"), ("clusterName", "c" * 256), ("zoneName", "z" * 256),
+        ],
+    )  # fmt: skip
+    async def test_what_no_client_could_use_is_refused_by_name(
+        self, tmp_path: Path, field: str, value: str
+    ) -> None:
+        async with running(tmp_path) as server, peer(server) as raw:
+            header, _ = await ask(raw, 103, {**identity(), field: value}, registration([TOPIC_A]))
+            found = await route(raw)
+
+        assert header["code"] == 1
+        assert field in header["remark"]
+        assert found[0] == 17
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"topicName": "a/../b"}, {"topicName": "a\0"}, {"topicName": "x" * 256},
+            {"readQueueNums": 1_000_000_000}, {"writeQueueNums": -1},
+        ],
+    )  # fmt: skip
+    async def test_topics_that_no_broker_may_have_are_left_out(
+        self, tmp_path: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bad = {**TOPIC_A, "topicName": "Bad", **change}
+        async with running(tmp_path) as server, peer(server) as raw:
+            await register(raw, TOPIC_A, bad)
+            good, worse = await route(raw), await route(raw, bad["topicName"])
+            alone = {"brokerName": "broker-a", "readQueueNums": 4, "writeQueueNums": 4, **change}
+            header, _ = await ask(
+                raw, 217, {"topic": bad["topicName"]}, json.dumps({"queueDatas": [alone]}).encode()
+            )
+
+        assert (good[0], worse[0], header["code"]) == (0, 17, 1)
+        assert sum("is left out" in record.message for record in caplog.records) == 1
+
+    async def test_a_small_registration_cannot_become_a_large_one(self, tmp_path: Path) -> None:
+        version = b'{"counter":1,"timestamp":3}'
+        topic = b"T0 4 4 6 SINGLE_TAG"
+        head = struct.pack(">i", len(version)) + version + struct.pack(">i", 100_001)
+        bombs = {
+            "number of topics": head + (struct.pack(">i", len(topic)) + topic) * 100_001,
+            "larger than 16777216 bytes": bytes((16 << 20) + 1),
+        }
+        async with running(tmp_path) as server, peer(server) as raw:
+            for words, plain in bombs.items():
+                header, _ = await ask(raw, 103, identity(compressed="true"), zlib.compress(plain, 9))
+                assert (header["code"], words in header["remark"]) == (1, True), header
+
+    def test_a_plain_one_has_the_same_bound(self) -> None:
+        one = json.dumps(TOPIC_A)
+        topics = ",".join(f'"T{n}":{one}' for n in range(100_001))
+        with pytest.raises(BodyError, match="100001, at most 100000"):
+            RegisterBrokerBody.decode(
+                f'{{"topicConfigSerializeWrapper":{{"topicConfigTable":{{{topics}}}}}}}'.encode()
+            )
+
+    def test_the_tables_have_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tables, "BROKERS_MAX", 2)
+        monkeypatch.setattr(tables, "TOPICS_MAX", 3)
+        routes = RouteTables()
+
+        def register_broker(number: int, *topics: str) -> tuple[bool, int]:
+            answer = routes.register(
+                0,
+                Registration(
+                    cluster="c",
+                    broker_name=f"b{number}",
+                    broker_addr=f"10.0.0.{number}:1",
+                    broker_id=0,
+                    data_version=DataVersion(timestamp=0, counter=number),
+                    topics={topic: TopicConfig(topic_name=topic) for topic in topics},
+                ),
+            )
+            return not answer.refusal, answer.left_out
+
+        assert register_broker(1, "a", "b") == (True, 0)
+        assert register_broker(2, "b", "c", "d") == (True, 1)
+        assert register_broker(3, "e") == (False, 0)
+        assert register_broker(1, "a", "b") == (True, 0)
+        assert sorted(routes.topics()) == ["a", "b", "c"]
+
+
+async def test_a_step_of_the_clock_removes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = NameServer(config_in(tmp_path, scanNotActiveBrokerInterval="10"))
+    await server.start()
+    try:
+        async with peer(server) as raw:
+            await register(raw)
+            for step_ns in (10**18, -(10**18)):
+                monkeypatch.setattr("time.time_ns", lambda step_ns=step_ns: 1_700_000_000 * 10**9 + step_ns)
+                monkeypatch.setattr("time.time", lambda step_ns=step_ns: 1_700_000_000 + step_ns / 1e9)
+                server._scan()
+                assert (await route(raw))[0] == 0
+    finally:
+        await server.stop(1)
