@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from cometmq.broker import offsets as offsets_module
 from cometmq.broker.delay import DelayLevels, corrected_due_time
 from cometmq.broker.locks import LOCK_LIVE_MS, QueueLocks
 from cometmq.broker.offsets import ConsumerOffsets
@@ -73,6 +76,42 @@ class TestOffsets:
         offsets.load({"offsetTable": {"T@G": {0: 4, "1": "9"}}})
         assert offsets.to_table() == {"offsetTable": {"T@G": {0: 4, 1: 9}}}
         assert not offsets.dirty
+
+    def test_the_topics_of_each_group_are_known_without_a_look_at_every_entry(self, monkeypatch):
+        offsets = ConsumerOffsets()
+        for number in range(1000):
+            offsets.commit(f"G{number}", f"T{number % 10}", 0, number)
+        looked_at = []
+        split = offsets_module.split_key
+        monkeypatch.setattr(offsets_module, "split_key", lambda key: looked_at.append(key) or split(key))
+        assert all(offsets.topics_of(f"G{number}") == {f"T{number % 10}"} for number in range(1000))
+        assert sum(len(offsets.groups_of(f"T{number}")) for number in range(10)) == 1000
+        offsets.remove_group("G7")
+        offsets.remove_topic("T3")
+        assert looked_at == []
+
+    def test_what_is_known_of_groups_and_topics_is_what_the_table_holds(self):
+        draw = random.Random(5)
+        offsets = ConsumerOffsets()
+        for _ in range(3000):
+            group, topic = draw.choice("GHIJ"), draw.choice(["T", "U", "%RETRY%G", "odd@V"])
+            change = draw.randrange(8)
+            if change < 5:
+                offsets.commit(group, topic, draw.randrange(2), 1)
+            elif change == 5:
+                offsets.clone(group, draw.choice("GHIJ"), topic)
+            elif change == 6:
+                draw.choice([offsets.remove_group, offsets.remove_topic])(draw.choice([group, topic]))
+            else:
+                offsets.load(
+                    {"offsetTable": {**offsets.to_table()["offsetTable"], f"{topic}@{group}": {0: 1}}}
+                )
+            held = [offsets_module.split_key(key) for key in offsets.to_table()["offsetTable"]]
+            assert offsets.groups() == {name for _, name in held}
+            for name in ("G", "H", "V@G"):
+                assert offsets.topics_of(name) == {there for there, other in held if other == name}
+            for name in ("T", "odd"):
+                assert offsets.groups_of(name) == {other for there, other in held if there == name}
 
 
 class TestDelays:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 SEPARATOR = "@"
@@ -14,6 +14,9 @@ class ConsumerOffsets:
 
     def __init__(self) -> None:
         self._table: dict[str, dict[int, int]] = {}
+        # The keys of the table by either part: requests ask for those of a group or a topic again and again.
+        self._topics: dict[str, set[str]] = {}
+        self._groups: dict[str, set[str]] = {}
         self.dirty = False
         # Writes the file; done when it is on the device. Raises OSError.
         self.save: Callable[[], Awaitable[None]]
@@ -23,7 +26,7 @@ class ConsumerOffsets:
         key = topic + SEPARATOR + group
         queues = self._table.get(key)
         if queues is None:
-            queues = self._table[key] = {}
+            queues = self._new(key)
         queues[queue_id] = offset
         self.dirty = True
 
@@ -37,22 +40,22 @@ class ConsumerOffsets:
         return dict(self._table.get(topic + SEPARATOR + group, {}))
 
     def topics_of(self, group: str) -> set[str]:
-        """Topics in which the group has stored offsets."""
-        return {topic for topic, name in map(split_key, self._table) if name == group}
+        """Topics in which the group has stored offsets (a copy)."""
+        return set(self._topics.get(group, ()))
 
     def groups_of(self, topic: str) -> set[str]:
-        """Groups that have stored offsets in the topic."""
-        return {group for name, group in map(split_key, self._table) if name == topic}
+        """Groups that have stored offsets in the topic (a copy)."""
+        return set(self._groups.get(topic, ()))
 
     def groups(self) -> set[str]:
         """Every group with an offset."""
-        return {group for _, group in map(split_key, self._table)}
+        return set(self._topics)
 
     def clone(self, source: str, target: str, topic: str) -> None:
         """Give `target` the offsets of `source` in one topic."""
         queues = self._table.get(topic + SEPARATOR + source)
         if queues is not None:
-            self._table[topic + SEPARATOR + target] = dict(queues)
+            self._new(topic + SEPARATOR + target).update(queues)
             self.dirty = True
 
     def lower(self, end_of: Callable[[str, int], int]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
@@ -69,16 +72,29 @@ class ConsumerOffsets:
 
     def remove_group(self, group: str) -> None:
         """Forget every offset of a group."""
-        self._remove(key for key in self._table if split_key(key)[1] == group)
+        for topic in self.topics_of(group):
+            self._remove(topic, group)
 
     def remove_topic(self, topic: str) -> None:
         """Forget every offset in a topic."""
-        self._remove(key for key in self._table if split_key(key)[0] == topic)
+        for group in self.groups_of(topic):
+            self._remove(topic, group)
 
-    def _remove(self, keys: Iterable[str]) -> None:
-        for key in list(keys):
-            del self._table[key]
-            self.dirty = True
+    def _new(self, key: str) -> dict[int, int]:
+        """An empty entry in the place of whatever the key had."""
+        topic, group = split_key(key)
+        self._topics.setdefault(group, set()).add(topic)
+        self._groups.setdefault(topic, set()).add(group)
+        queues = self._table[key] = {}
+        return queues
+
+    def _remove(self, topic: str, group: str) -> None:
+        del self._table[topic + SEPARATOR + group]
+        for index, one, other in ((self._topics, group, topic), (self._groups, topic, group)):
+            index[one].discard(other)
+            if not index[one]:
+                del index[one]
+        self.dirty = True
 
     def to_table(self) -> dict[str, Any]:
         """The file's and code 43's content."""
@@ -86,11 +102,13 @@ class ConsumerOffsets:
 
     def load(self, table: Mapping[str, Any]) -> None:
         """Replace everything by a file's content; integer keys may come as text."""
-        loaded: dict[str, dict[int, int]] = {}
+        for index in (self._table, self._topics, self._groups):
+            index.clear()
         for key, queues in (table.get("offsetTable") or {}).items():
             if isinstance(queues, Mapping):
-                loaded[str(key)] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
-        self._table = loaded
+                self._new(str(key)).update(
+                    {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+                )
         self.dirty = False
 
 
