@@ -22,7 +22,7 @@ MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 # What every room may use, and what those may use themselves.
-COMMON = {"message", "errors", "protocol", "text", "logs"}
+COMMON = {"message", "errors", "protocol", "text", "logs", "settings"}
 
 # room -> rooms it may import beside COMMON; "*" is any.
 ALLOWED: dict[str, set[str]] = {
@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "text": set(),
     "logs": set(),
+    "settings": set(),
     "protocol": set(),
     "remoting": set(),
     "store": set(),

@@ -100,16 +100,18 @@ class RecordError(ProtocolError):
 
 
 class ConfigError(CometError, Terminal):
-    """A setting that cannot be used."""
+    """A setting that cannot be used. `where` is the place that it came from (file and line), if known."""
 
-    def __init__(self, key: str, value: str, expected: str) -> None:
-        super().__init__(key, value, expected)
+    def __init__(self, key: str, value: str, expected: str, where: str = "") -> None:
+        super().__init__(key, value, expected, where)
         self.key = key
         self.value = value
         self.expected = expected
+        self.where = where
 
     def __str__(self) -> str:
-        return f"{self.key} = {_shown(self.value)}: expected {self.expected}"
+        text = f"{self.key} = {_shown(self.value)}: expected {self.expected}"
+        return f"{self.where}: {text}" if self.where else text
 
 
 class ClientStateError(CometError, Terminal):

@@ -25,8 +25,9 @@ from cometmq.errors import CometError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
 from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
-from cometmq.protocol.java_properties import format_properties, parse_properties
+from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import new_event_loop
+from cometmq.settings import properties_of, settings_of
 from cometmq.store.config import SMALL_FILES, WIRE_NAMES, StoreConfig
 from cometmq.store.disk import Disk, OsDisk, read_file, replace_file
 
@@ -114,8 +115,10 @@ class Standalone:
         root = os.path.join(self.data_dir, name)
         os.makedirs(root, exist_ok=True)
         path = os.path.join(os.path.abspath(root), CONF)
+        data = b""
         try:
-            properties = parse_properties(read_file(self._disk, path).decode())
+            data = read_file(self._disk, path)
+            properties = properties_of(data, path)
         except FileNotFoundError:
             properties = small_files()
         if not properties:
@@ -139,7 +142,8 @@ class Standalone:
         }
         properties |= {key: text for key, text in self._settings.items() if key in SIZES}
         complete = {**properties, **self._settings}
-        BrokerConfig.from_properties(complete)  # what cannot work must not get into the file
+        with settings_of(path, self._settings, data):
+            BrokerConfig.from_properties(complete)  # what cannot work must not get into the file
         replace_file(self._disk, path, format_properties(properties).encode())
         return name, path, complete
 

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
-from cometmq.broker.config import FIELD_OF_KEY, BrokerConfig
+from cometmq.broker.config import FIELD_OF_KEY, RANGES, STORE_KEYS, BrokerConfig
 from cometmq.errors import ConfigError
+from cometmq.store.config import RANGES as STORE_RANGES
 
 # storage.md 11.2, as Apache's 4.9 prints them.
 DEFAULTS = {
@@ -66,13 +67,39 @@ def test_keys_of_broker_store_and_network_share_a_file():
         ("maxMessageSize", "4 MiB", "whole number"),
         ("maxMessageSize", "-1", "10 to"),
         ("maxMessageSize", "9", "10 to"),
-        ("fileReservedTime", "-1", "at least 0"),
-        ("deleteFileBatchMax", "0", "at least 1"),
+        ("fileReservedTime", "-1", "0 to"),
+        ("deleteFileBatchMax", "0", "1 to"),
         ("deleteWhen", "abc", "hours"),
-        ("syncFlushTimeout", "0", "at least 1"),
-        ("maxTransferCountOnMessageInMemory", "0", "at least 1"),
+        ("syncFlushTimeout", "0", "1 to"),
+        ("maxTransferCountOnMessageInMemory", "0", "1 to"),
         ("diskMaxUsedSpaceRatio", "500", "0 to 100"),
         ("maxIndexNum", "1", "2 to"),
+        ("maxMessageSize", "1_000", "whole number"),
+        ("mappedFileSizeCommitLog", "100", "bytes, 1024 to"),
+        ("defaultTopicQueueNums", "0", "1 to"),
+        ("defaultTopicQueueNums", "1025", "at most maxTopicQueueNums (1024)"),
+        ("flushConsumerOffsetInterval", "0", "milliseconds, 10 to"),
+        ("cleanResourceInterval", "9" * 400, "milliseconds, 10 to"),
+        ("cleanResourceInterval", "9" * 4000, "whole number"),
+        ("messageDelayLevel", "", "delays"),
+        ("messageDelayLevel", "1s " * 256 + "1s", "at most 256"),
+        ("messageDelayLevel", "\u00b2s", "delays"),
+        ("messageDelayLevel", "9" * 400 + "d", "delays"),
+        ("deleteWhen", "\u00b2", "hours"),
+        ("storePathRootDir", "", "a directory"),
+        ("storePathRootDir", "a\0b", "control character"),
+        ("regionId", "r" * 4097, "at most 4096 characters"),
+        ("brokerIP1", "", "an IP address or a host's name"),
+        ("brokerIP1", "a b", "an IP address or a host's name"),
+        ("brokerIP1", "..", "an IP address or a host's name"),
+        ("brokerIP2", "x" * 64, "an IP address or a host's name"),
+        ("bindAddress", "[::1]", "an IP address or a host's name"),
+        ("brokerClusterName", "../x", "without /"),
+        ("brokerName", "..", "without /"),
+        ("brokerName", "b" * 128, "at most 127"),
+        ("sendMessageThreadPoolNums", "-1", "0 to"),
+        ("haListenPort", "ten", "whole number"),
+        ("brokerFastFailureEnable", "1", "true or false"),
         ("aclEnable", "true", "everybody would be let in"),
         ("useTLS", "true", "in the clear"),
         ("enableDLegerCommitLog", "TRUE", "one machine only"),
@@ -89,6 +116,24 @@ def test_a_bad_value_names_the_key_the_value_and_what_is_expected(key, value, ex
     with pytest.raises(ConfigError):  # so does the request that changes a running broker, and changes nothing
         running.update({"fileReservedTime": "48", key: value})
     assert running.properties() == before
+
+
+def test_every_number_has_a_range_and_keeps_to_it():
+    shown = BrokerConfig().properties()
+    numbers = {key for key in (*FIELD_OF_KEY, *STORE_KEYS) if shown[key].lstrip("-").isdigit()}
+    assert numbers - {"deleteWhen"} == RANGES.keys() | STORE_RANGES.keys()
+    running = BrokerConfig(broker_name="b")
+    before = running.properties()
+    for key, (low, high, _) in {**RANGES, **STORE_RANGES}.items():
+        for value in (low - 1, high + 1):
+            for read in (BrokerConfig.from_properties, running.update):
+                with pytest.raises(ConfigError, match=f"^{key} = .* {low} to {high}$"):
+                    read({key: str(value)})
+    assert running.properties() == before
+
+
+def test_what_is_shown_of_a_broker_is_within_the_ranges():
+    BrokerConfig.from_properties(BrokerConfig().properties())
 
 
 def test_an_unknown_key_is_kept_and_the_nearest_known_one_named(caplog):
@@ -113,6 +158,22 @@ def test_a_setting_whose_feature_is_not_built_is_named_unless_it_is_at_its_defau
         config = BrokerConfig.from_properties({"transactionTimeOut": "9000"})
     assert "transactionTimeOut=9000 has no effect here" in caplog.text
     assert config.properties()["transactionTimeOut"] == "9000"
+
+
+@pytest.mark.parametrize(
+    ("key", "at_default", "other"),
+    [
+        ("fetchNamesrvAddrByAddressServer", "FALSE", "true"),
+        ("filterServerNums", "0", "2"),
+        ("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC", "Mine"),
+    ],
+)
+def test_what_promises_something_is_not_taken_in_silence(caplog, key, at_default, other):
+    with caplog.at_level(logging.WARNING):
+        BrokerConfig.from_properties({key: at_default})
+        assert caplog.text == ""
+        BrokerConfig.from_properties({key: other})
+    assert f"{key}={other} has no effect here" in caplog.text
 
 
 def test_a_running_broker_keeps_and_shows_settings_without_effect_too():

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.broker.config import FIELD_OF_KEY, STORE_KEYS, BrokerConfig
+from cometmq.broker.config import FIELD_OF_KEY, NOT_BY_REQUEST, RANGES, STORE_KEYS, BrokerConfig
 from cometmq.broker.inert import NOT_BUILT, UNSAFE, WITHOUT_USE
 from cometmq.store import MessageStore
+from cometmq.store.config import RANGES as STORE_RANGES
 from cometmq.store.config import WIRE_NAMES, StoreConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
-ROWS = {row[1]: row for row in re.finditer(r"^\| `(\w+)` \|(.*?)\| (live|start) \|.*\|$", PAGE, re.MULTILINE)}
+ROWS = {
+    row[1]: row
+    for row in re.finditer(r"^\| `(\w+)` \|(.*?)\|(.*?)\| (live|start) \|.*\|$", PAGE, re.MULTILINE)
+}
 INERT = PAGE[PAGE.index("## Without effect") :]
 ELSEWHERE = {"brokerName", "brokerIP1", "namesrvAddr"}  # defaults that the machine or the environment gives
 
@@ -26,6 +30,19 @@ def test_every_setting_with_an_effect_has_its_row_and_no_other_has():
 @pytest.mark.parametrize("key", sorted(ROWS.keys() - ELSEWHERE))
 def test_a_default(key):
     assert ROWS[key][2].strip("` ") == BrokerConfig().properties()[key]
+
+
+@pytest.mark.parametrize("key", sorted(ROWS))
+def test_a_range(key):
+    found = {**RANGES, **STORE_RANGES}.get(key)
+    assert ROWS[key][3].strip() == (f"{found.low} to {found.high}" if found else "")
+
+
+def test_what_requests_may_not_change_is_named():
+    text = PAGE[: PAGE.index("## Store")]
+    named = re.findall(r"`([\w*]+)`", text[text.index("Not by request") :])
+    for key in NOT_BY_REQUEST:
+        assert any(fnmatch.fnmatchcase(key, pattern) for pattern in named), key
 
 
 def test_every_setting_without_effect_is_named():
@@ -49,5 +66,5 @@ def test_what_a_running_store_takes_over_is_what_the_page_calls_live(tmp_path):
     other = {field: not value if isinstance(value, bool) else value + 1 for field, value in numbers.items()}
     store.configure(store.config.replace(**other))
     for field, value in other.items():
-        assert (getattr(store.config, field) == value) is (ROWS[WIRE_NAMES[field]][3] == "live"), field
+        assert (getattr(store.config, field) == value) is (ROWS[WIRE_NAMES[field]][4] == "live"), field
     store.close()

@@ -110,6 +110,11 @@ class TestOptions:
             ({"flushDiskType": "SOMETIMES"}, ["flushDiskType", "'SOMETIMES'", "SYNC_FLUSH"]),
             ({"namesrvAddr": "nowhere"}, ["namesrvAddr", "'nowhere'", "host:port"]),
             ({"brokerName": "\\u12"}, ["broker.conf line 1", "hexadecimal"]),
+            ({"mappedFileSizeCommitLog": 100}, ["broker.conf line 5: mappedFileSizeCommitLog", "1024 to"]),
+            ({"defaultTopicQueueNums": 0}, ["broker.conf line 9: defaultTopicQueueNums", "1 to"]),
+            ({"flushIntervalCommitLog": "9" * 400}, ["broker.conf line 9: flushIntervalCommitLog"]),
+            ({"bindAddress": "no-such-host.invalid"}, ["broker.conf line 9: bindAddress", "resolves"]),
+            ({"brokerIP2": "no-such-host.invalid"}, ["broker.conf line 9: brokerIP2", "resolves"]),
         ],
     )
     def test_a_bad_value_stops_the_start_with_key_value_and_expected_form(
@@ -122,6 +127,26 @@ class TestOptions:
         for word in words:
             assert word in failed.stderr
         assert not (tmp_path / "store").exists()
+
+    @pytest.mark.parametrize(
+        ("setting", "words"),
+        [
+            ("scanNotActiveBrokerInterval=0", "namesrv.conf line 2: scanNotActiveBrokerInterval = '0'"),
+            ("bindAddress=no-such-host.invalid", "namesrv.conf line 2: bindAddress = 'no-such-host.invalid'"),
+            ("useTLS=true", "namesrv.conf line 2: useTLS = 'true'"),
+        ],
+    )
+    def test_so_does_one_of_the_name_servers(
+        self, run: Run, tmp_path: Path, setting: str, words: str
+    ) -> None:
+        conf = tmp_path / "namesrv.conf"
+        conf.write_text(f"listenPort=0\n{setting}\n")
+
+        failed = run("mqnamesrv", "-c", str(conf))
+
+        assert failed.returncode == 255
+        assert words in failed.stderr
+        assert failed.stderr.count("\n") == 1
 
     def test_an_unknown_key_is_a_warning_that_names_the_nearest_one(self, run: Run, tmp_path: Path) -> None:
         printed = run("mqbroker", "-c", broker_conf(tmp_path, flushDiskTipe="ASYNC_FLUSH"), "-p")
@@ -137,6 +162,7 @@ class TestOptions:
             ("mqbroker", ("-x",), "No such option"),
             ("mqbroker", ("-c", "/nowhere/broker.conf"), "/nowhere/broker.conf: No such file or directory"),
             ("mqbroker", ("-n", "host"), "namesrvAddr"),
+            ("mqbroker", ("-n", "a b:1"), "mqbroker: namesrvAddr = 'a b:1'"),
             ("mqnamesrv", ("-x",), "No such option"),
             ("mqnamesrv", ("-c", "/nowhere/namesrv.conf"), "No such file or directory"),
         ],

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from cometmq.errors import ConfigError
-from cometmq.namesrv.config import NamesrvConfig
+from cometmq.namesrv.config import FIELDS, RANGES, NamesrvConfig
 
 
 def test_defaults_are_apaches() -> None:
@@ -47,6 +47,13 @@ def test_known_keys_are_read_and_shown_again() -> None:
         ("orderMessageEnable", ""),
         ("scanNotActiveBrokerInterval", "0"),
         ("serverChannelMaxIdleTimeSeconds", "0"),
+        ("scanNotActiveBrokerInterval", "9" * 400),
+        ("bindAddress", "a b"),
+        ("kvConfigPath", ""),
+        ("configStorePath", "a\0b"),
+        ("serverWorkerThreads", "-1"),
+        ("serverWorkerThreads", "many"),
+        ("useTLS", "true"),
     ],
 )
 def test_a_bad_value_names_key_value_and_form(key: str, value: str) -> None:
@@ -57,6 +64,25 @@ def test_a_bad_value_names_key_value_and_form(key: str, value: str) -> None:
     assert caught.value.expected
 
 
+def test_every_number_has_a_range_and_keeps_to_it() -> None:
+    numbers = {key for key, field in FIELDS.items() if type(getattr(NamesrvConfig(), field)) is int}
+    assert numbers == RANGES.keys()
+    for key, (low, high, _) in RANGES.items():
+        for value in (low - 1, high + 1):
+            with pytest.raises(ConfigError, match=f"^{key} = .* {low} to {high}$"):
+                NamesrvConfig.from_properties({key: str(value)})
+            with pytest.raises(ConfigError, match=key):
+                NamesrvConfig(**{FIELDS[key]: value}).check()
+
+
+def test_modes_that_are_not_built_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        NamesrvConfig.from_properties({"clusterTest": "FALSE", "supportActingMaster": "false"})
+        assert caplog.text == ""
+        NamesrvConfig.from_properties({"needWaitForService": "true"})
+    assert "needWaitForService=true has no effect here" in caplog.text
+
+
 def test_unknown_keys_are_kept_and_warned_about_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         config = NamesrvConfig.from_properties(
@@ -64,8 +90,8 @@ def test_unknown_keys_are_kept_and_warned_about_with_the_nearest(caplog: pytest.
         )
 
     assert [record.getMessage() for record in caplog.records] == [
-        "unknown configuration key orderMesageEnable; did you mean orderMessageEnable?",
-        "unknown configuration key zzz",
+        "unknown setting orderMesageEnable (did you mean orderMessageEnable?)",
+        "unknown setting zzz",
     ]
     assert config.to_properties()["zzz"] == "1"
     assert config.to_properties()["serverWorkerThreads"] == "4"

@@ -534,7 +534,14 @@ class TestConfiguration:
             (b"orderMessageEnable=true\nconfigStorePath=/tmp/x", 16, "configStorePath"),
             (b"configBlackList=", 16, "configBlackList"),
             (b"orderMessageEnable=maybe", 1, "orderMessageEnable = 'maybe': expected true or false"),
-            (b"listenPort=99999", 1, "listenPort"),
+            (b"listenPort=19876", 16, "listenPort"),
+            (b"bindAddress=10.0.0.1", 16, "bindAddress"),
+            (b"rocketmqHome=/tmp", 16, "rocketmqHome"),
+            (b"orderMessageEnable=true\nscanNotActiveBrokerInterval=0", 1, "scanNotActiveBrokerInterval"),
+            (b"serverChannelMaxIdleTimeSeconds=" + b"9" * 400, 1, "serverChannelMaxIdleTimeSeconds"),
+            (b"serverWorkerThreads=-1", 1, "serverWorkerThreads"),
+            (b"productEnvName=" + b"x" * 5000, 1, "productEnvName"),
+            (b"orderMessageEnable=true\n" * 3000, 1, "65536"),
             (b"a=\\u12", 1, "properties"),
             (b"\xff\xfe", 1, "properties"),
         ],
@@ -546,6 +553,7 @@ class TestConfiguration:
             before = server.config
             header, _ = await ask(raw, 318, body=body)
             assert server.config == before
+            assert not (tmp_path / "namesrv.properties").exists()
 
         assert header["code"] == code
         assert part in header["remark"]

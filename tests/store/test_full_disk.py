@@ -80,7 +80,7 @@ async def test_the_next_segment_is_tried_every_ten_seconds_and_complained_of_onc
 
 async def test_room_that_retention_makes_is_used_at_once(tmp_path: Path) -> None:
     disk, clock = SmallDisk(), ManualClock(START_MS)
-    store = open_store(tmp_path, disk, clock, clean_resource_interval=1 << 40)
+    store = open_store(tmp_path, disk, clock, clean_resource_interval=(1 << 31) - 1)
     store.start()
     await sent(store, 2, 30_000)
     await sent(store, 1, 10_000)  # in the second segment now

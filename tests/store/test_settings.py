@@ -430,7 +430,7 @@ async def test_how_full_the_disks_are_is_known_before_the_first_pass(tmp_path: P
             used = {"commitlog": 60, "consumequeue": 30, "index": 20}.get(os.path.basename(path), 10)
             return DiskUsage(100, used, 100 - used)
 
-    store = open_store(tmp_path, Disks(), clean_resource_interval=1 << 40)
+    store = open_store(tmp_path, Disks(), clean_resource_interval=(1 << 31) - 1)
     keyed(store, 1)
     store.index.write()
     store.start()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from cometmq import logs
-from cometmq.broker.config import LIVE_BLACK_LIST
+from cometmq.broker.config import NOT_BY_REQUEST
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.schedule import ScheduleService
 from cometmq.broker.store_views import runtime_facts
@@ -16,6 +16,7 @@ from cometmq.protocol.codes import VERSION_4_9_7, RequestCode, ResponseCode, ver
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
 from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.settings import BODY_MAX
 
 log = logs.logger(__name__)
 
@@ -29,7 +30,10 @@ class RuntimeAdmin:
     """Shows and changes settings; shows the runtime table."""
 
     def __init__(
-        self, context: BrokerContext, schedule: ScheduleService, settings_changed: Callable[[list[str]], None]
+        self,
+        context: BrokerContext,
+        schedule: ScheduleService,
+        settings_changed: Callable[[list[str]], Awaitable[None]],
     ) -> None:
         self._context = context
         self._schedule = schedule
@@ -47,13 +51,17 @@ class RuntimeAdmin:
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
         }
 
-    def update_config(self, connection: Connection, frame: Frame) -> Frame:
-        """25: set known keys of the properties text; unknown ones are ignored."""
+    async def update_config(self, connection: Connection, frame: Frame) -> Frame:
+        """25: set known keys of the properties text, and write them; unknown ones are ignored."""
+        if len(frame.body) > BODY_MAX:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"{len(frame.body)} bytes of settings are more than {BODY_MAX}"
+            )
         try:
             properties = parse_properties(bytes(frame.body).decode())
         except (UnicodeDecodeError, PropertiesError) as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from error
-        refused = LIVE_BLACK_LIST & properties.keys()
+        refused = NOT_BY_REQUEST & properties.keys()
         if refused:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"Can not update config in black list: {sorted(refused)}"
@@ -64,7 +72,7 @@ class RuntimeAdmin:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         self._version = {"counter": self._version["counter"] + 1, "timestamp": self._context.clock.time_ms()}
         log.info("settings changed by %s: %s", connection.peer, ", ".join(known) or "none that is known")
-        self._settings_changed(known)
+        await self._settings_changed(known)
         return frame.response(SUCCESS)
 
     def get_config(self, _connection: Connection, frame: Frame) -> Frame:

@@ -3,12 +3,11 @@
 A properties file mixes broker, store and network settings, as Apache's broker.conf does:
 `BrokerConfig.from_properties` takes what is the broker's and hands the rest to `StoreConfig`. A known key
 with a bad value is a ConfigError; an unknown key is kept, shown by GET_BROKER_CONFIG, and warned about with
-the nearest known name.
+the nearest known name. `RANGES` says what each number of the broker's own may be.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import socket
 from collections.abc import Mapping
@@ -16,19 +15,39 @@ from typing import Any
 
 import msgspec
 
-from cometmq import logs
 from cometmq.broker.delay import DelayLevels
-from cometmq.broker.inert import INERT_DEFAULTS, check_inert
+from cometmq.broker.inert import INERT
 from cometmq.errors import ConfigError
+from cometmq.settings import (
+    INT_MAX,
+    LONG_MAX,
+    Range,
+    camel,
+    check_addresses,
+    check_host,
+    check_ranges,
+    read_value,
+    show_value,
+    warn_unknown,
+)
 from cometmq.store.config import SLAVE, StoreConfig
 
-log = logs.logger(__name__)
-
-# Fields whose wire name is not the camel case of the Python name.
-SPECIAL_NAMES = {"broker_ip1": "brokerIP1", "broker_ip2": "brokerIP2"}
-# What UPDATE_BROKER_CONFIG refuses (configBlackList of Apache's broker).
-LIVE_BLACK_LIST = frozenset({"configBlackList", "brokerConfigPath"})
-BOOLEANS = {"true": True, "false": False}
+# What UPDATE_BROKER_CONFIG refuses: configBlackList and brokerConfigPath as Apache's broker does, and what
+# decides where the broker keeps things, who it is, where it is reached, and how long its files are. With a
+# wrong one of these it would not start again, or as another broker.
+NOT_BY_REQUEST = frozenset(
+    {
+        "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
+        "readOnlyCommitLogStorePaths", "rocketmqHome", "messageStorePlugIn",
+        "brokerName", "brokerClusterName", "brokerId", "brokerRole",
+        "brokerIP1", "brokerIP2", "bindAddress", "namesrvAddr", "haMasterAddress",
+        "fetchNamesrvAddrByAddressServer", "listenPort", "vipChannelEnable", "haListenPort",
+        "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "mappedFileSizeConsumeQueueExt",
+        "maxHashSlotNum", "maxIndexNum",
+    }
+)  # fmt: skip
+QUEUES_MAX = 1 << 16
+"""The most that maxTopicQueueNums can be: a route of so many is 5 MB in a client's hands."""
 
 
 def host_name() -> str:
@@ -66,6 +85,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     namesrv_addr: str = msgspec.field(default_factory=lambda: os.environ.get("NAMESRV_ADDR", ""))
     broker_permission: int = 6
     default_topic_queue_nums: int = 8
+    max_topic_queue_nums: int = 1024  # ours: the queues of a topic; Apache's BenchmarkTest has so many
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     cluster_topic_enable: bool = True
@@ -96,38 +116,43 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         for key, text in properties.items():
             field = FIELD_OF_KEY.get(key)
             if field is not None:
-                own[field] = parse_value(key, text, FIELD_TYPES[field])
+                own[field] = read_value(key, text, FIELD_TYPES[field])
             if key in STORE_KEYS:
                 store[key] = text
             elif field is None:
                 extra[key] = text
-                warn_unknown(key)
-        check_inert(extra)
+                if key not in INERT.defaults:
+                    warn_unknown(key, KNOWN_KEYS)
+        INERT.check(extra)
         config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
         config.check()
         return config
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work whatever the type says."""
-        if not 0 <= self.listen_port <= 65_535:
-            raise ConfigError("listenPort", str(self.listen_port), "a port, 0 to 65535 (0: any free one)")
-        if self.broker_id < 0:
-            raise ConfigError(
-                "brokerId", str(self.broker_id), "0 for a master, a positive number for a slave"
-            )
+        check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
         if self.store.broker_role == SLAVE and self.broker_id == 0:
             raise ConfigError("brokerId", "0", "a positive number, for brokerRole=SLAVE")
-        if not 0 <= self.broker_permission <= 7:
-            raise ConfigError("brokerPermission", str(self.broker_permission), "2 write, 4 read, 6 both")
+        if self.default_topic_queue_nums > self.max_topic_queue_nums:
+            expected = f"at most maxTopicQueueNums ({self.max_topic_queue_nums})"
+            raise ConfigError("defaultTopicQueueNums", str(self.default_topic_queue_nums), expected)
         DelayLevels.of(self.store)
-        if not self.broker_name.strip():
-            raise ConfigError("brokerName", self.broker_name, "a name that is not blank")
+        for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
+            # Both name topics too.
+            if not 0 < len(name.strip()) <= 127 or "/" in name or name in (".", ".."):
+                raise ConfigError(key, name, "a name that is not blank, of at most 127 characters, without /")
+        check_host("brokerIP1", self.broker_ip1)
+        for key, host in (("brokerIP2", self.broker_ip2), ("bindAddress", self.bind_address)):
+            if host:
+                check_host(key, host)
+        if self.namesrv_addr:
+            check_addresses("namesrvAddr", self.namesrv_addr)
 
     def properties(self) -> dict[str, str]:
         """Every setting as RocketMQ's key and text, store settings and unknown keys included."""
-        pairs = {key: render(getattr(self, field)) for key, field in FIELD_OF_KEY.items()}
+        pairs = {key: show_value(getattr(self, field)) for key, field in FIELD_OF_KEY.items()}
         pairs.update(self.store.to_properties())
-        pairs.update({key: self.extra.get(key, default) for key, default in INERT_DEFAULTS.items()})
+        pairs.update({key: self.extra.get(key, default) for key, default in INERT.defaults.items()})
         pairs.update(self.extra)
         return pairs
 
@@ -137,7 +162,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         own = {key: text for key, text in properties.items() if key in FIELD_OF_KEY}
         store = {key: text for key, text in properties.items() if key in STORE_KEYS}
         values = {
-            FIELD_OF_KEY[key]: parse_value(key, text, FIELD_TYPES[FIELD_OF_KEY[key]])
+            FIELD_OF_KEY[key]: read_value(key, text, FIELD_TYPES[FIELD_OF_KEY[key]])
             for key, text in own.items()
         }
         new_store = (
@@ -145,8 +170,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         )
         trial = msgspec.structs.replace(self, **values, store=new_store)
         trial.check()
-        inert = {key: text for key, text in properties.items() if key in INERT_DEFAULTS}
-        check_inert(inert)
+        inert = {key: text for key, text in properties.items() if key in INERT.defaults}
+        INERT.check(inert)
         for field, value in values.items():
             setattr(self, field, value)
         self.store = new_store
@@ -161,14 +186,26 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     @property
     def namesrv_addresses(self) -> list[str]:
         """The name servers of `namesrvAddr`, which separates them by `;`."""
-        return [word.strip() for word in self.namesrv_addr.replace(",", ";").split(";") if word.strip()]
+        return check_addresses("namesrvAddr", self.namesrv_addr) if self.namesrv_addr else []
 
 
-def camel(field: str) -> str:
-    """RocketMQ's key of a Python field."""
-    head, *rest = field.split("_")
-    return SPECIAL_NAMES.get(field) or head + "".join(word.capitalize() for word in rest)
-
+_MS = Range(1, INT_MAX, "milliseconds")
+_PERIOD = Range(10, INT_MAX, "milliseconds")
+RANGES: dict[str, Range] = {
+    "brokerId": Range(0, LONG_MAX, "0 for a master, a positive number for a slave"),
+    "listenPort": Range(0, 65_535, "a port (0: any free one)"),
+    "brokerPermission": Range(0, 7, "2 write, 4 read, 6 both"),
+    "defaultTopicQueueNums": Range(1, QUEUES_MAX),
+    "maxTopicQueueNums": Range(1, QUEUES_MAX),
+    "flushConsumerOffsetInterval": _PERIOD,
+    "shortPollingTimeMills": _MS,
+    "startAcceptSendRequestTimeStamp": Range(0, LONG_MAX, "milliseconds since 1970"),
+    "registerNameServerPeriod": _MS,
+    # The start waits so long for a name server that does not answer.
+    "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),
+    "flushDelayOffsetInterval": _PERIOD,
+}
+"""Key -> what the number may be."""
 
 FIELD_TYPES: dict[str, type] = {
     field.name: field.type
@@ -177,35 +214,4 @@ FIELD_TYPES: dict[str, type] = {
 }
 FIELD_OF_KEY = {camel(field): field for field in FIELD_TYPES}
 STORE_KEYS = frozenset(StoreConfig().to_properties())
-KNOWN_KEYS = frozenset({*FIELD_OF_KEY, *STORE_KEYS, *INERT_DEFAULTS})
-
-
-def parse_value(key: str, text: str, kind: type) -> Any:
-    """A setting's text as its type. Raises ConfigError."""
-    text = text.strip()
-    if kind is bool:
-        value = BOOLEANS.get(text.lower())
-        if value is None:
-            raise ConfigError(key, text, "true or false")
-        return value
-    if kind is int:
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(key, text, "a whole number") from None
-    return text
-
-
-def render(value: Any) -> str:
-    """A value as properties text."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def warn_unknown(key: str) -> None:
-    """Say that a key means nothing to us, and what it may have meant."""
-    if key in INERT_DEFAULTS:
-        return
-    near = difflib.get_close_matches(key, KNOWN_KEYS, n=1, cutoff=0.7)
-    log.warning("unknown setting %s%s", key, f" (did you mean {near[0]}?)" if near else "")
+KNOWN_KEYS = frozenset({*FIELD_OF_KEY, *STORE_KEYS, *INERT.defaults})

@@ -1,19 +1,8 @@
-"""Settings of Apache's broker that have no effect here: what they are, and what is said about them.
-
-Files are shared between brokers, so none of these may be an "unknown key". Three kinds: what one event
-loop and plain files have no use for is taken in silence; what stands for a feature that is not here is
-warned about when it is set to something else than its default; what would leave an operator with less
-safety than the file asks for stops the start.
-"""
+"""Settings of Apache's broker that have no effect here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from cometmq import logs
-from cometmq.errors import ConfigError
-
-log = logs.logger(__name__)
+from cometmq.settings import Inert
 
 # Thread pools and their queues, Netty, mapped memory, Apache's deletion of mapped files, an HA service that
 # does not run: nothing here answers to them. Defaults as 4.9.7 shows them (storage.md 11).
@@ -31,14 +20,14 @@ WITHOUT_USE = {
     "waitTimeMillsInSendQueue": "200", "waitTimeMillsInPullQueue": "5000",
     "waitTimeMillsInHeartbeatQueue": "31000", "waitTimeMillsInTransactionQueue": "3000",
     "brokerFastFailureEnable": "true", "osPageCacheBusyTimeOutMills": "1000", "transferMsgByHeap": "true",
-    "fetchNamesrvAddrByAddressServer": "false", "rocketmqHome": "", "serverWorkerThreads": "8",
+    "rocketmqHome": "", "serverWorkerThreads": "8",
     "serverCallbackExecutorThreads": "0", "serverSelectorThreads": "3", "serverOnewaySemaphoreValue": "256",
     "serverAsyncSemaphoreValue": "64", "serverSocketSndBufSize": "0", "serverSocketRcvBufSize": "0",
     "serverPooledByteBufAllocatorEnable": "true", "useEpollNativeSelector": "false",
     "clientWorkerThreads": "4", "clientCloseSocketIfTimeout": "false", "highSpeedMode": "false",
     "commercialEnable": "true", "commercialBigCount": "1", "commercialTimerCount": "1",
-    "commercialTransCount": "1", "commercialBaseCount": "1", "filterServerNums": "0",
-    "skipUncommittedMessage": "false", "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC", "forceRegister": "true",
+    "commercialTransCount": "1", "commercialBaseCount": "1",
+    "skipUncommittedMessage": "false", "forceRegister": "true",
     "flushConsumerOffsetHistoryInterval": "60000", "flushConsumeQueueLeastPages": "2",
     "useReentrantLockWhenPutMessage": "true", "transientStorePoolEnable": "false",
     "transientStorePoolSize": "5", "fastFailIfNoBufferInStorePool": "false", "warmMapedFileEnable": "false",
@@ -62,6 +51,8 @@ NOT_BUILT = {
     "rejectTransactionMessage": "false", "transactionTimeOut": "6000", "transactionCheckMax": "15",
     "transactionCheckInterval": "60000", "disableConsumeIfConsumerReadSlowly": "false",
     "consumerFallbehindThreshold": "17179869184", "storeReplyMessageEnable": "true",
+    "fetchNamesrvAddrByAddressServer": "false", "filterServerNums": "0",
+    "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
 }  # fmt: skip
 
 UNSAFE = {
@@ -70,19 +61,4 @@ UNSAFE = {
     "enableDLegerCommitLog": ("false", "messages would be on one machine only"),
 }
 
-INERT_DEFAULTS: dict[str, str] = {
-    **WITHOUT_USE,
-    **NOT_BUILT,
-    **{key: default for key, (default, _) in UNSAFE.items()},
-}
-
-
-def check_inert(properties: Mapping[str, str]) -> None:
-    """Warn about settings whose feature is not here. Raises ConfigError for one of `UNSAFE` that is on."""
-    for key, text in properties.items():
-        wanted = text.strip()
-        if key in UNSAFE and wanted.lower() != UNSAFE[key][0]:
-            default, why = UNSAFE[key]
-            raise ConfigError(key, wanted, f"{default}: {why}")
-        if key in NOT_BUILT and wanted.lower() != NOT_BUILT[key]:
-            log.warning("setting %s=%s has no effect here: that feature is not built", key, wanted)
+INERT = Inert(WITHOUT_USE, NOT_BUILT, UNSAFE)

@@ -20,20 +20,17 @@ from cometmq import logs
 from cometmq.broker.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.errors import CometError
-from cometmq.protocol.java_properties import parse_properties
 from cometmq.remoting import run
+from cometmq.settings import read_properties_file, settings_of
 
 log = logs.logger(__name__)
 
 
 def read_config(path: str, settings: Sequence[str] = ()) -> BrokerConfig:
-    """Settings of a file, then those of `key=value` texts. Raises OSError, ConfigError, PropertiesError."""
-    with open(path, encoding="utf-8") as file:
-        properties = parse_properties(file.read())
-    for text in settings:
-        key, _, value = text.partition("=")
-        properties[key.strip()] = value.strip()
-    return BrokerConfig.from_properties(properties)
+    """Settings of a file, then those of `key=value` texts. Raises OSError, ConfigError."""
+    more = {key.strip(): value.strip() for key, _, value in (text.partition("=") for text in settings)}
+    with settings_of(path, more):
+        return BrokerConfig.from_properties({**read_properties_file(path), **more})
 
 
 async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_parent: bool = False) -> None:

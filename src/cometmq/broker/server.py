@@ -42,7 +42,7 @@ from cometmq.errors import ClientStateError, StoreError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.java_properties import format_properties
-from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
+from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick, listen, resolve
 from cometmq.store.clock import Clock, SystemClock
 from cometmq.store.disk import Disk, OsDisk, replace_file
 from cometmq.store.dispatch import Arrivals
@@ -84,19 +84,24 @@ class Broker:
 
     async def start(self) -> int:
         """Recover the store, listen, register with the name servers. Returns the port."""
-        self.config.check()
+        config = self.config
+        config.check()
         loop = asyncio.get_running_loop()
+        ip = await resolve("brokerIP1", config.broker_ip1)
+        for key, host in (("brokerIP2", config.broker_ip2), ("bindAddress", config.bind_address)):
+            if host:
+                await resolve(key, host)  # what cannot work must not get as far as the store
         try:
             store = await asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
         except OSError as error:
             path = error.filename or self.config.store.root
             raise StoreError(f"the store cannot be opened: {error.strerror or error}", path) from error
         try:
-            parts = self._parts = BrokerParts(self.config, store, self._disk, self._clock)
+            parts = self._parts = BrokerParts(config, store, self._disk, self._clock, ip)
             await asyncio.to_thread(parts.tables.load)
-            if self.config.listen_port:
-                parts.use_address(self.config.listen_port)
-            self.port = await parts.server.start(bind_address(self.config), self.config.listen_port)
+            if config.listen_port:
+                parts.use_address(config.listen_port)
+            self.port = await listen(parts.server, parts.bind_address, config.listen_port)
             parts.use_address(self.port)
         except BaseException:
             self._parts = None
@@ -116,10 +121,14 @@ class Broker:
 
 
 class BrokerParts:
-    """What a running broker consists of."""
+    """What a running broker consists of. ip: of brokerIP1, which may be a name."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, disk: Disk, clock: Clock) -> None:
+    def __init__(self, config: BrokerConfig, store: MessageStore, disk: Disk, clock: Clock, ip: str) -> None:
         self._config = config
+        self._ip = ip
+        # The interface to listen on: all of them unless one is set.
+        self.bind_address = config.bind_address or ("::" if ":" in ip else "0.0.0.0")
+        self._settings_lock = asyncio.Lock()
         self._disk = disk
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -192,9 +201,10 @@ class BrokerParts:
         return RemotingServer(kept, shortcuts=self.sends.shortcuts(), on_close=self._closed, tick=tick)
 
     def use_address(self, port: int) -> None:
-        """The port is known: from now on records and answers carry it."""
+        """The port is known: from now on records and answers carry it. They have room for numbers only;
+        clients and name servers are told the name."""
         config = self._config
-        store_host = pack_host(host_port(config.broker_ip1, port))
+        store_host = pack_host(host_port(self._ip, port))
         self.store.set_store_host(store_host)
         self.context.replies.use_host(store_host)
         self.context.addr = host_port(config.broker_ip1, port)
@@ -224,7 +234,7 @@ class BrokerParts:
             return
         self.vip_server = self._server(self.context.tick, NOT_ON_VIP)
         try:
-            await self.vip_server.start(bind_address(self._config), port)
+            await self.vip_server.start(self.bind_address, port)
         except OSError as error:
             log.warning("port %d, which old clients use, is not available: %s", port, error)
             self.vip_server = None
@@ -275,19 +285,19 @@ class BrokerParts:
     async def _registered(self) -> None:
         await self.registrar.registered()
 
-    def _settings_changed(self, keys: list[str]) -> None:
+    async def _settings_changed(self, keys: list[str]) -> None:
         self.sends.forget_routes()
         self.context.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
         self.writer.configure()
         if "brokerPermission" in keys:
             self.context.topics.touch()
-        elif "namesrvAddr" in keys:
-            self.registrar.register()
         path = self._config.broker_config_path
         if path and keys:
-            text = format_properties(self._config.properties())
-            self._loop.run_in_executor(None, write_settings, self._disk, path, text)
+            # One writer at a time, and each writes what holds when its turn comes: an older state never wins.
+            async with self._settings_lock:
+                text = format_properties(self._config.properties())
+                await asyncio.to_thread(write_settings, self._disk, path, text)
 
 
 def write_settings(disk: Disk, path: str, text: str) -> None:
@@ -301,8 +311,3 @@ def write_settings(disk: Disk, path: str, text: str) -> None:
 def host_port(host: str, port: int) -> str:
     """ "host:port", IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def bind_address(config: BrokerConfig) -> str:
-    """The interface to listen on: all of them unless one is set."""
-    return config.bind_address or ("::" if ":" in config.broker_ip1 else "0.0.0.0")

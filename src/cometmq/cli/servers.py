@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .config_file import check_namesrv_list, read_properties_file
+from cometmq.settings import check_addresses, read_properties_file, settings_of
+
 from .serving import serve, set_up_logging
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool
     """Run a name server in the foreground until Ctrl-C or SIGTERM."""
     set_up_logging()
     if namesrv_addr is not None:
-        check_namesrv_list(namesrv_addr)
+        check_addresses("namesrvAddr", namesrv_addr)
     config = namesrv_config(config_file, port)
     if print_all:
         print_properties(config.to_properties())
@@ -61,7 +62,8 @@ def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool
     def announce(server: NameServer) -> str:
         return f"The Name Server boot success. serializeType=JSON, listening on port {server.port}"
 
-    serve("namesrv", lambda: NameServer(config), announce)
+    with settings_of(config_file):
+        serve("namesrv", lambda: NameServer(config), announce)
 
 
 @click.command(context_settings=HELP)
@@ -102,7 +104,8 @@ def mqbroker(
         ready = f"The broker[{config.broker_name}, {addr}] boot success. serializeType=JSON"
         return f"{ready} and name server is {config.namesrv_addr}" if config.namesrv_addr else ready
 
-    serve("broker", lambda: Broker(config), announce)
+    with settings_of(config_file):
+        serve("broker", lambda: Broker(config), announce)
 
 
 def namesrv_config(config_file: str | None, port: int | None) -> NamesrvConfig:
@@ -114,7 +117,8 @@ def namesrv_config(config_file: str | None, port: int | None) -> NamesrvConfig:
         properties.setdefault("configStorePath", config_file)
     if port is not None:
         properties["listenPort"] = str(port)
-    return NamesrvConfig.from_properties(properties)
+    with settings_of(config_file):
+        return NamesrvConfig.from_properties(properties)
 
 
 def broker_config(config_file: str | None, namesrv_addr: str | None) -> BrokerConfig:
@@ -124,12 +128,9 @@ def broker_config(config_file: str | None, namesrv_addr: str | None) -> BrokerCo
     properties = read_properties_file(config_file) if config_file else {}
     if config_file:
         properties["brokerConfigPath"] = config_file
-    if namesrv_addr is not None:
-        properties["namesrvAddr"] = namesrv_addr
-    config = BrokerConfig.from_properties(properties)
-    if config.namesrv_addr:
-        check_namesrv_list(config.namesrv_addr)
-    return config
+    options = {} if namesrv_addr is None else {"namesrvAddr": namesrv_addr}
+    with settings_of(config_file, options):
+        return BrokerConfig.from_properties({**properties, **options})
 
 
 def print_properties(pairs: dict[str, str]) -> None:

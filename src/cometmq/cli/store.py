@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .config_file import read_properties_file
+from cometmq.settings import read_properties_file, settings_of
+
 from .options import HELP
 from .progress import make_progress
 
@@ -52,7 +53,10 @@ def store_config(path: str | None) -> StoreConfig | None:
     """The store's part of a properties file. Raises ConfigError, OSError."""
     from cometmq.store.config import StoreConfig
 
-    return None if path is None else StoreConfig.from_properties(read_properties_file(path))
+    if path is None:
+        return None
+    with settings_of(path):
+        return StoreConfig.from_properties(read_properties_file(path))
 
 
 @contextmanager

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 
 import msgspec
 
-from cometmq import logs
 from cometmq.errors import ConfigError
+from cometmq.settings import (
+    INT_MAX,
+    Inert,
+    Range,
+    check_host,
+    check_ranges,
+    read_value,
+    show_value,
+    warn_unknown,
+)
 
-log = logs.logger(__name__)
-
-# Settings of Apache's name server that have no counterpart in one event loop, or belong to modes
-# this one does not have, with its defaults: taken and shown without a word.
-INERT_DEFAULTS = {
+# Settings of Apache's name server that have no counterpart in one event loop, with its defaults.
+WITHOUT_USE = {
     "rocketmqHome": "",
     "productEnvName": "center",
-    "clusterTest": "false",
     "serverWorkerThreads": "8",
     "serverCallbackExecutorThreads": "0",
     "serverSelectorThreads": "3",
@@ -36,16 +40,29 @@ INERT_DEFAULTS = {
     "clientRequestThreadPoolQueueCapacity": "50000",
     "defaultThreadPoolQueueCapacity": "10000",
     "unRegisterBrokerQueueCapacity": "3000",
+    "waitSecondsForService": "45",
+}
+# Modes that this one does not have.
+NOT_BUILT = {
+    "clusterTest": "false",
     "supportActingMaster": "false",
     "notifyMinBrokerIdChanged": "false",
     "enableControllerInNamesrv": "false",
     "needWaitForService": "false",
-    "waitSecondsForService": "45",
-    "useTLS": "false",
 }
-# Never changed while running, whatever configBlackList says.
-ALWAYS_BLACK = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
-BOOLEANS = {"true": True, "false": False}
+UNSAFE = {
+    "useTLS": ("false", "the name server does not speak TLS by this key, and all would be in the clear")
+}
+INERT = Inert(WITHOUT_USE, NOT_BUILT, UNSAFE)
+# Never changed while running, whatever configBlackList says: paths, addresses, ports.
+ALWAYS_BLACK = frozenset(
+    {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "listenPort", "bindAddress"}
+)
+RANGES: dict[str, Range] = {
+    "listenPort": Range(0, 65_535, "a port (0: any free one)"),
+    "scanNotActiveBrokerInterval": Range(10, INT_MAX, "milliseconds"),
+    "serverChannelMaxIdleTimeSeconds": Range(1, INT_MAX, "seconds"),
+}
 
 
 def home_file(name: str) -> str:
@@ -81,39 +98,32 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """This configuration with `properties` over it. Raises ConfigError(key, value, expected)."""
         changes: dict[str, object] = {}
         others = dict(self.others)
-        for key, value in properties.items():
+        for key, text in properties.items():
             field = FIELDS.get(key)
             if field is not None:
-                changes[field] = read_value(key, value.strip(), getattr(self, field))
+                changes[field] = read_value(key, text, type(getattr(self, field)))
                 continue
-            if key not in INERT_DEFAULTS and key not in others:
-                warn_unknown(key)
-            others[key] = value
+            if key not in INERT.defaults and key not in others:
+                warn_unknown(key, (*FIELDS, *INERT.defaults))
+            others[key] = text
+        INERT.check({key: text for key, text in properties.items() if key not in FIELDS})
         config: NamesrvConfig = msgspec.structs.replace(self, others=others, **changes)
         config.check()
         return config
 
     def check(self) -> None:
-        """Raise ConfigError for a number out of its range."""
-        if not 0 <= self.listen_port <= 65535:
-            raise ConfigError("listenPort", str(self.listen_port), "a port, 0 to 65535 (0: any free one)")
-        if self.scan_not_active_broker_interval < 1:
-            raise ConfigError(
-                "scanNotActiveBrokerInterval",
-                str(self.scan_not_active_broker_interval),
-                "milliseconds above 0",
-            )
-        if self.server_channel_max_idle_time_seconds < 1:
-            raise ConfigError(
-                "serverChannelMaxIdleTimeSeconds",
-                str(self.server_channel_max_idle_time_seconds),
-                "seconds above 0",
-            )
+        """Raises ConfigError for values that cannot work whatever the type says."""
+        check_ranges(RANGES, lambda key: int(getattr(self, FIELDS[key])))
+        if self.bind_address:
+            check_host("bindAddress", self.bind_address)
+        for key in ("kvConfigPath", "configStorePath"):
+            if not getattr(self, FIELDS[key]):
+                raise ConfigError(key, "", "the path of a file")
 
     def to_properties(self) -> dict[str, str]:
         """Every setting under its RocketMQ name, as GET_NAMESRV_CONFIG shows them."""
         own = {key: show_value(getattr(self, field)) for key, field in FIELDS.items()}
-        return {**INERT_DEFAULTS, **own, **self.others}
+        return {**INERT.defaults, **own, **self.others}
 
     def black_listed(self, key: str) -> bool:
         """Whether UPDATE_NAMESRV_CONFIG must refuse to change `key`."""
@@ -123,31 +133,3 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 FIELDS = {
     field.encode_name: field.name for field in msgspec.structs.fields(NamesrvConfig) if field.name != "others"
 }
-
-
-def read_value(key: str, value: str, like: object) -> object:
-    """The text as the type of `like`. Raises ConfigError."""
-    if isinstance(like, bool):
-        truth = BOOLEANS.get(value.lower())
-        if truth is None:
-            raise ConfigError(key, value, "true or false")
-        return truth
-    if isinstance(like, int):
-        # int() alone would take "1_000" and digits of other scripts.
-        if not value.isascii() or not value.removeprefix("-").isdecimal():
-            raise ConfigError(key, value, "a whole number")
-        return int(value)
-    return value
-
-
-def show_value(value: object) -> str:
-    """A setting as Java prints it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def warn_unknown(key: str) -> None:
-    """Tell that a key means nothing here, and which one may have been meant."""
-    near = difflib.get_close_matches(key, [*FIELDS, *INERT_DEFAULTS], n=1)
-    log.warning("unknown configuration key %s%s", key, f"; did you mean {near[0]}?" if near else "")

@@ -33,6 +33,7 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
 from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.settings import BODY_MAX
 from cometmq.text import shortened
 
 log = logs.logger(__name__)
@@ -294,6 +295,10 @@ class RequestProcessor:
 
     def update_config(self, connection: Connection, request: Frame) -> Answer:
         """318"""
+        if len(request.body) > BODY_MAX:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"{len(request.body)} bytes of settings are more than {BODY_MAX}"
+            )
         try:
             changes = parse_properties(bytes(request.body).decode())
         except (UnicodeDecodeError, PropertiesError) as error:

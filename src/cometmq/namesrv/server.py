@@ -12,7 +12,7 @@ from cometmq.namesrv.kv import KvTables, read_file, write_file
 from cometmq.namesrv.requests import RequestProcessor
 from cometmq.namesrv.tables import RouteTables
 from cometmq.protocol.java_properties import format_properties
-from cometmq.remoting import Connection, Limits, RemotingServer
+from cometmq.remoting import Connection, Limits, RemotingServer, listen
 
 log = logs.logger(__name__)
 
@@ -41,7 +41,9 @@ class NameServer:
         self._scan_timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> int:
-        """Load the key-value configuration and listen. Returns the port. Raises OSError, BodyError."""
+        """Load the key-value configuration and listen. Returns the port. Raises OSError, BodyError,
+        ConfigError."""
+        self.config.check()
         content = await asyncio.to_thread(read_file, self.config.kv_config_path)
         if content is not None:
             self._kv = KvTables.from_json(content)
@@ -51,7 +53,7 @@ class NameServer:
             on_close=self._connection_closed,
             limits=Limits(idle_s=self.config.server_channel_max_idle_time_seconds),
         )
-        self.port = await self._server.start(self.config.bind_address, self.config.listen_port)
+        self.port = await listen(self._server, self.config.bind_address, self.config.listen_port)
         self._schedule_scan()
         log.info("name server listens on %s:%d", self.config.bind_address, self.port)
         return self.port

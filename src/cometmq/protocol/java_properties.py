@@ -27,14 +27,24 @@ class PropertiesError(ValueError):
 
 def parse_properties(text: str) -> dict[str, str]:
     """Read pairs in the order of their first appearance. Raises PropertiesError: a broken \\uXXXX."""
-    pairs: dict[str, str] = {}
+    return {key: value for _, key, value in numbered_pairs(text)}
+
+
+def line_of(key: str, text: str) -> int | None:
+    """The line, from 1 on, on which the pair that counts for a key begins; None without one. Raises
+    PropertiesError."""
+    lines = [number for number, found, _ in numbered_pairs(text) if found == key]
+    return lines[-1] if lines else None
+
+
+def numbered_pairs(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield (number of its first line, key, value) of each pair. Raises PropertiesError."""
     for number, line in logical_lines(text):
         end = end_of_key(line)
         rest = line[end:].lstrip(BLANKS)
         if rest[:1] in ("=", ":"):
             rest = rest[1:].lstrip(BLANKS)
-        pairs[unescape(line[:end], number)] = unescape(rest, number)
-    return pairs
+        yield number, unescape(line[:end], number), unescape(rest, number)
 
 
 def format_properties(pairs: Mapping[str, str]) -> str:

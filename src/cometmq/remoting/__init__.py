@@ -1,5 +1,6 @@
 """asyncio transport over protocol/: connections, server, client."""
 
+from cometmq.remoting.addresses import listen, resolve
 from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import CommandError, Handler, Shortcut
@@ -17,7 +18,9 @@ __all__ = [
     "RemotingServer",
     "Shortcut",
     "Tick",
+    "listen",
     "new_event_loop",
     "parse_addr",
+    "resolve",
     "run",
 ]

@@ -2,16 +2,18 @@
 
 Field names are the Python spelling of RocketMQ's keys; `WIRE_NAMES` maps one to the other. Defaults are
 those of 4.9.7 (storage fact sheet 11.1). Intervals are milliseconds, sizes bytes, ratios percent, as in
-RocketMQ's files.
+RocketMQ's files. `RANGES` says what each number may be.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from cometmq.errors import ConfigError
+from cometmq.settings import INT_MAX, Range, camel, check_ranges, read_value, show_value
 
 CONSUME_QUEUE_UNIT = 20
 SYNC_FLUSH = "SYNC_FLUSH"
@@ -66,16 +68,14 @@ class StoreConfig:
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                expected = f"a number of at least {low}" if high == _ANY else f"a number, {low} to {high}"
-                raise ConfigError(WIRE_NAMES[name], str(value), expected)
+        check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
+        if not self.store_path_root_dir:
+            raise ConfigError("storePathRootDir", "", "a directory")
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             raise ConfigError("flushDiskType", self.flush_disk_type, "SYNC_FLUSH or ASYNC_FLUSH")
         if self.broker_role not in (ASYNC_MASTER, SYNC_MASTER, SLAVE):
             raise ConfigError("brokerRole", self.broker_role, "ASYNC_MASTER, SYNC_MASTER or SLAVE")
-        if not all(hour.strip().isdigit() for hour in self.delete_when.split(";")):
+        if not all(_HOUR(hour) for hour in self.delete_when.split(";")):
             expected = "hours of the day with ; between, as 04 or 02;14 (an hour that no day has: never)"
             raise ConfigError("deleteWhen", self.delete_when, expected)
         if self.store_path_commit_log and not set(self.commit_log_dirs) - set(self.read_only_commit_log_dirs):
@@ -111,13 +111,11 @@ class StoreConfig:
     def delay_levels_ms(self) -> dict[int, int]:
         """Delay by level, from 1 on. Raises ConfigError for what is not a list of numbers with s, m, h or
         d."""
-        units = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-        levels = {}
-        for level, text in enumerate(self.message_delay_level.split(), 1):
-            if text[-1] not in units or not text[:-1].isdigit():
-                raise ConfigError("messageDelayLevel", self.message_delay_level, "delays such as 1s 5m 2h")
-            levels[level] = int(text[:-1]) * units[text[-1]]
-        return levels
+        delays = [_DELAY(text) for text in self.message_delay_level.split()]
+        if not 0 < len(delays) <= _LEVELS_MAX or not all(delays):
+            expected = f"delays such as 1s 5m 2h, at most {_LEVELS_MAX}"
+            raise ConfigError("messageDelayLevel", self.message_delay_level, expected)
+        return {level: int(found[1]) * _UNITS_MS[found[2]] for level, found in enumerate(delays, 1) if found}
 
     def replace(self, **changes: object) -> StoreConfig:
         """A copy with some fields changed."""
@@ -134,16 +132,12 @@ class StoreConfig:
             key = WIRE_NAMES[field.name]
             text = properties.get(key)
             if text is not None:
-                values[field.name] = _parse(key, text.strip(), field.default)
+                values[field.name] = read_value(key, text, type(field.default))
         return cls(**values)  # type: ignore[arg-type]
 
     def to_properties(self) -> dict[str, str]:
         """Every parameter by RocketMQ's key, values as RocketMQ prints them."""
-        table: dict[str, str] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            table[WIRE_NAMES[field.name]] = str(value).lower() if isinstance(value, bool) else str(value)
-        return table
+        return {key: show_value(getattr(self, field)) for key, field in FIELD_OF_KEY.items()}
 
 
 def _paths(text: str) -> tuple[str, ...]:
@@ -151,63 +145,55 @@ def _paths(text: str) -> tuple[str, ...]:
     return tuple(os.path.expanduser(path.strip()) for path in text.split(",") if path.strip())
 
 
-_ANY = 1 << 63
-# What a value must keep to for the store to work at all; limits that Apache applies while using a value
-# (diskMaxUsedSpaceRatio between 10 and 95, say) are applied where it is used.
-_RANGES: dict[str, tuple[int, int]] = {
-    "mapped_file_size_commit_log": (1, _ANY),
-    "mapped_file_size_consume_queue": (1, _ANY),
-    "max_hash_slot_num": (1, 1 << 31),
-    "max_index_num": (2, 1 << 31),
-    "flush_interval_commit_log": (1, _ANY),
-    "flush_commit_log_least_pages": (0, _ANY),
-    "flush_commit_log_thorough_interval": (0, _ANY),
-    "flush_interval_consume_queue": (1, _ANY),
-    "flush_consume_queue_thorough_interval": (0, _ANY),
-    "sync_flush_timeout": (1, _ANY),
-    "max_message_size": (10, 1 << 30),
-    "clean_resource_interval": (1, _ANY),
-    "delete_commit_log_files_interval": (0, _ANY),
-    "delete_consume_queue_files_interval": (0, _ANY),
-    "delete_file_batch_max": (1, _ANY),
-    "file_reserved_time": (0, _ANY),
-    "disk_max_used_space_ratio": (0, 100),
-    "disk_space_warning_level_ratio": (0, 100),
-    "disk_space_clean_forcibly_ratio": (0, 100),
-    "max_transfer_bytes_on_message_in_memory": (1, _ANY),
-    "max_transfer_count_on_message_in_memory": (1, _ANY),
-    "max_transfer_bytes_on_message_in_disk": (1, _ANY),
-    "max_transfer_count_on_message_in_disk": (1, _ANY),
-    "access_message_in_memory_max_ratio": (0, 100),
-    "max_filter_message_size": (1, _ANY),
-    "max_msgs_num_batch": (1, _ANY),
-    "default_query_max_num": (1, _ANY),
+_HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
+_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # at most 270,000 years
+_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVELS_MAX = 256  # each has a queue and a cursor of its own
+
+# What a body, or the messages of a pull, may have at most: what a frame of 16 MiB has room for beside headers
+# and the rest of a record, 64 KiB each.
+_BODY_MAX = (16 << 20) - (128 << 10)
+_MS = Range(0, INT_MAX, "milliseconds")
+_PERIOD = Range(1, INT_MAX, "milliseconds")
+_COUNT = Range(1, 1 << 16)
+_PERCENT = Range(0, 100, "percent")
+
+# Limits that Apache applies while using a value (diskMaxUsedSpaceRatio between 10 and 95, say) are applied
+# where it is used.
+RANGES: dict[str, Range] = {
+    "mappedFileSizeCommitLog": Range(1024, INT_MAX, "bytes"),
+    "mappedFileSizeConsumeQueue": Range(1, INT_MAX, "bytes"),
+    # An index file of more than 2 GiB is none for Java.
+    "maxHashSlotNum": Range(1, 500_000_000),
+    "maxIndexNum": Range(2, 100_000_000),
+    "flushIntervalCommitLog": _PERIOD,
+    "flushCommitLogLeastPages": Range(0, INT_MAX),
+    "flushCommitLogThoroughInterval": _MS,
+    "flushIntervalConsumeQueue": _PERIOD,
+    "flushConsumeQueueThoroughInterval": _MS,
+    "syncFlushTimeout": _PERIOD,
+    "maxMessageSize": Range(10, _BODY_MAX, "bytes"),
+    "cleanResourceInterval": Range(10, INT_MAX, "milliseconds"),
+    "deleteCommitLogFilesInterval": _MS,
+    "deleteConsumeQueueFilesInterval": _MS,
+    "deleteFileBatchMax": _COUNT,
+    "fileReservedTime": Range(0, INT_MAX, "hours"),
+    "diskMaxUsedSpaceRatio": _PERCENT,
+    "diskSpaceWarningLevelRatio": _PERCENT,
+    "diskSpaceCleanForciblyRatio": _PERCENT,
+    "maxTransferBytesOnMessageInMemory": Range(1, _BODY_MAX, "bytes"),
+    "maxTransferCountOnMessageInMemory": _COUNT,
+    "maxTransferBytesOnMessageInDisk": Range(1, _BODY_MAX, "bytes"),
+    "maxTransferCountOnMessageInDisk": _COUNT,
+    "accessMessageInMemoryMaxRatio": _PERCENT,
+    "maxFilterMessageSize": Range(1, 16 << 20, "bytes"),
+    "maxMsgsNumBatch": _COUNT,
+    "defaultQueryMaxNum": _COUNT,
 }
+"""Key -> what the number may be."""
 
-
-def _parse(key: str, text: str, default: object) -> object:
-    if isinstance(default, bool):
-        # Java's Boolean.parseBoolean: anything but "true" is false; a typing error deserves better.
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        raise ConfigError(key, text, "true or false")
-    if isinstance(default, int):
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(key, text, "a whole number") from None
-    return text
-
-
-def _wire_name(name: str) -> str:
-    special = {"check_crc_on_recover": "checkCRCOnRecover", "check_crc_on_read": "checkCRCOnRead"}
-    if name in special:
-        return special[name]
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
-
-
-WIRE_NAMES: dict[str, str] = {field.name: _wire_name(field.name) for field in fields(StoreConfig)}
+WIRE_NAMES: dict[str, str] = {field.name: camel(field.name) for field in fields(StoreConfig)}
+FIELD_OF_KEY: dict[str, str] = {key: field for field, key in WIRE_NAMES.items()}
 
 SMALL_FILES = {
     "mapped_file_size_commit_log": 64 << 20,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cometmq.errors import StoreError
-from cometmq.protocol.java_properties import PropertiesError, parse_properties
+from cometmq.settings import properties_of, settings_of
 from cometmq.store.config import SMALL_FILES, StoreConfig
 from cometmq.store.disk import Disk, read_file
 from cometmq.store.guards import AbortMark, lock_held
@@ -109,16 +109,16 @@ def read_shape(
 
 def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
     """Settings of the broker.conf in `root`; where its log lies counts only if nobody says otherwise."""
+    path = os.path.join(root, CONF)
     try:
-        text = read_file(disk, os.path.join(root, CONF)).decode("utf-8", "replace")
-        properties = parse_properties(text)
-        if commit_log_dir:
-            properties.pop("storePathCommitLog", None)
-        return StoreConfig.from_properties(properties)
+        data = read_file(disk, path)
     except FileNotFoundError:
         return StoreConfig()
-    except PropertiesError as problem:
-        raise StoreError(str(problem), os.path.join(root, CONF)) from None
+    properties = properties_of(data, path)
+    if commit_log_dir:
+        properties.pop("storePathCommitLog", None)
+    with settings_of(path, data=data):
+        return StoreConfig.from_properties(properties)
 
 
 def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreFile]:

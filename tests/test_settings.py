@@ -1,4 +1,4 @@
-"""Properties files and name-server lists as the command line takes them."""
+"""Settings as text: properties files, lists of addresses, and where an error says that it came from."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.cli.config_file import check_namesrv_list, read_properties_file
 from cometmq.errors import ConfigError
+from cometmq.settings import check_addresses, read_properties_file
 
 
 @pytest.mark.parametrize(
@@ -39,20 +39,24 @@ def test_broken_text_names_file_and_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "checked"),
     [
-        ("127.0.0.1:9876", "127.0.0.1:9876"),
-        (" a:1 ; b:2 ;", "a:1;b:2"),
-        ("[::1]:9876", "[::1]:9876"),
+        ("127.0.0.1:9876", ["127.0.0.1:9876"]),
+        (" a:1 ; b.example.:2 ,", ["a:1", "b.example.:2"]),
+        ("[::1]:9876", ["[::1]:9876"]),
     ],
 )
-def test_a_good_name_server_list_is_trimmed(text: str, checked: str) -> None:
-    assert check_namesrv_list(text) == checked
+def test_a_good_list_of_addresses_is_taken_apart(text: str, checked: list[str]) -> None:
+    assert check_addresses("namesrvAddr", text) == checked
 
 
 @pytest.mark.parametrize(
-    "text", ["", ";", "host", "host:", ":9876", "host:0", "host:65536", "a:1;b", "a:\uff19"]
+    "text",
+    [
+        *("", ";", "host", "host:", ":9876", "host:0", "host:65536", "a:1;b", "a:\uff19"),
+        *("..:1", "a b:1", "a\0:1", "h" * 64 + ":1", "[::1:1", "[a]b:1"),
+    ],
 )
-def test_a_bad_name_server_list_is_refused(text: str) -> None:
+def test_a_bad_list_of_addresses_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        check_namesrv_list(text)
+        check_addresses("namesrvAddr", text)
 
     assert raised.value.key == "namesrvAddr"

@@ -1,0 +1,48 @@
+"""Addresses out of settings: names to numbers, and ports to listen on, with errors that name the setting."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+
+from cometmq.errors import ConfigError
+from cometmq.remoting.server import RemotingServer
+
+RESOLVE_S = 10.0
+"""How long the machine's resolver may take for a name."""
+
+
+async def resolve(key: str, host: str, timeout_s: float = RESOLVE_S) -> str:
+    """The numeric address of a host, one of IPv4 if it has any. The loop goes on meanwhile.
+
+    Raises ConfigError, naming `key`, for a name that this machine does not know.
+    """
+    lookup = asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.wait_for(lookup, timeout_s)
+    except TimeoutError:
+        raise ConfigError(key, host, f"a name that this machine resolves within {timeout_s:g} s") from None
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(key, host, f"an address, or a name that this machine resolves ({reason})") from None
+    by_family = {family: str(address[0]) for family, _, _, _, address in reversed(found)}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        if family in by_family:
+            return by_family[family]
+    raise ConfigError(key, host, "a name that has an IP address")
+
+
+async def listen(server: RemotingServer, host: str, port: int) -> int:
+    """Start a server where bindAddress and listenPort say. Returns the port.
+
+    Raises ConfigError for an address that is not this machine's, OSError.
+    """
+    if host:
+        await resolve("bindAddress", host)
+    try:
+        return await server.start(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError("bindAddress", host, "an address of this machine") from error
+        raise

@@ -1,0 +1,193 @@
+"""Settings of servers: properties text to values within their range, for store, broker and name server alike.
+
+Every complaint is a ConfigError with the key, and with file and line where the value came from a file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cometmq import logs
+from cometmq.errors import ConfigError
+from cometmq.protocol.java_properties import PropertiesError, line_of, parse_properties
+
+log = logs.logger(__name__)
+
+INT_MAX = (1 << 31) - 1
+"""The largest number that RocketMQ's own servers read for most settings."""
+LONG_MAX = (1 << 63) - 1
+"""The largest number of the others: epoch times, positions in the log."""
+TEXT_MAX = 4096
+"""Characters of a value: as much as a path, or hundreds of name servers."""
+BODY_MAX = 64 << 10
+"""Bytes of a request that changes settings: all settings of a broker are 8 KiB."""
+
+BOOLEANS = {"true": True, "false": False}
+# Wire names that are not the camel case of the Python name.
+_SPECIAL_NAMES = {
+    "broker_ip1": "brokerIP1",
+    "broker_ip2": "brokerIP2",
+    "check_crc_on_recover": "checkCRCOnRecover",
+    "check_crc_on_read": "checkCRCOnRead",
+}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]").search
+_NUMBER = re.compile(r"-?[0-9]{1,400}").fullmatch  # int() alone takes 1_000 and digits of other scripts
+_HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?").fullmatch
+_HOST_MAX = 253
+
+
+class Range(NamedTuple):
+    """What a number may be, both ends included."""
+
+    low: int
+    high: int
+    what: str = "a number"
+
+
+def camel(field: str) -> str:
+    """RocketMQ's key of a Python field."""
+    head, *rest = field.split("_")
+    return _SPECIAL_NAMES.get(field) or head + "".join(word.capitalize() for word in rest)
+
+
+def read_value(key: str, text: str, kind: type) -> Any:
+    """A setting's text as a bool, int or str. Raises ConfigError."""
+    text = text.strip()
+    if kind is bool:
+        # Java takes anything but "true" for false; a typing error deserves better.
+        if text.lower() not in BOOLEANS:
+            raise ConfigError(key, text, "true or false")
+        return BOOLEANS[text.lower()]
+    if kind is int:
+        if not _NUMBER(text):
+            raise ConfigError(key, text, "a whole number")
+        return int(text)
+    if len(text) > TEXT_MAX or _CONTROL(text):
+        raise ConfigError(key, text, f"at most {TEXT_MAX} characters, none of them a control character")
+    return text
+
+
+def show_value(value: object) -> str:
+    """A value as Java prints it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_ranges(ranges: Mapping[str, Range], value_of: Callable[[str], int]) -> None:
+    """Raises ConfigError for the first number (by key) that is out of its range."""
+    for key, (low, high, what) in ranges.items():
+        value = value_of(key)
+        if not low <= value <= high:
+            raise ConfigError(key, str(value), f"{what}, {low} to {high}")
+
+
+def check_host(key: str, host: str) -> None:
+    """Raises ConfigError for what can be neither an address nor a host's name. Nobody is asked."""
+    try:
+        ip_address(host)
+    except ValueError:
+        if not _HOST(host) or len(host) > _HOST_MAX:
+            raise ConfigError(key, host, "an IP address or a host's name") from None
+
+
+def check_addresses(key: str, text: str) -> list[str]:
+    """A list of host:port, `;` (or `,`) between. Raises ConfigError naming the first bad entry."""
+    expected = "host:port, several separated by ';'"
+    addresses = [word.strip() for word in text.replace(",", ";").split(";") if word.strip()]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+            raise ConfigError(key, address, expected)
+        try:
+            check_host(key, host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+        except ConfigError:
+            raise ConfigError(key, address, expected) from None
+    if not addresses:
+        raise ConfigError(key, text, expected)
+    return addresses
+
+
+class Inert:
+    """Settings of Apache's servers that have no effect here, by key with their defaults.
+
+    Files are shared between servers, so none of these may be an "unknown key". without_use: what one event
+    loop and plain files have no use for, taken in silence. not_built: what stands for a feature that is not
+    here, warned about when it is not at its default. unsafe: what would leave an operator with less safety
+    than the file asks for; with another value than (this one, for this reason) there is no start.
+    """
+
+    def __init__(
+        self,
+        without_use: Mapping[str, str],
+        not_built: Mapping[str, str],
+        unsafe: Mapping[str, tuple[str, str]],
+    ) -> None:
+        self._not_built = not_built
+        self._unsafe = unsafe
+        self.defaults = {**without_use, **not_built, **{key: value for key, (value, _) in unsafe.items()}}
+
+    def check(self, properties: Mapping[str, str]) -> None:
+        """Raises ConfigError for what they cannot be; warns of features that are not built."""
+        for key, text in properties.items():
+            default = self.defaults.get(key)
+            if default is None:
+                continue
+            kind = bool if default in BOOLEANS else int if default.isdecimal() else str
+            value = read_value(key, text, kind)
+            if kind is int and not 0 <= value <= LONG_MAX:
+                raise ConfigError(key, text, f"a number, 0 to {LONG_MAX}")
+            shown = show_value(value)
+            if key in self._unsafe and shown != default:
+                raise ConfigError(key, text.strip(), f"{default}: {self._unsafe[key][1]}")
+            if key in self._not_built and shown != default:
+                log.warning("setting %s=%s has no effect here: that feature is not built", key, shown)
+
+
+def warn_unknown(key: str, known: Iterable[str]) -> None:
+    """Say that a key means nothing to us, and what it may have meant."""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+    log.warning("unknown setting %s%s", key, f" (did you mean {near[0]}?)" if near else "")
+
+
+# -- files
+
+
+def read_properties_file(path: str) -> dict[str, str]:
+    """Read a properties file. Raises ConfigError for broken text, OSError for a file that cannot be read."""
+    return properties_of(Path(path).read_bytes(), path)
+
+
+def properties_of(data: bytes, path: str) -> dict[str, str]:
+    """The content of a properties file. Raises ConfigError for broken text."""
+    try:
+        return parse_properties(_decoded(data))
+    except PropertiesError as error:
+        raise ConfigError(f"{path} line {error.line}", error.problem, "properties text, key=value") from None
+
+
+@contextmanager
+def settings_of(path: str | None, others: Container[str] = (), data: bytes | None = None) -> Iterator[None]:
+    """Complaints within about a key that stands in the file get its line. others: keys that were given in
+    another way, which win over the file. data: what was read from it; None: it is read where needed."""
+    try:
+        yield
+    except ConfigError as error:
+        if not path or error.where or error.key in others:
+            raise
+        line = line_of(error.key, _decoded(Path(path).read_bytes() if data is None else data))
+        if line is None:
+            raise
+        raise ConfigError(error.key, error.value, error.expected, f"{path} line {line}") from None
+
+
+def _decoded(data: bytes) -> str:
+    """UTF-8, and Latin-1 where that fails: Java's older readers know nothing else."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")

@@ -1,0 +1,149 @@
+"""Settings by request, and those of a start: what requests may change, how that is written, and what is said
+of values that cannot work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from cometmq.broker.config import NOT_BY_REQUEST
+from cometmq.errors import ConfigError
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.java_properties import parse_properties
+from cometmq.remoting import resolve
+from cometmq.standalone import Standalone
+from cometmq.testing.faulty_disk import FaultyDisk
+
+from .conftest import records
+from .test_table_files import running
+
+
+async def change(peer, body: bytes):
+    return await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, body)
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        ("body", "code", "words"),
+        [
+            *((b"maxMessageSize=100\n%b=1\n" % key.encode(), 16, key) for key in sorted(NOT_BY_REQUEST)),
+            (b"autoCreateTopicEnable=maybe\n", 1, "true or false"),
+            (b"brokerPermission=99\n", 1, "brokerPermission"),
+            (b"maxMessageSize=big\n", 1, "whole number"),
+            (b"messageDelayLevel=1x\n", 1, "delays"),
+            (b"flushIntervalCommitLog=0\n", 1, "flushIntervalCommitLog"),
+            (b"flushConsumerOffsetInterval=" + b"9" * 400, 1, "flushConsumerOffsetInterval"),
+            (b"maxMessageSize=100\nsendMessageThreadPoolNums=-4\n", 1, "sendMessageThreadPoolNums"),
+            (b"regionId=" + b"x" * 5000, 1, "regionId"),
+            (b"noSuchKey=1\n" * 6000, 1, "65536"),
+            (b"\xff\xfe", 1, "string2Properties"),
+        ],
+    )
+    async def test_what_cannot_be_set_changes_nothing_and_is_not_kept(self, cluster, peer, body, code, words):
+        config = cluster.broker.config
+        before, kept = config.properties(), Path(config.broker_config_path).read_bytes()
+        answer = await change(peer, body)
+        assert answer.code == code
+        assert words in answer.remark
+        assert len(answer.remark) < 500
+        assert config.properties() == before
+        assert Path(config.broker_config_path).read_bytes() == kept
+
+    async def test_quick_changes_are_written_one_after_the_other(self, tmp_path):
+        disk = FaultyDisk(really_sync=False)
+        path = tmp_path / "broker.conf"
+        reached, let_go = threading.Event(), threading.Event()
+        opened = []
+
+        def hold(operation: str, touched: str) -> None:
+            if touched.startswith(str(path)) and operation == "open":
+                opened.append(touched)
+            if touched.startswith(str(path)) and operation == "fdatasync":
+                reached.set()
+                assert let_go.wait(20)
+
+        async with running(tmp_path / "store", disk, brokerConfigPath=str(path)) as (broker, peer):
+            disk.before = hold
+            first = asyncio.create_task(change(peer, b"maxMessageSize=111\n"))
+            assert await asyncio.to_thread(reached.wait, 20)
+            second = asyncio.create_task(change(peer, b"maxMessageSize=222\n"))
+            while broker.config.store.max_message_size != 222:
+                await asyncio.sleep(0)
+            # The second is in force, and what a thread would do for it is given the time to begin.
+            await asyncio.to_thread(lambda: None)
+            assert not first.done()
+            assert len(opened) == 1
+            let_go.set()
+            assert [(await first).code, (await second).code] == [0, 0]
+            assert parse_properties(path.read_text())["maxMessageSize"] == "222"
+            assert len(opened) == 2
+
+
+class TestAddresses:
+    async def test_a_hosts_name_is_announced_and_its_number_stored(self, tmp_path):
+        async with running(tmp_path, brokerIP1="localhost", brokerIP2="localhost") as (broker, peer):
+            assert broker.addr == f"localhost:{broker.port}"
+            header, _ = broker.parts.registrar.registration()
+            assert (header.broker_addr, header.ha_server_addr) == (
+                f"localhost:{broker.port}",
+                f"localhost:{broker.port + 1}",
+            )
+            sent = await peer.send()
+            assert decode_offset_id(sent.ext["msgId"]).host == f"127.0.0.1:{broker.port}"
+            (message,) = records(await peer.pull())
+            assert message.store_host == f"127.0.0.1:{broker.port}"
+
+    @pytest.mark.parametrize("key", ["brokerIP1", "brokerIP2", "bindAddress"])
+    async def test_a_name_that_nobody_knows_stops_the_start_and_names_the_key(self, tmp_path, key):
+        with pytest.raises(ConfigError) as raised:
+            async with running(tmp_path / "store", **{key: "no-such-host.invalid"}):
+                pass
+        assert (raised.value.key, raised.value.value) == (key, "no-such-host.invalid")
+        assert not (tmp_path / "store").exists()
+
+    async def test_an_address_of_another_machine_cannot_be_listened_on(self, tmp_path):
+        with pytest.raises(ConfigError) as raised:
+            async with running(tmp_path, bindAddress="192.0.2.1"):
+                pass
+        assert (raised.value.key, raised.value.value) == ("bindAddress", "192.0.2.1")
+
+    async def test_a_resolver_that_does_not_answer_is_not_waited_for(self, monkeypatch):
+        async def never(*_given, **_named):
+            await asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never, raising=False)
+        with pytest.raises(ConfigError, match=r"brokerIP1 = 'slow': .* within 0\.01 s"):
+            await resolve("brokerIP1", "slow", timeout_s=0.01)
+
+    @pytest.mark.parametrize(
+        ("found", "address"),
+        [
+            ([(10, "::1"), (2, "10.0.0.1"), (2, "10.0.0.2")], "10.0.0.1"),
+            ([(10, "::1"), (10, "::2")], "::1"),
+        ],
+    )
+    async def test_the_first_address_of_ipv4_counts_or_of_ipv6(self, monkeypatch, found, address):
+        async def answer(*_given, **_named):
+            return [(family, 1, 6, "", (host, 0)) for family, host in found]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", answer, raising=False)
+        assert await resolve("brokerIP1", "name") == address
+
+
+async def test_a_poisoned_file_of_a_store_stops_the_start_with_file_line_and_key(tmp_path):
+    conf = Path(Standalone(tmp_path, 0, 0).prepare(0)[1])
+    good = conf.read_text()
+    conf.write_text("cleanResourceInterval=10000\n" + good + "cleanResourceInterval=0\n")
+    for brokers in (1, 2):
+        with pytest.raises(ConfigError) as raised:
+            await Standalone(tmp_path, 0, 0, brokers=brokers).start()
+        line = len(good.splitlines()) + 2
+        assert str(raised.value).startswith(f"{conf} line {line}: cleanResourceInterval = '0': expected ")
+    with pytest.raises(ConfigError) as raised:  # given with the start, not by the file
+        await Standalone(tmp_path, 0, 0, settings={"cleanResourceInterval": "1"}).start()
+    assert str(raised.value).startswith("cleanResourceInterval = '1': expected ")
