@@ -10,6 +10,8 @@ import pytest
 
 from cometmq.broker.config import FIELD_OF_KEY, NOT_BY_REQUEST, RANGES, STORE_KEYS, BrokerConfig
 from cometmq.broker.inert import NOT_BUILT, UNSAFE, WITHOUT_USE
+from cometmq.namesrv.config import FIELDS, NamesrvConfig
+from cometmq.namesrv.config import RANGES as NAMESRV_RANGES
 from cometmq.store import MessageStore
 from cometmq.store.config import RANGES as STORE_RANGES
 from cometmq.store.config import WIRE_NAMES, StoreConfig
@@ -30,6 +32,17 @@ def test_every_setting_with_an_effect_has_its_row_and_no_other_has():
 @pytest.mark.parametrize("key", sorted(ROWS.keys() - ELSEWHERE))
 def test_a_default(key):
     assert ROWS[key][2].strip("` ") == BrokerConfig().properties()[key]
+
+
+def test_every_setting_of_the_name_server_has_its_row():
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|(.*?)\|[^|]*\|$", PAGE, re.MULTILINE)
+    shown = NamesrvConfig().to_properties()
+    home = str(Path("~").expanduser())
+    assert {key: default.replace("~", home) for key, default, _ in rows} == {
+        key: shown[key] for key in FIELDS
+    }
+    ranges = {key: f"{found.low} to {found.high}" for key, found in NAMESRV_RANGES.items()}
+    assert {key: text.strip() for key, _, text in rows if text.strip()} == ranges
 
 
 @pytest.mark.parametrize("key", sorted(ROWS))

@@ -6,6 +6,7 @@ import time
 
 from cometmq.broker.admin_stats import StatsAdmin
 from cometmq.broker.context import BrokerContext
+from cometmq.broker.turns import Turns, encoded
 from cometmq.protocol.bodies import (
     Body,
     BrokerConsumeStats,
@@ -76,8 +77,13 @@ class GroupAdmin:
         config = self._context.topics.get(topic)
         if config is None:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
-        spans = [await self._span(topic, group, queue_id) for queue_id in range(config.write_queue_nums)]
-        return frame.response(SUCCESS, body=QueryConsumeTimeSpanBody(consume_time_span_set=spans).encode())
+        spans = []
+        turns = Turns()
+        for queue_id in range(config.write_queue_nums):
+            await turns.queue()
+            spans.append(await self._span(topic, group, queue_id))
+        body = QueryConsumeTimeSpanBody(consume_time_span_set=spans)
+        return frame.response(SUCCESS, body=await encoded(body, len(spans)))
 
     async def _span(self, topic: str, group: str, queue_id: int) -> ConsumeTimeSpan:
         context = self._context
@@ -106,13 +112,15 @@ class GroupAdmin:
             delay_time=behind_ms,
         )
 
-    def clone_offsets(self, _connection: Connection, frame: Frame) -> Frame:
+    async def clone_offsets(self, _connection: Connection, frame: Frame) -> Frame:
         """314: give a group the offsets of another. An online source clones what it subscribes only."""
         header = frame.header(CloneGroupOffsetRequestHeader)
         context = self._context
         topics = {header.topic} if header.topic else context.offsets.topics_of(header.src_group)
         online = context.consumers.groups.get(header.src_group)
+        turns = Turns()
         for topic in topics:
+            await turns.queue()
             if topic not in context.topics.table:
                 continue
             if not header.offline and online is not None and topic not in online.subscriptions:
@@ -125,21 +133,24 @@ class GroupAdmin:
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
         context = self._context
         listed: list[dict[str, list[ConsumeStats]]] = []
-        total = 0
+        total = entries = 0
+        turns = Turns()
         for group in sorted(context.groups.table):
             tables = []
+            await turns.queue()
             for topic in sorted(context.offsets.topics_of(group)):
                 if only_ordered and not context.topics.is_order(topic):
                     continue
-                stats = await self._stats.progress_of(group, [topic])
+                stats = await self._stats.progress_of(group, [topic], turns)
                 if stats.offset_table:
                     tables.append(stats)
+                    entries += len(stats.offset_table)
                     total += sum(
                         row.broker_offset - row.consumer_offset for row in stats.offset_table.values()
                     )
             listed.append({group: tables})
         body = BrokerConsumeStats(broker_addr=context.addr, consume_stats_list=listed, total_diff=total)
-        return frame.response(SUCCESS, body=body.encode())
+        return frame.response(SUCCESS, body=await encoded(body, entries + len(listed)))
 
     def producers(self, _connection: Connection, frame: Frame) -> Frame:
         """328: every producer group and its clients."""

@@ -11,6 +11,7 @@ import msgspec
 from cometmq import logs
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.notices import send_oneway
+from cometmq.broker.turns import Turns, encoded
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
@@ -62,7 +63,9 @@ class ConsumerAdmin:
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={topic}",
             )
         offsets: dict[MessageQueue, int] = {}
+        turns = Turns()
         for queue_id in range(config.write_queue_nums):
+            await turns.queue()
             stored = context.offsets.query(group, topic, queue_id)
             if stored < 0:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
@@ -85,13 +88,14 @@ class ConsumerAdmin:
         told = ResetOffsetRequestHeader(
             topic=topic, group=group, timestamp=header.timestamp, is_force=bool(header.is_force)
         )
+        answer = await encoded(body, len(offsets))
         for client in clients:
             # C++ clients read the list form only, Java ones the map form only.
             for_cpp = "CPP" in (str(frame.language), client.language)
-            data = body.encode_for_cpp() if for_cpp else body.encode()
+            data = body.encode_for_cpp() if for_cpp else answer
             send_oneway(client.channel, Frame.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, data))
         log.info("offsets of %s in %s reset by %s: %s", group, topic, connection.peer, offsets)
-        return frame.response(SUCCESS, body=body.encode())
+        return frame.response(SUCCESS, body=answer)
 
     async def _target(self, header: ResetOffsetRequestHeader, queue_id: int, stored: int) -> int:
         store = self._context.store

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from cometmq.broker.clients import Members
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.store_views import queue_entries
+from cometmq.broker.turns import Turns, encoded
 from cometmq.protocol.bodies import (
     ClientConnection,
     ConsumeQueueData,
@@ -60,7 +61,9 @@ class StatsAdmin:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         store = context.store
         table = {}
+        turns = Turns()
         for queue_id in range(config.write_queue_nums):
+            await turns.queue()
             maximum = store.max_offset(topic, queue_id)
             last = await self._store_time(topic, queue_id, maximum - 1) if maximum > 0 else 0
             table[context.queue(topic, queue_id)] = TopicOffset(
@@ -68,7 +71,7 @@ class StatsAdmin:
                 max_offset=maximum,
                 last_update_timestamp=max(last, 0),
             )
-        return frame.response(SUCCESS, body=TopicStatsTable(offset_table=table).encode())
+        return frame.response(SUCCESS, body=await encoded(TopicStatsTable(offset_table=table), len(table)))
 
     def consumer_connections(self, _connection: Connection, frame: Frame) -> Frame:
         """203: who is online in a consumer group, and what it subscribes."""
@@ -106,9 +109,10 @@ class StatsAdmin:
             topics = [name for name in header.topic_list.split(";") if name]
         else:
             topics = sorted(context.offsets.topics_of(group))
-        return frame.response(SUCCESS, body=(await self.progress_of(group, topics)).encode())
+        stats = await self.progress_of(group, topics, Turns())
+        return frame.response(SUCCESS, body=await encoded(stats, len(stats.offset_table)))
 
-    async def progress_of(self, group: str, topics: Iterable[str]) -> ConsumeStats:
+    async def progress_of(self, group: str, topics: Iterable[str], turns: Turns) -> ConsumeStats:
         """How far a group is in these topics; those that it does not subscribe while online are left out."""
         context = self._context
         online = context.consumers.groups.get(group)
@@ -120,6 +124,7 @@ class StatsAdmin:
             ):
                 continue
             for queue_id in range(config.read_queue_nums):
+                await turns.queue()
                 progress = await self._progress(group, topic, queue_id)
                 stats.offset_table[context.queue(topic, queue_id)] = progress
             stats.consume_tps += context.stats.group_rate(group, topic, context.clock.time_ms())

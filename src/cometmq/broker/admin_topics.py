@@ -71,6 +71,14 @@ class TopicAdmin:
             )
         return name
 
+    def _check_queues(self, field: str, number: int, version: int) -> None:
+        most = self._context.config.max_topic_queue_nums
+        if not 0 <= number <= most:
+            raise CommandError(
+                compat.invalid_parameter(version),
+                f"{field} {number} is not within 0 to {most}, the setting maxTopicQueueNums",
+            )
+
     async def update_topic(self, connection: Connection, frame: Frame) -> Frame:
         """17: create or replace a topic. Answered when the name servers know it, so that a route query may
         follow.
@@ -80,8 +88,9 @@ class TopicAdmin:
         filter_type = header.topic_filter_type or FILTER_TYPES[0]
         if filter_type not in FILTER_TYPES:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{filter_type}] value invalid")
-        if header.read_queue_nums < 0 or header.write_queue_nums < 0:
-            raise CommandError(compat.invalid_parameter(frame.version), "queue numbers must not be negative")
+        numbers = (("readQueueNums", header.read_queue_nums), ("writeQueueNums", header.write_queue_nums))
+        for field, number in numbers:
+            self._check_queues(field, number, frame.version)
         if not 0 <= header.perm <= 15:
             raise CommandError(
                 compat.invalid_parameter(frame.version), f"perm {header.perm} is not within 0 to 15"
@@ -161,6 +170,7 @@ class TopicAdmin:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if not config.group_name or not config.group_name.strip():
             raise CommandError(compat.invalid_parameter(frame.version), "The specified group is blank.")
+        self._check_queues("retryQueueNums", config.retry_queue_nums, frame.version)
         self._context.groups.put(config)
         log.info("group %s set by %s", config.group_name, connection.peer)
         await _written(f"group {config.group_name} is set", self._context.groups.saved)

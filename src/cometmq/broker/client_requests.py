@@ -5,6 +5,8 @@ from __future__ import annotations
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.subscriptions import is_tag_type
 from cometmq.broker.topics import UNIT_SUB_FLAG
+from cometmq.broker.turns import encoded, slices
+from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
     ConsumerData,
@@ -110,15 +112,19 @@ class ClientProcessor:
             )
         return frame.response(ResponseCode.SUCCESS)
 
-    def lock(self, _connection: Connection, frame: Frame) -> Frame:
+    async def lock(self, _connection: Connection, frame: Frame) -> Frame:
         """41: take or renew queue locks; answers those held now."""
         body = LockBatchBody.decode(frame.body)
         context = self._context
-        held = context.locks.lock(body.consumer_group, body.client_id, body.mq_set, context.clock.time_ms())
-        return frame.response(ResponseCode.SUCCESS, body=LockBatchResult(lock_ok_mq_set=held).encode())
+        held: list[MessageQueue] = []
+        async for queues in slices(body.mq_set):
+            held += context.locks.lock(body.consumer_group, body.client_id, queues, context.clock.time_ms())
+        answer = await encoded(LockBatchResult(lock_ok_mq_set=held), len(held))
+        return frame.response(ResponseCode.SUCCESS, body=answer)
 
-    def unlock(self, _connection: Connection, frame: Frame) -> Frame:
+    async def unlock(self, _connection: Connection, frame: Frame) -> Frame:
         """42: give queue locks up."""
         body = LockBatchBody.decode(frame.body)
-        self._context.locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+        async for queues in slices(body.mq_set):
+            self._context.locks.unlock(body.consumer_group, body.client_id, queues)
         return frame.response(ResponseCode.SUCCESS)

@@ -71,7 +71,15 @@ class SubscriptionGroups:
         return True
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
-        """Merge the file's entries over the built-in ones: the file wins."""
+        """Merge the file's entries over the built-in ones: the file wins, up to maxTopicQueueNums."""
+        most = self._config.max_topic_queue_nums
+        for name, config in groups.items():
+            if config.retry_queue_nums > most:
+                log.warning(
+                    "group %s had %d retry queues, more than maxTopicQueueNums=%d: it gets so many",
+                    name, config.retry_queue_nums, most,
+                )  # fmt: skip
+                config.retry_queue_nums = most
         self.table.update(groups)
         if version is not None:
             self.version = version

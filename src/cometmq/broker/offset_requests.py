@@ -6,7 +6,9 @@ from collections.abc import Awaitable
 
 from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
+from cometmq.broker.offsets import SEPARATOR
 from cometmq.broker.store_views import is_on_disk
+from cometmq.broker.turns import Turns, encoded
 from cometmq.protocol.bodies import ConsumerOffsetTable
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
@@ -95,12 +97,19 @@ class OffsetProcessor:
                 ResponseCode.INVALID_PARAMETER, f"offset is invalid, offset={header.commit_offset}"
             )
 
-    def all_offsets(self, _connection: Connection, frame: Frame) -> Frame:
+    async def all_offsets(self, _connection: Connection, frame: Frame) -> Frame:
         """43: every stored offset, for a slave."""
-        return frame.response(
-            ResponseCode.SUCCESS,
-            body=ConsumerOffsetTable.from_plain(self._context.offsets.to_table()).encode(),
-        )
+        offsets = self._context.offsets
+        table: dict[str, dict[int, int]] = {}
+        entries = 0
+        turns = Turns()
+        for group in offsets.groups():
+            for topic in offsets.topics_of(group):
+                await turns.queue()
+                queues = table[topic + SEPARATOR + group] = offsets.queues(group, topic)
+                entries += len(queues)
+        body = await encoded(ConsumerOffsetTable(offset_table=table), entries)
+        return frame.response(ResponseCode.SUCCESS, body=body)
 
     async def search(self, _connection: Connection, frame: Frame) -> Frame:
         """29: the offset of a point in time."""

@@ -68,7 +68,7 @@ class Tables:
         """Fill the tables from the files. Raises StoreCorrupt, OSError."""
         context = self._context
         topics = TopicConfigTable.from_plain(self.topics.load())
-        context.topics.load(topics.data_version, topics.topic_config_table)
+        context.topics.load(topics.data_version, topics.topic_config_table, self._queues_with_messages)
         groups = SubscriptionGroupTable.from_plain(self.groups.load())
         context.groups.load(groups.data_version, groups.subscription_group_table)
         context.offsets.load(self.offsets.load())
@@ -79,6 +79,11 @@ class Tables:
                     key, ", ".join(f"queue {q}: {was}, now {end}" for q, was, end in lowered),
                 )  # fmt: skip
         self._schedule.load(self.delays.load())
+
+    def _queues_with_messages(self, topic: str) -> int:
+        """How many queues a topic must have for all of its messages to be reached."""
+        queues = self._context.store.queues.of_topic(topic)
+        return max((queue.queue_id + 1 for queue in queues if queue.max_offset > queue.min_offset), default=0)
 
     def start(self) -> None:
         """Begin the periodic writes of offsets."""

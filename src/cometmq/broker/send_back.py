@@ -67,7 +67,7 @@ class SendBackProcessor:
         if plan.dead:
             context.topics.ensure(plan.topic, DLQ_QUEUES)
         else:
-            queue_id = random.randrange(settings.retry_queue_nums)
+            queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
         properties["DELAY"] = str(plan.delay_level)
         tag = properties.get("TAGS")
         text = encode_properties(properties)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from cometmq import logs
-from cometmq.broker.config import BrokerConfig
+from cometmq.broker.config import QUEUES_MAX, BrokerConfig
 from cometmq.protocol.bodies import DataVersion, TopicConfig
 from cometmq.protocol.codes import (
     OFFSET_MOVED_EVENT,
@@ -109,7 +109,7 @@ class TopicTable:
         if not template.perm & Perm.INHERIT:
             log.warning("topic %s not created: the template %s may not be inherited", topic, default_topic)
             return None
-        queues = max(0, min(queue_nums, template.write_queue_nums))
+        queues = max(0, min(queue_nums, template.write_queue_nums, self._config.max_topic_queue_nums))
         created = TopicConfig(
             topic_name=topic,
             read_queue_nums=queues,
@@ -128,6 +128,7 @@ class TopicTable:
         """The topic, created with these values if it is missing (retry and dead-letter topics)."""
         known = self.table.get(topic)
         if known is None:
+            queue_nums = max(0, min(queue_nums, self._config.max_topic_queue_nums))
             known = TopicConfig(
                 topic_name=topic,
                 read_queue_nums=queue_nums,
@@ -169,8 +170,30 @@ class TopicTable:
         self.version = DataVersion(timestamp=self._now_ms(), counter=self.version.counter + 1)
         self.changed(topic)
 
-    def load(self, version: DataVersion | None, topics: Mapping[str, TopicConfig]) -> None:
-        """Merge the file's entries over the built-in ones: the file wins."""
+    def load(
+        self,
+        version: DataVersion | None,
+        topics: Mapping[str, TopicConfig],
+        stored: Callable[[str], int] = lambda _topic: 0,
+    ) -> None:
+        """Merge the file's entries over the built-in ones: the file wins.
+
+        A topic with more queues than maxTopicQueueNums gets so many, or those that have messages, of which
+        `stored` says how many there are.
+        """
+        for name, config in topics.items():
+            asked = max(config.read_queue_nums, config.write_queue_nums)
+            built_in = self.table.get(name)
+            most = max(self._config.max_topic_queue_nums, built_in.write_queue_nums if built_in else 0)
+            if asked > most:
+                most = min(max(most, stored(name)), QUEUES_MAX)
+            if asked > most:
+                log.warning(
+                    "topic %s had %d queues, more than maxTopicQueueNums=%d: it is served with %d",
+                    name, asked, self._config.max_topic_queue_nums, most,
+                )  # fmt: skip
+                config.read_queue_nums = min(config.read_queue_nums, most)
+                config.write_queue_nums = min(config.write_queue_nums, most)
         self.table.update(topics)
         if version is not None:
             self.version = version

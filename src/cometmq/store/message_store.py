@@ -446,11 +446,11 @@ class MessageStore:
         """(queue id, minimum offset, what a purge would make of it, maximum offset) of the topic's queues:
         of one with `queue_id`, up to the first message stored at or after `before_ms` (default: all)."""
         plan = []
-        for queue in sorted(self.queues, key=lambda queue: queue.queue_id):
-            if queue.topic == topic and queue_id in (None, queue.queue_id):
-                end = queue.max_offset
-                target = end if before_ms is None else self.lookups.first_since(queue, before_ms)
-                plan.append((queue.queue_id, queue.min_offset, max(target, queue.min_offset), end))
+        one = None if queue_id is None else self.queues.find(topic, queue_id)
+        for queue in self.queues.of_topic(topic) if queue_id is None else [one] if one else []:
+            end = queue.max_offset
+            target = end if before_ms is None else self.lookups.first_since(queue, before_ms)
+            plan.append((queue.queue_id, queue.min_offset, max(target, queue.min_offset), end))
         return plan
 
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
