@@ -35,7 +35,7 @@ def test_a_default(key):
 
 
 def test_every_setting_of_the_name_server_has_its_row():
-    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|(.*?)\|[^|]*\|$", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|([^|]*)\|[^|]*\|$", PAGE, re.MULTILINE)
     shown = NamesrvConfig().to_properties()
     home = str(Path("~").expanduser())
     assert {key: default.replace("~", home) for key, default, _ in rows} == {
