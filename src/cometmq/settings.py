@@ -9,12 +9,12 @@ import difflib
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cometmq import logs
 from cometmq.errors import ConfigError
+from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.java_properties import PropertiesError, line_of, parse_properties
 
 log = logs.logger(__name__)
@@ -38,8 +38,6 @@ _SPECIAL_NAMES = {
 }
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]").search
 _NUMBER = re.compile(r"-?[0-9]{1,400}").fullmatch  # int() alone takes 1_000 and digits of other scripts
-_HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?").fullmatch
-_HOST_MAX = 253
 
 
 class Range(NamedTuple):
@@ -88,27 +86,16 @@ def check_ranges(ranges: Mapping[str, Range], value_of: Callable[[str], int]) ->
 
 def check_host(key: str, host: str) -> None:
     """Raises ConfigError for what can be neither an address nor a host's name. Nobody is asked."""
-    try:
-        ip_address(host)
-    except ValueError:
-        if not _HOST(host) or len(host) > _HOST_MAX:
-            raise ConfigError(key, host, "an IP address or a host's name") from None
+    if host.startswith("[") or parse_address(f"[{host}]:1" if ":" in host else f"{host}:1") is None:
+        raise ConfigError(key, host, "an IP address or a host's name")
 
 
 def check_addresses(key: str, text: str) -> list[str]:
     """A list of host:port, `;` (or `,`) between. Raises ConfigError naming the first bad entry."""
-    expected = "host:port, several separated by ';'"
     addresses = [word.strip() for word in text.replace(",", ";").split(";") if word.strip()]
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
-            raise ConfigError(key, address, expected)
-        try:
-            check_host(key, host[1:-1] if host.startswith("[") and host.endswith("]") else host)
-        except ConfigError:
-            raise ConfigError(key, address, expected) from None
-    if not addresses:
-        raise ConfigError(key, text, expected)
+    for address in addresses or [text]:
+        if parse_address(address) is None:
+            raise ConfigError(key, address, "host:port, several separated by ';'")
     return addresses
 
 
