@@ -47,7 +47,7 @@ NOT_BY_REQUEST = frozenset(
     }
 )  # fmt: skip
 QUEUES_MAX = 1 << 16
-"""The most that maxTopicQueueNums can be: a route of so many is 5 MB in a client's hands."""
+"""The most that maxTopicQueueNums can be: what the name server takes too. Clients keep an object for each."""
 
 
 def host_name() -> str:
