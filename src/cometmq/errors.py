@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 __all__ = [
-    "BodyError", "BrokerError", "ClientStateError", "CometError", "ConfigError", "ConnectError",
-    "FrameError", "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError", "RecordError",
-    "RemotingError", "RequestTimeout", "SendFailed", "StoreClosed", "StoreCorrupt", "StoreError",
-    "StoreFull", "Terminal", "Transient",
+    "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError", "ConfigError",
+    "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError",
+    "RecordError", "RemotingError", "RequestTimeout", "SendFailed", "StoreClosed", "StoreCorrupt",
+    "StoreError", "StoreFull", "Terminal", "Transient",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120
@@ -81,6 +81,15 @@ class BodyError(ProtocolError):
 
     def __str__(self) -> str:
         return f"{self.what}: {self.field}: {self.problem}" if self.field else f"{self.what}: {self.problem}"
+
+
+class BodyTooLarge(BodyError):
+    """A body that says it is, or turns out, larger than `limit` bytes when decompressed."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(what, f"it is larger than {limit} bytes when decompressed")
+        self.args = (what, limit)  # what pickling hands back to this __init__
+        self.limit = limit
 
 
 class RecordError(ProtocolError):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import builtins
 import inspect
 import pickle
+import tracemalloc
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.cutting import mutations, never_escapes, truncations
 
 from cometmq import errors
-from cometmq.errors import BodyError, CometError, ConfigError, MessageIllegal
+from cometmq.errors import BodyError, BodyTooLarge, CometError, ConfigError, MessageIllegal
 from cometmq.protocol.codes import (
     LANGUAGES,
     LanguageCode,
@@ -56,13 +60,42 @@ def test_a_body_that_was_never_compressed(how: Compression) -> None:
         decompress(how.sys_flag, b"plain text")
 
 
-@pytest.mark.parametrize("how", KINDS)
-def test_bombs_stop_at_the_limit(how: Compression) -> None:
-    data = compress(bytes(5 << 20), how)
+def zstd_of_unknown_size(body: bytes) -> bytes:
+    """As Java's streaming encoder writes it."""
+    encoder = zstandard.ZstdCompressor().compressobj()
+    return bytes(encoder.compress(body) + encoder.flush())
 
-    assert len(decompress(how.sys_flag, data, max_plain=5 << 20)) == 5 << 20
-    with pytest.raises(BodyError, match="larger than 1048576"):
-        decompress(how.sys_flag, data, max_plain=1 << 20)
+
+BOMBS = [
+    *((how.sys_flag, partial(compress, how=how)) for how in KINDS),
+    (Compression.ZSTD.sys_flag, zstd_of_unknown_size),
+]
+
+
+@pytest.mark.parametrize(("sys_flag", "make"), BOMBS)
+def test_bombs_stop_at_the_limit(sys_flag: int, make: Callable[[bytes], bytes]) -> None:
+    data = make(bytes(5 << 20))
+
+    assert len(decompress(sys_flag, data, limit=5 << 20)) == 5 << 20
+    with pytest.raises(BodyTooLarge, match="larger than 5242879") as caught:
+        decompress(sys_flag, data, limit=(5 << 20) - 1)
+    assert caught.value.limit == (5 << 20) - 1
+
+
+@pytest.mark.parametrize(("sys_flag", "make"), BOMBS)
+def test_little_more_than_the_limit_is_allocated(sys_flag: int, make: Callable[[bytes], bytes]) -> None:
+    data = make(bytes(128 << 20))
+    within = make(bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge):
+            decompress(sys_flag, data, limit=64 << 20)
+        assert len(decompress(sys_flag, within, limit=64 << 20)) == 64 << 20
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 96 << 20
 
 
 def test_unknown_types_and_names() -> None:
@@ -91,6 +124,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "FrameError": ("bad",),
     "HeaderError": ("queueId", "x", "not a whole number"),
     "BodyError": ("HeartbeatData", "no object", "$.a"),
+    "BodyTooLarge": ("compressed body", 5),
     "RecordError": (7, "size", "too small"),
     "ConfigError": ("listenPort", "x", "a port"),
     "ClientStateError": ("closed",),

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import importlib
 import zlib
+from collections.abc import Iterator
 from enum import IntEnum
+from io import BytesIO
 from typing import Any
 
-from cometmq.errors import BodyError, ConfigError
+from cometmq.errors import BodyError, BodyTooLarge, ConfigError
 
 COMPRESSED = 0x1
 TYPE_MASK = 0x700
 TYPE_SHIFT = 8
 
 MAX_PLAIN = 256 << 20
-"""Largest body in bytes that decompression makes: 64 times the largest message, and no more than memory
-stands."""
-_ZSTD_STEP = 1024
-"""Bytes fed at a time: three of them can make 128 KiB, so that a step makes at most 44 MiB."""
+"""Largest body in bytes that decompression makes where nobody says less: 64 times the largest message, and no
+more than memory stands."""
+_STEP = 1 << 20
+"""Plain bytes made at a time: that much more than the limit is what a refused body costs."""
+_ZSTD_STEP = 256
+"""Bytes of a frame of unknown size fed at a time. Three of them can make 128 KiB, so that a step makes at
+most 11 MiB."""
 
 
 class Compression(IntEnum):
@@ -62,69 +67,77 @@ def compress(body: bytes, how: Compression = Compression.ZLIB, level: int = 5) -
     return bytes(_module("zstandard", "zstandard").ZstdCompressor(level=level).compress(body))
 
 
-def decompress(sys_flag: int, body: bytes, max_plain: int = MAX_PLAIN) -> bytes:
-    """The plain body; the body itself if sysFlag does not say that it is compressed. Raises BodyError.
+def decompress(sys_flag: int, body: bytes, limit: int = MAX_PLAIN) -> bytes:
+    """The plain body; the body itself if sysFlag does not say that it is compressed.
 
-    max_plain: the most bytes that may come out.
+    limit: the most bytes that may come out; little more than that is ever allocated, whatever the body says.
+    Raises BodyTooLarge (a BodyError) beyond it, BodyError for what is no compressed body.
     """
     if not sys_flag & COMPRESSED:
         return body
     kind = (sys_flag & TYPE_MASK) >> TYPE_SHIFT
     if kind in (0, Compression.ZLIB):
-        return _inflate(body, max_plain)
-    if kind == Compression.LZ4:
-        return _unlz4(body, max_plain)
-    if kind == Compression.ZSTD:
-        return _unzstd(body, max_plain)
-    raise BodyError("compressed body", f"compression type {kind} is unknown", "sysFlag")
+        pieces = _inflate(body)
+    elif kind == Compression.LZ4:
+        pieces = _unlz4(body)
+    elif kind == Compression.ZSTD:
+        pieces = _unzstd(body, limit)
+    else:
+        raise BodyError("compressed body", f"compression type {kind} is unknown", "sysFlag")
+    plain = BytesIO()  # grows in place; joining pieces would need the size twice
+    for piece in pieces:
+        if plain.tell() + len(piece) > limit:
+            raise BodyTooLarge("compressed body", limit)
+        if plain.tell():
+            plain.write(piece)
+        else:
+            plain = BytesIO(piece)  # not copied, and most bodies are one piece
+            plain.seek(len(piece))
+    return plain.getvalue()
 
 
-def _too_large(max_plain: int) -> BodyError:
-    return BodyError("compressed body", f"it is larger than {max_plain} bytes when decompressed")
-
-
-def _inflate(body: bytes, max_plain: int) -> bytes:
+def _inflate(body: bytes) -> Iterator[bytes]:
     inflater = zlib.decompressobj()
-    try:
-        plain = inflater.decompress(body, max_plain)
-    except zlib.error as error:
-        raise BodyError("compressed body", f"zlib: {error}") from None
-    if not inflater.eof:
-        if len(plain) >= max_plain:
-            raise _too_large(max_plain)
-        raise BodyError("compressed body", "zlib: the stream is cut off")
-    return plain
+    while not inflater.eof:
+        try:
+            piece = inflater.decompress(body, _STEP)
+        except zlib.error as error:
+            raise BodyError("compressed body", f"zlib: {error}") from None
+        if not piece and not inflater.eof:
+            raise BodyError("compressed body", "zlib: the stream is cut off")
+        body = inflater.unconsumed_tail
+        yield piece
 
 
-def _unlz4(body: bytes, max_plain: int) -> bytes:
-    lz4 = _module("lz4.frame", "lz4")
-    decompressor = lz4.LZ4FrameDecompressor()
-    try:
-        plain = bytes(decompressor.decompress(body, max_plain))
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise BodyError("compressed body", f"LZ4: {error}") from None
-    if not decompressor.eof:
-        if len(plain) >= max_plain:
-            raise _too_large(max_plain)
-        raise BodyError("compressed body", "LZ4: the frame is cut off")
-    return plain
+def _unlz4(body: bytes) -> Iterator[bytes]:
+    decompressor = _module("lz4.frame", "lz4").LZ4FrameDecompressor()
+    while not decompressor.eof:
+        try:
+            piece = bytes(decompressor.decompress(body, _STEP))
+        except (RuntimeError, EOFError, ValueError) as error:
+            raise BodyError("compressed body", f"LZ4: {error}") from None
+        if decompressor.needs_input and not decompressor.eof:
+            raise BodyError("compressed body", "LZ4: the frame is cut off")
+        body = b""  # it keeps what it has not used
+        yield piece
 
 
-def _unzstd(body: bytes, max_plain: int) -> bytes:
+def _unzstd(body: bytes, limit: int) -> Iterator[bytes]:
     zstandard = _module("zstandard", "zstandard")
-    # Frames of streaming encoders (Java's) do not say how large they are, so the size is watched on the way.
-    inflater = zstandard.ZstdDecompressor().decompressobj()
-    pieces = []
-    size = 0
     try:
+        size = zstandard.frame_content_size(body)
+        if size > limit:
+            raise BodyTooLarge("compressed body", limit)
+        if size >= 0:
+            yield zstandard.ZstdDecompressor().decompress(body)
+            return
+        # Frames of streaming encoders (Java's) do not say how large they are, so the size is watched on the
+        # way.
+        inflater = zstandard.ZstdDecompressor().decompressobj()
         for at in range(0, len(body), _ZSTD_STEP):
-            piece = inflater.decompress(body[at : at + _ZSTD_STEP])
-            pieces.append(piece)
-            size += len(piece)
-            if size > max_plain:
-                raise _too_large(max_plain)
+            yield inflater.decompress(body[at : at + _ZSTD_STEP])
             if inflater.eof:
-                return b"".join(pieces)
+                return
     except zstandard.ZstdError as error:
         raise BodyError("compressed body", f"Zstandard: {error}") from None
     raise BodyError("compressed body", "Zstandard: the frame is cut off")
