@@ -84,12 +84,15 @@ class BodyError(ProtocolError):
 
 
 class BodyTooLarge(BodyError):
-    """A body that says it is, or turns out, larger than `limit` bytes when decompressed."""
+    """A body that says it is, or turns out, larger than `limit` bytes when decompressed. `setting`: what
+    raises the limit, if anything does."""
 
-    def __init__(self, what: str, limit: int) -> None:
-        super().__init__(what, f"it is larger than {limit} bytes when decompressed")
-        self.args = (what, limit)  # what pickling hands back to this __init__
+    def __init__(self, what: str, limit: int, setting: str = "") -> None:
+        raised_by = f" ({setting} raises the limit)" if setting else ""
+        super().__init__(what, f"it is larger than {limit} bytes when decompressed{raised_by}")
+        self.args = (what, limit, setting)  # what pickling hands back to this __init__
         self.limit = limit
+        self.setting = setting
 
 
 class RecordError(ProtocolError):

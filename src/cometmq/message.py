@@ -167,7 +167,8 @@ class PullStatus(Enum):
 class PullResult(msgspec.Struct, frozen=True):
     """The answer to a pull. Whatever the status, the next pull begins at next_begin_offset.
 
-    damaged: queue offsets of messages left out of `messages` because their bodies do not match their CRCs.
+    damaged: queue offsets of messages left out of `messages` because their bodies do not match their CRCs;
+    oversized: of messages whose compressed bodies are as stored, because they would be too large.
     """
 
     status: PullStatus
@@ -177,6 +178,7 @@ class PullResult(msgspec.Struct, frozen=True):
     messages: list[MessageExt] = []
     suggest_which_broker_id: int = 0
     damaged: list[int] = []
+    oversized: list[int] = []
 
 
 def keys_of(words: str | Iterable[str]) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "FrameError": ("bad",),
     "HeaderError": ("queueId", "x", "not a whole number"),
     "BodyError": ("HeartbeatData", "no object", "$.a"),
-    "BodyTooLarge": ("compressed body", 5),
+    "BodyTooLarge": ("compressed body", 5, "max_body"),
     "RecordError": (7, "size", "too small"),
     "ConfigError": ("listenPort", "x", "a port"),
     "ClientStateError": ("closed",),

@@ -41,7 +41,7 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
 
 from .calls import Calls, broker_error
-from .decoding import decode_messages
+from .decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
 
 __all__ = ["BrokerApi"]
 
@@ -121,9 +121,10 @@ class BrokerApi(Calls):
         commit_offset: int | None = None,
         suspend_s: float = 0.0,
         timeout_s: float | None = None,
+        max_body: int = MAX_BODY,
     ) -> PullResult:
         """As pull_frame, decoded. The broker filters tags by their hash only: look at each message's tag
-        again."""
+        again. max_body: bytes of a decompressed body; a larger one is left as it is stored."""
         answer = await self.pull_frame(
             addr, queue, group, offset,
             max_count=max_count, expression=expression, expression_type=expression_type,
@@ -132,16 +133,18 @@ class BrokerApi(Calls):
         )  # fmt: skip
         header = answer.header(PullMessageResponseHeader)
         status = _PULL_STATUS[answer.code]
-        damaged: list[int] = []
-        found = status is PullStatus.FOUND
-        messages = decode_messages(answer.body, queue.broker_name, damaged) if found else []
+        if status is PullStatus.FOUND:
+            found = decode_pulled(answer.body, queue.broker_name, max_body)
+        else:
+            found = Decoded([], [], [], None)
         return PullResult(
             status=status,
-            next_begin_offset=header.next_begin_offset,
+            next_begin_offset=header.next_begin_offset if found.left_at is None else found.left_at,
             min_offset=header.min_offset,
             max_offset=header.max_offset,
-            messages=messages,
-            damaged=damaged,
+            messages=found.messages,
+            damaged=found.damaged,
+            oversized=found.oversized,
             suggest_which_broker_id=header.suggest_which_broker_id,
         )
 
@@ -150,7 +153,7 @@ class BrokerApi(Calls):
         body is damaged."""
         header = ViewMessageRequestHeader(offset=physical_offset)
         answer = await self.call(addr, RequestCode.VIEW_MESSAGE_BY_ID, header)
-        return decode_messages(answer.body, broker_name)[0]
+        return decode_one(answer.body, broker_name)
 
     async def query_message(
         self,

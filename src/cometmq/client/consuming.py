@@ -55,6 +55,8 @@ class ConcurrentConsuming:
         self.consumed = 0
         self.failed = 0
         """Messages whose listener failed or asked for later."""
+        self.failures_in_a_row = 0
+        """Calls (and messages that no listener gets) since the last success."""
         self.last_error: BaseException | None = None
 
     @property
@@ -123,15 +125,37 @@ class ConcurrentConsuming:
     async def _consume(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> None:
         context = ConsumeContext(batch.queue.message_queue)
         batch.started_at = loop.time()
+        if batch.refusal is None:
+            status = await self._call(batch, context)
+        else:
+            self.last_error = batch.refusal
+            status = ConsumeStatus.RECONSUME_LATER
+            log.warning(
+                "no listener gets offset %d of %s: %s",
+                batch.first_offset, batch.queue.message_queue, batch.refusal,
+            )  # fmt: skip
+        if status is ConsumeStatus.SUCCESS:
+            self.consumed += len(batch.messages)
+            self.failures_in_a_row = 0
+        else:
+            self.failed += len(batch.messages)
+            self.failures_in_a_row += 1
+        batch.queue.last_consume_at = loop.time()
+        try:
+            await self._settle(batch, status, context)
+        except Exception:
+            # The batch stays unfinished: its offset is not committed and its messages come again.
+            log.exception("could not settle messages of %s", batch.queue.message_queue)
+
+    async def _call(self, batch: Batch, context: ConsumeContext) -> ConsumeStatus:
         self.running += 1
         try:
-            status = await self._listener(batch.messages, context)
+            return await self._listener(batch.messages, context)
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # we are cancelled; otherwise something that the listener awaited was
             self.last_error = error
-            status = ConsumeStatus.RECONSUME_LATER
             log.warning(
                 "listener failed on %s from offset %d (%d messages); they will be consumed again: %r",
                 batch.queue.message_queue,
@@ -140,15 +164,6 @@ class ConcurrentConsuming:
                 error,
                 exc_info=error,
             )
+            return ConsumeStatus.RECONSUME_LATER
         finally:
             self.running -= 1
-        if status is ConsumeStatus.SUCCESS:
-            self.consumed += len(batch.messages)
-        else:
-            self.failed += len(batch.messages)
-        batch.queue.last_consume_at = loop.time()
-        try:
-            await self._settle(batch, status, context)
-        except Exception:
-            # The batch stays unfinished: its offset is not committed and its messages come again.
-            log.exception("could not settle messages of %s", batch.queue.message_queue)

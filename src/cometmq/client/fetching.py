@@ -121,10 +121,13 @@ class Fetcher:
                 continue
             try:
                 result = await self._pull(queue, reader.offset)
-            except CometError as error:
-                if self.problems.get(queue) != str(error):
-                    log.warning("%s: pull failed: %s", queue, error)
-                self.problems[queue] = str(error)
+            except Exception as error:
+                # Anything but a CometError is a lack of memory or a bug of ours: said, and no reason to stop.
+                expected = isinstance(error, CometError)
+                text = str(error) if expected else repr(error)
+                if self.problems.get(queue) != text:
+                    log.warning("%s: pull failed: %s", queue, text, exc_info=None if expected else error)
+                self.problems[queue] = text
                 await asyncio.sleep(_ERROR_DELAY_S)
                 continue
             self.problems.pop(queue, None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cometmq.message import MessageExt
 from cometmq.protocol.codes import RETRY_PREFIX
+from cometmq.protocol.properties import RETRY_TOPIC
 
 from .instance import ClientInstance
 from .offsets import OffsetStore
@@ -27,6 +29,11 @@ class ConsumerGroup:
     @property
     def retry_topic(self) -> str:
         return RETRY_PREFIX + self.name
+
+    def restore_topic(self, message: MessageExt) -> None:
+        """Listeners see a message of the retry topic under the topic it was sent to."""
+        if message.topic == self.retry_topic:
+            message.topic = message.properties.get(RETRY_TOPIC, message.topic)
 
     @property
     def clustering(self) -> bool:

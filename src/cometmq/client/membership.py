@@ -149,7 +149,8 @@ class Membership:
                 return False
         else:
             self._unlisted.discard(topic)
-        change = changes([queue for queue in self.held if queue.topic == topic], mine)
+        held = [queue for queue in self.held if queue.topic == topic]
+        change = changes(held, mine, self._expired(held))
         await self._give_up(change.drop)
         taken = await self._take_all(change.add)
         if topic in self._unlisted:
@@ -157,6 +158,14 @@ class Membership:
         if taken:
             self.problems.pop(topic, None)
         return taken
+
+    def _expired(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Those whose pull is under way for so long that it is lost."""
+        now = asyncio.get_running_loop().time()
+        expired = [queue for queue in queues if self.held[queue].puller.lost(now)]
+        for queue in expired:
+            log.warning("a pull of %s has not come back; the queue is given up and taken anew", queue)
+        return expired
 
     def _note_problem(self, topic: str, error: CometError) -> bool:
         """Keep it for health(); True if it is none that has to be looked after soon."""
@@ -252,15 +261,15 @@ class Membership:
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         """An administrator moved the group: drop what is held of these queues and start at the given
-        offsets."""
+        offsets. Queues that others hold are theirs to store: what they have done since would be undone."""
         async with self._round:
-            for queue in table:
-                held = self.held.pop(queue, None)
-                if held is not None:
-                    held.queue.dropped = True
-                    held.task.cancel()
-            await self._store_now(table)
-            for queue in table:
+            ours = {queue: offset for queue, offset in table.items() if queue in self.held}
+            for queue in ours:
+                held = self.held.pop(queue)
+                held.queue.dropped = True
+                held.task.cancel()
+            await self._store_now(ours)
+            for queue in ours:
                 self._group.offsets.forget(queue)
         self.wake()
 

@@ -11,6 +11,7 @@ from enum import Enum
 from cometmq.errors import ConfigError
 
 from .allocate import AllocateAveragely, AllocateStrategy
+from .decoding import MAX_BODY
 from .process_queue import FlowLimits
 from .retry import RETRY_RESPONSE_CODES
 
@@ -104,6 +105,9 @@ class PullOptions:
     suspend_timeout_s: float = 30.0
     pull_timeout_s: float = 10.0
     pull_batch_size: int = 32
+    max_body: int = MAX_BODY
+    """A compressed body that is larger than this when decompressed is given out as stored, see
+    PullResult.oversized."""
     persist_interval_s: float = 5.0
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = None
@@ -123,6 +127,9 @@ class PushOptions:
     """Messages per listener call."""
     pull_batch_size: int = 32
     pull_interval_s: float = 0.0
+    max_body: int = MAX_BODY
+    """A message whose compressed body is larger than this when decompressed never reaches the listener: it
+    is sent back as if the listener had failed."""
     flow_limits: FlowLimits = field(default_factory=FlowLimits)
     """Per queue."""
     topic_max_count: int | None = None

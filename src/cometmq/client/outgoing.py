@@ -153,9 +153,9 @@ def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: K
     return Outgoing(first.topic, body, wait, ",".join(ids), batch=True)
 
 
-def prepare_system(message: Message, keys: KeyMaker) -> Outgoing:
+def prepare_system(message: Message, keys: KeyMaker, sys_flag: int = 0) -> Outgoing:
     """Encode a message of the client's own making: reserved properties and topics are right there, and a
-    retry topic's counters move into the header."""
+    retry topic's counters move into the header. sys_flag: how the body is compressed already."""
     properties = message.wire_properties()
     msg_id = properties.setdefault(names.UNIQ_KEY, keys.make())
     reconsume: tuple[int, int] | None = None
@@ -168,6 +168,7 @@ def prepare_system(message: Message, keys: KeyMaker) -> Outgoing:
         encode_properties(properties),
         msg_id,
         flag=message.flag,
+        sys_flag=sys_flag,
         reconsume=reconsume,
     )
 

@@ -32,7 +32,7 @@ class FlowLimits:
 class Batch:
     """Consecutive messages of one queue that one listener call gets."""
 
-    __slots__ = ("done", "first_offset", "messages", "queue", "size", "started_at")
+    __slots__ = ("done", "first_offset", "messages", "queue", "refusal", "size", "started_at")
 
     def __init__(self, queue: ProcessQueue, messages: list[MessageExt], size: int) -> None:
         self.queue = queue
@@ -43,6 +43,8 @@ class Batch:
         self.started_at = 0.0
         """Monotonic seconds at which a listener got it, 0 before that."""
         self.done = False
+        self.refusal: Exception | None = None
+        """Why no listener gets it: it fails at once."""
 
 
 class ProcessQueue:

@@ -204,6 +204,7 @@ class PullConsumer:
             sub_version=subscription.version,
             suspend_s=suspend_s,
             timeout_s=timeout_s,
+            max_body=self.options.max_body,
         )
         if not subscription.tags:
             return result

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from itertools import groupby
 
 from cometmq import logs
-from cometmq.errors import BrokerError, CometError
+from cometmq.errors import BodyTooLarge, BrokerError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.properties import RETRY_TOPIC
 
+from . import rebalance
 from .consuming import Consuming
 from .group import ConsumerGroup
-from .process_queue import FlowLimits, ProcessQueue
+from .process_queue import Batch, FlowLimits, ProcessQueue
 
 __all__ = ["QueuePuller"]
 
@@ -68,6 +69,11 @@ class QueuePuller:
         held = self._asked_at is not None and now - self._asked_at > _HELD_S
         return None if held else self._problem
 
+    def lost(self, now: float) -> bool:
+        """Whether the pull under way should have come back, or been given up, long ago."""
+        limit = max(rebalance.PULL_MAX_IDLE_S, self._group.options.suspend_timeout_s)
+        return self._asked_at is not None and now - self._asked_at > limit
+
     def suspend(self) -> None:
         self._resumed.clear()
 
@@ -107,7 +113,8 @@ class QueuePuller:
             if error.code == ResponseCode.FLOW_CONTROL:
                 return _FLOW_CONTROL_DELAY_S
             return self._failed(error)
-        except CometError as error:
+        except Exception as error:
+            # Anything but a CometError is a lack of memory or a bug of ours: said, and no reason to stop.
             return self._failed(error)
         finally:
             self._asked_at = None
@@ -115,8 +122,9 @@ class QueuePuller:
         self._errors_in_a_row = 0
         return delay
 
-    def _failed(self, error: CometError) -> float:
-        text = f"pull failed: {error}"
+    def _failed(self, error: Exception) -> float:
+        expected = isinstance(error, CometError)
+        text = f"pull failed: {error if expected else repr(error)}"
         starting = isinstance(error, BrokerError) and error.code in (
             ResponseCode.SUBSCRIPTION_NOT_EXIST,
             ResponseCode.SUBSCRIPTION_NOT_LATEST,
@@ -126,7 +134,7 @@ class QueuePuller:
             self._group.instance.heartbeat_soon()
         if self._problem != text:
             level = logging.DEBUG if starting and self._errors_in_a_row < 10 else logging.WARNING
-            log.log(level, "%s: %s", self.message_queue, text)
+            log.log(level, "%s: %s", self.message_queue, text, exc_info=None if expected else error)
         self._problem = text
         if starting and self._errors_in_a_row <= 10:
             return _FIRST_ERRORS_DELAY_S
@@ -154,6 +162,7 @@ class QueuePuller:
             commit_offset=commit,
             suspend_s=group.options.broker_suspend_s,
             timeout_s=group.options.suspend_timeout_s,
+            max_body=group.options.max_body,
         )
         if queue.dropped:
             return 0.0
@@ -172,14 +181,28 @@ class QueuePuller:
         self._take(result, subscription.filter(result.messages))
         return group.options.pull_interval_s
 
+    def _batches(self, messages: list[MessageExt], oversized: set[int]) -> list[Batch]:
+        """Each message that no listener may get is a batch of its own: it fails without the others."""
+        options = self._group.options
+        if not oversized:
+            return self.queue.put(messages, options.consume_batch_max_size)
+        batches: list[Batch] = []
+        for refused, run in groupby(messages, lambda message: message.queue_offset in oversized):
+            some = self.queue.put(list(run), 1 if refused else options.consume_batch_max_size)
+            for batch in some if refused else ():
+                what = f"body of message {batch.messages[0].msg_id}"
+                batch.refusal = BodyTooLarge(what, options.max_body, "PushOptions.max_body")
+            batches += some
+        return batches
+
     def _take(self, result: PullResult, messages: list[MessageExt]) -> None:
         queue = self.queue
         queue.next_offset = result.next_begin_offset
         if messages:
             if self.message_queue.topic == self._group.retry_topic:
                 for message in messages:
-                    message.topic = message.properties.get(RETRY_TOPIC, message.topic)
-            self._consuming.submit(queue.put(messages, self._group.options.consume_batch_max_size))
+                    self._group.restore_topic(message)
+            self._consuming.submit(self._batches(messages, set(result.oversized)))
         elif queue.count == 0 and result.next_begin_offset > 0:
             # Everything below was done or is not wanted: the group's lag must not grow because of a filter.
             self._group.offsets.update(self.message_queue, result.next_begin_offset)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cometmq import logs
 from cometmq.errors import CometError
-from cometmq.message import MessageExt, MessageQueue
+from cometmq.message import MessageExt
 from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP
 
 from .consuming import ConcurrentConsuming
@@ -114,8 +114,8 @@ class PushSession:
 
     async def consume_directly(self, message: MessageExt) -> tuple[ConsumeStatus, ConsumeContext]:
         """Run the listener once on a message that an administrator chose; nothing is committed."""
-        queue = MessageQueue(message.topic, message.broker_name, message.queue_id)
-        context = ConsumeContext(queue)
+        context = ConsumeContext(message.queue)
+        self.group.restore_topic(message)
         return await self.listener([message], context), context
 
     def queue_health(self, now: float) -> tuple[QueueHealth, ...]:

@@ -12,8 +12,8 @@ from .allocate import AllocateStrategy
 __all__ = ["Changes", "changes", "share_of"]
 
 PULL_MAX_IDLE_S = 120.0
-"""A held queue that was not pulled for this long is given up and taken anew
-(`rocketmq.client.pull.pullMaxIdleTime`)."""
+"""A held queue whose pull has not come back for this long is given up and taken anew
+(`rocketmq.client.pull.pullMaxIdleTime`, client.md 6.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,14 @@ def share_of(
     return strategy.allocate(client_id, sorted(set(queues)), sorted(set(client_ids)))
 
 
-def changes(held: Collection[MessageQueue], wanted: Collection[MessageQueue]) -> Changes:
-    """`drop` comes before `add` in effect: a queue is never pulled twice by one client."""
+def changes(
+    held: Collection[MessageQueue],
+    wanted: Collection[MessageQueue],
+    expired: Collection[MessageQueue] = (),
+) -> Changes:
+    """`drop` comes before `add` in effect: a queue is never pulled twice by one client. `expired`: held
+    queues that are to be taken anew."""
     wanted_set = set(wanted)
     held_set = set(held)
-    return Changes(
-        drop=tuple(queue for queue in sorted(held_set) if queue not in wanted_set),
-        add=tuple(queue for queue in sorted(wanted_set) if queue not in held_set),
-    )
+    kept = held_set & wanted_set - set(expired)
+    return Changes(drop=tuple(sorted(held_set - kept)), add=tuple(sorted(wanted_set - kept)))

@@ -8,6 +8,7 @@ from cometmq.errors import CometError
 from cometmq.message import Message, MessageExt
 from cometmq.protocol import properties as names
 from cometmq.protocol.codes import RETRY_PREFIX
+from cometmq.protocol.compression import COMPRESSED, TYPE_MASK
 
 from .group import ConsumerGroup
 from .outgoing import prepare_system
@@ -17,6 +18,7 @@ __all__ = ["SendBack", "retry_message"]
 
 log = logs.logger("cometmq.client.consumer")
 
+_COMPRESSION = COMPRESSED | TYPE_MASK
 _FIRST_RETRY_LEVEL = 3
 """The broker's rule: retry n waits delay level 3 + n."""
 
@@ -46,7 +48,9 @@ class SendBack:
             if not self._producer.started:
                 await self._producer.start()
             again = retry_message(message, group.name, group.options.max_reconsume_times)
-            await self._producer.send_raw(prepare_system(again, group.instance.keys))
+            # A body that was not decompressed goes round as it is.
+            packed = message.sys_flag & _COMPRESSION
+            await self._producer.send_raw(prepare_system(again, group.instance.keys, packed))
 
 
 def retry_message(message: MessageExt, group: str, max_reconsume_times: int) -> Message:

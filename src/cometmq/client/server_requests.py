@@ -25,7 +25,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.remoting import CommandError, Connection, Handler
 
-from .decoding import decode_messages
+from .decoding import decode_one
 
 __all__ = ["ConsumerPeer", "ServerRequests"]
 
@@ -112,5 +112,5 @@ class ServerRequests:
         del connection
         header = frame.header(ConsumeMessageDirectlyRequestHeader)
         consumer = self._consumer(header.consumer_group)
-        message = decode_messages(frame.body, header.broker_name or "")[0]
+        message = decode_one(frame.body, header.broker_name or "", refuse_large=True)
         return frame.response(ResponseCode.SUCCESS, body=(await consumer.consume_directly(message)).encode())

@@ -1,0 +1,155 @@
+"""What a push consumer may say about queues: only of those it holds, and a pull that got lost is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv
+
+from cometmq import ConsumeContext, ConsumeFromWhere, MessageExt, MessageQueue, PushConsumer, PushOptions
+from cometmq.client import rebalance
+from cometmq.client.broker_api import BrokerApi
+from cometmq.message import PullResult
+from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, ResetOffsetBody
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import ConsumeMessageDirectlyRequestHeader, ResetOffsetRequestHeader
+from cometmq.protocol.record import encode_record
+
+FIRST = ConsumeFromWhere.FIRST_OFFSET
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    async with FakeBroker("broker-a") as one:
+        yield one
+
+
+@pytest.fixture
+async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
+    async with FakeNamesrv() as server:
+        server.serve("T", broker, queues=4)
+        yield server
+
+
+async def ignore(messages: list[MessageExt]) -> None: ...
+
+
+async def test_a_reset_moves_only_the_queues_that_are_held(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    def beat(frame: Frame) -> Frame | None:
+        answer = broker._answer(frame)
+        broker.members = sorted([*broker.members, "~another"])
+        return answer
+
+    broker.on(RequestCode.HEART_BEAT, beat)
+    async with PushConsumer(
+        "g", ignore, "T", namesrv=namesrv.addr, options=PushOptions(consume_from_where=FIRST)
+    ) as member:
+        assert [queue.queue_id for queue in member.assignment] == [0, 1]
+        header = ResetOffsetRequestHeader(topic="T", group="g", timestamp=0, is_force=True)
+        table = {MessageQueue("T", "broker-a", queue_id): 7 for queue_id in range(4)}
+        answer = await broker.connections[-1].call(
+            Frame.request(
+                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, ResetOffsetBody(offset_table=table).encode()
+            ),
+            10,
+        )
+        assert answer.code == ResponseCode.SUCCESS
+        assert broker.offsets == {("T", 0): 7, ("T", 1): 7}
+    assert broker.offsets.keys() == {("T", 0), ("T", 1)}
+
+
+async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew(
+    namesrv: FakeNamesrv,
+    broker: FakeBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pull = BrokerApi.pull
+    lost: list[MessageQueue] = []
+
+    async def loses_the_first(
+        api: BrokerApi, addr: str, queue: MessageQueue, *args: Any, **kw: Any
+    ) -> PullResult:
+        if queue.topic == "T" and not lost:
+            lost.append(queue)
+            await asyncio.Event().wait()
+        return await pull(api, addr, queue, *args, **kw)
+
+    monkeypatch.setattr(BrokerApi, "pull", loses_the_first)
+    namesrv.serve("T", broker, queues=1)
+    broker.store("T", 0, b"waited for")
+    consumed = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        consumed.set()
+
+    options = PushOptions(consume_from_where=FIRST, broker_suspend_s=0.01, suspend_timeout_s=0.01)
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
+        await member.rebalance()
+        assert not consumed.is_set()  # not so soon
+        monkeypatch.setattr(rebalance, "PULL_MAX_IDLE_S", 0.02)
+        async with asyncio.timeout(20):
+            while not consumed.is_set():
+                await asyncio.sleep(0.01)
+                await member.rebalance()
+    assert len(lost) == 1
+    assert "has not come back" in caplog.text
+
+
+@pytest.mark.parametrize("failure", [MemoryError("no room"), RuntimeError("a bug")])
+async def test_a_pull_that_fails_in_an_odd_way_is_named_and_tried_again(
+    namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    pull = BrokerApi.pull
+    failing = True
+
+    async def fails(api: BrokerApi, addr: str, queue: MessageQueue, *args: Any, **kw: Any) -> PullResult:
+        if failing:
+            raise failure
+        return await pull(api, addr, queue, *args, **kw)
+
+    monkeypatch.setattr(BrokerApi, "pull", fails)
+    namesrv.serve("T", broker, queues=1)
+    broker.store("T", 0, b"waited for")
+    consumed = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        consumed.set()
+
+    options = PushOptions(consume_from_where=FIRST, pull_error_delay_s=0.01)
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
+        async with asyncio.timeout(20):
+            while not any(repr(failure) in problem for problem in member.health().problems):
+                await asyncio.sleep(0.01)
+        failing = False
+        await asyncio.wait_for(consumed.wait(), 20)
+
+
+async def test_a_message_consumed_on_request_has_its_own_topic(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> None:
+        seen.extend((message.topic, context.queue.topic) for message in messages)
+
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
+        header = ConsumeMessageDirectlyRequestHeader(consumer_group="g", client_id=member.client.client_id)
+        for topic in ("%RETRY%g", "%RETRY%other"):
+            answer = await broker.connections[-1].call(
+                Frame.request(
+                    RequestCode.CONSUME_MESSAGE_DIRECTLY,
+                    header,
+                    encode_record(topic, b"again", b"RETRY_TOPIC\x01T"),
+                ),
+                10,
+            )
+            assert ConsumeMessageDirectlyResult.decode(answer.body).consume_result == "CR_SUCCESS"
+        empty = Frame.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        refused = await broker.connections[-1].call(empty, 10)
+    assert seen == [("T", "%RETRY%g"), ("%RETRY%other", "%RETRY%other")]
+    assert (refused.code, "no record" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
