@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from cometmq import logs
-from cometmq.text import printable
+from cometmq.text import printable, seconds
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,14 @@ from cometmq.text import printable
 )
 def test_text_from_outside_is_made_harmless(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("span", "shown"),
+    [(3.0, "3 s"), (4.99921, "5 s"), (0.25, "0.25 s"), (0.00471, "0.0047 s"), (120, "120 s"), (0.0, "0 s")],
+)
+def test_times_are_shown_as_a_sentence_has_them(span: float, shown: str) -> None:
+    assert seconds(span) == shown
 
 
 def test_without_a_limit_nothing_is_cut() -> None:

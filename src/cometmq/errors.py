@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cometmq.text import printable, seconds
+
 __all__ = [
     "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError", "ConfigError",
     "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError",
@@ -211,7 +213,7 @@ class ConnectError(RemotingError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"cannot connect to {self.addr}" + (f": {self.problem}" if self.problem else "")
+        return f"cannot connect to {printable(self.addr)}" + (f": {self.problem}" if self.problem else "")
 
 
 class SendFailed(RemotingError):
@@ -240,7 +242,7 @@ class RequestTimeout(RemotingError):
         self.timeout_s = timeout_s
 
     def __str__(self) -> str:
-        within = f" within {self.timeout_s:g} s" if self.timeout_s else " in time"
+        within = f" within {seconds(self.timeout_s)}" if self.timeout_s else " in time"
         return f"no answer from {self.addr} to request {int(self.code)}{within}"
 
 
@@ -254,7 +256,7 @@ class NoRouteError(CometError, Transient):
         self.hint = hint
 
     def __str__(self) -> str:
-        asked = "; ".join(f"{addr} answered {_shown(answer)}" for addr, answer in self.asked)
+        asked = "; ".join(f"{addr} answered '{printable(answer)}'" for addr, answer in self.asked)
         text = f"no route to topic {self.topic}: " + (asked or "no name server was asked")
         return f"{text}. {self.hint}" if self.hint else text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["printable", "shortened"]
+__all__ = ["printable", "seconds", "shortened"]
 
 LIMIT = 256  # longer than any legal topic or group name
 _IDEOGRAPHIC_SPACE = "\u3000"  # no printable character to Python, and common in Chinese text
@@ -30,3 +30,8 @@ def shortened(text: str, limit: int | None = LIMIT) -> str:
     if limit is None or len(text) <= limit:
         return text
     return f"{text[:limit]}... ({len(text)} characters)"
+
+
+def seconds(span: float) -> str:
+    """A time as a sentence has it: `3 s`, `0.25 s`, never `4.99921 s`."""
+    return f"{round(span, 2 if abs(span) >= 0.1 else 4):g} s"

@@ -66,6 +66,8 @@ async def test_no_route_names_everybody_who_was_asked_and_a_way_out(namesrv: Fak
     assert "TOPIC_NOT_EXIST (17)" in answers[namesrv.addr]
     assert "mqadmin updateTopic" in str(caught.value)
     assert "Nowhere" in str(caught.value)
+    assert str(caught.value).count("mqadmin updateTopic") == 1
+    assert "for the topic: Nowhere'" in str(caught.value)  # the name server's words are not cut
 
 
 async def test_no_name_server_at_all_says_so() -> None:
@@ -187,6 +189,71 @@ async def test_a_broker_that_is_gone_is_passed_over(
     async with producer(namesrv) as sender:
         for _ in range(4):
             assert (await sender.send(Message("T", b"x"))).queue.broker_name == "broker-a"
+
+
+async def without_master(namesrv: FakeNamesrv, broker: FakeBroker, sender: Producer) -> None:
+    """Another topic's route, asked for later, says that the broker's master is gone."""
+    namesrv.serve("U", broker)
+    namesrv.routes["U"].broker_datas[0].broker_addrs = {1: broker.addr}
+    await sender.client.refresh_routes(["U"])
+    assert sender.client.routes.master(broker.name) is None
+
+
+async def test_a_broker_that_lost_its_master_is_passed_over(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", *brokers)
+    async with producer(namesrv) as sender:
+        await sender.send(Message("T", b"before"))
+        await without_master(namesrv, brokers[0], sender)
+        namesrv.hangs = True  # the old route of T stays
+        for _ in range(4):
+            assert (await sender.send(Message("T", b"x"))).queue.broker_name == "broker-b"
+
+
+async def test_a_topic_whose_only_master_is_gone_is_tried_as_often_as_any_and_named(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0])
+    async with producer(namesrv) as sender:
+        await sender.send(Message("T", b"before"))
+        await without_master(namesrv, brokers[0], sender)
+        namesrv.hangs = True
+        with pytest.raises(NoRouteError, match="a master of broker broker-a") as caught:
+            await sender.send(Message("T", b"x"))
+    assert "sent 3 times to topic T" in caught.value.__notes__[0]
+
+
+async def test_a_queue_of_the_callers_choice_whose_master_is_gone_makes_the_route_be_asked_again(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", *brokers)
+    chosen = MessageQueue("T", "broker-a", 0)
+    async with producer(namesrv) as sender:
+        await sender.send(Message("T", b"before"))
+        await without_master(namesrv, brokers[0], sender)
+        for send in (sender.send, sender.send_oneway):
+            asked = namesrv.asked.count("T")
+            with pytest.raises(NoRouteError, match="broker-a"):
+                await send(Message("T", b"x"), queue=chosen)
+            async with asyncio.timeout(10):
+                while namesrv.asked.count("T") == asked or "T" in sender.client._fetching:
+                    await asyncio.sleep(0.01)
+            await without_master(namesrv, brokers[0], sender)
+
+
+async def test_a_route_that_goes_while_a_send_is_tried_again_leaves_what_was_stored(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    def stored(frame: Frame) -> Frame:
+        namesrv.routes.clear()
+        sender.client.routes.remove("T")
+        return frame.response(10, ext={"msgId": "A" * 32, "queueId": "0", "queueOffset": "5"})
+
+    brokers[0].on(SEND, stored)
+    namesrv.serve("T", brokers[0])
+    async with producer(namesrv, retry_another_broker_when_not_store_ok=True) as sender:
+        assert (await sender.send(Message("T", b"x"))).status is SendStatus.FLUSH_DISK_TIMEOUT
 
 
 async def test_a_hanging_broker_costs_no_more_than_the_budget(

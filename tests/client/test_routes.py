@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cometmq.client.routes import RouteTable, template_route, topic_route
+from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
 
@@ -42,6 +43,40 @@ def ids(queues: tuple[MessageQueue, ...]) -> str:
 def test_queues_of_a_route(data: TopicRouteData, write: str, read: str) -> None:
     route = topic_route("T", data)
     assert (ids(route.write_queues), ids(route.read_queues)) == (write, read)
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (route_data(("a", 1_000_000_000, 1, 6), a={0: "a:1"}), "readQueueNums"),
+        (route_data(("a", 1, 2**31 - 1, 6), a={0: "a:1"}), "writeQueueNums"),
+        (route_data(("a", 100_000, 1, 6), ("b", 100_000, 1, 6)), "readQueueNums"),
+        (route_data(("a", 1, 1, 6), order="a:1;a:1000000000"), "orderTopicConf"),
+        (route_data(("a", 1, 1, 6), order="a:" + "9" * 5000), "orderTopicConf"),
+        (route_data(a={number: f"a:{number}" for number in range(1, 10_002)}), "brokerDatas"),
+    ],
+)
+def test_a_route_too_large_to_work_with_is_refused(data: TopicRouteData, field: str) -> None:
+    for make in (lambda: topic_route("T", data), lambda: template_route("T", data, 4)):
+        with pytest.raises(BodyError, match="a client takes") as caught:
+            make()
+        assert caught.value.field == field
+
+
+def test_what_is_no_number_of_queues_gives_none() -> None:
+    assert ids(topic_route("T", route_data(("a", -5, 1, 6), order="a:\u00b2;b:-1;c")).write_queues) == ""
+
+
+@pytest.mark.parametrize("addr", ["..:1", "a\0b:1", "", "no port", "x" * 300 + ":1", "\ud800:1"])
+def test_addresses_that_are_none_are_left_out(addr: str) -> None:
+    data = route_data(("a", 1, 1, 6), ("b", 1, 1, 6), a={0: addr, 1: "a:2"}, b={0: "b:1"})
+    route = topic_route("T", data)
+    assert (ids(route.write_queues), ids(route.read_queues)) == ("b0", "a0 b0")
+    assert route.unusable == (addr,)
+    routes = RouteTable()
+    routes.put(route)
+    assert (routes.master("a"), routes.addresses(replicas=True)) == (None, {"a:2", "b:1"})
+    assert not routes.put(topic_route("T", data))
 
 
 def test_the_template_lends_its_brokers_but_not_all_its_queues() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import random
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -256,6 +257,51 @@ async def test_a_refused_connection_is_a_typed_error_that_names_the_address() ->
     assert caught.value.addr == addr
 
 
+async def test_an_unknown_host_is_said_to_be_unknown() -> None:
+    client = RemotingClient()
+    with pytest.raises(ConnectError) as caught:
+        await client.call("no-such-host.invalid:9876", Frame.request(ECHO), 20)
+    await client.close()
+
+    assert "no-such-host.invalid:9876" in str(caught.value)
+    assert "Unknown error" not in str(caught.value)
+
+
+@pytest.mark.parametrize("failure", [UnicodeError("idna"), ValueError("null byte"), OverflowError("port")])
+async def test_nothing_but_a_connect_error_leaves_a_connect(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    async def fails(*args: object, **kw: object) -> None:
+        raise failure
+
+    client = RemotingClient()
+    monkeypatch.setattr(
+        client, "_loop", SimpleNamespace(create_task=asyncio.create_task, create_connection=fails)
+    )
+    with pytest.raises(ConnectError) as caught:
+        await client.connect("127.0.0.1:9876")
+
+    assert repr(failure) in str(caught.value)
+    assert caught.value.__cause__ is failure
+    await client.close()
+
+
+async def test_closing_the_client_ends_connects_with_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hangs(*args: object, **kw: object) -> None:
+        await asyncio.Event().wait()
+
+    client = RemotingClient()
+    monkeypatch.setattr(
+        client, "_loop", SimpleNamespace(create_task=asyncio.create_task, create_connection=hangs)
+    )
+    connecting = asyncio.create_task(client.connect("127.0.0.1:9876"))
+    await asyncio.sleep(0)
+    await client.close()
+
+    with pytest.raises(ConnectError, match="the client is closed"):
+        await connecting
+
+
 async def test_connecting_takes_no_longer_than_its_limit() -> None:
     """A listener whose backlog is full drops further attempts silently."""
     import socket
@@ -373,6 +419,7 @@ def test_addresses(addr: str, parts: tuple[str, int]) -> None:
         "", "host", "host:", ":9876", "host:port", "host:0", "host:65536", "host:-1", "..:1", "a..b:1",
         "x" * 64 + ".example:1", "a b:1", "[:1", "[]:1", "[host]:1", "höst:1", "host:\uff11",
         "a\0b:1",
+        "a\nb:1", "\ud800:1", "host:\u00b2", "host:" + "9" * 200,
     ],
 )  # fmt: skip
 def test_wrong_addresses_are_named(addr: str) -> None:

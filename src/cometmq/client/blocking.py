@@ -24,6 +24,7 @@ from .producer import Producer
 from .pull import PullConsumer
 from .push import PushConsumer
 from .selectors import QueueSelector
+from .state import not_running
 from .subscription import Subscriptions, sql92
 
 __all__ = ["SyncProducer", "SyncPullConsumer", "SyncPushConsumer"]
@@ -49,7 +50,7 @@ class _Face:
 
     def start(self) -> None:
         if self._thread is not None:
-            raise ClientStateError(f"{type(self).__name__} of group {self._twin.group} is started already")
+            raise ClientStateError(f"{self._who} is started already")
         thread = LoopThread.acquire()
         try:
             thread.run(self._twin.start())
@@ -67,10 +68,19 @@ class _Face:
         finally:
             thread.release()
 
+    @property
+    def state(self) -> str:
+        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
+        return self._twin.state
+
+    @property
+    def _who(self) -> str:
+        return f"{type(self).__name__} of group {self._twin.group}"
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._thread is None:
             work.close()
-            raise ClientStateError(f"{type(self).__name__} of group {self._twin.group} is not started")
+            raise not_running(self._who, self._twin.state)
         return self._thread.run(work)
 
     def _call(self, work: Callable[[], T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cometmq.errors import BrokerError
+from cometmq.errors import BodyError, BrokerError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
@@ -39,11 +39,15 @@ from cometmq.protocol.headers import (
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.text import printable
 
 from .calls import Calls, broker_error
 from .decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
 
 __all__ = ["BrokerApi"]
+
+MEMBERS_MAX = 100_000
+"""Members of a group: all are sorted and shared out at each rebalance, some 0.1 s for this many."""
 
 _PULL_STATUS = {
     int(ResponseCode.SUCCESS): PullStatus.FOUND,
@@ -277,7 +281,13 @@ class BrokerApi(Calls):
         """Client ids of the members; raises BrokerError SYSTEM_ERROR when there are none."""
         header = GetConsumerListByGroupRequestHeader(consumer_group=group)
         answer = await self.call(addr, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        return list(ConsumerList.decode(answer.body).consumer_id_list)
+        members = ConsumerList.decode(answer.body).consumer_id_list
+        if len(members) > MEMBERS_MAX:
+            problem = (
+                f"group {printable(group)} has {len(members)} members, a client takes {MEMBERS_MAX} at most"
+            )
+            raise BodyError("ConsumerList", problem, "consumerIdList")
+        return list(members)
 
     async def check_client_config(
         self, addr: str, client_id: str, group: str, subscription: SubscriptionData

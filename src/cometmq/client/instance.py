@@ -25,6 +25,7 @@ from .namesrv_api import NamesrvApi
 from .options import ClientOptions, namesrv_addresses
 from .routes import RouteTable, TopicRoute, template_route, topic_route
 from .server_requests import ConsumerPeer, ServerRequests
+from .state import check_loop, not_running
 
 __all__ = ["ClientInstance"]
 
@@ -77,10 +78,11 @@ class ClientInstance:
 
     async def start(self) -> None:
         """Start the periodic work. May be called again; nothing is asked of any server yet."""
+        check_loop(f"client {self.client_id}", self.loop)
         if self._state == "running":
             return
         if self._state != "new":
-            raise ClientStateError(f"client {self.client_id} is {self._state}")
+            raise not_running(f"client {self.client_id}", self._state)
         self._state = "running"
         self._spawn(self._every(self.options.route_interval_s, self.refresh_routes), "routes")
         self._spawn(self._heartbeat_job(), "heartbeat")
@@ -181,6 +183,8 @@ class ClientInstance:
         changed = self.routes.put(route)
         if not changed:
             return
+        if route.unusable:
+            log.warning("the route of %s names what are no addresses: %r", route.topic, route.unusable)
         for consumer in self.consumers.values():
             if route.topic in consumer.topics():
                 consumer.wake_rebalance()
@@ -257,7 +261,7 @@ class ClientInstance:
     def _unknown_broker(self, broker_name: str, topic: str) -> NoRouteError:
         return NoRouteError(
             topic,
-            [(self.namesrv.current, f"no route names a master of broker {broker_name}")],
+            [(self.namesrv.current, f"no route names the address of a master of broker {broker_name}")],
             "Is the broker down, or registered under another name? (mqadmin clusterList)",
         )
 

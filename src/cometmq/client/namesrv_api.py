@@ -87,7 +87,7 @@ class NamesrvApi(Calls):
                 reached = self._at = position
             if answer.code == ResponseCode.SUCCESS and answer.body:
                 return TopicRouteData.decode(answer.body)
-            asked.append((addr, str(broker_error(answer, ""))))
+            asked.append((addr, str(BrokerError(answer.code, remark=answer.remark or ""))))
         if reached is None:
             raise NameServersUnreachable(topic, asked, UNREACHABLE_HINT)
         raise NoRouteError(topic, asked, NO_ROUTE_HINT)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cometmq.errors import ConfigError
+from cometmq.protocol.addresses import parse_address
 
 from .allocate import AllocateAveragely, AllocateStrategy
 from .decoding import MAX_BODY
@@ -50,8 +51,7 @@ def namesrv_addresses(namesrv: str | Sequence[str] | None) -> tuple[str, ...]:
     parts = given.replace(",", ";").split(";") if isinstance(given, str) else list(given)
     addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))
     for address in addresses:
-        host, colon, port = address.rpartition(":")
-        if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        if parse_address(address) is None:
             raise ConfigError("namesrv", address, "host:port, several divided by ';'")
     if not addresses:
         raise ConfigError("namesrv", str(namesrv), "host:port, several divided by ';'")

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from cometmq.errors import BrokerError, ClientStateError, CometError, RemotingError
+from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import Message, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import check_group_name
+from cometmq.text import seconds
 
 from .instance import ClientInstance
 from .namesrv_api import UNREACHABLE_HINT, NameServersUnreachable
@@ -27,8 +28,11 @@ from .retry import SendAttempts
 from .routes import TopicRoute
 from .selectors import QueueSelector, RoundRobin
 from .slots import Slots
+from .state import check_loop, not_running, starts_once
 
 __all__ = ["Producer", "select_by_random"]
+
+_TRY_FAILURES = (RemotingError, BrokerError, NoRouteError)
 
 _COMPRESS_HERE = 64 * 1024
 """Larger bodies are compressed in a thread: a megabyte takes some 10 ms, in which the loop would serve
@@ -77,7 +81,7 @@ class Producer:
     async def start(self) -> None:
         """Make ready to send. Nothing is asked of any server before the first send."""
         if self._state != "new":
-            raise ClientStateError(f"producer of group {self.group} is {self._state}; it starts once")
+            raise starts_once(self._who, self._state)
         if self._client is None:
             self._client = ClientInstance(self._namesrv, self._client_options)
         await self._client.start()
@@ -89,8 +93,8 @@ class Producer:
         again."""
         if self._state != "running":
             return
+        client = self._running()
         self._state = "stopping"
-        client = self.client
         try:
             await self._slots.drained()  # each send ends within its own budget
             await client.unregister_producer(self.group)
@@ -100,16 +104,20 @@ class Producer:
             self._state = "stopped"
 
     @property
+    def state(self) -> str:
+        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
+        return self._state
+
+    @property
     def started(self) -> bool:
         """Whether start() was called, whatever happened since."""
         return self._state != "new"
 
     @property
     def client(self) -> ClientInstance:
+        """The connections, routes and heartbeats it uses. Raises ClientStateError before the start."""
         if self._client is None:
-            raise ClientStateError(
-                f"producer of group {self.group} is {self._state}; start() it (or use `async with`)"
-            )
+            raise not_running(self._who, self._state)
         return self._client
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -156,7 +164,7 @@ class Producer:
         if selector is not None:
             queue = self._select(selector, route.write_queues, message, argument)
         chosen = queue if queue is not None else self._robin.select(route.write_queues)
-        connection = await client.remoting.connect(client.master_addr(chosen.broker_name, chosen.topic))
+        connection = await client.remoting.connect(self._master_of(chosen))
         connection.oneway(outgoing.frame(self.group, chosen, self.options))
 
     async def send_batch(
@@ -230,7 +238,7 @@ class Producer:
                 budget_s = min(budget_s, options.try_timeout_s)
             try:
                 result = await self._try(outgoing, chosen, budget_s)
-            except (RemotingError, BrokerError) as error:
+            except _TRY_FAILURES as error:
                 if attempts is None:
                     raise
                 return await self._send_again(outgoing, chosen, error, *attempts)
@@ -250,12 +258,20 @@ class Producer:
             async with asyncio.timeout(budget_s):
                 return await self._route(topic)
         except TimeoutError:
-            late = [(addr, f"nothing within {budget_s:g} s") for addr in self.client.namesrv.addrs]
+            late = [(addr, f"nothing within {seconds(budget_s)}") for addr in self.client.namesrv.addrs]
             raise NameServersUnreachable(topic, late, UNREACHABLE_HINT) from None
+
+    def _master_of(self, queue: MessageQueue) -> str:
+        client = self.client
+        try:
+            return client.master_addr(queue.broker_name, queue.topic)
+        except NoRouteError:
+            client.refresh_soon(queue.topic)  # its route still names queues there
+            raise
 
     async def _try(self, outgoing: Outgoing, queue: MessageQueue, timeout_s: float) -> SendResult:
         client = self.client
-        addr = client.master_addr(queue.broker_name, queue.topic)
+        addr = self._master_of(queue)
         connection = client.remoting.connection(addr)
         frame = outgoing.frame(self.group, queue, self.options)
         if connection is None:
@@ -290,11 +306,11 @@ class Producer:
                 break
             if isinstance(failure, RemotingError):
                 self.client.refresh_soon(outgoing.topic)  # the broker may have moved
-            route = await self._route(outgoing.topic)
-            queue = self._robin.select(route.write_queues, avoid_broker=queue.broker_name)
             try:
+                route = await self._route_within(outgoing.topic, attempts.timeout_s(loop.time()))
+                queue = self._robin.select(route.write_queues, avoid_broker=queue.broker_name)
                 result = await self._try(outgoing, queue, attempts.timeout_s(loop.time()))
-            except (RemotingError, BrokerError) as error:
+            except _TRY_FAILURES as error:
                 failure = error
                 continue
             if result.status is SendStatus.SEND_OK or not options.retry_another_broker_when_not_store_ok:
@@ -321,8 +337,13 @@ class Producer:
         return queue
 
     def _running(self) -> ClientInstance:
-        if self._state == "running" and self._client is not None:
-            return self._client
-        raise ClientStateError(
-            f"producer of group {self.group} is {self._state}; start() it (or use `async with`)"
-        )
+        client = self._client
+        if self._state != "running" or client is None:
+            raise not_running(self._who, self._state)
+        if client.loop is not asyncio.get_running_loop():
+            check_loop(self._who, client.loop)
+        return client
+
+    @property
+    def _who(self) -> str:
+        return f"producer of group {self.group}"

@@ -32,6 +32,7 @@ from .offsets import OffsetStore
 from .options import ClientOptions, PullOptions
 from .remote_offsets import RemoteOffsets
 from .start_offset import StartAt, StartAtMax, start_of
+from .state import check_loop, not_running, starts_once
 from .subscription import Subscription, as_subscription, sql92
 
 __all__ = ["PullConsumer"]
@@ -86,7 +87,7 @@ class PullConsumer:
 
     async def start(self) -> None:
         if self._state != "new":
-            raise ClientStateError(f"pull consumer of group {self.group} is {self._state}; it starts once")
+            raise starts_once(self._who, self._state)
         if self._client is None:
             self._client = ClientInstance(self._namesrv, self._client_options)
         await self._client.start()
@@ -101,8 +102,8 @@ class PullConsumer:
         """Stop reading ahead, store the offsets of what was consumed, close. May be called again."""
         if self._state != "running":
             return
-        self._state = "stopping"
         client = self.client
+        self._state = "stopping"
         try:
             if self._persisting is not None:
                 self._persisting.cancel()
@@ -118,15 +119,28 @@ class PullConsumer:
             self._state = "stopped"
 
     @property
+    def state(self) -> str:
+        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
+        return self._state
+
+    @property
     def client(self) -> ClientInstance:
-        if self._client is None or self._state == "new":
-            raise ClientStateError(f"pull consumer of group {self.group} is {self._state}; start() it")
+        return self._running()
+
+    def _running(self) -> ClientInstance:
+        if self._client is None or self._state not in ("running", "stopping"):
+            raise not_running(self._who, self._state)
+        check_loop(self._who, self._client.loop)
         return self._client
 
     @property
+    def _who(self) -> str:
+        return f"pull consumer of group {self.group}"
+
+    @property
     def _store(self) -> OffsetStore:
-        if self._offsets is None:
-            raise ClientStateError(f"pull consumer of group {self.group} is {self._state}; start() it")
+        self._running()
+        assert self._offsets is not None
         return self._offsets
 
     # -- queues and their bounds
@@ -215,6 +229,7 @@ class PullConsumer:
     async def assign(self, queues: Iterable[MessageQueue], *, expression: str | sql92 = "*") -> None:
         """Read exactly these queues from now on; a new one starts at its committed offset or as
         `consume_from_where` says."""
+        self._running()
         wanted = set(queues)
         for queue in set(self._fetcher.queues) - wanted:
             self._fetcher.drop(queue)
@@ -270,6 +285,7 @@ class PullConsumer:
         The call says that the messages of the poll before were consumed: their offset is stored with the next
         persist.
         """
+        self._running()
         self._settle_given()
         if not self._rest:
             fetched = await self._fetcher.take(timeout_s)
@@ -286,6 +302,7 @@ class PullConsumer:
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
         """Messages of the assigned queues for ever; asking for the next one says that the one before was
         consumed."""
+        self._running()
         self._settle_given()
         while True:
             while not self._rest:

@@ -30,6 +30,7 @@ from .namesrv_api import NameServersUnreachable
 from .options import ClientOptions, MessageModel, PushOptions
 from .push_peer import PushPeer
 from .push_session import PushSession
+from .state import check_loop, not_running, starts_once
 from .subscription import Subscription, Subscriptions, as_subscription, as_subscriptions, sql92
 
 __all__ = ["PushConsumer"]
@@ -82,9 +83,9 @@ class PushConsumer:
         when an SQL92 expression is refused.
         """
         if self._state != "new":
-            raise ClientStateError(f"push consumer of group {self.group} is {self._state}; it starts once")
+            raise starts_once(self._who, self._state)
         if not self._subscriptions:
-            raise ClientStateError(f"push consumer of group {self.group} subscribes to nothing")
+            raise ClientStateError(f"{self._who} subscribes to nothing")
         self._state = "starting"
         try:
             if self._client is None:
@@ -120,6 +121,7 @@ class PushConsumer:
         """
         if self._state != "running":
             return
+        self._running_session()
         self._state = "stopping"
         try:
             if self._session is not None:
@@ -180,9 +182,14 @@ class PushConsumer:
         self._running_session().members.resume()
 
     @property
+    def state(self) -> str:
+        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
+        return self._state
+
+    @property
     def client(self) -> ClientInstance:
         if self._client is None:
-            raise ClientStateError(f"push consumer of group {self.group} is {self._state}")
+            raise not_running(self._who, self._state)
         return self._client
 
     @property
@@ -237,5 +244,10 @@ class PushConsumer:
 
     def _running_session(self) -> PushSession:
         if self._session is None:
-            raise ClientStateError(f"push consumer of group {self.group} is {self._state}")
+            raise not_running(self._who, self._state)
+        check_loop(self._who, self.client.loop)
         return self._session
+
+    @property
+    def _who(self) -> str:
+        return f"push consumer of group {self.group}"

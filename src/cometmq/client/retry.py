@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cometmq.errors import BrokerError, CometError, RemotingError
+from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.protocol.codes import ResponseCode
 
 __all__ = ["RETRY_RESPONSE_CODES", "SendAttempts"]
@@ -45,11 +45,12 @@ class SendAttempts:
         return left
 
     def failed(self, broker_name: str, error: CometError, now: float) -> bool:
-        """Note a failure; whether another try is allowed."""
+        """Note a failure; whether another try is allowed. A NoRouteError says that the broker has no master
+        (any more), as 10003 does in client.md 4.2."""
         self.outcomes.append((broker_name, str(error)))
         if isinstance(error, BrokerError) and error.code not in self.retry_codes:
             return False
-        return isinstance(error, BrokerError | RemotingError) and self._may_go_on(now)
+        return isinstance(error, BrokerError | RemotingError | NoRouteError) and self._may_go_on(now)
 
     def stored_badly(self, broker_name: str, now: float) -> bool:
         """Note a try that stored the message without SEND_OK; whether another try is allowed."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+import msgspec
+
+from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
+from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import MASTER_ID, Perm
+from cometmq.text import printable
 
 __all__ = ["RouteTable", "TopicRoute", "template_route", "topic_route"]
 
@@ -19,11 +25,34 @@ class TopicRoute:
     """On brokers that have a master and let the topic be written, by broker name and queue id; or in the
     order of the topic's order configuration."""
     read_queues: tuple[MessageQueue, ...]
+    unusable: tuple[str, ...] = ()
+    """What the name server gave as addresses and is left out of `data`, because it cannot be any."""
     from_template: bool = False
     """Made from the template's route: the topic does not exist yet and its first message will create it."""
 
 
+QUEUES_MAX = 131_072
+"""Queues of a topic, over all brokers, that a client makes objects of (some 20 MB)."""
+ADDRESSES_MAX = 10_000
+"""Addresses in one route: a heartbeat goes to each, and a connection is made for it."""
+
+
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
+    """What a name server's answer means, addresses that cannot be any left out.
+
+    Raises BodyError for a route with more queues or addresses than a client can work with.
+    """
+    _check_counts(topic, data)
+    unusable = sorted(
+        {
+            addr
+            for broker in data.broker_datas
+            for addr in broker.broker_addrs.values()
+            if parse_address(addr) is None
+        }
+    )
+    if unusable:
+        data = _without(data, unusable)
     with_master = {broker.broker_name for broker in data.broker_datas if MASTER_ID in broker.broker_addrs}
     queue_datas = sorted(data.queue_datas, key=lambda queue_data: queue_data.broker_name)
     write = [
@@ -39,18 +68,51 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
         for queue_id in range(queue_data.read_queue_nums)
     ]
     if data.order_topic_conf:
-        write = _ordered_queues(topic, data.order_topic_conf)
-    return TopicRoute(topic, data, tuple(write), tuple(read))
+        write = [
+            MessageQueue(topic, broker_name, queue_id)
+            for broker_name, count in _ordered(data.order_topic_conf)
+            for queue_id in range(count)
+        ]
+    return TopicRoute(topic, data, tuple(write), tuple(read), tuple(unusable))
 
 
-def _ordered_queues(topic: str, order_topic_conf: str) -> list[MessageQueue]:
+def _ordered(order_topic_conf: str) -> list[tuple[str, int]]:
     """`broker-a:4;broker-b:2`: these queues in this order, whatever brokers are up."""
-    queues: list[MessageQueue] = []
-    for part in order_topic_conf.split(";"):
-        broker_name, _, count = part.partition(":")
-        if count.strip().isdigit():
-            queues += [MessageQueue(topic, broker_name.strip(), queue_id) for queue_id in range(int(count))]
-    return queues
+    parts = [part.partition(":") for part in order_topic_conf.split(";")]
+    return [
+        (broker_name.strip(), int(count[:10]))  # longer ones are beyond every limit as well
+        for broker_name, _, text in parts
+        if (count := text.strip()).isascii() and count.isdecimal()
+    ]
+
+
+def _check_counts(topic: str, data: TopicRouteData) -> None:
+    counts = {
+        "readQueueNums": sum(max(0, each.read_queue_nums) for each in data.queue_datas),
+        "writeQueueNums": sum(max(0, each.write_queue_nums) for each in data.queue_datas),
+        "orderTopicConf": sum(count for _, count in _ordered(data.order_topic_conf or "")),
+    }
+    for field, count in counts.items():
+        if count > QUEUES_MAX:
+            problem = f"topic {printable(topic)} has {count} queues, a client takes {QUEUES_MAX} at most"
+            raise BodyError("TopicRouteData", problem, field)
+    addresses = sum(len(broker.broker_addrs) for broker in data.broker_datas)
+    if addresses > ADDRESSES_MAX:
+        problem = (
+            f"topic {printable(topic)} has {addresses} addresses, a client takes {ADDRESSES_MAX} at most"
+        )
+        raise BodyError("TopicRouteData", problem, "brokerDatas")
+
+
+def _without(data: TopicRouteData, addrs: Collection[str]) -> TopicRouteData:
+    brokers = [
+        msgspec.structs.replace(
+            broker,
+            broker_addrs={number: addr for number, addr in broker.broker_addrs.items() if addr not in addrs},
+        )
+        for broker in data.broker_datas
+    ]
+    return msgspec.structs.replace(data, broker_datas=brokers)
 
 
 def template_route(topic: str, template: TopicRouteData, queue_nums: int) -> TopicRoute:
@@ -58,7 +120,7 @@ def template_route(topic: str, template: TopicRouteData, queue_nums: int) -> Top
     give it."""
     route = topic_route(topic, template)
     kept = tuple(queue for queue in route.write_queues if queue.queue_id < queue_nums)
-    return TopicRoute(topic, template, kept, (), from_template=True)
+    return TopicRoute(topic, route.data, kept, (), route.unusable, from_template=True)
 
 
 class RouteTable:

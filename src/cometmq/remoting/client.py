@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from cometmq.remoting.dispatch import Dispatcher, Handler
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
-from cometmq.text import shortened
+from cometmq.text import seconds, shortened
 
 log = logs.logger(__name__)
 
@@ -28,6 +29,13 @@ def parse_addr(addr: str) -> tuple[str, int]:
     if parsed is None:
         raise ConnectError(shortened(addr), "an address is host:port")
     return parsed
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror | ssl.SSLError):
+        return error.strerror or str(error)  # their numbers are none of the system's
+    # asyncio puts its own words into strerror; the system's say what happened.
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 class RemotingClient:
@@ -87,7 +95,12 @@ class RemotingClient:
             # Shielded: a caller that gives up must not take the attempt from the others.
             return await asyncio.wait_for(asyncio.shield(task), wait_s)
         except TimeoutError:
-            raise ConnectError(addr, f"no connection within {wait_s:g} s") from None
+            raise ConnectError(addr, f"no connection within {seconds(wait_s)}") from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and caller is not None and not caller.cancelling():
+                raise ConnectError(addr, "the client is closed") from None  # the attempt was cancelled
+            raise
 
     async def call(self, addr: str, frame: Frame, timeout_s: float = 3.0) -> Frame:
         """Send a request and await its answer, connecting first if need be; `timeout_s` covers both.
@@ -99,9 +112,10 @@ class RemotingClient:
         if connection is None or connection.closed:
             begun = self._loop.time()
             connection = await self.connect(addr, timeout_s)
-            timeout_s -= self._loop.time() - begun
-            if timeout_s <= 0:
+            left_s = timeout_s - (self._loop.time() - begun)
+            if left_s <= 0:
                 raise RequestTimeout(addr, frame.code, timeout_s)
+            timeout_s = left_s
         return await connection.request(frame, timeout_s)
 
     async def oneway(self, addr: str, frame: Frame) -> None:
@@ -127,8 +141,9 @@ class RemotingClient:
 
     async def _dial(self, addr: str) -> Connection:
         host, port = parse_addr(addr)
+        limit_s = self._limits.connect_timeout_s
         try:
-            async with asyncio.timeout(self._limits.connect_timeout_s):
+            async with asyncio.timeout(limit_s):
                 _, connection = await self._loop.create_connection(
                     lambda: self._make_connection(addr),
                     host,
@@ -137,10 +152,12 @@ class RemotingClient:
                     server_hostname=host if self._ssl_context is not None else None,
                 )
         except TimeoutError:
-            raise ConnectError(addr, f"no connection within {self._limits.connect_timeout_s:g} s") from None
+            raise ConnectError(addr, f"no connection within {seconds(limit_s)}") from None
         except OSError as error:
-            # asyncio puts its own words into strerror; the system's say what happened.
-            raise ConnectError(addr, os.strerror(error.errno) if error.errno else str(error)) from error
+            raise ConnectError(addr, _reason(error)) from error
+        except Exception as error:
+            # What resolvers and transports make of an odd address; whoever calls knows ConnectError only.
+            raise ConnectError(addr, repr(error)) from error
         return connection
 
     def _dialled(self, addr: str, task: asyncio.Task[Connection]) -> None:

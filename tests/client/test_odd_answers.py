@@ -1,0 +1,81 @@
+"""Name servers and brokers whose answers no client can work with: named, bounded, and the rest goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv
+
+from cometmq import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer, PushOptions
+from cometmq.client import broker_api
+from cometmq.errors import BodyError
+from cometmq.protocol.bodies import BrokerData, ConsumerList, QueueData
+from cometmq.protocol.codes import RequestCode
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    async with FakeBroker("broker-a") as one:
+        yield one
+
+
+@pytest.fixture
+async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
+    async with FakeNamesrv() as server:
+        server.serve("T", broker, queues=1)
+        yield server
+
+
+@pytest.mark.parametrize("addr", ["..:1", "a\0b:1", "x" * 100 + ":1", "no port"])
+async def test_an_address_that_is_none_ends_no_consumer(
+    namesrv: FakeNamesrv, broker: FakeBroker, addr: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    route = namesrv.routes["T"]
+    route.queue_datas.append(QueueData(broker_name="broker-x", read_queue_nums=1, write_queue_nums=1))
+    route.broker_datas.append(BrokerData(broker_name="broker-x", broker_addrs={0: addr}))
+    broker.store("T", 0, b"a")
+    consumed = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        consumed.set()
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
+        await asyncio.wait_for(consumed.wait(), 20)
+        problems = member.health().problems
+    assert any("broker-x" in problem for problem in problems)
+    assert "names what are no addresses" in caplog.text
+    async with Producer("p", namesrv=namesrv.addr) as producer:
+        for _ in range(3):
+            assert (await producer.send(Message("T", b"x"))).queue.broker_name == "broker-a"
+
+
+async def test_a_route_of_a_billion_queues_is_refused_and_named(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    for data in namesrv.routes["T"].queue_datas:
+        data.read_queue_nums = data.write_queue_nums = 1_000_000_000
+
+    async def listener(messages: list[MessageExt]) -> None: ...
+
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
+        assert any("topic T has 1000000000 queues" in problem for problem in member.health().problems)
+    async with Producer("p", namesrv=namesrv.addr) as producer:
+        with pytest.raises(BodyError, match="a client takes 131072 at most"):
+            await producer.send(Message("T", b"x"))
+
+
+async def test_a_group_of_too_many_members_is_named(
+    namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_api, "MEMBERS_MAX", 10)
+    body = ConsumerList(consumer_id_list=[f"c{number}" for number in range(11)]).encode()
+    broker.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda frame: frame.response(0, body=body))
+
+    async def listener(messages: list[MessageExt]) -> None: ...
+
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
+        assert any("group g has 11 members" in problem for problem in member.health().problems)
+        assert member.assignment == ()

@@ -1,0 +1,129 @@
+"""Calls that do not fit the state of a client say what is wrong, and a way out that there is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv
+
+from cometmq import (
+    ClientInstance,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    SyncProducer,
+    SyncPullConsumer,
+    SyncPushConsumer,
+)
+from cometmq.errors import ClientStateError
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+
+
+async def ignore(messages: list[Any]) -> None: ...
+
+
+def producer(**more: Any) -> Producer:
+    return Producer("g", **more)
+
+
+def push(**more: Any) -> PushConsumer:
+    return PushConsumer("g", ignore, "T", **more)
+
+
+def pull(**more: Any) -> PullConsumer:
+    return PullConsumer("g", **more)
+
+
+CALLS: list[tuple[Callable[..., Any], Callable[[Any], Any]]] = [
+    (producer, lambda it: it.send(Message("T", b"x"))),
+    (producer, lambda it: it.send_oneway(Message("T", b"x"))),
+    (producer, lambda it: it.send_batch([Message("T", b"x")])),
+    (producer, lambda it: it.send_many([Message("T", b"x")])),
+    (producer, lambda it: it.queues("T")),
+    (push, lambda it: it.rebalance()),
+    (push, lambda it: it.persist_offsets()),
+    (pull, lambda it: it.pull(QUEUE, 0)),
+    (pull, lambda it: it.poll(0.01)),
+    (pull, lambda it: anext(aiter(it))),
+    (pull, lambda it: it.fetch_queues("T")),
+    (pull, lambda it: it.assign([QUEUE])),
+]
+
+
+@pytest.mark.parametrize(("make", "call"), CALLS)
+async def test_before_the_start_and_after_the_stop(
+    make: Callable[..., Any], call: Callable[[Any], Any]
+) -> None:
+    async with FakeNamesrv() as namesrv, FakeBroker("broker-a") as broker:
+        namesrv.serve("T", broker)
+        client = make(namesrv=namesrv.addr)
+        with pytest.raises(ClientStateError, match=r"of group g is new: start\(\) it"):
+            await call(client)
+        await client.start()
+        await client.stop()
+        with pytest.raises(ClientStateError, match="of group g is stopped: that is final, make a new one"):
+            await call(client)
+        with pytest.raises(ClientStateError, match="is stopped: it starts once; make a new one"):
+            await client.start()
+    assert client.state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("make", "call"), [*CALLS, *((make, lambda it: it.stop()) for make in (producer, push, pull))]
+)
+def test_used_in_another_event_loop(make: Callable[..., Any], call: Callable[[Any], Any]) -> None:
+    async def started() -> Any:
+        async with FakeNamesrv() as namesrv, FakeBroker("broker-a") as broker:
+            namesrv.serve("T", broker)
+            client = make(namesrv=namesrv.addr)
+            await client.start()
+            return client
+
+    async def use(client: Any) -> None:
+        with pytest.raises(ClientStateError, match="was started in another event loop, which is closed"):
+            await call(client)
+
+    client = asyncio.run(started())
+    asyncio.run(use(client))
+
+
+def test_a_shared_instance_in_another_event_loop() -> None:
+    async def made() -> ClientInstance:
+        return ClientInstance("127.0.0.1:1")
+
+    async def use(client: ClientInstance) -> None:
+        with pytest.raises(ClientStateError, match="another event loop"):
+            await Producer("g", client=client).start()
+
+    asyncio.run(use(asyncio.run(made())))
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (SyncProducer, lambda it: it.send(Message("T", b"x"))),
+        (SyncPullConsumer, lambda it: it.poll(0.01)),
+        (lambda *a, **k: SyncPushConsumer(a[0], ignore, "T", **k), lambda it: it.health()),
+    ],
+)
+async def test_blocking_faces(make: Callable[..., Any], call: Callable[[Any], Any]) -> None:
+    async with FakeNamesrv() as namesrv, FakeBroker("broker-a") as broker:
+        namesrv.serve("T", broker)
+        await asyncio.to_thread(use_face, make("g", namesrv=namesrv.addr), call)
+
+
+def use_face(face: Any, call: Callable[[Any], Any]) -> None:
+    with pytest.raises(ClientStateError, match=r"Sync\w+ of group g is new: start\(\) it"):
+        call(face)
+    face.start()
+    face.stop()
+    with pytest.raises(ClientStateError, match="is stopped: that is final, make a new one"):
+        call(face)
+    with pytest.raises(ClientStateError, match="make a new one"):
+        face.start()
