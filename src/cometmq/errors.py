@@ -21,7 +21,7 @@ __all__ = [
 _VALUE_LIMIT = 120
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as an error text shows it: quoted and never long."""
     text = repr(value)
     return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}... ({len(text)} characters)"
@@ -69,7 +69,7 @@ class HeaderError(ProtocolError):
     def __str__(self) -> str:
         if self.value is None:
             return f"field {self.field}: {self.problem}"
-        return f"field {self.field} is {_shown(self.value)}: {self.problem}"
+        return f"field {self.field} is {shown(self.value)}: {self.problem}"
 
 
 class BodyError(ProtocolError):
@@ -124,7 +124,7 @@ class ConfigError(CometError, Terminal):
         self.where = where
 
     def __str__(self) -> str:
-        text = f"{self.key} = {_shown(self.value)}: expected {self.expected}"
+        text = f"{self.key} = {shown(self.value)}: expected {self.expected}"
         return f"{self.where}: {text}" if self.where else text
 
 

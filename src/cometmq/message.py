@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 import msgspec
 
+from cometmq.errors import MessageIllegal, shown
 from cometmq.protocol import properties as names
+from cometmq.protocol.codes import check_topic_name
 from cometmq.protocol.ids import offset_id_of
 from cometmq.protocol.properties import is_reserved
 
@@ -23,22 +25,53 @@ __all__ = [
 
 
 class Message(msgspec.Struct, kw_only=False):
-    """A message to be sent.
+    """A message to be sent. Raises MessageIllegal, which names the field, for what no consumer could read.
 
-    tags: one tag (the broker filters by it); keys: words by which the message can be found again;
-    delay_level: 1 to 18 (1 s to 2 h) for a later delivery, 0 for none; properties: the user's own, without
-    RocketMQ's reserved names; wait_store: whether the broker answers only when the message is as safe as it
-    is configured to make it.
+    body: bytes; of a bytearray or memoryview a copy is taken, and text is refused (encode it).
+    tags: one tag, by which the broker filters, without `||` and without blanks around it.
+    keys: words by which the message can be found again: a list or tuple of them, without blanks inside. A
+    bare str is refused, for its letters would become keys.
+    flag: 32 bits of the user's own.
+    delay_level: 1 to 18 (1 s to 2 h) for a later delivery, 0 for none; a broker may be set to more levels,
+    see ProducerOptions.max_delay_level.
+    properties: the user's own, without RocketMQ's reserved names.
+    wait_store: whether the broker answers only when the message is as safe as it is configured to make it.
     """
 
     topic: str
     body: bytes
     tags: str | None = None
-    keys: tuple[str, ...] = ()
+    keys: Sequence[str] = ()
     flag: int = 0
     delay_level: int = 0
     properties: dict[str, str] = {}
     wait_store: bool = True
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """What the making checks; a send does so again, since fields may be set. Raises MessageIllegal."""
+        if type(self.topic) is not str or self.topic not in _good_topics:
+            _check_topic(self.topic)
+        if type(self.body) is not bytes:
+            self.body = _as_bytes(self.body, self.topic)
+        if self.tags is not None and (type(self.tags) is not str or self.tags not in _good_tags):
+            _check_tags(self.tags, self.topic)
+        keys = self.keys
+        if (keys or type(keys) is not tuple) and not (type(keys) is tuple and _plain_words(keys)):
+            self.keys = _as_keys(keys, self.topic)
+        if type(self.flag) is not int or not -0x80000000 <= self.flag <= 0x7FFFFFFF:
+            raise MessageIllegal(f"flag is a number of 32 bits, not {self.flag!r}", self.topic, "flag")
+        if type(self.delay_level) is not int or self.delay_level < 0:
+            problem = f"delay_level is 0 or a level from 1 on, not {self.delay_level!r}"
+            raise MessageIllegal(problem, self.topic, "delay_level")
+        if self.properties or type(self.properties) is not dict:
+            _check_properties(self.properties, self.topic)
+        if type(self.wait_store) is not bool:
+            raise MessageIllegal(
+                f"wait_store is True or False, not {self.wait_store!r}", self.topic, "wait_store"
+            )
 
     def wire_properties(self) -> dict[str, str]:
         """All properties as they go to the broker, the reserved ones for tags, keys, delay and wait included.
@@ -49,12 +82,94 @@ class Message(msgspec.Struct, kw_only=False):
         found = dict(self.properties)
         if self.keys:
             found[names.KEYS] = " ".join(self.keys)
-        if self.tags is not None:
+        if self.tags:
             found[names.TAGS] = self.tags
         if self.delay_level > 0:
             found[names.DELAY] = str(self.delay_level)
         found[names.WAIT] = "true" if self.wait_store else "false"
         return found
+
+
+_GOOD_MAX = 10_000
+_good_topics: set[str] = set()
+_good_tags: set[str] = set()
+"""Names that passed their check, so that it is not made for each message."""
+
+
+def _check_topic(topic: str) -> None:
+    check_topic_name(topic)
+    _remember(_good_topics, topic)
+
+
+def _check_tags(tags: str, topic: str) -> None:
+    check_text(tags, "tags", topic)
+    if tags:  # as good as None: no tag
+        check_tag(tags, topic)
+    _remember(_good_tags, tags)
+
+
+def _remember(good: set[str], name: str) -> None:
+    if len(good) >= _GOOD_MAX:
+        good.clear()
+    good.add(name)
+
+
+def check_tag(tag: str, topic: str) -> None:
+    """Raise MessageIllegal for a tag that no subscription can name: they are divided by `||` and trimmed."""
+    if "||" in tag or tag != tag.strip() or tag.startswith("|") or tag.endswith("|"):
+        problem = f"the tag {shown(tag)} cannot be subscribed to: `||` divides tags, blanks around them go"
+        raise MessageIllegal(problem, topic, "tags")
+
+
+def check_text(text: object, field: str, topic: str = "") -> None:
+    """Raise MessageIllegal for what is no str, or cannot stand in a message's properties."""
+    if not isinstance(text, str):
+        raise MessageIllegal(f"{field} is a str, not {shown(text)}", topic, field)
+    if text.isascii() and text.isprintable():
+        return
+    if names.NAME_END in text or names.VALUE_END in text:
+        raise MessageIllegal(f"{field} holds a separator (0x01 or 0x02): {shown(text)}", topic, field)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise MessageIllegal(f"{field} is no text that UTF-8 has: {error.reason}", topic, field) from None
+
+
+def _as_bytes(body: object, topic: str) -> bytes:
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)  # what is on its way must not change any more
+    hint = ": encode() it" if isinstance(body, str) else ""
+    raise MessageIllegal(f"the body is bytes, not {type(body).__name__}{hint}", topic, "body")
+
+
+def _plain_words(keys: tuple[str, ...]) -> bool:
+    """Whether these are good keys, as nearly all are, at the price of one look at all of them together."""
+    try:
+        text = " ".join(keys)
+    except TypeError:
+        return False
+    return text.isascii() and text.isprintable() and tuple(text.split()) == keys
+
+
+def _as_keys(keys: object, topic: str) -> tuple[str, ...]:
+    if isinstance(keys, str | bytes) or not isinstance(keys, Sequence):
+        problem = f"keys are a list or tuple of words, not {shown(keys)}"
+        raise MessageIllegal(problem + (f": [{shown(keys)}] is one" if keys else ""), topic, "keys")
+    for key in keys:
+        check_text(key, "keys", topic)
+        if key.split() != [key]:
+            raise MessageIllegal(
+                f"the key {shown(key)} is not one word: blanks divide keys on the wire", topic, "keys"
+            )
+    return tuple(keys)
+
+
+def _check_properties(properties: object, topic: str) -> None:
+    if not isinstance(properties, dict):
+        raise MessageIllegal(f"properties are a dict, not {shown(properties)}", topic, "properties")
+    for name, value in properties.items():
+        check_text(name, "properties", topic)
+        check_text(value, name, topic)
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True, rename="camel"):

@@ -352,18 +352,13 @@ async def test_stored_but_not_safe_is_a_result(
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (Message("", b"x"), "topic"),
-        (Message("no blanks", b"x"), "topic"),
-        (Message("T" * 128, b"x"), "topic"),
         (Message("SCHEDULE_TOPIC_XXXX", b"x"), "topic"),
         (Message("T", b""), "body"),
-        (Message("T", "text"), "body"),  # type: ignore[arg-type]
-        (Message("T", b"x", keys="word"), "keys"),  # type: ignore[arg-type]
         (Message("T", bytes(1001)), "body"),
+        (Message("T", b"x", delay_level=19), "delay_level"),
         (Message("T", b"x", properties={"": "v"}), ""),
         (Message("T", b"x", properties={"n": ""}), "n"),
         (Message("T", b"x", properties={"CLUSTER": "v"}), "CLUSTER"),
-        (Message("T", b"x", properties={"n": "a\x02b"}), "n"),
         (Message("T", b"x", properties={"n": "ö" * 20000}), "properties"),
     ],
     ids=lambda value: str(value)[:40],
@@ -376,6 +371,21 @@ async def test_a_message_no_broker_would_take_is_refused_here(
             await sender.send(message)
     assert caught.value.field == field
     assert namesrv.asked == []
+
+
+async def test_a_message_that_was_changed_is_checked_again(
+    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+) -> None:
+    namesrv.serve("T", brokers[0])
+    message = Message("T", b"x")
+    message.tags = "a || b"
+    async with producer(namesrv, max_delay_level=40) as sender:
+        with pytest.raises(MessageIllegal, match="subscribed"):
+            await sender.send(message)
+        message.tags, message.keys, message.delay_level = "a", ["k"], 40
+        await sender.send(message)
+    properties = decode_properties(brokers[0].sent[0][0].properties or "")
+    assert (properties["TAGS"], properties["KEYS"], properties["DELAY"]) == ("a", "k", "40")
 
 
 @pytest.mark.parametrize(

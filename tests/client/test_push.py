@@ -143,7 +143,7 @@ def test_nonsense_is_refused_before_anything_starts() -> None:
 
     with pytest.raises(MessageIllegal):
         PushConsumer("bad group", listener, "T")
-    with pytest.raises(ValueError, match="would match nothing"):
+    with pytest.raises(ConfigError, match="would match nothing"):
         PushConsumer("g", listener, {"T": " || "})
     with pytest.raises(ConfigError, match="consume_concurrency"):
         PushOptions(consume_concurrency=0)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
+from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
 
-__all__ = ["BoundListener", "ConsumeContext", "ConsumeStatus", "Listener", "bind_listener"]
+__all__ = ["BoundListener", "ConsumeContext", "ConsumeStatus", "Listener", "bind_listener", "check_listener"]
 
 
 class ConsumeStatus(Enum):
@@ -44,6 +45,18 @@ for "later"; in Python None is what a function returns that has nothing to say.)
 """
 
 BoundListener = Callable[[list[MessageExt], ConsumeContext], Awaitable[ConsumeStatus]]
+
+
+def check_listener(listener: object) -> None:
+    """Raise ConfigError for what cannot be a listener."""
+    if not callable(listener):
+        hint = (
+            "; a coroutine is the result of a call, give the function"
+            if inspect.iscoroutine(listener)
+            else ""
+        )
+        raise ConfigError("listener", str(listener), f"a function of (messages) or (messages, context){hint}")
+    _takes_context(cast("Listener", listener))
 
 
 def bind_listener(listener: Listener, executor: ThreadPoolExecutor | None) -> BoundListener:
@@ -79,9 +92,8 @@ def _takes_context(listener: Listener) -> bool:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
     if len(required) > 2 or (not positional and not any(p.kind is p.VAR_POSITIONAL for p in parameters)):
-        raise TypeError(
-            f"a listener takes (messages) or (messages, context), not {inspect.signature(listener)}"
-        )
+        taken = str(inspect.signature(listener))
+        raise ConfigError("listener", taken, "a function of (messages) or (messages, context)")
     return len(required) == 2 or any(p.name == "context" for p in positional[1:2])
 
 

@@ -92,6 +92,8 @@ class ProducerOptions:
     """Bodies of this size and above are compressed (zlib level `compress_level`), batches never."""
     compress_level: int = 5
     max_message_size: int = 4 * 1024 * 1024
+    max_delay_level: int = 18
+    """The highest level of the brokers' messageDelayLevel; they take a higher one for it in silence."""
     create_topic_key: str = "TBW102"
     default_topic_queue_nums: int = 4
     max_in_flight: int = 4096

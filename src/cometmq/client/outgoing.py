@@ -16,7 +16,6 @@ from cometmq.protocol.codes import (
     RequestCode,
     ResponseCode,
     SysFlag,
-    check_topic_name,
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageResponseHeader
@@ -118,8 +117,8 @@ class Outgoing:
 
 def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgoing:
     """Check a user's message and encode it. Raises MessageIllegal. The message itself is not changed."""
-    body = message.body
     _check(message, options)
+    body = message.body
     msg_id, properties = _properties(message, keys)
     sys_flag = 0
     if len(body) >= options.compress_over:
@@ -174,19 +173,17 @@ def prepare_system(message: Message, keys: KeyMaker, sys_flag: int = 0) -> Outgo
 
 
 def _check(message: Message, options: ProducerOptions) -> None:
+    message.check()
     topic = message.topic
-    if topic not in _good_topics:
-        check_topic_name(topic)
-        if topic in UNSENDABLE_TOPICS:
-            raise MessageIllegal(f"clients may not send to the system topic {topic}", topic, "topic")
-        if len(_good_topics) >= _GOOD_TOPICS_MAX:
-            _good_topics.clear()
-        _good_topics.add(topic)
-    if not isinstance(message.body, (bytes, bytearray, memoryview)):
-        raise MessageIllegal(f"the body is bytes, not {type(message.body).__name__}", topic, "body")
-    if isinstance(message.keys, str):
-        # Joined by blanks its letters would become keys.
-        raise MessageIllegal(f"keys are several words, ({message.keys!r},) for one", topic, "keys")
+    if topic in UNSENDABLE_TOPICS:
+        raise MessageIllegal(f"clients may not send to the system topic {topic}", topic, "topic")
+    if message.delay_level > options.max_delay_level:
+        raise MessageIllegal(
+            f"delay_level {message.delay_level} is over {options.max_delay_level}: brokers would take their "
+            "highest level; ProducerOptions.max_delay_level is for brokers with more levels",
+            topic,
+            "delay_level",
+        )
     size = len(message.body)
     if size == 0:
         raise MessageIllegal("the body is empty", topic, "body")
@@ -196,11 +193,6 @@ def _check(message: Message, options: ProducerOptions) -> None:
         )
     if message.properties:
         _check_properties(message)
-
-
-_GOOD_TOPICS_MAX = 10_000
-_good_topics: set[str] = set()
-"""Names that passed the check, so that the pattern is not matched for each message."""
 
 
 def _check_properties(message: Message) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
-from cometmq.message import Message, MessageQueue, SendResult, SendStatus
+from cometmq.errors import BrokerError, CometError, MessageIllegal, NoRouteError, RemotingError
+from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import check_group_name
 from cometmq.text import seconds
 
@@ -43,6 +43,12 @@ def select_by_random(queues: Sequence[MessageQueue], message: Message, argument:
     """A queue selector without preference."""
     del message, argument
     return random.choice(queues)
+
+
+def _check_kind(message: object) -> None:
+    if not isinstance(message, Message):
+        hint = "; send_again() of Admin sends a received one" if isinstance(message, MessageExt) else ""
+        raise MessageIllegal(f"a Message is sent, not {type(message).__name__}{hint}", field="message")
 
 
 class Producer:
@@ -141,6 +147,7 @@ class Producer:
         SendFailed, RequestTimeout; after a SendFailed or RequestTimeout the broker may have the message.
         """
         client = self._running()
+        _check_kind(message)
         if len(message.body) < _COMPRESS_HERE:
             outgoing = prepare(message, self.options, client.keys)
         else:
@@ -159,6 +166,7 @@ class Producer:
     ) -> None:
         """Send without an answer: a message may be lost and nobody will say so. Connects first if need be."""
         client = self._running()
+        _check_kind(message)
         outgoing = prepare(message, self.options, client.keys)
         route = await self._route(message.topic)
         if selector is not None:
@@ -179,7 +187,11 @@ class Producer:
         They need the same `wait_store`, no delay and no retry topic; the bodies together must stay within
         `max_message_size`. The result's ids are joined by commas.
         """
-        outgoing = prepare_batch(list(messages), self.options, self._running().keys)
+        client = self._running()
+        batch = list(messages)
+        for message in batch:
+            _check_kind(message)
+        outgoing = prepare_batch(batch, self.options, client.keys)
         return await self._send(outgoing, queue, timeout_s)
 
     async def send_many(self, messages: Iterable[Message], *, concurrency: int = 256) -> list[SendResult]:

@@ -25,7 +25,7 @@ from cometmq.protocol.codes import check_group_name
 
 from .health import ConsumerHealth
 from .instance import ClientInstance
-from .listener import Listener
+from .listener import Listener, check_listener
 from .namesrv_api import NameServersUnreachable
 from .options import ClientOptions, MessageModel, PushOptions
 from .push_peer import PushPeer
@@ -55,6 +55,7 @@ class PushConsumer:
         client_options: ClientOptions | None = None,
     ) -> None:
         check_group_name(group)
+        check_listener(listener)
         self.group = group
         self._listener = listener
         self._subscriptions = as_subscriptions(subscriptions)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cometmq.message import MessageExt
+from cometmq.errors import ConfigError, MessageIllegal
+from cometmq.message import MessageExt, check_tag, check_text
 from cometmq.protocol.bodies import SubscriptionData
+from cometmq.protocol.codes import check_topic_name
 from cometmq.protocol.properties import tags_code
 
 __all__ = ["Subscription", "Subscriptions", "as_subscription", "as_subscriptions", "sql92", "tags"]
+
+
+_LONE_BAR = re.compile(r"^\||\|$|\s\||\|\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +34,23 @@ class Subscription:
     def by_tags(cls, topic: str, expression: str | None = "*") -> Subscription:
         """`*`, "" and None mean everything, else tags divided by `||`.
 
-        Raises ValueError for an expression of separators only, which would match nothing.
+        Raises ConfigError for what would match nothing, or something else than it seems to.
         """
+        if not isinstance(expression, str | None):
+            raise _wrong(topic, expression, 'tags as one str, "a || b" or tags("a", "b"), or sql92("a > 1")')
         text = (expression or "").strip()
         if text in ("", "*"):
             return cls(topic, "*")
         wanted = frozenset(part.strip() for part in text.split("||") if part.strip())
         if not wanted:
-            raise ValueError(f"subscription {expression!r} of {topic} names no tag and would match nothing")
+            raise _wrong(topic, expression, "a tag: this one would match nothing")
+        for tag in wanted:
+            if _LONE_BAR.search(tag):
+                raise _wrong(topic, expression, "|| between tags, not |")
+            try:
+                check_text(tag, "tags", topic)
+            except MessageIllegal as error:
+                raise _wrong(topic, expression, f"a tag that a message can have: {error}") from None
         return cls(topic, text, tags=wanted)
 
     @classmethod
@@ -64,7 +79,10 @@ class Subscription:
 
 
 def tags(*names: str) -> str:
-    """The expression for any of these tags."""
+    """The expression for any of these tags. Raises MessageIllegal for what no message can have as its tag."""
+    for name in names:
+        check_text(name, "tags")
+        check_tag(name, "")
     return " || ".join(names) if names else "*"
 
 
@@ -79,15 +97,26 @@ Subscriptions = str | Sequence[str] | Mapping[str, str | sql92]
 """A topic, several, or topic -> tags (`"TagA || TagB"`, `"*"`) or sql92("a > 1")."""
 
 
+def _wrong(topic: str, expression: object, expected: str) -> ConfigError:
+    return ConfigError(f"subscription of {topic}", str(expression), expected)
+
+
 def as_subscription(topic: str, expression: str | sql92 | None) -> Subscription:
-    if isinstance(expression, sql92):
-        return Subscription.by_sql(topic, expression.expression)
-    return Subscription.by_tags(topic, expression)
+    """Raises MessageIllegal for a bad topic name, ConfigError for a bad expression."""
+    check_topic_name(topic)
+    if not isinstance(expression, sql92):
+        return Subscription.by_tags(topic, expression)
+    text = expression.expression
+    if not isinstance(text, str) or not text.strip():
+        raise _wrong(topic, expression, 'an expression as text: sql92("a > 1")')
+    return Subscription.by_sql(topic, text)
 
 
 def as_subscriptions(given: Subscriptions) -> dict[str, Subscription]:
+    """Raises as `as_subscription`, and ConfigError for what is none of the three."""
     if isinstance(given, str):
-        given = {given: "*"}
-    elif not isinstance(given, Mapping):
-        given = dict.fromkeys(given, "*")
-    return {topic: as_subscription(topic, expression) for topic, expression in given.items()}
+        given = [given]
+    elif isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise ConfigError("subscriptions", str(given), "a topic, several topics, or topic -> tags")
+    pairs = given.items() if isinstance(given, Mapping) else [(topic, "*") for topic in given]
+    return {topic: as_subscription(topic, expression) for topic, expression in pairs}

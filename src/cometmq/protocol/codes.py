@@ -406,6 +406,8 @@ def check_group_name(group: str) -> None:
 
 
 def _check_name(name: str, kind: str, longest: int) -> None:
+    if not isinstance(name, str):
+        raise MessageIllegal(f"the {kind} name is a str, not {type(name).__name__}", field=kind)
     if not name or name.isspace():
         raise MessageIllegal(f"the {kind} name is blank", name, kind)
     if len(name) > longest:

@@ -1,0 +1,200 @@
+"""A message that no broker would take, or no consumer could read, is refused when it is made."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsumer, sql92, tags
+from cometmq.client.subscription import as_subscriptions
+from cometmq.errors import ConfigError
+from cometmq.message import MessageExt
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "words"),
+    [
+        ({"topic": None}, "topic", "not NoneType"),
+        ({"topic": ["T"]}, "topic", "not list"),
+        ({"topic": b"T"}, "topic", "not bytes"),
+        ({"topic": ""}, "topic", "blank"),
+        ({"topic": "no blanks"}, "topic", "characters other"),
+        ({"topic": "../T"}, "topic", "characters other"),
+        ({"topic": "T" * 128}, "topic", "128 characters"),
+        ({"topic": "\ud800"}, "topic", "characters other"),
+        ({"body": "text"}, "body", "not str: encode"),
+        ({"body": None}, "body", "not NoneType"),
+        ({"body": 5}, "body", "not int"),
+        ({"body": [1, 2]}, "body", "not list"),
+        ({"tags": ["a"]}, "tags", r"not \['a'\]"),
+        ({"tags": 1}, "tags", "not 1"),
+        ({"tags": b"a"}, "tags", "not b'a'"),
+        ({"tags": "a || b"}, "tags", "cannot be subscribed"),
+        ({"tags": " a"}, "tags", "cannot be subscribed"),
+        ({"tags": "a |"}, "tags", "cannot be subscribed"),
+        ({"tags": "a\x01b"}, "tags", "separator"),
+        ({"tags": "\ud800"}, "tags", "UTF-8"),
+        ({"keys": "word"}, "keys", r"\['word'\] is one"),
+        ({"keys": ""}, "keys", "list or tuple"),
+        ({"keys": b"word"}, "keys", "list or tuple"),
+        ({"keys": 7}, "keys", "list or tuple"),
+        ({"keys": None}, "keys", "list or tuple"),
+        ({"keys": {"a"}}, "keys", "list or tuple"),
+        ({"keys": ("a b",)}, "keys", "not one word"),
+        ({"keys": ("a\u3000b",)}, "keys", "not one word"),
+        ({"keys": [" a"]}, "keys", "not one word"),
+        ({"keys": ("",)}, "keys", "not one word"),
+        ({"keys": ("a", 1)}, "keys", "not 1"),
+        ({"keys": ("a\x02",)}, "keys", "separator"),
+        ({"keys": ("\udfff",)}, "keys", "UTF-8"),
+        ({"flag": "1"}, "flag", "32 bits"),
+        ({"flag": True}, "flag", "32 bits"),
+        ({"flag": 2**31}, "flag", "32 bits"),
+        ({"delay_level": -1}, "delay_level", "not -1"),
+        ({"delay_level": "3"}, "delay_level", "not '3'"),
+        ({"delay_level": 1.5}, "delay_level", "not 1.5"),
+        ({"properties": None}, "properties", "dict"),
+        ({"properties": [("a", "b")]}, "properties", "dict"),
+        ({"properties": {1: "b"}}, "properties", "not 1"),
+        ({"properties": {"a": 1}}, "a", "not 1"),
+        ({"properties": {"a": "b\x02c"}}, "a", "separator"),
+        ({"properties": {"a\x01": "b"}}, "properties", "separator"),
+        ({"properties": {"a": "\ud83d"}}, "a", "UTF-8"),
+        ({"wait_store": "yes"}, "wait_store", "True or False"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_field_is_named(wrong: dict[str, Any], field: str, words: str) -> None:
+    fields: dict[str, Any] = {"topic": "T", "body": b"x", **wrong}
+    with pytest.raises(MessageIllegal, match=words) as caught:
+        Message(**fields)
+    assert caught.value.field == field
+
+    message = Message("T", b"x")
+    setattr(message, *wrong.popitem())
+    with pytest.raises(MessageIllegal, match=words):
+        message.check()
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {"tags": "a|b"},
+        {"tags": "two words"},
+        {"tags": "标签"},
+        {"tags": ""},
+        {"keys": ("订单-1", "x" * 5000)},
+        {"keys": ()},
+        {"flag": -(2**31)},
+        {"delay_level": 18},
+        {"properties": {"Straße": "a\tb\n"}},
+        {"body": b""},
+    ],
+    ids=str,
+)
+def test_what_is_unusual_and_right_stays_as_it_is(good: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"topic": "T", "body": b"x", **good}
+    message = Message(**fields)
+    assert {name: getattr(message, name) for name in good} == good
+    message.check()
+
+
+def test_keys_may_be_a_list_and_a_body_any_bytes() -> None:
+    changing = bytearray(b"before")
+    message = Message("T", changing, keys=["a", "b"])  # type: ignore[arg-type,unused-ignore]
+    changing[:] = b"after!"
+    assert (message.body, message.keys) == (b"before", ("a", "b"))
+    assert message.wire_properties()["KEYS"] == "a b"
+    assert Message("T", memoryview(b"abcd")[::2]).body == b"ac"  # type: ignore[arg-type,unused-ignore]
+
+
+def test_an_empty_tag_is_none() -> None:
+    assert "TAGS" not in Message("T", b"x", tags="").wire_properties()
+
+
+@pytest.mark.parametrize("wrong", [None, "text", b"bytes", 5, MessageExt("T", b"x")])
+async def test_only_messages_are_sent(wrong: Any) -> None:
+    async with Producer("p", namesrv="127.0.0.1:1") as producer:
+        for send in (producer.send, producer.send_oneway, lambda one: producer.send_batch([one])):
+            with pytest.raises(MessageIllegal, match=f"not {type(wrong).__name__}") as caught:
+                await send(wrong)
+            assert caught.value.field == "message"
+
+
+# -- groups, listeners, subscriptions
+
+
+async def listener(messages: list[MessageExt]) -> None: ...
+
+
+@pytest.mark.parametrize("group", [None, 5, b"g", "", "a b", "../g", "g" * 256, "\ud800"])
+def test_wrong_group_names_are_refused_by_every_client(group: Any) -> None:
+    for make in (Producer, PullConsumer, lambda name: PushConsumer(name, listener, "T")):
+        with pytest.raises(MessageIllegal, match="group name") as caught:
+            make(group)
+        assert caught.value.field == "group"
+
+
+@pytest.mark.parametrize("wrong", [None, "name", 5, lambda: None, lambda a, b, c: None])
+def test_what_cannot_be_a_listener_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a function of") as caught:
+        PushConsumer("g", wrong, "T")
+    assert caught.value.key == "listener"
+
+
+def test_a_coroutine_in_the_place_of_its_function_is_explained() -> None:
+    coroutine = listener([])
+    with pytest.raises(ConfigError, match="give the function"):
+        PushConsumer("g", coroutine, "T")  # type: ignore[arg-type]
+    asyncio.run(coroutine)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key", "words"),
+    [
+        (None, "subscriptions", "a topic, several"),
+        (5, "subscriptions", "a topic, several"),
+        (b"T", "subscriptions", "a topic, several"),
+        ({"T": "a |"}, "subscription of T", r"\|\| between"),
+        ({"T": "a | b"}, "subscription of T", r"\|\| between"),
+        ({"T": "|a || b"}, "subscription of T", r"\|\| between"),
+        ({"T": "a ||| b"}, "subscription of T", r"\|\| between"),
+        ({"T": " || "}, "subscription of T", "would match nothing"),
+        ({"T": ["a", "b"]}, "subscription of T", "tags as one str"),
+        ({"T": 1}, "subscription of T", "tags as one str"),
+        ({"T": "a\x01"}, "subscription of T", "separator"),
+        ({"T": "\ud800"}, "subscription of T", "UTF-8"),
+        ({"T": sql92("")}, "subscription of T", "expression as text"),
+        ({"T": sql92(None)}, "subscription of T", "expression as text"),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_subscriptions_are_refused(wrong: Any, key: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        PushConsumer("g", listener, wrong)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("wrong", ["no blanks", [None], [["T"]], {5: "*"}, {"T" * 128: "*"}, ["T", b"U"]])
+def test_wrong_topics_of_subscriptions_are_refused(wrong: Any) -> None:
+    with pytest.raises(MessageIllegal, match="topic name") as caught:
+        PushConsumer("g", listener, wrong)
+    assert caught.value.field == "topic"
+
+
+def test_good_subscriptions_of_every_form() -> None:
+    assert as_subscriptions("T").keys() == {"T"}
+    assert as_subscriptions(("T", "U")).keys() == {"T", "U"}
+    found = as_subscriptions({"T": tags("a|b", "c d"), "U": None, "%RETRY%g": sql92("a > 1")})  # type: ignore[dict-item]
+    assert found["T"].tags == {"a|b", "c d"}
+    assert found["U"].expression == "*"
+    assert found["%RETRY%g"].expression_type == "SQL92"
+
+
+@pytest.mark.parametrize("wrong", ["a || b", " a", "a |", None, "a\x02"])
+def test_tags_that_no_message_has_make_no_expression(wrong: Any) -> None:
+    with pytest.raises(MessageIllegal) as caught:
+        tags("good", wrong)
+    assert caught.value.field == "tags"
