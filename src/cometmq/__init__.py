@@ -1,4 +1,5 @@
-"""CometMQ: a message queue that speaks RocketMQ's protocol. This module offers the client's names.
+"""CometMQ: a message queue that speaks RocketMQ's protocol. This module offers the client's names,
+and Admin.
 
     from cometmq import Message, Producer, PushConsumer
 
@@ -11,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cometmq.admin import Admin
     from cometmq.client import (
         ClientInstance,
         ClientOptions,
@@ -35,8 +37,12 @@ if TYPE_CHECKING:
         tags,
     )
     from cometmq.errors import (
+        BodyError,
+        BodyTooLarge,
         BrokerError,
+        ClientStateError,
         CometError,
+        ConfigError,
         ConnectError,
         MessageIllegal,
         NoRouteError,
@@ -56,10 +62,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Admin",
+    "BodyError",
+    "BodyTooLarge",
     "BrokerError",
     "ClientInstance",
     "ClientOptions",
+    "ClientStateError",
     "CometError",
+    "ConfigError",
     "ConnectError",
     "ConsumeContext",
     "ConsumeFromWhere",
@@ -101,7 +112,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for module in ("cometmq.message", "cometmq.errors", "cometmq.client"):
+    for module in ("cometmq.message", "cometmq.errors", "cometmq.client", "cometmq.admin"):
         found = getattr(importlib.import_module(module), name, None)
         if found is not None:
             globals()[name] = found

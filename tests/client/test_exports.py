@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,42 @@ def test_every_public_name_can_be_had(name: str) -> None:
     assert name in dir(cometmq)
 
 
+CLIENT_PAGE = Path(__file__).parents[2] / "docs/client.md"
+
+
+def test_every_error_of_the_clients_page_is_there_with_its_attributes() -> None:
+    rows = re.findall(r"^\| (\w+) \| .* \| ([\w, ]+) \|$", CLIENT_PAGE.read_text("utf-8"), re.MULTILINE)
+    errors = {name: attributes.split(", ") for name, attributes in rows if name != "error"}
+    assert {"ClientStateError", "ConfigError", "BodyTooLarge"} <= errors.keys()
+    for name, attributes in errors.items():
+        taken = set(inspect.signature(getattr(cometmq, name)).parameters) | {"code"}
+        assert set(attributes) <= taken, name
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(
+            cometmq.Producer,
+            cometmq.PushConsumer,
+            cometmq.PullConsumer,
+            cometmq.ClientInstance,
+            cometmq.Admin,
+        ),
+        *(cometmq.SyncProducer, cometmq.SyncPushConsumer, cometmq.SyncPullConsumer),
+        *(cometmq.client.BrokerApi, cometmq.client.NamesrvApi),
+    ],
+)
+def test_every_public_method_says_what_it_does(kind: type) -> None:
+    public = {name: inspect.getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
+    silent = [
+        name
+        for name, member in public.items()
+        if (inspect.isfunction(member) or isinstance(member, property)) and not inspect.getdoc(member)
+    ]
+    assert silent == []
+
+
 def test_everything_the_client_exports_exists() -> None:
     assert [name for name in cometmq.client.__all__ if not hasattr(cometmq.client, name)] == []
 
@@ -27,5 +66,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_importing_the_package_loads_no_client_yet() -> None:
-    code = "import sys, cometmq; print([m for m in ('cometmq.client', 'numpy') if m in sys.modules])"
+    heavy = ("cometmq.client", "cometmq.admin", "numpy")
+    code = f"import sys, cometmq; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).strip() == "[]"

@@ -49,6 +49,7 @@ class _Face:
         self.stop()
 
     def start(self) -> None:
+        """As the asyncio class starts, with a loop in a background thread."""
         if self._thread is not None:
             raise ClientStateError(f"{self._who} is started already")
         thread = LoopThread.acquire()
@@ -60,6 +61,7 @@ class _Face:
         self._thread = thread
 
     def stop(self) -> None:
+        """As the asyncio class stops; the last one of a process ends the background thread."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -107,6 +109,7 @@ class SyncProducer(_Face):
         super().__init__(self._producer)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues that may be written. For a topic that does not exist: those it would be made with."""
         return self._run(self._producer.queues(topic))
 
     def send(
@@ -118,6 +121,7 @@ class SyncProducer(_Face):
         argument: object = None,
         timeout_s: float | None = None,
     ) -> SendResult:
+        """Send and wait for the answer; `timeout_s` is the budget of all tries. See Producer.send."""
         return self._run(
             self._producer.send(
                 message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s
@@ -132,6 +136,7 @@ class SyncProducer(_Face):
         selector: QueueSelector | None = None,
         argument: object = None,
     ) -> None:
+        """Send without an answer: a message may be lost and nobody will say so."""
         self._run(self._producer.send_oneway(message, queue=queue, selector=selector, argument=argument))
 
     def send_batch(
@@ -141,9 +146,11 @@ class SyncProducer(_Face):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
+        """Send messages of one topic as one request, stored together. See Producer.send_batch."""
         return self._run(self._producer.send_batch(messages, queue=queue, timeout_s=timeout_s))
 
     def send_many(self, messages: Iterable[Message], *, concurrency: int = 256) -> list[SendResult]:
+        """Send each message, up to `concurrency` at once; results in the order of the messages."""
         return self._run(self._producer.send_many(messages, concurrency=concurrency))
 
 
@@ -166,28 +173,36 @@ class SyncPushConsumer(_Face):
         super().__init__(self._consumer)
 
     def subscribe(self, topic: str, expression: str | sql92 | None = "*") -> None:
+        """Add or change a subscription, also while running."""
         self._run(self._consumer.subscribe(topic, expression))
 
     def unsubscribe(self, topic: str) -> None:
+        """Give the queues of a topic up, also while running."""
         self._run(self._consumer.unsubscribe(topic))
 
     def suspend(self) -> None:
+        """Pull no more until resume(); what is held already is still handed to the listener."""
         self._call(self._consumer.suspend)
 
     def resume(self) -> None:
+        """Pull again after suspend()."""
         self._call(self._consumer.resume)
 
     def rebalance(self) -> None:
+        """Share out the queues now instead of at the next round or notice."""
         self._run(self._consumer.rebalance())
 
     def persist_offsets(self) -> None:
+        """Store the offsets now. Raises what was said about the first that was not stored."""
         self._run(self._consumer.persist_offsets())
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues held now."""
         return self._call(lambda: self._consumer.assignment)
 
     def health(self) -> ConsumerHealth:
+        """How far each queue is, and what keeps this consumer from its work, in whole sentences."""
         return self._call(self._consumer.health)
 
 
@@ -206,6 +221,7 @@ class SyncPullConsumer(_Face):
         super().__init__(self._consumer)
 
     def fetch_queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic. Raises NoRouteError."""
         return self._run(self._consumer.fetch_queues(topic))
 
     def pull(
@@ -217,6 +233,7 @@ class SyncPullConsumer(_Face):
         expression: str | sql92 = "*",
         timeout_s: float | None = None,
     ) -> PullResult:
+        """What is there from `offset` on, at most `max_count` messages; waits for nothing."""
         return self._run(
             self._consumer.pull(
                 queue, offset, max_count=max_count, expression=expression, timeout_s=timeout_s
@@ -226,58 +243,75 @@ class SyncPullConsumer(_Face):
     def pull_blocking(
         self, queue: MessageQueue, offset: int, *, max_count: int | None = None, expression: str | sql92 = "*"
     ) -> PullResult:
+        """As pull, but the broker waits for a message to come (`PullOptions.broker_suspend_s`)."""
         return self._run(
             self._consumer.pull_blocking(queue, offset, max_count=max_count, expression=expression)
         )
 
     def min_offset(self, queue: MessageQueue) -> int:
+        """First offset that is still stored."""
         return self._run(self._consumer.min_offset(queue))
 
     def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get."""
         return self._run(self._consumer.max_offset(queue))
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Offset by store time in ms. See PullConsumer.offset_by_time."""
         return self._run(self._consumer.offset_by_time(queue, timestamp_ms))
 
     def assign(self, queues: Iterable[MessageQueue], *, expression: str | sql92 = "*") -> None:
+        """Read exactly these queues ahead from now on. See PullConsumer.assign."""
         self._run(self._consumer.assign(queues, expression=expression))
 
     def assign_topic(self, topic: str, *, expression: str | sql92 = "*") -> None:
+        """Read all queues ahead that the topic has now."""
         self._run(self._consumer.assign_topic(topic, expression=expression))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on reading an assigned queue at `offset`. Raises ValueError outside [min, max]."""
         self._run(self._consumer.seek(queue, offset))
 
     def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on reading an assigned queue at its first stored message."""
         self._run(self._consumer.seek_to_begin(queue))
 
     def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on reading an assigned queue behind its last message."""
         self._run(self._consumer.seek_to_end(queue))
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues that are read ahead."""
         return self._call(lambda: self._consumer.assignment)
 
     @property
     def problems(self) -> dict[MessageQueue, str]:
+        """Assigned queues whose last pull failed, and why; they are tried again by themselves."""
         return self._call(lambda: self._consumer.problems)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Read these assigned queues no further; what was read ahead is still given out."""
         self._call(lambda: self._consumer.pause(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Read paused queues again."""
         self._call(lambda: self._consumer.resume(queues))
 
     def poll(self, timeout_s: float | None = 5.0) -> list[MessageExt]:
+        """The next messages of one assigned queue; says that those of the last poll were consumed."""
         return self._run(self._consumer.poll(timeout_s))
 
     def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset; None: never stored."""
         return self._run(self._consumer.committed(queue))
 
     def commit(self) -> None:
+        """Store the offsets now, the messages of the last poll included."""
         self._run(self._consumer.commit())
 
     def update_offset(self, queue: MessageQueue, offset: int) -> None:
+        """Set the group's offset (also backwards); stored every few seconds, by commit() and by stop()."""
         self._call(lambda: self._consumer.update_offset(queue, offset))
 
     def __iter__(self) -> Iterator[MessageExt]:

@@ -272,6 +272,7 @@ class BrokerApi(Calls):
     async def unregister_client(
         self, addr: str, client_id: str, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
+        """Say that a client leaves its groups."""
         header = UnregisterClientRequestHeader(
             client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
         )
@@ -339,6 +340,7 @@ class BrokerApi(Calls):
     async def unlock_queues(
         self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> None:
+        """Give locks of queues back."""
         body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
         await self.call(addr, RequestCode.UNLOCK_BATCH_MQ, body=body.encode())
 
@@ -385,10 +387,12 @@ class BrokerApi(Calls):
         return PurgeResult.decode(answer.body).queues
 
     async def delete_topic(self, addr: str, topic: str) -> None:
+        """On this broker; name servers have to be told as well."""
         await self.call(
             addr, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic), topic=topic
         )
 
     async def runtime_info(self, addr: str) -> dict[str, str]:
+        """What a broker says of itself, under RocketMQ's names."""
         answer = await self.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(KVTable.decode(answer.body).table)

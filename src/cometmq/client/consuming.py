@@ -26,6 +26,10 @@ _BATCHES_WITHOUT_YIELD = 32
 """A listener that never really waits would keep the loop from reading its sockets."""
 
 
+_FAILING = 3
+"""Failures in a row after which a listener is a problem and no accident."""
+
+
 class Consuming(Protocol):
     """What a push consumer needs of the part that calls listeners (concurrent here; one by one for ordered
     queues)."""
@@ -55,14 +59,20 @@ class ConcurrentConsuming:
         self.consumed = 0
         self.failed = 0
         """Messages whose listener failed or asked for later."""
-        self.failures_in_a_row = 0
-        """Calls (and messages that no listener gets) since the last success."""
+        self._failures_in_a_row = 0
+        self._last_failure = ""
         self.last_error: BaseException | None = None
 
     @property
     def waiting(self) -> int:
         """Batches in line."""
         return len(self._ready)
+
+    def problem(self) -> str | None:
+        """What is wrong with a listener that fails for every message, None for one that does not."""
+        if self._failures_in_a_row < _FAILING:
+            return None
+        return f"failed {self._failures_in_a_row} times in a row, last: {self._last_failure}"
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -129,6 +139,7 @@ class ConcurrentConsuming:
             status = await self._call(batch, context)
         else:
             self.last_error = batch.refusal
+            self._last_failure = str(batch.refusal)
             status = ConsumeStatus.RECONSUME_LATER
             log.warning(
                 "no listener gets offset %d of %s: %s",
@@ -136,10 +147,10 @@ class ConcurrentConsuming:
             )  # fmt: skip
         if status is ConsumeStatus.SUCCESS:
             self.consumed += len(batch.messages)
-            self.failures_in_a_row = 0
+            self._failures_in_a_row = 0
         else:
             self.failed += len(batch.messages)
-            self.failures_in_a_row += 1
+            self._failures_in_a_row += 1
         batch.queue.last_consume_at = loop.time()
         try:
             await self._settle(batch, status, context)
@@ -150,12 +161,16 @@ class ConcurrentConsuming:
     async def _call(self, batch: Batch, context: ConsumeContext) -> ConsumeStatus:
         self.running += 1
         try:
-            return await self._listener(batch.messages, context)
+            status = await self._listener(batch.messages, context)
+            if status is not ConsumeStatus.SUCCESS:
+                self._last_failure = "it asked for later"
+            return status
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # we are cancelled; otherwise something that the listener awaited was
             self.last_error = error
+            self._last_failure = repr(error)
             log.warning(
                 "listener failed on %s from offset %d (%d messages); they will be consumed again: %r",
                 batch.queue.message_queue,

@@ -278,15 +278,18 @@ class ClientInstance:
     # -- who we are, told to brokers
 
     def register_producer(self, group: str) -> None:
+        """Announce a producer group from the next heartbeat on, which comes soon."""
         self._producers[group] = self._producers.get(group, 0) + 1
         self._heartbeat_wanted.set()
 
     def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
+        """Announce a consumer and let it answer brokers. Raises ClientStateError if its group has one."""
         if group in self.consumers:
             raise ClientStateError(f"client {self.client_id} has a consumer of group {group} already")
         self.consumers[group] = peer
 
     async def unregister_producer(self, group: str) -> None:
+        """Tell the brokers that the last producer of a group leaves."""
         left = self._producers.get(group, 0) - 1
         if left > 0:
             self._producers[group] = left
@@ -295,6 +298,7 @@ class ClientInstance:
             await self._say_goodbye(producer_group=group)
 
     async def unregister_consumer(self, group: str) -> None:
+        """Tell the brokers that a consumer leaves."""
         if self.consumers.pop(group, None) is not None:
             await self._say_goodbye(consumer_group=group)
 

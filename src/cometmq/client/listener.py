@@ -13,7 +13,15 @@ from typing import Any, cast
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
 
-__all__ = ["BoundListener", "ConsumeContext", "ConsumeStatus", "Listener", "bind_listener", "check_listener"]
+__all__ = [
+    "BoundListener",
+    "ConsumeContext",
+    "ConsumeStatus",
+    "Listener",
+    "bind_listener",
+    "check_listener",
+    "name_of",
+]
 
 
 class ConsumeStatus(Enum):
@@ -57,6 +65,11 @@ def check_listener(listener: object) -> None:
         )
         raise ConfigError("listener", str(listener), f"a function of (messages) or (messages, context){hint}")
     _takes_context(cast("Listener", listener))
+
+
+def name_of(listener: Listener) -> str:
+    """As a sentence calls it."""
+    return str(getattr(listener, "__qualname__", type(listener).__qualname__))
 
 
 def bind_listener(listener: Listener, executor: ThreadPoolExecutor | None) -> BoundListener:

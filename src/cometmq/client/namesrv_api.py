@@ -93,6 +93,7 @@ class NamesrvApi(Calls):
         raise NoRouteError(topic, asked, NO_ROUTE_HINT)
 
     async def cluster_info(self) -> ClusterInfo:
+        """All brokers by name, and broker names by cluster."""
         answer = await self.ask_any(RequestCode.GET_BROKER_CLUSTER_INFO)
         return ClusterInfo.decode(answer.body)
 
@@ -108,6 +109,7 @@ class NamesrvApi(Calls):
         )
 
     async def kv_config(self, namespace: str, key: str) -> str | None:
+        """A value of the name server's own table; None: there is none."""
         try:
             answer = await self.ask_any(
                 RequestCode.GET_KV_CONFIG, GetKVConfigRequestHeader(namespace=namespace, key=key)

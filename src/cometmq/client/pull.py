@@ -86,6 +86,7 @@ class PullConsumer:
         await self.stop()
 
     async def start(self) -> None:
+        """Make ready to read. Nothing is asked of any server yet."""
         if self._state != "new":
             raise starts_once(self._who, self._state)
         if self._client is None:
@@ -125,6 +126,7 @@ class PullConsumer:
 
     @property
     def client(self) -> ClientInstance:
+        """The connections and routes it uses. Raises ClientStateError unless it is running."""
         return self._running()
 
     def _running(self) -> ClientInstance:
@@ -246,6 +248,7 @@ class PullConsumer:
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues that are read ahead."""
         return self._fetcher.queues
 
     @property
@@ -265,16 +268,20 @@ class PullConsumer:
         self._fetcher.read(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on reading an assigned queue at its first stored message."""
         await self.seek(queue, await self.min_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on reading an assigned queue behind its last message."""
         await self.seek(queue, await self.max_offset(queue))
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Read these assigned queues no further; what was read ahead is still given out."""
         for queue in queues:
             self._fetcher.pause(queue)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Read paused queues again."""
         for queue in queues:
             self._fetcher.resume(queue)
 

@@ -22,10 +22,11 @@ from typing import Self
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageQueue
 from cometmq.protocol.codes import check_group_name
+from cometmq.text import printable
 
 from .health import ConsumerHealth
 from .instance import ClientInstance
-from .listener import Listener, check_listener
+from .listener import Listener, check_listener, name_of
 from .namesrv_api import NameServersUnreachable
 from .options import ClientOptions, MessageModel, PushOptions
 from .push_peer import PushPeer
@@ -161,6 +162,7 @@ class PushConsumer:
         await self._subscriptions_changed(topic, subscription)
 
     async def unsubscribe(self, topic: str) -> None:
+        """Give the queues of a topic up, also while running."""
         self._subscriptions.pop(topic, None)
         await self._subscriptions_changed(topic, None)
 
@@ -180,6 +182,7 @@ class PushConsumer:
         self._running_session().members.suspend()
 
     def resume(self) -> None:
+        """Pull again after suspend()."""
         self._running_session().members.resume()
 
     @property
@@ -189,6 +192,7 @@ class PushConsumer:
 
     @property
     def client(self) -> ClientInstance:
+        """The connections, routes and heartbeats it uses. Raises ClientStateError before the start."""
         if self._client is None:
             raise not_running(self._who, self._state)
         return self._client
@@ -208,6 +212,7 @@ class PushConsumer:
         await self._running_session().group.offsets.persist()
 
     def health(self) -> ConsumerHealth:
+        """How far each queue is, and what keeps this consumer from its work, in whole sentences."""
         session = self._session
         if session is None:
             return ConsumerHealth(state=self._state, group=self.group)
@@ -225,6 +230,9 @@ class PushConsumer:
                 for addr, problem in sorted(client.heartbeat_problems.items())
             ),
         ]
+        failing = session.consuming.problem()
+        if failing is not None:
+            problems.append(f"listener {printable(name_of(self._listener))} {failing}")
         error = session.consuming.last_error
         return ConsumerHealth(
             state=self._state,
@@ -241,6 +249,7 @@ class PushConsumer:
 
     @property
     def message_model(self) -> MessageModel:
+        """Whether the members share the queues or each reads all of them."""
         return self._options.message_model
 
     def _running_session(self) -> PushSession:
