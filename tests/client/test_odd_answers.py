@@ -63,7 +63,7 @@ async def test_a_route_of_a_billion_queues_is_refused_and_named(
     async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
         assert any("topic T has 1000000000 queues" in problem for problem in member.health().problems)
     async with Producer("p", namesrv=namesrv.addr) as producer:
-        with pytest.raises(BodyError, match="a client takes 131072 at most"):
+        with pytest.raises(BodyError, match="a client takes 262144 at most"):
             await producer.send(Message("T", b"x"))
 
 

@@ -50,7 +50,7 @@ def test_queues_of_a_route(data: TopicRouteData, write: str, read: str) -> None:
     [
         (route_data(("a", 1_000_000_000, 1, 6), a={0: "a:1"}), "readQueueNums"),
         (route_data(("a", 1, 2**31 - 1, 6), a={0: "a:1"}), "writeQueueNums"),
-        (route_data(("a", 100_000, 1, 6), ("b", 100_000, 1, 6)), "readQueueNums"),
+        (route_data(("a", 200_000, 1, 6), ("b", 200_000, 1, 6)), "readQueueNums"),
         (route_data(("a", 1, 1, 6), order="a:1;a:1000000000"), "orderTopicConf"),
         (route_data(("a", 1, 1, 6), order="a:" + "9" * 5000), "orderTopicConf"),
         (route_data(a={number: f"a:{number}" for number in range(1, 10_002)}), "brokerDatas"),

@@ -31,8 +31,9 @@ class TopicRoute:
     """Made from the template's route: the topic does not exist yet and its first message will create it."""
 
 
-QUEUES_MAX = 131_072
-"""Queues of a topic, over all brokers, that a client makes objects of (some 20 MB)."""
+QUEUES_MAX = 262_144
+"""Queues of a topic, over all brokers, that a client makes objects of (some 40 MB): four brokers with as many
+as a name server lets them register."""
 ADDRESSES_MAX = 10_000
 """Addresses in one route: a heartbeat goes to each, and a connection is made for it."""
 
