@@ -3,7 +3,8 @@
 Reading. All connections of a loop read into one buffer (the loop fills and hands it over without a break),
 and frames are handled where they lie. A frame that is not complete yet leaves its beginning as `_tail`, put
 in front of the next read; one longer than TAIL_LIMIT gets a buffer of its own, which grows with what really
-arrived (a length word alone costs nothing) and is dropped with the frame.
+arrived (a length word alone costs nothing), to at most twice that, and is dropped with the frame. A frame
+must come at a certain pace (`check`), and all buffers together are bounded (partial.py).
 
 Writing. `write` queues; the tick (see tick.py) sends everything queued at once: by one write of the
 transport, or past it, together with what other connections have queued.
@@ -22,7 +23,7 @@ from cometmq.errors import FrameError, RemotingError, SendFailed
 from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting.calls import CallTable
 from cometmq.remoting.dispatch import Shortcut
-from cometmq.remoting.limits import Limits
+from cometmq.remoting.limits import HANDLER_BYTES, Limits
 from cometmq.remoting.ring import Bytes
 from cometmq.remoting.tick import Tick
 
@@ -48,10 +49,11 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_idle_since", "_limits",
-        "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_reading", "_resuming", "_scratch",
-        "_sent_bytes", "_shortcuts", "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport",
-        "_write_paused", "addr", "closed", "fd", "peer", "peer_host", "state",
+        "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_frame_since", "_fresh",
+        "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_partial",
+        "_reading", "_resuming", "_scratch", "_sent_bytes", "_shortcuts", "_stalled_at", "_stalled_sent",
+        "_start", "_tail", "_tick", "_transport", "_working", "_write_paused", "addr", "closed", "fd", "peer",
+        "peer_host", "state",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +80,10 @@ class Connection(asyncio.BufferedProtocol):
         self._buf: memoryview | None = None  # own buffer: bytes _start to _end are unread
         self._start = 0
         self._end = 0
+        self._partial = tick.partial
+        self._fresh = True  # the frame whose beginning is kept has begun since `check` ran
+        self._frame_since = 0.0
+        self._working = 0  # requests that are worked on outside the read, see Limits.handlers
         self._backlog = False  # whole frames lie unread in _buf, because a callback's share was used up
         self._reading = True
         self._resuming = False  # _go_on is scheduled
@@ -206,6 +212,18 @@ class Connection(asyncio.BufferedProtocol):
         """How many calls of ours await answers."""
         return len(self._calls)
 
+    # -- requests that are not answered inline
+
+    def hold(self, size: int = 0) -> None:
+        """A request with a body of `size` bytes is worked on, outside the read that brought it."""
+        self._working += 1 + size // HANDLER_BYTES
+
+    def release(self, size: int = 0) -> None:
+        """It is done."""
+        self._working -= 1 + size // HANDLER_BYTES
+        if not self._reading and self._working < self._limits.handlers:
+            self._resume_soon()
+
     # -- closing
 
     def close(self) -> None:
@@ -225,8 +243,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def cut(self, why: str) -> None:
+        """Abort, and say so in the log."""
+        log.warning("%s: %s; cut", self.peer, why)
+        self._buf = None
+        self._tail = b""
+        self.abort()
+
     def check(self, now: float) -> None:
-        """Housekeeping, once a second or so: close when idle, cut when the peer takes none of its answers."""
+        """Housekeeping, once a second or so: close when idle, cut when the peer takes none of its answers or
+        does not finish a frame."""
         transport = self._transport
         if transport is None:
             return
@@ -240,15 +266,31 @@ class Connection(asyncio.BufferedProtocol):
                 self._stalled_sent = taken
                 self._stalled_at = now
             elif now - self._stalled_at >= self._limits.write_stall_s:
-                log.warning("%s took none of its answers for %.0f s; cut", self.peer, now - self._stalled_at)
-                self.abort()
+                self.cut(f"none of its answers taken for {now - self._stalled_at:.0f} s")
                 return
+        if (self._tail or self._buf is not None) and self._frame_is_late(now):
+            return
         if self._active:
             self._active = False
             self._idle_since = now
         elif now - self._idle_since >= self._limits.idle_s:
             log.debug("%s idle for %.0f s; closed", self.peer, now - self._idle_since)
             self.close()
+
+    def _frame_is_late(self, now: float) -> bool:
+        """Cut a peer that sends a frame too slowly."""
+        if self._fresh or not self._reading:
+            self._fresh = False
+            self._frame_since = now
+            return False
+        took = now - self._frame_since
+        came = len(self._tail) if self._buf is None else self._end - self._start
+        if took <= self._limits.frame_grace_s:
+            return False
+        if came >= (took - self._limits.frame_grace_s) * self._limits.frame_rate:
+            return False
+        self.cut(f"{came} bytes of a frame in {took:.0f} s, and not yet all of it")
+        return True
 
     # -- called by the event loop
 
@@ -271,8 +313,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         self.fd = -1
         self._out.clear()
-        self._buf = None
-        self._tail = b""
+        self._forget()
         self._calls.fail_all(self._lost)
         if self._on_close is not None:
             try:
@@ -328,12 +369,13 @@ class Connection(asyncio.BufferedProtocol):
             end = len(tail) + nbytes if tail else nbytes
             pos = self._handle(scratch, 0, end)
             if pos != end:
-                self._keep(scratch, pos, end)
+                self._keep(scratch, pos, end, fresh=bool(pos or not tail))
             elif tail:
-                self._tail = b""
+                self._forget()
         else:
             self._end += nbytes
-            self._keep(buf, self._handle(buf, self._start, self._end), self._end)
+            pos = self._handle(buf, self._start, self._end)
+            self._keep(buf, pos, self._end, fresh=pos != self._start)
 
     # -- frames
 
@@ -342,7 +384,8 @@ class Connection(asyncio.BufferedProtocol):
         limits = self._limits
         max_payload = limits.max_frame - 4
         write_high = limits.write_high
-        left = limits.frames_per_callback
+        most_working = limits.handlers
+        left = limits.frames_per_callback if self._working < most_working else 0
         dispatch = self._dispatch
         shortcuts = self._shortcuts
         self._backlog = False
@@ -380,17 +423,32 @@ class Connection(asyncio.BufferedProtocol):
                     log.debug("%s answered %d, which nobody waits for", self.peer, frame.opaque)
             else:
                 dispatch(self, frame)
+                if self._working >= most_working:
+                    left = 0
             if self.closed:
                 return end
         return pos
 
-    def _keep(self, buf: memoryview, pos: int, end: int) -> None:
-        """Keep buf[pos:end], what was not handled, for the next read."""
-        rest = end - pos
-        if rest == 0 or self.closed:
-            self._tail = b""
-            self._buf = None
+    def _keep(self, buf: memoryview, pos: int, end: int, fresh: bool) -> None:
+        """Keep buf[pos:end], what was not handled, for the next read. fresh: it begins with another frame
+        than what was kept before."""
+        if pos == end or self.closed:
+            self._forget()
             return
+        if fresh:
+            self._fresh = True
+        self._store(buf, pos, end)
+        size = len(self._tail) if self._buf is None else len(self._buf)
+        self._partial.keep(self, size, self._limits.partial_total, fresh)
+
+    def _forget(self) -> None:
+        """Nothing is kept any more."""
+        self._tail = b""
+        self._buf = None
+        self._partial.drop(self)
+
+    def _store(self, buf: memoryview, pos: int, end: int) -> None:
+        rest = end - pos
         own = self._buf
         if self._backlog:
             if own is None:
@@ -410,7 +468,7 @@ class Connection(asyncio.BufferedProtocol):
             self._end = end
         else:
             # Grow with what came, not with what the length word promises.
-            self._move(buf, pos, end, min(need, max(TAIL_LIMIT, 4 * rest)))
+            self._move(buf, pos, end, min(need, max(TAIL_LIMIT, 2 * rest)))
 
     def _move(self, buf: memoryview, pos: int, end: int, capacity: int) -> None:
         grown = memoryview(bytearray(capacity))
@@ -430,12 +488,12 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on(self) -> None:
         """Take up reading again: first the frames that were left, then the socket."""
         self._resuming = False
-        if self.closed or self._ending or self._write_paused:
+        if self.closed or self._ending or self._write_paused or self._working >= self._limits.handlers:
             return
         if self._backlog:
             self._tick.schedule()
             buf = cast(memoryview, self._buf)
-            self._keep(buf, self._handle(buf, self._start, self._end), self._end)
+            self._keep(buf, self._handle(buf, self._start, self._end), self._end, fresh=True)
         transport = self._transport
         if not self._backlog and not self._reading and transport is not None and not transport.is_closing():
             self._reading = True

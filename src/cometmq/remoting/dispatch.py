@@ -104,9 +104,16 @@ class Dispatcher:
         # The handler's own code has not begun to run yet, so it never sees the view into the receive buffer.
         if type(request.body) is not bytes:
             request.body = bytes(request.body)
+        size = len(request.body)
+        connection.hold(size)
         task = asyncio.ensure_future(self._finish(connection, request, answer))
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self.tasks.discard(task)
+            connection.release(size)
+
+        task.add_done_callback(done)
 
     async def _finish(
         self, connection: Connection, request: Frame, awaitable: Awaitable[Frame | None]

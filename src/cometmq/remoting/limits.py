@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 MIB = 1024 * 1024
+HANDLER_BYTES = 64 * 1024
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +18,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         arrive after reading has stopped.
     write_stall_s: a peer that takes nothing of what waits for it for so long is cut.
     idle_s: neither read nor written for so long: closed, as both Apache's sides do.
+    frame_grace_s, frame_rate: a frame may be under way for so long; from then on as many bytes of it must
+        have come for each further second, or the connection is cut. A body of 4 MiB passes at 26 KiB/s.
+    partial_total: bytes of the buffers for such frames, of all connections of a loop together: 16 of the
+        largest frames.
+    handlers: requests of one connection that are worked on outside its read (async handlers, reads of what is
+        not in memory); each HANDLER_BYTES of a body count as one more. Beyond that nothing more is read from
+        it until some are done. RocketMQ's clients have one connection for all threads.
     """
 
     max_frame: int = 16 * MIB
@@ -26,4 +34,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     write_evict: int = 64 * MIB
     write_stall_s: float = 30.0
     idle_s: float = 120.0
+    frame_grace_s: float = 30.0
+    frame_rate: int = 32 * 1024
+    partial_total: int = 256 * MIB
+    handlers: int = 256
     connect_timeout_s: float = 3.0

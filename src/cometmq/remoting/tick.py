@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cometmq import logs
+from cometmq.remoting.partial import PartialFrames
 from cometmq.remoting.ring import ENTRIES, Bytes, SendRing
 
 log = logs.logger(__name__)
@@ -40,10 +41,13 @@ class Tick:
     """Runs callbacks and flushes connections once per loop iteration; servers of one broker share one.
 
     `scratch` is the buffer that all its connections read into: a loop fills it for one and has that handled
-    before the next. `scheduled`: a tick will end, there is no need to ask for one.
+    before the next; `partial` is what they keep of frames that have not come whole. `scheduled`: a tick will
+    end, there is no need to ask for one.
     """
 
-    __slots__ = ("_callbacks", "_dirty", "_fewest_for_ring", "_loop", "_ring", "scheduled", "scratch")
+    __slots__ = (
+        "_callbacks", "_dirty", "_fewest_for_ring", "_loop", "_ring", "partial", "scheduled", "scratch",
+    )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop if loop is not None else asyncio.get_running_loop()
@@ -53,6 +57,7 @@ class Tick:
         self._fewest_for_ring = FEWEST_FOR_RING
         self.scheduled = False
         self.scratch = memoryview(bytearray(SCRATCH_SIZE))
+        self.partial = PartialFrames()
 
     def at_end(self, callback: Callable[[], None]) -> None:
         """Run `callback` at the end of every tick, in order of registration, before replies leave."""
