@@ -145,3 +145,61 @@ def test_whatever_happens_each_pull_is_woken_once_and_nothing_stays_behind():
             assert set(table.queues) == {pull.key for pull in alive} | {("T", 1)}
         assert set(table.take_all()) == alive
         assert (table.queues, table._buckets, table._owners) == ({("T", 1): {}}, {}, {})
+        assert (table._sizes, table._weights) == ({}, {})
+
+
+class CountedCodes(frozenset):
+    """Tag codes that count how often they are looked at."""
+
+    looks = 0
+
+    def __contains__(self, code):
+        CountedCodes.looks += 1
+        return super().__contains__(code)
+
+
+def test_a_message_is_held_against_each_filter_once_however_many_wait_with_it():
+    table = LongPoll()
+    codes = [CountedCodes({5}), CountedCodes({6})]
+    for number in range(2_000):
+        table.park(*QUEUE, held(number, codes=codes[number % 2]), T0, 15_000)
+    assert table.arrived(*QUEUE, 11, 7) == []
+    assert CountedCodes.looks <= 4
+    assert len(table.arrived(*QUEUE, 11, 5)) == 1_000
+
+
+@pytest.mark.parametrize(
+    ("owner", "queue_id", "codes", "weight", "room"),
+    [
+        ("c1", 4, None, 2, True),
+        ("c1", 4, None, 3, False),  # the connection's share is used up
+        ("c2", 4, None, 9, True),
+        ("c2", 3, None, 1, False),  # the queue's is
+        ("c3", 5, frozenset({3}), 1, False),  # one filter more than the queue has room for
+        ("c3", 5, frozenset({2}), 1, True),
+    ],
+)
+def test_there_is_room_for_so_many_pulls_of_a_connection_and_on_a_queue(
+    monkeypatch, owner, queue_id, codes, weight, room
+):
+    monkeypatch.setattr("cometmq.broker.long_poll.MOST_FILTERS", 2)
+    table = LongPoll()
+    for other, where, filtered in (("c1", 3, None), ("c4", 3, None), ("c4", 3, None), ("c1", 4, None)):
+        table.park("Orders", where, held(other, codes=filtered), T0, 15_000)
+    for number in (1, 2):
+        table.park("Orders", 5, held("c5", codes=frozenset({number})), T0, 15_000)
+    pull = HeldPull(owner, "request", 10, codes, weight=weight)
+    assert table.has_room("Orders", queue_id, pull, 4 if owner == "c1" else 9, 3) is room
+
+
+def test_a_pull_put_aside_is_woken_by_its_deadline_only():
+    table = LongPoll()
+    pull = held()
+    table.put_aside(pull, T0, 1_000)
+    assert table.arrived(*QUEUE, 11, 5) == table.recheck(lambda *_: 99) == table.take_queue("Orders") == []
+    assert table.expire(T0 + 2_000) == [pull]
+    table.put_aside(pull, T0, 1_000)
+    assert table.take_all() == [pull]
+    table.put_aside(pull, T0, 1_000)
+    table.drop("c1")
+    assert len(table) == 0

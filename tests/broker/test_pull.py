@@ -11,7 +11,12 @@ from cometmq.broker.backlog import Backlog
 from cometmq.broker.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers import CreateTopicRequestHeader
+from cometmq.protocol.headers import (
+    CreateTopicRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    DeleteTopicRequestHeader,
+)
+from cometmq.remoting import Limits
 from cometmq.standalone import small_files
 from cometmq.store.disk import OsDisk
 from cometmq.store.reading import GetStatus, Got
@@ -181,6 +186,153 @@ class TestHolding:
         assert (await pulling).code == 19
 
 
+def topic_settings(perm):
+    return CreateTopicRequestHeader(topic="Orders", read_queue_nums=4, write_queue_nums=4, perm=perm)
+
+
+class TestWhatChangesMeanwhile:
+    """A pull that waited gets the answer that a new one gets."""
+
+    async def topic_closed(self, cluster, peer):
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_settings(2))).code == 0
+
+    async def topic_narrowed(self, cluster, peer):
+        topic = cluster.broker.parts.context.topics.get("Orders")
+        topic.read_queue_nums = 0
+
+    async def topic_deleted(self, cluster, peer):
+        header = DeleteTopicRequestHeader(topic="Orders")
+        assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, header)).code == 0
+
+    async def topic_made_again(self, cluster, peer):
+        await self.topic_deleted(cluster, peer)
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_settings(6))).code == 0
+
+    async def broker_closed(self, cluster, peer):
+        assert (await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerPermission=2")).code == 0
+
+    async def group_closed(self, cluster, peer):
+        settings = b'{"groupName":"G","consumeEnable":false}'
+        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)
+
+    async def group_deleted(self, cluster, peer):
+        await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"autoCreateSubscriptionGroup=false")
+        header = DeleteSubscriptionGroupRequestHeader(group_name="G")
+        assert (await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).code == 0
+
+    async def other_tags(self, cluster, peer):
+        await peer.heartbeat(topics={"Orders": "B"}, sub_version=2)
+
+    async def no_subscription(self, cluster, peer):
+        await peer.heartbeat(topics={"Other": "*"}, sub_version=2)
+
+    @pytest.mark.parametrize("waits", ["parked", "in line"])
+    @pytest.mark.parametrize(
+        ("change", "code"),
+        [
+            ("topic_closed", 16),
+            ("topic_narrowed", 1),
+            ("topic_deleted", 17),
+            ("topic_made_again", 21),
+            ("broker_closed", 16),
+            ("group_closed", 16),
+            ("group_deleted", 26),
+            ("other_tags", 20),
+            ("no_subscription", 24),
+        ],
+    )
+    async def test_it_is_checked_again(self, cluster, peer, monkeypatch, waits, change, code):
+        pulls = cluster.broker.parts.pulls
+        await peer.heartbeat(topics={"Orders": "A"})
+        await peer.send(properties={"TAGS": "A"})
+        if waits == "in line":
+            monkeypatch.setattr("cometmq.broker.pull.WOKEN_PER_TICK", 0)
+        pulling = asyncio.create_task(peer.pull(offset=1, expression=None, sub_version=1, hold_ms=15_000))
+        await until(lambda: len(pulls.long_poll))
+        other = cluster.peer()
+        if waits == "in line":
+            await other.send(properties={"TAGS": "A"})
+            assert pulls._ready
+            await getattr(self, change)(cluster, other)
+            monkeypatch.undo()
+        else:
+            await getattr(self, change)(cluster, other)
+            if change not in ("topic_deleted", "topic_made_again", "broker_closed"):
+                await other.send(properties={"TAGS": "A"})
+            cluster.broker.parts.pulls._wake(pulls.long_poll.take_all())
+        woken = await pulling
+        fresh = await peer.pull(offset=1, expression=None, sub_version=1)
+        assert woken.code == fresh.code == code or (change, woken.code) == ("topic_made_again", 17)
+        if woken.code == code:
+            assert (woken.remark, woken.ext) == (fresh.remark, fresh.ext)
+
+    async def test_new_tags_count_for_a_pull_that_waits(self, cluster, peer):
+        await peer.heartbeat(topics={"Orders": "A"})
+        await peer.send(properties={"TAGS": "A"})
+        pulling = asyncio.create_task(peer.pull(offset=1, expression=None, sub_version=1, hold_ms=15_000))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        await self.other_tags(cluster, peer)
+        await peer.send(properties={"TAGS": "B"}, body=b"of the new tag")
+        cluster.broker.parts.pulls._run_recheck()
+        assert [m.body for m in records(await pulling)] == [b"of the new tag"]
+
+
+class TestRoom:
+    """Pulls that wait are bounded; further ones are answered as if long polling was off."""
+
+    @pytest.mark.parametrize("limit", ["maxHeldPullsPerConnection", "maxHeldPullsPerQueue"])
+    async def test_a_pull_too_many_is_answered_after_a_short_time(self, start_cluster, limit):
+        cluster = await start_cluster(**{limit: "3", "shortPollingTimeMills": "100"})
+        peer = cluster.peer()
+        long_poll = cluster.broker.parts.pulls.long_poll
+        await peer.send()
+        parked = [asyncio.create_task(peer.pull(offset=1, hold_ms=15_000, group=f"G{n}")) for n in range(3)]
+        await until(lambda: len(long_poll) == 3)
+        for _ in range(2):
+            begun = time.monotonic()
+            answer = await peer.pull(offset=1, hold_ms=15_000, group="G3")
+            assert (answer.code, answer.remark, bounds(answer)) == (19, "OFFSET_OVERFLOW_ONE", (1, 0, 1))
+            assert time.monotonic() - begun >= 0.1
+        late = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000, group="G4"))
+        await until(lambda: len(long_poll) == 4)
+        await peer.send(body=b"news")
+        for pull in (*parked, late):
+            assert [m.body for m in records(await pull)] == [b"news"]
+        assert (await peer.pull(offset=2, hold_ms=1, group="G4")).code == 19
+
+    async def test_long_subscriptions_count_for_more_than_one_pull(self, start_cluster):
+        cluster = await start_cluster(maxHeldPullsPerConnection="10", shortPollingTimeMills="50")
+        peer = cluster.peer()
+        await peer.send()
+        tags = "||".join(f"tag{n}" for n in range(300))
+        held = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000, expression=tags))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        assert (await peer.pull(offset=1, hold_ms=15_000, expression=tags)).code == 19
+        held.cancel()
+
+    async def test_an_expression_that_is_too_long_is_refused(self, peer):
+        await peer.send()
+        answer = await peer.pull(expression="tag||" * 10_000)
+        assert answer.code == 23
+        assert "at most 32768" in answer.remark
+
+    async def test_who_sends_ever_more_pulls_is_not_read_until_some_are_answered(self, start_cluster):
+        cluster = await start_cluster(maxHeldPullsPerConnection="1", shortPollingTimeMills="300")
+        greedy, other = cluster.peer(), cluster.peer()
+        await other.send()
+        long_poll = cluster.broker.parts.pulls.long_poll
+        most = 1 + Limits().handlers
+        pulls = [asyncio.create_task(greedy.pull(offset=1, hold_ms=15_000)) for _ in range(2 * most)]
+        await until(lambda: len(long_poll) == most)
+        assert (await other.send("Others")).code == 0
+        assert len(long_poll) <= most
+        answered = (pull for pull in asyncio.as_completed(pulls))
+        for _ in range(2 * most - 1):
+            assert (await next(answered)).code == 19
+        await other.send()
+        assert (await next(answered)).code == 0
+
+
 class TestCommitting:
     async def test_the_offset_of_a_pull_that_may_be_held_is_stored(self, cluster, peer):
         await peer.send()
@@ -287,6 +439,28 @@ class TestColdReads:
             assert [m.queue_offset for m in found] == list(range(first, first + len(found)))
         assert {m.tags for m in records(await peer.pull(expression="A"))} == {"A"}
         await peer.close()
+
+    async def test_so_many_reads_of_one_connection_are_in_flight_and_no_more(self, cold, monkeypatch):
+        gate, reads = asyncio.Event(), 0
+        really = type(cold.parts.store).get_messages_cold
+
+        async def wait(*asked, **named):
+            nonlocal reads
+            reads += 1
+            await gate.wait()
+            return await really(*asked, **named)
+
+        monkeypatch.setattr(type(cold.parts.store), "get_messages_cold", wait)
+        greedy, other = Peer(cold.addr), Peer(cold.addr)
+        most = Limits().handlers
+        pulls = [asyncio.create_task(greedy.pull(group=f"G{n}")) for n in range(2 * most)]
+        await until(lambda: reads == most)
+        assert (await other.send("Others")).code == 0
+        assert reads == most
+        gate.set()
+        assert {answer.code for answer in await asyncio.gather(*pulls)} == {0}
+        await greedy.close()
+        await other.close()
 
     async def test_a_read_that_fails_is_answered(self, cold, monkeypatch):
         peer = Peer(cold.addr)

@@ -7,12 +7,13 @@ import random
 import pytest
 
 from cometmq.broker import offsets as offsets_module
+from cometmq.broker import subscriptions
 from cometmq.broker.delay import DelayLevels, corrected_due_time
 from cometmq.broker.locks import LOCK_LIVE_MS, QueueLocks
 from cometmq.broker.offsets import ConsumerOffsets
 from cometmq.broker.retry import is_dead_by_send, maximum_times, plan_send_back
 from cometmq.broker.stats import Stats
-from cometmq.broker.subscriptions import ExpressionError, tag_codes
+from cometmq.broker.subscriptions import LONGEST_EXPRESSION, ExpressionError, tag_codes
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.protocol.properties import java_hash
@@ -179,6 +180,15 @@ class TestSubscriptions:
         assert tag_codes(" || ") == frozenset()
         with pytest.raises(ExpressionError):
             tag_codes("||")
+
+    def test_an_expression_is_taken_up_to_a_length_and_long_ones_are_not_hoarded(self):
+        longest = "tag||" * (LONGEST_EXPRESSION // 5)
+        assert tag_codes(longest) == {java_hash("tag")}
+        with pytest.raises(ExpressionError, match=f"at most {LONGEST_EXPRESSION}"):
+            tag_codes(longest + "tag||")
+        for number in range(200):
+            tag_codes(f"{number}||{longest[:-10]}")
+        assert subscriptions._of_long.cache_info().currsize <= 64
 
 
 class TestRates:

@@ -164,6 +164,32 @@ def test_a_scan_reads_at_most_16000_bytes_of_units(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("wanted", [-(2**31), -1, 0, 1, 31, 32, 33, 2**31 - 1, 2**62])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_however_many_messages_are_asked_for_no_more_units_are_read_than_may_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int, filtered: bool
+) -> None:
+    store = open_store(
+        tmp_path, mapped_file_size_consume_queue=20 * 5000, mapped_file_size_commit_log=1 << 20
+    )
+    for _ in range(2000):
+        put(store, b"", tags_code=1)
+    committed(store.commit())
+    read, units = [], store.reader._units
+
+    def note(queue: Any, offset: int, count: int, wait: bool) -> Any:
+        read.append(count)
+        return units(queue, offset, count, wait)
+
+    monkeypatch.setattr(type(store.reader), "_units", lambda _, *asked: note(*asked))
+    given = got(store.get_messages("T", 0, 0, wanted, filter={1} if filtered else None))
+    assert given.count == min(max(wanted, 1), 32)
+    assert read == [800 if filtered else given.count]
+    if filtered:
+        assert got(store.get_messages("T", 0, 0, wanted, filter={2})).next_begin_offset == 800
+    store.close()
+
+
 def test_a_filter_by_content_sees_the_whole_record(store: MessageStore) -> None:
     for number in range(6):
         put(store, b"%d" % number)

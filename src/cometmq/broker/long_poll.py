@@ -3,6 +3,10 @@
 A pull that found nothing new is parked under (topic, queue id). An arrival wakes those whose filter takes the
 new message; a deadline wakes the rest. Every 5 s each queue is compared with what it holds, without looking
 at tags, so that an offset advances over messages that a filter refuses (storage.md 6.6).
+
+The pulls of a queue lie by their filter: an arrival is held against each filter once, however many wait with
+it. There is room (`has_room`) for so many pulls of a connection, pulls on a queue and filters on a queue. A
+pull for which there is none can be put aside: it takes no part in arrivals, only its deadline wakes it.
 """
 
 from __future__ import annotations
@@ -18,31 +22,37 @@ DEADLINE_GRAIN_MS = 50
 RECHECK_MS = 5_000
 # A client may not park a pull longer than this, whatever it asks for.
 MAX_HOLD_MS = 300_000
+# Filters on one queue, each looked at for each message: groups with tags of their own. 256 cost 25 us.
+MOST_FILTERS = 256
 
-
+Key = tuple[str, int]  # topic, queue id
+Codes = frozenset[int] | None
 K = TypeVar("K")
 
 
 class HeldPull:
-    """One parked request. `request` is whatever the pull processor needs to run it again."""
+    """One parked request. `request` is whatever the pull processor needs to run it again; weight: as how many
+    it counts among those of its owner."""
 
-    __slots__ = ("bucket", "codes", "key", "matches", "owner", "pull_from", "request", "woken")
+    __slots__ = ("bucket", "codes", "key", "matches", "owner", "pull_from", "request", "weight", "woken")
 
     def __init__(
         self,
         owner: object,
         request: Any,
         pull_from: int,
-        codes: frozenset[int] | None,
+        codes: Codes,
         matches: Callable[[int, bytes], bool] | None = None,
+        weight: int = 1,
     ) -> None:
         self.owner = owner
         self.request = request
         self.pull_from = pull_from
         self.codes = codes
         self.matches = matches
+        self.weight = weight
         self.bucket = 0
-        self.key: tuple[str, int] = ("", 0)
+        self.key: Key | None = None
         self.woken = False
 
 
@@ -51,10 +61,12 @@ class LongPoll:
 
     def __init__(self) -> None:
         # Read only, for others: every queue that somebody waits for, and those that are watched for good.
-        self.queues: dict[tuple[str, int], dict[HeldPull, None]] = {}
-        self._watched: set[tuple[str, int]] = set()
+        self.queues: dict[Key, dict[Codes, dict[HeldPull, None]]] = {}
+        self._sizes: dict[Key, int] = {}  # pulls of each queue
+        self._watched: set[Key] = set()
         self._buckets: dict[int, dict[HeldPull, None]] = {}
         self._owners: dict[object, dict[HeldPull, None]] = {}
+        self._weights: dict[object, int] = {}  # of the pulls of each owner
         self._count = 0
 
     def __len__(self) -> int:
@@ -65,15 +77,29 @@ class LongPoll:
         self._watched.add((topic, queue_id))
         self.queues.setdefault((topic, queue_id), {})
 
+    def has_room(self, topic: str, queue_id: int, pull: HeldPull, most_of_owner: int, most_here: int) -> bool:
+        """Whether `pull` may be parked on a queue."""
+        filters = self.queues.get((topic, queue_id), ())
+        return (
+            self._weights.get(pull.owner, 0) + pull.weight <= most_of_owner
+            and self._sizes.get((topic, queue_id), 0) < most_here
+            and (len(filters) < MOST_FILTERS or pull.codes in filters)
+        )
+
     def park(self, topic: str, queue_id: int, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
         """Hold `pull` for `hold_ms`; returns the time (ms) at which `expire` must run for it."""
-        key = (topic, queue_id)
+        key = pull.key = (topic, queue_id)
+        add(self.queues.setdefault(key, {}), pull.codes, pull)
+        count(self._sizes, key, 1)
+        return self.put_aside(pull, now_ms, hold_ms)
+
+    def put_aside(self, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
+        """The same, but no message wakes it."""
         bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
-        pull.key = key
         pull.bucket = bucket
-        add(self.queues, key, pull)
         add(self._buckets, bucket, pull)
         add(self._owners, pull.owner, pull)
+        count(self._weights, pull.owner, pull.weight)
         self._count += 1
         return bucket * DEADLINE_GRAIN_MS
 
@@ -83,32 +109,26 @@ class LongPoll:
         """A message with this tag code has become readable; returns the pulls it wakes, removed from the
         tables.
         """
-        pulls = self.queues.get((topic, queue_id))
-        if pulls is None:
-            return []
-        woken = []
-        for pull in pulls:
-            if next_offset <= pull.pull_from:
-                continue
-            codes = pull.codes
+        woken: list[HeldPull] = []
+        for codes, pulls in self.queues.get((topic, queue_id), {}).items():
             if codes is not None and tags_code not in codes and not tag_matches(codes, tags_code):
                 continue
-            if pull.matches is not None and not pull.matches(tags_code, properties):
-                continue
-            woken.append(pull)
-        for pull in woken:
-            self._forget(pull)
-        return woken
+            woken += [
+                pull
+                for pull in pulls
+                if next_offset > pull.pull_from
+                and (pull.matches is None or pull.matches(tags_code, properties))
+            ]
+        return self._take(woken)
 
     def recheck(self, max_offset: Callable[[str, int], int]) -> list[HeldPull]:
         """Wake every pull whose queue has something newer, whatever its tag."""
-        woken = []
-        for (topic, queue_id), pulls in self.queues.items():
+        woken: list[HeldPull] = []
+        for (topic, queue_id), filters in self.queues.items():
             newest = max_offset(topic, queue_id)
-            woken += [pull for pull in pulls if newest > pull.pull_from]
-        for pull in woken:
-            self._forget(pull)
-        return woken
+            for pulls in filters.values():
+                woken += [pull for pull in pulls if newest > pull.pull_from]
+        return self._take(woken)
 
     def expire(self, now_ms: int) -> list[HeldPull]:
         """Wake the pulls whose time is over."""
@@ -118,9 +138,7 @@ class LongPoll:
             for bucket in sorted(b for b in self._buckets if b <= grain)
             for pull in self._buckets[bucket]
         ]
-        for pull in over:
-            self._forget(pull)
-        return over
+        return self._take(over)
 
     def next_deadline(self) -> int | None:
         """When `expire` has something to do (ms), None if nothing is parked."""
@@ -133,26 +151,40 @@ class LongPoll:
 
     def take_queue(self, topic: str) -> list[HeldPull]:
         """Wake everything parked on a topic (it is deleted, for instance)."""
-        woken = [pull for key, pulls in self.queues.items() if key[0] == topic for pull in pulls]
-        for pull in woken:
-            self._forget(pull)
-        return woken
+        of_topic = [filters for key, filters in self.queues.items() if key[0] == topic]
+        return self._take([pull for filters in of_topic for pulls in filters.values() for pull in pulls])
 
     def take_all(self) -> list[HeldPull]:
         """Wake everything: the broker stops."""
-        woken = [pull for pulls in self.queues.values() for pull in pulls]
-        for pull in woken:
+        return self._take([pull for pulls in self._buckets.values() for pull in pulls])
+
+    def _take(self, pulls: list[HeldPull]) -> list[HeldPull]:
+        for pull in pulls:
             self._forget(pull)
-        return woken
+        return pulls
 
     def _forget(self, pull: HeldPull) -> None:
         pull.woken = True
         self._count -= 1
-        remove(self.queues, pull.key, pull)
-        if pull.key in self._watched:
-            self.queues.setdefault(pull.key, {})
+        key = pull.key
+        if key is not None:
+            filters = self.queues[key]
+            remove(filters, pull.codes, pull)
+            count(self._sizes, key, -1)
+            if not filters and key not in self._watched:
+                del self.queues[key]
         remove(self._buckets, pull.bucket, pull)
         remove(self._owners, pull.owner, pull)
+        count(self._weights, pull.owner, -pull.weight)
+
+
+def count(table: dict[K, int], key: K, more: int) -> None:
+    """Add to one of a table's numbers; those that are 0 are not kept."""
+    number = table.get(key, 0) + more
+    if number:
+        table[key] = number
+    else:
+        del table[key]
 
 
 def add(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:

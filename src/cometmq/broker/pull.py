@@ -1,9 +1,13 @@
 """Pulls: codes 11 and 361 (lite pull of 5.x clients, served exactly the same), with long polling.
 
-A pull is checked once, when it comes; then it is served from the page cache inline, or by a thread when the
+A pull is checked when it comes; then it is served from the page cache inline, or by a thread when the
 records are not in memory (the reader's next ones then wait for their turn, see backlog.py), or parked until
-something arrives. A parked pull is served once more when it is woken, and then answered whatever there is;
-its offset was stored at its first arrival only.
+something arrives. A pull that waited is checked again before it is served: topic, group or subscription may
+have changed. A parked one is served once more when it is woken, and then answered whatever there is; its
+offset was stored at its first arrival only.
+
+So many pulls of a connection, and on a queue, may be parked. Further ones are answered "nothing found" as if
+long polling was off: after a short time, for clients ask again at once.
 
 Budget: 2 µs per pulled message in batches of 32. The records go from the store's buffers to the transport as
 they are.
@@ -57,26 +61,34 @@ CODE_OF_STATUS = {
 }
 # How many parked pulls one tick serves: one busy topic must not keep the others waiting.
 WOKEN_PER_TICK = 128
+# A pull for which there is no room waits so long at most, and shortPollingTimeMills: its connection may have
+# to wait with it.
+MOST_ASIDE_MS = 1_000
+# So many characters of a subscription that a parked pull carries count as one more pull of its connection.
+CHARACTERS_OF_A_PULL = 256
 
 
 class PullRequest:
     """A checked pull: everything needed to serve it, now or later."""
 
     __slots__ = (
-        "codes", "connection", "group", "hold_ms", "max_bytes", "max_count", "may_hold", "offset", "opaque",
-        "queue_id", "topic",
+        "aside", "codes", "connection", "group", "header", "hold_ms", "max_bytes", "max_count", "may_hold",
+        "offset", "opaque", "queue_id", "topic", "version",
     )  # fmt: skip
 
     def __init__(
         self,
         connection: Connection,
         opaque: int,
+        version: int,
         header: PullMessageRequestHeader,
         codes: frozenset[int] | None,
         max_bytes: int | None,
     ) -> None:
         self.connection = connection
         self.opaque = opaque
+        self.version = version
+        self.header = header
         self.group = header.consumer_group
         self.topic = header.topic
         self.queue_id = header.queue_id
@@ -86,6 +98,7 @@ class PullRequest:
         self.codes = codes
         self.may_hold = bool(header.sys_flag & SUSPEND)
         self.hold_ms = header.suspend_timeout_millis or 0
+        self.aside = False  # it waits without being parked on its queue
 
 
 class PullProcessor:
@@ -115,7 +128,7 @@ class PullProcessor:
         header = frame.header(PullMessageRequestHeader)
         codes = self._check(connection, frame.version, header)
         max_bytes = compat.most_bytes(frame.version, header.max_msg_bytes)
-        request = PullRequest(connection, frame.opaque, header, codes, max_bytes)
+        request = PullRequest(connection, frame.opaque, frame.version, header, codes, max_bytes)
         context = self._context
         commits = header.sys_flag & COMMIT_OFFSET and request.may_hold and not self._store.slave
         if commits and header.commit_offset is not None:
@@ -166,9 +179,10 @@ class PullProcessor:
             expression, expression_type = header.subscription, header.expression_type
             try:
                 codes = tag_codes(expression) if is_tag_type(expression_type) else None
-            except ExpressionError:
+            except ExpressionError as error:
                 raise CommandError(
-                    ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+                    ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                    f"parse the consumer's subscription failed: {error}",
                 ) from None
         else:
             subscription = self._subscription(header, group.consume_broadcast_enable)
@@ -217,9 +231,16 @@ class PullProcessor:
         )
         if isinstance(got, NotCached):
             self._backlog.missed((request.group, request.topic, request.queue_id))
+            connection = request.connection
+            connection.hold()
             task = self._loop.create_task(self._serve_cold(request, got))
             self._cold.add(task)
-            task.add_done_callback(self._cold.discard)
+
+            def done(task: asyncio.Task[None]) -> None:
+                self._cold.discard(task)
+                connection.release()
+
+            task.add_done_callback(done)
         else:
             self._answer(request, got)
 
@@ -240,19 +261,26 @@ class PullProcessor:
         self._answer(request, got)
 
     def _serve_late(self, request: PullRequest) -> None:
-        """Serve a pull that waited, if its client is still there."""
-        if not request.connection.closed:
+        """Serve a pull that waited, if its client is still there and a new one like it would be served."""
+        connection = request.connection
+        if request.aside:
+            connection.release()
+        if not connection.closed:
             try:
+                request.codes = self._check(connection, request.version, request.header)
                 self._serve(request)
             except Exception as error:
                 self._failed(request, error)
 
     def _failed(self, request: PullRequest, error: Exception) -> None:
-        where = request.topic, request.queue_id, request.offset
-        log.error("pull of %s queue %d at %d failed", *where, exc_info=error)
-        remark = f"{type(error).__name__}: {error}"
-        refusal = Frame(code=1, opaque=request.opaque, flag=1, language="JAVA", remark=remark)
-        request.connection.write(encode_frame(refusal))
+        if isinstance(error, CommandError):
+            code, remark, ext = error.code, error.remark, error.ext
+        else:
+            where = request.topic, request.queue_id, request.offset
+            log.error("pull of %s queue %d at %d failed", *where, exc_info=error)
+            code, remark, ext = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}", None
+        answered = Frame(code=0, opaque=request.opaque).response(code, remark, ext=ext)
+        request.connection.write(encode_frame(answered))
 
     def _answer(self, request: PullRequest, got: Got) -> None:
         if got.behind < NEAR and self._backlog.readers:
@@ -319,9 +347,20 @@ class PullProcessor:
         config = self._context.config
         hold_ms = request.hold_ms if config.long_polling_enable else config.short_polling_time_mills
         request.may_hold = False
-        held = HeldPull(request.connection, request, request.offset, request.codes)
+        connection, topic, queue_id = request.connection, request.topic, request.queue_id
+        weight = 1 + len(request.header.subscription or "") // CHARACTERS_OF_A_PULL
+        held = HeldPull(connection, request, request.offset, request.codes, weight=weight)
         now_ms = self._now_ms()
-        self._arm(self.long_poll.park(request.topic, request.queue_id, held, now_ms, hold_ms), now_ms)
+        limits = config.max_held_pulls_per_connection, config.max_held_pulls_per_queue
+        if self.long_poll.has_room(topic, queue_id, held, *limits):
+            at_ms = self.long_poll.park(topic, queue_id, held, now_ms, hold_ms)
+        else:
+            request.aside = True
+            connection.hold()  # who has too many of these is not read from until some are answered
+            at_ms = self.long_poll.put_aside(
+                held, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MOST_ASIDE_MS))
+            )
+        self._arm(at_ms, now_ms)
 
     def _now_ms(self) -> int:
         # Hold times follow the loop's clock: a step of the wall clock must not release or keep every pull.

@@ -9,10 +9,15 @@ from cometmq.protocol.properties import java_hash
 ALL = "*"
 SEPARATOR = "||"
 TAG = "TAG"
+# Characters of an expression: a thousand tags of 30.
+LONGEST_EXPRESSION = 32_768
+# Those that are at most so long are remembered by the thousand, which takes 30 MB at worst; longer ones, of
+# which there are few, by the dozen.
+SHORT_EXPRESSION = 256
 
 
 class ExpressionError(ValueError):
-    """The expression cannot be parsed; answered with code 23."""
+    """The expression cannot be parsed, or is too long; answered with code 23."""
 
 
 def is_tag_type(expression_type: str | None) -> bool:
@@ -32,9 +37,19 @@ def split_tags(expression: str | None) -> list[str]:
     return [tag for tag in (piece.strip() for piece in expression.split(SEPARATOR)) if tag]
 
 
-@lru_cache(maxsize=4096)
 def tag_codes(expression: str | None) -> frozenset[int] | None:
-    """Tag hashes (signed 32 bit) that pass; None lets everything through. Blank tags only: nothing passes."""
+    """Tag hashes (signed 32 bit) that pass; None lets everything through. Blank tags only: nothing passes.
+    Raises ExpressionError."""
     if not expression or expression == ALL:
         return None
+    return _of_short(expression) if len(expression) <= SHORT_EXPRESSION else _of_long(expression)
+
+
+def _codes(expression: str) -> frozenset[int]:
+    if len(expression) > LONGEST_EXPRESSION:
+        raise ExpressionError(f"{len(expression)} characters, at most {LONGEST_EXPRESSION} are taken")
     return frozenset(java_hash(tag) for tag in split_tags(expression))
+
+
+_of_short = lru_cache(maxsize=4096)(_codes)
+_of_long = lru_cache(maxsize=64)(_codes)

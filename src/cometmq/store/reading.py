@@ -105,6 +105,7 @@ class QueueReader:
         "_count_disk",
         "_count_memory",
         "_log",
+        "_most_count",
         "_ratio",
         "_scan_bytes",
         "_stretches",
@@ -126,6 +127,7 @@ class QueueReader:
         self._bytes_memory = config.max_transfer_bytes_on_message_in_memory
         self._count_disk = config.max_transfer_count_on_message_in_disk
         self._bytes_disk = config.max_transfer_bytes_on_message_in_disk
+        self._most_count = max(self._count_memory, self._count_disk)
         self._scan_bytes = config.max_filter_message_size
         self._check_crc = config.check_crc_on_read
 
@@ -146,7 +148,7 @@ class QueueReader:
         correct: bool = True,
         wait: bool = False,
     ) -> Got | NotCached:
-        """Read up to `max_count` messages from `offset` on.
+        """Read up to `max_count` messages from `offset` on: at least one, at most what the settings allow.
 
         `tags` is a set of signed 32-bit tag hashes or a function of the whole tags code; `records` a
         function of the whole record. With `correct` false (a slave without offsetCheckInSlave) the offset
@@ -158,6 +160,8 @@ class QueueReader:
         if not low <= offset < high:
             status, corrected = _outside(offset, low, high)
             return Got(status, [], 0, corrected if correct else offset, low, high, False)
+        if max_count > self._most_count:  # no more units are read than messages may be given
+            max_count = self._most_count
         several = max(self._scan_bytes, max_count * UNIT) // UNIT
         if tags is None and records is None:
             several = max(1, max_count)
