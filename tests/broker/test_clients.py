@@ -7,18 +7,28 @@ import socket
 
 import pytest
 
-from cometmq.broker.clients import EXPIRED_MS, ConsumerTable, ProducerTable
+from cometmq.broker import attributes
+from cometmq.broker.clients import EXPIRED_MS, MOST_GROUPS, ConsumerTable, ProducerTable
+from cometmq.broker.config import BrokerConfig
+from cometmq.broker.locks import LOCK_LIVE_MS
+from cometmq.broker.notices import REST_S
+from cometmq.broker.server import Broker
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
+    ConsumerData,
     ConsumerList,
+    HeartbeatData,
     LockBatchBody,
     LockBatchResult,
+    ProducerData,
+    ProducerTableInfo,
     SubscriptionData,
 )
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
-from cometmq.standalone import Standalone
+from cometmq.standalone import Standalone, small_files
+from cometmq.store.clock import ManualClock
 
 from .conftest import Peer, records, until
 
@@ -110,6 +120,16 @@ async def consumer_ids(peer, group="G"):
     return ConsumerList.decode(answer.body).consumer_id_list
 
 
+QUEUES = tuple(MessageQueue("Orders", "broker-a", n) for n in range(2))
+
+
+async def locked(peer, client_id, queues=QUEUES):
+    """The queues that the client holds after it has asked for them."""
+    body = LockBatchBody(consumer_group="G", client_id=client_id, mq_set=list(queues))
+    answer = await peer.call(RequestCode.LOCK_BATCH_MQ, None, body.encode())
+    return LockBatchResult.decode(answer.body).lock_ok_mq_set
+
+
 class TestHeartbeats:
     async def test_members_are_listed_and_told_of_each_other(self, cluster, peer):
         answer = await peer.heartbeat("c1")
@@ -194,12 +214,158 @@ class TestHeartbeats:
     async def test_silent_clients_lose_their_connection(self, cluster, peer, monkeypatch):
         await peer.heartbeat(producers=("PG",))
         parts = cluster.broker.parts
-        now = parts.context.clock.time_ms()
-        monkeypatch.setattr(type(parts.context.clock), "time_ms", lambda self: now + EXPIRED_MS + 1)
+        now_s = parts.context.clock.monotonic()
+        later = now_s + (EXPIRED_MS + 1) / 1000
+        monkeypatch.setattr(type(parts.context.clock), "monotonic", lambda self: later)
         parts.clients.expire()
         await until(lambda: peer.remoting.connection(peer.addr) is None)
         assert parts.context.consumers.groups == {}
         assert parts.context.producers.groups == {}
+
+    @pytest.mark.parametrize("step_s", [-86_400 * 365, -121, 61, 121, 86_400 * 365])
+    async def test_a_clock_that_is_set_closes_nobody_and_frees_nothing(self, stepping, peer_of, step_s):
+        broker, clock = stepping
+        peer, other = peer_of(broker), peer_of(broker)
+        await peer.heartbeat("c1", producers=("PG",))
+        assert await locked(peer, "c1") == list(QUEUES)
+        clock.now_ms += step_s * 1000
+        broker.parts.clients.expire()
+        assert await consumer_ids(peer) == ["c1"]
+        assert await locked(other, "c2") == []
+        assert len(broker.parts.context.locks) == len(QUEUES)
+        shown = ProducerTableInfo.decode((await peer.call(RequestCode.GET_ALL_PRODUCER_INFO)).body)
+        assert shown.data["PG"][0].last_update_timestamp == clock.now_ms
+        assert (await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
+        table = broker.parts.runtime.table()
+        assert table["runtime"].startswith("[ 0 days, 0 hours, 0 minutes, 0 seconds ]")
+
+    async def test_time_that_goes_by_does_whatever_the_clock_says(self, stepping, peer_of):
+        broker, clock = stepping
+        peer, other = peer_of(broker), peer_of(broker)
+        await peer.heartbeat("c1", producers=("PG",))
+        assert await locked(peer, "c1") == list(QUEUES)
+        clock.now_s += LOCK_LIVE_MS / 1000 + 0.1
+        clock.now_ms -= 86_400_000
+        broker.parts.clients.expire()
+        assert len(broker.parts.context.locks) == 0
+        assert await locked(other, "c2") == list(QUEUES)
+        clock.now_s += (EXPIRED_MS - LOCK_LIVE_MS) / 1000
+        broker.parts.clients.expire()
+        await until(lambda: peer.remoting.connection(peer.addr) is None)
+
+
+@pytest.fixture
+async def stepping(tmp_path):
+    """A broker, and its clock."""
+    clock = ManualClock()
+    settings = {"storePathRootDir": str(tmp_path), "brokerIP1": "127.0.0.1", "listenPort": "0"}
+    broker = Broker(BrokerConfig.from_properties({**small_files(), **settings}), clock=clock)
+    await broker.start()
+    yield broker, clock
+    await broker.stop()
+
+
+@pytest.fixture
+async def peer_of():
+    """Makes clients of a broker."""
+    peers = []
+
+    def connect(broker):
+        peers.append(Peer(broker.addr))
+        return peers[-1]
+
+    yield connect
+    for peer in peers:
+        await peer.close()
+
+
+class TestBounds:
+    """What one connection may make the broker remember and do."""
+
+    async def beat(self, peer, groups=(), producers=(), client_id="c1"):
+        data = HeartbeatData(
+            client_id=client_id,
+            consumer_data_set=[
+                ConsumerData(group_name=name, subscription_data_set=list(subscriptions))
+                for name, subscriptions in groups
+            ],
+            producer_data_set=[ProducerData(group_name=name) for name in producers],
+        )
+        return await peer.call(RequestCode.HEART_BEAT, None, data.encode())
+
+    @pytest.mark.parametrize(
+        ("beat", "words"),
+        [
+            ({"groups": [(f"G{n}", ()) for n in range(MOST_GROUPS + 1)]}, "1001 consumer or producer groups"),
+            ({"groups": [("G", ())] * (MOST_GROUPS + 1)}, "at most 1000"),
+            ({"producers": [f"P{n}" for n in range(MOST_GROUPS + 1)]}, "1001 consumer or producer groups"),
+            ({"groups": [("G", [subscription(f"T{n}") for n in range(1_001)])]}, "1001 topics, at most 1000"),
+            (
+                {"groups": [(f"G{n}", [subscription("T", 1, "tag||" * 5_000)]) for n in range(501)]},
+                "long subscriptions count for several",
+            ),
+            ({"client_id": "c" * 1_025}, "1025 characters, at most 1024"),
+        ],
+    )
+    async def test_a_heartbeat_that_says_too_much_is_refused_whole(self, cluster, peer, beat, words):
+        answer = await self.beat(peer, **beat)
+        assert answer.code == 1
+        assert words in answer.remark
+        context = cluster.broker.parts.context
+        assert (context.consumers.groups, context.producers.groups) == ({}, {})
+        assert "%RETRY%G0" not in context.topics.table
+
+    async def test_many_heartbeats_bring_no_more_groups_than_one(self, cluster, peer):
+        for start in range(0, MOST_GROUPS, 250):
+            names = [f"{start + n}" for n in range(250)]
+            assert (await self.beat(peer, [("G" + n, ()) for n in names], ["P" + n for n in names])).code == 0
+        assert (await self.beat(peer, [("one more", ())])).code == 1
+        assert (await self.beat(peer, (), ["one more"])).code == 1
+        assert (await self.beat(peer, [("G7", [subscription("T")])], ["P7"])).code == 0
+        leaving = UnregisterClientRequestHeader(client_id="c1", producer_group="P7", consumer_group="G7")
+        assert (await peer.call(RequestCode.UNREGISTER_CLIENT, leaving)).code == 0
+        assert (await self.beat(peer, [("one-more", ())], ["one-more"])).code == 0
+        context = cluster.broker.parts.context
+        assert len(context.consumers.groups) == len(context.producers.groups) == MOST_GROUPS
+        await peer.close()
+        await until(lambda: not context.producers.groups)
+        assert context.consumers.groups == {}
+        assert context.consumers.groups_of._groups == context.producers.groups_of._groups == {}
+
+    async def test_the_limits_of_topics_are_worked_out_once_for_all_groups_of_a_heartbeat(
+        self, cluster, peer, monkeypatch
+    ):
+        worked_out = []
+        really = attributes.limits
+        monkeypatch.setattr(attributes, "limits", lambda table: worked_out.append(1) or really(table))
+        assert (await self.beat(peer, [(f"G{n}", ()) for n in range(500)])).code == 0
+        assert len(cluster.broker.parts.context.topics.table) > 500
+        assert 1 <= len(worked_out) <= 2
+
+    async def test_subscriptions_that_alternate_are_told_once_in_a_while(self, peer):
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        changes = 0
+        while loop.time() - begun < 2.5 * REST_S:
+            both = [("G", [subscription("A")]), ("G", [subscription("B")])]
+            assert (await self.beat(peer, both * 50)).code == 0
+            changes += 100
+        await asyncio.sleep(2 * REST_S)
+        told = peer.notices.qsize()
+        assert 2 <= told <= 2 + (loop.time() - begun) / REST_S < changes
+
+    async def test_the_last_change_is_told_too(self, cluster, peer):
+        """Whoever was told before the others came is told again once they are all there."""
+        await peer.heartbeat("c0")
+        others = [cluster.peer() for _ in range(5)]
+        for number, other in enumerate(others, 1):
+            await other.heartbeat(f"c{number}")
+        members = []
+        while len(members) < 6:
+            await peer.notice(NOTIFY)
+            members = await consumer_ids(peer)
+        await asyncio.sleep(3 * REST_S)
+        assert peer.notices.qsize() <= 2
 
 
 class TestChecks:
@@ -211,19 +377,19 @@ class TestChecks:
 
 
 class TestLocks:
-    QUEUES = tuple(MessageQueue("Orders", "broker-a", n) for n in range(2))
-
-    async def lock(self, peer, client_id):
-        body = LockBatchBody(consumer_group="G", client_id=client_id, mq_set=list(self.QUEUES))
-        answer = await peer.call(RequestCode.LOCK_BATCH_MQ, None, body.encode())
-        return LockBatchResult.decode(answer.body).lock_ok_mq_set
-
     async def test_one_client_holds_a_queue(self, peer):
-        assert await self.lock(peer, "c1") == list(self.QUEUES)
-        assert await self.lock(peer, "c2") == []
-        body = LockBatchBody(consumer_group="G", client_id="c1", mq_set=list(self.QUEUES[:1]))
+        assert await locked(peer, "c1") == list(QUEUES)
+        assert await locked(peer, "c2") == []
+        body = LockBatchBody(consumer_group="G", client_id="c1", mq_set=list(QUEUES[:1]))
         await peer.oneway(RequestCode.UNLOCK_BATCH_MQ, None, body.encode())
-        assert await self.lock(peer, "c2") == list(self.QUEUES[:1])
+        assert await locked(peer, "c2") == list(QUEUES[:1])
+
+    async def test_names_that_are_none_are_not_kept(self, cluster, peer):
+        body = LockBatchBody("G", "c" * 2_000, list(QUEUES))
+        answer = await peer.call(RequestCode.LOCK_BATCH_MQ, None, body.encode())
+        assert (answer.code, "2000 characters, at most 1024" in answer.remark) == (1, True)
+        assert await locked(peer, "c1", [MessageQueue("T" * 1_000, "broker-a", 0), *QUEUES]) == list(QUEUES)
+        assert len(cluster.broker.parts.context.locks) == len(QUEUES)
 
 
 async def test_unknown_codes_are_answered_as_apache_does(peer):

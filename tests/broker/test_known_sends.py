@@ -208,8 +208,9 @@ async def test_senders_with_other_properties_each_time_are_let_be(ways, monkeypa
     assert ways.short(filled()) is not None
 
 
-async def test_no_more_headers_are_kept_than_there_is_room_for(ways, monkeypatch):
-    monkeypatch.setattr(known_sends, "MOST_KNOWN", 4)
+@pytest.mark.parametrize(("limit", "room"), [("MOST_KNOWN", 4), ("MOST_BYTES", 4 * len(filled()))])
+async def test_no_more_headers_are_kept_than_there_is_room_for(ways, monkeypatch, limit, room):
+    monkeypatch.setattr(known_sends, limit, room)
     templates = [HEADER.replace('"e":"2"', f'"e":"0","l":"{number}"') for number in range(6)]
     for template in templates:
         ways.learn(template)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from cometmq.broker.property_string import (
     FORMS_LIMIT,
+    LONGEST_FORM,
+    LONGEST_TAG,
     StoredForms,
     append,
     drop,
@@ -17,7 +19,8 @@ from cometmq.broker.property_string import (
     value_of,
 )
 from cometmq.protocol.properties import decode_properties, encode_properties, tags_code
-from cometmq.store.keys import index_keys
+from cometmq.store import keys
+from cometmq.store.keys import index_keys, stored_tags_code
 
 CLUSTER = "CLUSTER\x01DefaultCluster"
 
@@ -123,6 +126,19 @@ def test_a_unique_key_is_handed_to_the_index_only_if_no_other_key_stands_beside_
         forms.of(text)
     assert forms.of("UNIQ_KEY\x01B2\x02TAGS\x01t")[4] == b"B2"
     assert forms.of("UNIQ_KEY\x01B2\x02KEYS\x01k")[4] is None
+
+
+def test_long_strings_are_not_remembered():
+    forms = StoredForms(CLUSTER)
+    for number in range(100):
+        tag = f"{number}" + "t" * LONGEST_TAG
+        short = f"UNIQ_KEY\x01A1\x02TAGS\x01{tag}"
+        long = f"{short}\x02mine\x01{'m' * LONGEST_FORM}"
+        for text in (short, long, short, long):
+            assert forms.of(text)[:4] == expected_form(text)
+            stored_tags_code(text.encode())
+    assert (len(forms._forms), len(forms._tag_codes)) == (100, 0)
+    assert max(map(len, keys._tag_codes), default=0) <= LONGEST_TAG
 
 
 def test_properties_that_always_differ_are_not_remembered_for_long():

@@ -314,7 +314,7 @@ class TestRoom:
         await peer.send()
         answer = await peer.pull(expression="tag||" * 10_000)
         assert answer.code == 23
-        assert "at most 32768" in answer.remark
+        assert "at most 32767" in answer.remark
 
     async def test_who_sends_ever_more_pulls_is_not_read_until_some_are_answered(self, start_cluster):
         cluster = await start_cluster(maxHeldPullsPerConnection="1", shortPollingTimeMills="300")

@@ -44,6 +44,29 @@ class TestLocks:
         assert locks.lock("G", "c2", [Q0], T0 + 50_001 + LOCK_LIVE_MS) == [Q0]
         locks.unlock("Nobody", "c", [Q0])
 
+    def test_locks_of_clients_that_are_gone_are_forgotten(self):
+        locks = QueueLocks()
+        locks.lock("G", "c1", [Q0], T0)
+        locks.lock("G", "c2", [Q1], T0 + 1_000)
+        locks.lock("H", "c3", [Q1], T0)
+        locks.expire(T0 + LOCK_LIVE_MS)
+        assert len(locks) == 3
+        locks.expire(T0 + LOCK_LIVE_MS + 1)
+        assert len(locks) == 1
+        assert list(locks._groups) == ["G"]
+        locks.unlock("G", "c2", [Q1, Q1])
+        assert (len(locks), locks._groups) == (0, {})
+
+    def test_there_are_so_many_locks_and_no_more(self):
+        locks = QueueLocks(most=2)
+        queues = [MessageQueue("T", "broker-a", n) for n in range(4)]
+        assert locks.lock("G", "c1", queues, T0) == queues[:2]
+        assert locks.lock("H", "c1", queues, T0) == []
+        assert list(locks._groups) == ["G"]
+        assert locks.lock("G", "c1", queues, T0 + 1) == queues[:2]
+        locks.unlock("G", "c1", queues[:1])
+        assert locks.lock("H", "c1", queues, T0) == queues[:1]
+
 
 class TestOffsets:
     def test_what_is_committed_is_found_and_lower_offsets_count_too(self):
@@ -188,25 +211,35 @@ class TestSubscriptions:
             tag_codes(longest + "tag||")
         for number in range(200):
             tag_codes(f"{number}||{longest[:-10]}")
-        assert subscriptions._of_long.cache_info().currsize <= 64
+        assert subscriptions._long_codes.cache_info().currsize <= 64
 
 
 class TestRates:
     def test_three_numbers_over_10_s_1_min_and_10_min(self):
-        stats = Stats(T0)
+        stats = Stats(T0, 0)
         assert stats.rates("put") == "0.0 0.0 0.0"
         for second in range(1, 101):
             stats.put += 30 if second > 90 else 5
-            stats.sample(T0 + second * 1000)
+            clock_set = -86_400_000 if second > 50 else 0
+            stats.sample(T0 + second * 1000 + clock_set, second * 1000)
         ten, minute, long = (float(word) for word in stats.rates("put").split(" "))
         assert ten == pytest.approx(30)
         assert minute == pytest.approx((50 * 5 + 10 * 30) / 60)
         assert long == pytest.approx((90 * 5 + 10 * 30) / 100)
 
     def test_the_rate_of_a_group(self):
-        stats = Stats(T0)
-        for second in range(1, 31):
-            stats.group_get["G", "T"] = second * 7
-            stats.sample(T0 + second * 1000)
-        assert stats.group_rate("G", "T", T0 + 30_000) == pytest.approx(7, rel=0.2)
-        assert stats.group_rate("G", "Other", T0 + 30_000) == 0
+        stats = Stats(T0, 0)
+        for second in range(1, 101):
+            stats.group_get["G", "T"] = stats.group_get.get(("G", "T"), 0) + (7 if second > 40 else 1)
+            stats.sample(T0, second * 1000)
+        assert stats.group_rate("G", "T", 100_000) == pytest.approx(7)
+        assert stats.group_rate("G", "Other", 100_000) == 0
+
+    def test_groups_that_take_nothing_any_more_are_forgotten(self):
+        stats = Stats(T0, 0)
+        for second in range(1, 201):
+            if second < 100:
+                stats.group_get[f"G{second}", "T"] = 1
+            stats.sample(T0, second * 1000)
+        assert sum(len(counts) for _, counts in stats._group_spans) == 0
+        assert stats.group_rate("G99", "T", 200_000) == 0

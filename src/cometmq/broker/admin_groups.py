@@ -154,6 +154,8 @@ class GroupAdmin:
 
     def producers(self, _connection: Connection, frame: Frame) -> Frame:
         """328: every producer group and its clients."""
+        context = self._context
+        shift = context.clock.time_ms() - context.mono_ms()  # tools want wall-clock milliseconds
         table = {
             group: [
                 ProducerInfo(
@@ -161,11 +163,11 @@ class GroupAdmin:
                     remote_ip=f"/{client.channel.peer}",
                     language=client.language,
                     version=client.version,
-                    last_update_timestamp=client.last_update_ms,
+                    last_update_timestamp=client.seen_ms + shift,
                 )
                 for client in members.by_channel.values()
             ]
-            for group, members in self._context.producers.groups.items()
+            for group, members in context.producers.groups.items()
         }
         return frame.response(SUCCESS, body=ProducerTableInfo(data=table).encode())
 

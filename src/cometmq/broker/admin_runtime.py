@@ -120,14 +120,13 @@ class RuntimeAdmin:
         """Every key of remoting.md 6.4, in both lines' spelling."""
         context = self._context
         stats, config = context.stats, context.config
-        now_ms = context.clock.time_ms()
         table = runtime_facts(context.store)
         table |= {
             "brokerVersionDesc": version_name(VERSION_4_9_7),
             "brokerVersion": str(VERSION_4_9_7),
             "brokerActive": "true",
             "bootTimestamp": str(stats.boot_ms),
-            "runtime": runtime_text(now_ms - stats.boot_ms),
+            "runtime": runtime_text(context.mono_ms() - stats.boot_mono_ms),
             "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),
             "putTps": stats.rates("put"),
             "getTotalTps": stats.rates("get"),

@@ -106,7 +106,7 @@ class StatsAdmin:
         if header.topic and header.topic.strip():
             topics = [header.topic]
         elif header.topic_list:
-            topics = [name for name in header.topic_list.split(";") if name]
+            topics = [name for name in dict.fromkeys(header.topic_list.split(";")) if name]
         else:
             topics = sorted(context.offsets.topics_of(group))
         stats = await self.progress_of(group, topics, Turns())
@@ -127,7 +127,7 @@ class StatsAdmin:
                 await turns.queue()
                 progress = await self._progress(group, topic, queue_id)
                 stats.offset_table[context.queue(topic, queue_id)] = progress
-            stats.consume_tps += context.stats.group_rate(group, topic, context.clock.time_ms())
+            stats.consume_tps += context.stats.group_rate(group, topic, context.mono_ms())
         return stats
 
     async def _store_time(self, topic: str, queue_id: int, offset: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from cometmq.broker.clients import LONGEST_CLIENT_ID, MOST_GROUPS, MOST_TOPICS, WEIGHT_CHARACTERS
 from cometmq.broker.context import BrokerContext
+from cometmq.broker.notices import GroupNotices
 from cometmq.broker.subscriptions import is_tag_type
 from cometmq.broker.topics import UNIT_SUB_FLAG
 from cometmq.broker.turns import encoded, slices
@@ -20,12 +22,16 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
 from cometmq.remoting import CommandError, Connection, Handler
 
+LONGEST_LANGUAGE = 32  # characters
+LONGEST_QUEUE = 512  # characters of a topic's and a broker's name; a queue beyond that is nobody's to lock
+
 
 class ClientProcessor:
     """Handles what clients say about themselves, and tells groups when their membership changes."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
+        self._notices = GroupNotices(context.notify_group)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -42,16 +48,47 @@ class ClientProcessor:
         """34: the client's groups and subscriptions."""
         data = HeartbeatData.decode(frame.body)
         context = self._context
-        now_ms = context.clock.time_ms()
-        client = (data.client_id, str(frame.language), frame.version)
+        weights = self._check(connection, data)
+        now_ms = context.mono_ms()
+        client = (data.client_id, str(frame.language)[:LONGEST_LANGUAGE], frame.version)
         for consumer in data.consumer_data_set:
-            self._consumer(connection, client, consumer, now_ms)
+            self._consumer(connection, client, consumer, now_ms, weights[consumer.group_name])
         for producer in data.producer_data_set:
             context.producers.register(producer.group_name, connection, *client, now_ms)
         return frame.response(ResponseCode.SUCCESS)
 
+    def _check(self, connection: Connection, data: HeartbeatData) -> dict[str, int]:
+        """Refuse a heartbeat that would make its connection cost more than the broker has for one; returns
+        what each consumer group of it weighs."""
+        context = self._context
+        if len(data.client_id) > LONGEST_CLIENT_ID:
+            raise refused(f"the client id has {len(data.client_id)} characters, at most {LONGEST_CLIENT_ID}")
+        for consumer in data.consumer_data_set:
+            if len(consumer.subscription_data_set) > MOST_TOPICS:
+                count = len(consumer.subscription_data_set)
+                raise refused(f"group {consumer.group_name} subscribes {count} topics, at most {MOST_TOPICS}")
+        weights = {each.group_name: weight_of(each) for each in data.consumer_data_set}
+        producers = {each.group_name: 1 for each in data.producer_data_set}
+        in_all = max(
+            len(data.consumer_data_set),
+            len(data.producer_data_set),
+            context.consumers.groups_of.weight_with(connection, weights),
+            context.producers.groups_of.weight_with(connection, producers),
+        )
+        if in_all > MOST_GROUPS:
+            raise refused(
+                f"the connection would be in {in_all} consumer or producer groups (those with long "
+                f"subscriptions count for several), at most {MOST_GROUPS}"
+            )
+        return weights
+
     def _consumer(
-        self, connection: Connection, client: tuple[str, str, int], data: ConsumerData, now_ms: int
+        self,
+        connection: Connection,
+        client: tuple[str, str, int],
+        data: ConsumerData,
+        now_ms: int,
+        weight: int,
     ) -> None:
         context = self._context
         group = data.group_name
@@ -61,10 +98,10 @@ class ClientProcessor:
             context.topics.ensure(RETRY_PREFIX + group, settings.retry_queue_nums, sys_flag=flag)
         described = (str(data.consume_type), str(data.message_model), str(data.consume_from_where))
         changed = context.consumers.register(
-            group, connection, client, described, data.subscription_data_set, now_ms
+            group, connection, client, described, data.subscription_data_set, now_ms, weight
         )
         if changed:
-            context.notify_group(group)
+            self._notices.changed(group)
 
     def unregister(self, connection: Connection, frame: Frame) -> Frame:
         """35: the client leaves the groups that are named."""
@@ -73,7 +110,7 @@ class ClientProcessor:
         if header.producer_group:
             context.producers.unregister(header.producer_group, connection)
         if header.consumer_group and context.consumers.unregister(header.consumer_group, connection):
-            context.notify_group(header.consumer_group)
+            self._notices.changed(header.consumer_group)
         return frame.response(ResponseCode.SUCCESS, ext={})
 
     def closed(self, connection: Connection) -> None:
@@ -81,17 +118,19 @@ class ClientProcessor:
         context = self._context
         context.producers.channel_closed(connection)
         for group in context.consumers.channel_closed(connection):
-            context.notify_group(group)
+            self._notices.changed(group)
 
     def expire(self) -> None:
-        """Every 10 s: close the connections of clients that were silent for 120 s."""
+        """Every 10 s: close the connections of clients that were silent for 120 s, and forget locks that have
+        run out."""
         context = self._context
-        now_ms = context.clock.time_ms()
+        now_ms = context.mono_ms()
+        context.locks.expire(now_ms)
         silent, groups = context.consumers.expire(now_ms)
         for channel in [*silent, *context.producers.expire(now_ms)]:
             channel.close()
         for group in groups:
-            context.notify_group(group)
+            self._notices.changed(group)
 
     def consumer_list(self, _connection: Connection, frame: Frame) -> Frame:
         """38: the client ids of a group."""
@@ -116,9 +155,13 @@ class ClientProcessor:
         """41: take or renew queue locks; answers those held now."""
         body = LockBatchBody.decode(frame.body)
         context = self._context
+        for what, name in (("group", body.consumer_group), ("client id", body.client_id)):
+            if len(name) > LONGEST_CLIENT_ID:
+                raise refused(f"the {what} has {len(name)} characters, at most {LONGEST_CLIENT_ID}")
         held: list[MessageQueue] = []
         async for queues in slices(body.mq_set):
-            held += context.locks.lock(body.consumer_group, body.client_id, queues, context.clock.time_ms())
+            named = [queue for queue in queues if len(queue.topic) + len(queue.broker_name) <= LONGEST_QUEUE]
+            held += context.locks.lock(body.consumer_group, body.client_id, named, context.mono_ms())
         answer = await encoded(LockBatchResult(lock_ok_mq_set=held), len(held))
         return frame.response(ResponseCode.SUCCESS, body=answer)
 
@@ -128,3 +171,19 @@ class ClientProcessor:
         async for queues in slices(body.mq_set):
             self._context.locks.unlock(body.consumer_group, body.client_id, queues)
         return frame.response(ResponseCode.SUCCESS)
+
+
+def refused(why: str) -> CommandError:
+    """The answer to what is too much."""
+    return CommandError(ResponseCode.SYSTEM_ERROR, why)
+
+
+def weight_of(data: ConsumerData) -> int:
+    """As how many groups one counts among those of its connection: by the length of what is kept of it."""
+    texts = [data.group_name, data.consume_type, data.message_model, data.consume_from_where]
+    numbers = 0
+    for each in data.subscription_data_set:
+        texts += (each.topic, each.sub_string, each.expression_type, each.filter_class_source or "")
+        texts += each.tags_set
+        numbers += len(each.code_set) + len(each.tags_set)
+    return 1 + (sum(map(len, texts)) + 16 * numbers) // WEIGHT_CHARACTERS

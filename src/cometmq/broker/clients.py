@@ -1,5 +1,5 @@
 """Who is connected: producer groups, consumer groups, their clients and subscriptions. No sockets and no
-clock in here.
+clock in here; times are those of a clock that is never set, in ms.
 
 Heartbeats bring groups; only an unregister request, a lost connection or 120 s of silence takes them away: a
 group missing from a later heartbeat stays (remoting.md 3.6 and trap 35).
@@ -7,7 +7,7 @@ group missing from a later heartbeat stays (remoting.md 3.6 and trap 35).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +16,12 @@ from cometmq.protocol.bodies import SubscriptionData
 
 # No heartbeat for so long: the connection of the client is closed.
 EXPIRED_MS = 120_000
+# Consumer groups, and producer groups, that a connection is in; a group whose subscriptions are long counts
+# for several. Clients in use have a few.
+MOST_GROUPS = 1_000
+WEIGHT_CHARACTERS = 16_384  # of the description of a group that count as one more
+MOST_TOPICS = 1_000  # that a group subscribes
+LONGEST_CLIENT_ID = 1_024  # characters; clients make up about 40
 
 
 class ClientInfo(msgspec.Struct):
@@ -25,7 +31,35 @@ class ClientInfo(msgspec.Struct):
     client_id: str
     language: str
     version: int
-    last_update_ms: int
+    seen_ms: int
+
+
+class GroupsOf:
+    """channel -> the groups that it is in, with their weights."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        self._groups: dict[Hashable, dict[str, int]] = {}
+
+    def add(self, channel: Hashable, group: str, weight: int) -> None:
+        """The channel is in the group."""
+        self._groups.setdefault(channel, {})[group] = weight
+
+    def remove(self, channel: Hashable, group: str) -> None:
+        """It is not any more."""
+        groups = self._groups.get(channel, {})
+        groups.pop(group, None)
+        if not groups:
+            self._groups.pop(channel, None)
+
+    def of(self, channel: Hashable) -> list[str]:
+        """The groups of a channel."""
+        return list(self._groups.get(channel, ()))
+
+    def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
+        """The weights of its groups together, once it is also in these."""
+        return sum({**self._groups.get(channel, {}), **more}.values())
 
 
 class Members:
@@ -40,7 +74,7 @@ class Members:
         """Note a sign of life; True if the client is new on this channel."""
         known = self.by_channel.get(channel)
         if known is not None and known.client_id == client_id:
-            known.last_update_ms = now_ms
+            known.seen_ms = now_ms
             known.version = version
             known.language = language
             return False
@@ -49,7 +83,7 @@ class Members:
 
     def expired(self, now_ms: int) -> list[ClientInfo]:
         """Clients without a sign of life for 120 s."""
-        return [c for c in self.by_channel.values() if now_ms - c.last_update_ms > EXPIRED_MS]
+        return [c for c in self.by_channel.values() if now_ms - c.seen_ms > EXPIRED_MS]
 
     def client_ids(self) -> list[str]:
         """Every client id once, in order of arrival."""
@@ -69,16 +103,19 @@ class ProducerTable:
 
     def __init__(self) -> None:
         self.groups: dict[str, Members] = {}
+        self.groups_of = GroupsOf()
 
     def register(
         self, group: str, channel: Hashable, client_id: str, language: str, version: int, now_ms: int
     ) -> None:
         """A heartbeat names the group."""
         self.groups.setdefault(group, Members()).touch(channel, client_id, language, version, now_ms)
+        self.groups_of.add(channel, group, 1)
 
     def unregister(self, group: str, channel: Hashable) -> None:
         """The client leaves the group."""
         members = self.groups.get(group)
+        self.groups_of.remove(channel, group)
         if members is not None:
             members.by_channel.pop(channel, None)
             if not members.by_channel:
@@ -86,7 +123,7 @@ class ProducerTable:
 
     def channel_closed(self, channel: Hashable) -> None:
         """The connection is gone: its clients leave every group."""
-        for group in list(self.groups):
+        for group in self.groups_of.of(channel):
             self.unregister(group, channel)
 
     def expire(self, now_ms: int) -> list[Any]:
@@ -145,6 +182,7 @@ class ConsumerTable:
 
     def __init__(self) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
+        self.groups_of = GroupsOf()
 
     def register(
         self,
@@ -154,13 +192,15 @@ class ConsumerTable:
         described: tuple[str, str, str],
         subscriptions: Iterable[SubscriptionData],
         now_ms: int,
+        weight: int = 1,
     ) -> bool:
         """A heartbeat names the group: `client` is (id, language, version), `described` (consume type,
-        message model,
-        consume from where). Returns whether the membership or the subscriptions changed."""
+        message model, consume from where), `weight` what it counts among the groups of the channel. Returns
+        whether the membership or the subscriptions changed."""
         known = self.groups.get(group)
         if known is None:
             known = self.groups[group] = ConsumerGroup(group)
+        self.groups_of.add(channel, group, weight)
         known.consume_type, known.message_model, known.consume_from_where = described
         joined = known.members.touch(channel, *client, now_ms)
         return known.update_subscriptions(subscriptions) or joined
@@ -168,6 +208,7 @@ class ConsumerTable:
     def unregister(self, group: str, channel: Hashable) -> bool:
         """The client leaves the group; True if it was in."""
         known = self.groups.get(group)
+        self.groups_of.remove(channel, group)
         if known is None:
             return False
         left = known.members.by_channel.pop(channel, None) is not None
@@ -177,7 +218,7 @@ class ConsumerTable:
 
     def channel_closed(self, channel: Hashable) -> list[str]:
         """The connection is gone; returns the groups it was in."""
-        return [group for group in list(self.groups) if self.unregister(group, channel)]
+        return [group for group in self.groups_of.of(channel) if self.unregister(group, channel)]
 
     def expire(self, now_ms: int) -> tuple[list[Any], list[str]]:
         """Drop silent clients; returns (channels to close, groups that lost a member)."""

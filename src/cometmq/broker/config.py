@@ -201,6 +201,8 @@ RANGES: dict[str, Range] = {
     "maxTopicQueueNums": Range(1, QUEUES_MAX),
     "flushConsumerOffsetInterval": _PERIOD,
     "shortPollingTimeMills": _MS,
+    "maxHeldPullsPerConnection": Range(1, INT_MAX),
+    "maxHeldPullsPerQueue": Range(1, INT_MAX),
     "startAcceptSendRequestTimeStamp": Range(0, LONG_MAX, "milliseconds since 1970"),
     "registerNameServerPeriod": _MS,
     # The start waits so long for a name server that does not answer.

@@ -45,6 +45,10 @@ class BrokerContext(msgspec.Struct, kw_only=True, eq=False, dict=True):
     # Done when every name server has answered a registration that began after the call.
     registered: Callable[[], Awaitable[None]]
 
+    def mono_ms(self) -> int:
+        """Time in ms that goes on steadily, whatever is done to the wall clock: for all that expires."""
+        return int(self.clock.monotonic() * 1000)
+
     def queue(self, topic: str, queue_id: int) -> MessageQueue:
         """A queue of this broker."""
         return MessageQueue(topic, self.config.broker_name, queue_id)

@@ -31,6 +31,7 @@ from cometmq.store.queue_table import QueueTable
 
 # Headers kept: 2,000 topics of 10 queues.
 MOST_KNOWN = 20_000
+MOST_BYTES = 16 << 20  # of headers kept; the usual 450 each make 9 MB
 MOST_CUTS = 8  # ways to cut headers of one length
 # Once in so many searches a header's way to be cut as a whole is kept, which saves the next of its length a
 # search. Where names have many lengths that is a wrong guess more often than not; then hardly one is made.
@@ -68,6 +69,7 @@ class KnownSends:
     """
 
     __slots__ = (
+        "_bytes",
         "_count",
         "_cuts",
         "_forms",
@@ -95,8 +97,9 @@ class KnownSends:
         # How the last header of a length was cut as a whole: right for the next one of that length, mostly.
         self._whole: dict[int, Callable[[memoryview, int], Whole]] = {}
         self._until_whole = SEARCHES
-        self._count = 0
-        self._seen: set[tuple[bytes, ...]] = set()
+        self._count = self._bytes = 0
+        # Hashes of headers that have come once. Of two with the same hash one is learnt a little early.
+        self._seen: set[int] = set()
         self._patience = PATIENCE
         self._resting = 0
 
@@ -108,7 +111,7 @@ class KnownSends:
         self._cuts.clear()
         self._whole.clear()
         self._known.clear()
-        self._count = 0
+        self._count = self._bytes = 0
 
     def take(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
         """Handle a send whose header lies in buffer[start:end] and its body in buffer[end:stop]. False:
@@ -178,7 +181,7 @@ class KnownSends:
         found = _PARTS.fullmatch(rest) if len(frame.raw_header) <= LONGEST else None
         if found is not None and not frame.flag and header.queue_id >= 0:
             parts = cast(Parts, found.groups())
-            key = (head, *parts[1::2])
+            key = hash((head, *parts[1::2]))
             if key not in self._seen:
                 if len(self._seen) >= MOST_KNOWN:
                     self._seen.clear()
@@ -199,7 +202,7 @@ class KnownSends:
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return False
-        if self._count >= MOST_KNOWN:
+        if self._count >= MOST_KNOWN or self._bytes >= MOST_BYTES:
             self.forget()
         cuts = self._cuts.setdefault(len(rest), [])
         if all(cut(rest) != parts for cut in cuts):
@@ -214,7 +217,9 @@ class KnownSends:
         if queues is None:
             queues = {}
             alike.append((queues, made))
-        self._count += head not in queues
+        if head not in queues:
+            self._count += 1
+            self._bytes += len(head) + len(rest)
         queues[head] = queue
         return True
 

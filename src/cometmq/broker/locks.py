@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -10,6 +10,8 @@ from cometmq.message import MessageQueue
 
 # A lock that is not renewed for so long is free again (the client renews every 20 s).
 LOCK_LIVE_MS = 60_000
+# Locks of a broker: a hundred ordered groups on two thousand queues each. 70 MB at most.
+MOST_LOCKS = 200_000
 
 
 class LockEntry(msgspec.Struct):
@@ -20,41 +22,60 @@ class LockEntry(msgspec.Struct):
 
 
 class QueueLocks:
-    """group -> queue -> holder. As in Apache's broker, nobody asks whether the caller is in the group."""
+    """group -> queue -> holder. As in Apache's broker, nobody asks whether the caller is in the group. Times
+    are those of a clock that is never set."""
 
-    def __init__(self, live_ms: int = LOCK_LIVE_MS) -> None:
+    def __init__(self, live_ms: int = LOCK_LIVE_MS, most: int = MOST_LOCKS) -> None:
         self._live_ms = live_ms
+        self._most = most
         self._groups: dict[str, dict[MessageQueue, LockEntry]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
-        """Take or renew; returns the queues that `client_id` holds now, in the order asked."""
-        held = self._groups.setdefault(group, {})
+        """Take or renew; returns the queues that `client_id` holds now, in the order asked. There are so many
+        locks (MOST_LOCKS) and no more: what is free then stays free."""
+        held = self._groups.get(group, {})
         got = []
         for queue in queues:
             entry = held.get(queue)
             if entry is None:
+                if self._count >= self._most:
+                    continue
                 held[queue] = LockEntry(client_id, now_ms)
+                self._count += 1
             elif entry.client_id == client_id or now_ms - entry.renewed_ms > self._live_ms:
                 entry.client_id = client_id
                 entry.renewed_ms = now_ms
             else:
                 continue
             got.append(queue)
+        if held:
+            self._groups[group] = held
         return got
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Give up those of `queues` that `client_id` holds; others' locks stay."""
-        held = self._groups.get(group)
-        if held is None:
-            return
+        held = self._groups.get(group, {})
+        mine = [queue for queue in dict.fromkeys(queues) if queue in held]
+        self._drop(group, [queue for queue in mine if held[queue].client_id == client_id])
+
+    def expire(self, now_ms: int) -> None:
+        """Forget the locks that have run out: nobody may ever ask for those queues again."""
+        for group, held in list(self._groups.items()):
+            self._drop(group, [q for q, entry in held.items() if now_ms - entry.renewed_ms > self._live_ms])
+
+    def _drop(self, group: str, queues: Sequence[MessageQueue]) -> None:
+        held = self._groups.get(group, {})
         for queue in queues:
-            entry = held.get(queue)
-            if entry is not None and entry.client_id == client_id:
-                del held[queue]
+            del held[queue]
+        self._count -= len(queues)
         if not held:
-            del self._groups[group]
+            self._groups.pop(group, None)
 
     def holder(self, group: str, queue: MessageQueue, now_ms: int) -> str | None:
         """Client id that holds the queue, None if it is free or the lock has run out."""

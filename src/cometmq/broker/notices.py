@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from cometmq import logs
 from cometmq.errors import RemotingError
 from cometmq.protocol.codes import RequestCode
@@ -10,6 +13,36 @@ from cometmq.protocol.headers import NotifyConsumerIdsChangedRequestHeader
 from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
+
+# A group hears of a change at once, of those that follow once in so many seconds.
+REST_S = 0.2
+
+
+class GroupNotices:
+    """Tells groups that they changed, in the next iteration of the loop: once, however often they did.
+
+    A client that comes and goes, or subscribes this and that in turn, must not keep a group of thousands
+    busy with rebalancing.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._changed: dict[str, bool] = {}  # of groups that rest or are about to be told
+
+    def changed(self, group: str) -> None:
+        """Tell the group."""
+        if group not in self._changed:
+            self._loop.call_soon(self._next, group)
+        self._changed[group] = True
+
+    def _next(self, group: str) -> None:
+        if self._changed[group]:
+            self._changed[group] = False
+            self._loop.call_later(REST_S, self._next, group)
+            self._tell(group)
+        else:
+            del self._changed[group]
 
 
 def notify_consumer_ids_changed(channel: Connection, group: str) -> None:

@@ -16,6 +16,10 @@ UNIQUE_NAME = len(UNIQUE)
 FORMS_LIMIT = 2_048
 FORMS_SKIPPED = 100_000
 TAG_CACHE_LIMIT = 65_536
+# Characters of what is remembered: 12 MB of forms and 16 MB of tags at most. What is longer is worked out
+# anew.
+LONGEST_FORM = 2_048
+LONGEST_TAG = 128
 EMPTY_VALUE = NAME_END + PAIR_END
 WAIT = "WAIT\x01"
 WAIT_INSIDE = "\x02WAIT\x01"
@@ -127,7 +131,7 @@ class StoredForms:
 
     def of(self, properties: str | None) -> StoredForm:
         """The stored form of a client's property string."""
-        if not properties or self._skip:
+        if not properties or self._skip or len(properties) > LONGEST_FORM:
             return self.derive(properties)
         at = properties.rfind(UNIQUE) + UNIQUE_NAME
         end = properties.find(PAIR_END, at)
@@ -171,6 +175,8 @@ class StoredForms:
     def _tag_code(self, tag: str) -> int:
         code = self._tag_codes.get(tag)
         if code is None:
+            if len(tag) > LONGEST_TAG:
+                return tags_code(tag)
             if len(self._tag_codes) >= TAG_CACHE_LIMIT:
                 self._tag_codes.clear()
             code = self._tag_codes[tag] = tags_code(tag)

@@ -132,10 +132,11 @@ class BrokerParts:
         self._disk = disk
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._limits_due = False  # _use_topic_limits is scheduled
         self.store = store
         tick = Tick(self._loop)
         replies = SendReplies(config.region_id, config.trace_on)
-        stats = Stats(clock.time_ms())
+        stats = Stats(clock.time_ms(), int(clock.monotonic() * 1000))
         self.writer = Writer(store, replies, stats, tick)
         store.on_visible = self.writer.visible
         self.client = RemotingClient(tick=tick)
@@ -224,7 +225,7 @@ class BrokerParts:
         if not self.store.slave:
             self.schedule.start()
         self._every("clients", CLIENT_SCAN_S, self.clients.expire)
-        self._every("stats", STATS_PERIOD_S, lambda: self.context.stats.sample(self.context.clock.time_ms()))
+        self._every("stats", STATS_PERIOD_S, self._sample)
         await self.registrar.start()
 
     async def _open_vip(self) -> None:
@@ -276,10 +277,17 @@ class BrokerParts:
     def _topics_changed(self, _topic: str | None) -> None:
         self.sends.forget_routes()
         self.tables.topics.save()
-        self._use_topic_limits()
         self.registrar.register()
+        if not self._limits_due:  # all topics are looked at, once for all changes of a tick
+            self._limits_due = True
+            self._loop.call_soon(self._use_topic_limits)
+
+    def _sample(self) -> None:
+        context = self.context
+        context.stats.sample(context.clock.time_ms(), context.mono_ms())
 
     def _use_topic_limits(self) -> None:
+        self._limits_due = False
         self.store.topic_retention.set_limits(attributes.limits(self.context.topics.table))
 
     async def _registered(self) -> None:

@@ -1,5 +1,5 @@
 """Counters of a broker and the rates that GET_BROKER_RUNTIME_INFO and GET_CONSUME_STATS show. No clock in
-here.
+here. Rates go by a clock that is never set (`mono_ms`), days by the wall clock.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import msgspec
 # Rates are shown over these spans.
 SPANS_S = (10, 60, 600)
 DAY_MS = 86_400_000
+GROUP_SPAN_MS = 10_000  # what groups took is counted anew so often
+GROUP_SPANS = 7
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The counters at one moment. `transferred` is messages handed to consumers."""
+    """The counters at one moment of `mono_ms`. `transferred` is messages handed to consumers."""
 
     at_ms: int
     put: int = 0
@@ -27,8 +29,9 @@ class Totals(msgspec.Struct, frozen=True):
 class Stats:
     """Plain counters, incremented by the hot path; `sample` is called once a second."""
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: int, mono_ms: int) -> None:
         self.boot_ms = now_ms
+        self.boot_mono_ms = mono_ms
         self.put = 0
         self.put_bytes = 0
         self.put_failed = 0
@@ -37,19 +40,22 @@ class Stats:
         self.miss = 0
         self.transferred = 0
         self.transferred_bytes = 0
-        # (group, topic) -> messages handed out
+        # (group, topic) -> messages handed out in the present span. Groups that take nothing are gone after a
+        # minute.
         self.group_get: dict[tuple[str, str], int] = {}
-        self._samples: deque[Totals] = deque([Totals(now_ms)], maxlen=max(SPANS_S) + 1)
-        self._group_samples: deque[tuple[int, dict[tuple[str, str], int]]] = deque([(now_ms, {})], maxlen=7)
+        self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
+        # The last spans with their beginnings, the present one at the end.
+        self._group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0
         self.get_this_morning = self.get_yesterday_morning = 0
 
-    def sample(self, now_ms: int) -> None:
+    def sample(self, now_ms: int, mono_ms: int) -> None:
         """Keep the counters of this second."""
-        self._samples.append(Totals(now_ms, self.put, self.get, self.found, self.miss, self.transferred))
-        if now_ms - self._group_samples[-1][0] >= 10_000:
-            self._group_samples.append((now_ms, dict(self.group_get)))
+        self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
+        if mono_ms - self._group_spans[-1][0] >= GROUP_SPAN_MS:
+            self.group_get = {}
+            self._group_spans.append((mono_ms, self.group_get))
         day = now_ms // DAY_MS
         if day != self._day:
             self._day = day
@@ -71,9 +77,8 @@ class Stats:
             return "0.0"
         return str((getattr(newest, name) - getattr(oldest, name)) * 1000 / elapsed_ms)
 
-    def group_rate(self, group: str, topic: str, now_ms: int) -> float:
+    def group_rate(self, group: str, topic: str, mono_ms: int) -> float:
         """Messages per second that a group took of a topic over the last minute."""
-        at_ms, counts = self._group_samples[0]
-        elapsed_ms = now_ms - at_ms
-        taken = self.group_get.get((group, topic), 0) - counts.get((group, topic), 0)
+        elapsed_ms = mono_ms - self._group_spans[0][0]
+        taken = sum(counts.get((group, topic), 0) for _, counts in self._group_spans)
         return taken * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0

@@ -9,11 +9,11 @@ from cometmq.protocol.properties import java_hash
 ALL = "*"
 SEPARATOR = "||"
 TAG = "TAG"
-# Characters of an expression: a thousand tags of 30.
-LONGEST_EXPRESSION = 32_768
-# Those that are at most so long are remembered by the thousand, which takes 30 MB at worst; longer ones, of
-# which there are few, by the dozen.
-SHORT_EXPRESSION = 256
+LONGEST_EXPRESSION = 32_767
+"""Characters: no message has a longer tag. Hashing takes 40 ns each."""
+_LONGEST_REMEMBERED = 256
+"""Those that are at most so long are remembered by the thousand, which takes 30 MB at worst; longer ones, of
+which there are few, by the dozen."""
 
 
 class ExpressionError(ValueError):
@@ -42,14 +42,18 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
     Raises ExpressionError."""
     if not expression or expression == ALL:
         return None
-    return _of_short(expression) if len(expression) <= SHORT_EXPRESSION else _of_long(expression)
+    if len(expression) <= _LONGEST_REMEMBERED:
+        return _known_codes(expression)
+    if len(expression) > LONGEST_EXPRESSION:
+        raise ExpressionError(
+            f"the subscription has {len(expression)} characters, at most {LONGEST_EXPRESSION} are read"
+        )
+    return _long_codes(expression)
 
 
 def _codes(expression: str) -> frozenset[int]:
-    if len(expression) > LONGEST_EXPRESSION:
-        raise ExpressionError(f"{len(expression)} characters, at most {LONGEST_EXPRESSION} are taken")
     return frozenset(java_hash(tag) for tag in split_tags(expression))
 
 
-_of_short = lru_cache(maxsize=4096)(_codes)
-_of_long = lru_cache(maxsize=64)(_codes)
+_known_codes = lru_cache(maxsize=4096)(_codes)
+_long_codes = lru_cache(maxsize=64)(_codes)

@@ -20,6 +20,7 @@ _MOST_TAGS = 10_000
 _MOST_RESTS = 2_000
 _MOST_PREFIXES = 20_000
 _LONGEST_REST = 512
+_LONGEST_TAG = 128
 
 _UNIQ_NAME = np.frombuffer(UNIQUE_KEY, np.uint8)
 _KEYS_NAME = np.frombuffer(_KEYS, np.uint8)
@@ -73,9 +74,11 @@ def stored_tags_code(properties: bytes) -> int:
         return 0
     code = _tag_codes.get(tags)
     if code is None:
-        if len(_tag_codes) >= _MOST_TAGS:
-            _tag_codes.clear()
-        code = _tag_codes[tags] = java_hash(tags.decode("utf-8", "replace"))
+        code = java_hash(tags.decode("utf-8", "replace"))
+        if len(tags) <= _LONGEST_TAG:
+            if len(_tag_codes) >= _MOST_TAGS:
+                _tag_codes.clear()
+            _tag_codes[tags] = code
     return code
 
 
