@@ -144,8 +144,8 @@ def test_whatever_happens_each_pull_is_woken_once_and_nothing_stays_behind():
             assert len(table) == len(alive)
             assert set(table.queues) == {pull.key for pull in alive} | {("T", 1)}
         assert set(table.take_all()) == alive
-        assert (table.queues, table._buckets, table._owners) == ({("T", 1): {}}, {}, {})
-        assert (table._sizes, table._weights) == ({}, {})
+        assert (list(table.queues), table._buckets, table._owners) == ([("T", 1)], {}, {})
+        assert (table.queues["T", 1].filters, table.queues["T", 1].count) == ({}, 0)
 
 
 class CountedCodes(frozenset):

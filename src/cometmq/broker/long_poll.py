@@ -34,7 +34,10 @@ class HeldPull:
     """One parked request. `request` is whatever the pull processor needs to run it again; weight: as how many
     it counts among those of its owner."""
 
-    __slots__ = ("bucket", "codes", "key", "matches", "owner", "pull_from", "request", "weight", "woken")
+    __slots__ = (
+        "bucket", "codes", "key", "matches", "of_owner", "on_queue", "owner", "pull_from", "request",
+        "weight", "woken",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -51,9 +54,32 @@ class HeldPull:
         self.codes = codes
         self.matches = matches
         self.weight = weight
-        self.bucket = 0
-        self.key: Key | None = None
         self.woken = False
+        # Its places in the tables.
+        self.bucket = 0
+        self.key: Key = ("", 0)
+        self.on_queue: OnQueue | None = None
+        self.of_owner: OfOwner
+
+
+class OnQueue:
+    """The pulls parked on one queue, by their filter."""
+
+    __slots__ = ("count", "filters")
+
+    def __init__(self) -> None:
+        self.filters: dict[Codes, dict[HeldPull, None]] = {}
+        self.count = 0
+
+
+class OfOwner:
+    """The pulls of one connection, and their weights together."""
+
+    __slots__ = ("pulls", "weight")
+
+    def __init__(self) -> None:
+        self.pulls: dict[HeldPull, None] = {}
+        self.weight = 0
 
 
 class LongPoll:
@@ -61,12 +87,10 @@ class LongPoll:
 
     def __init__(self) -> None:
         # Read only, for others: every queue that somebody waits for, and those that are watched for good.
-        self.queues: dict[Key, dict[Codes, dict[HeldPull, None]]] = {}
-        self._sizes: dict[Key, int] = {}  # pulls of each queue
+        self.queues: dict[Key, OnQueue] = {}
         self._watched: set[Key] = set()
         self._buckets: dict[int, dict[HeldPull, None]] = {}
-        self._owners: dict[object, dict[HeldPull, None]] = {}
-        self._weights: dict[object, int] = {}  # of the pulls of each owner
+        self._owners: dict[object, OfOwner] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -75,22 +99,27 @@ class LongPoll:
     def watch(self, topic: str, queue_id: int) -> None:
         """Keep a queue among `queues`, whether pulls wait for it or not."""
         self._watched.add((topic, queue_id))
-        self.queues.setdefault((topic, queue_id), {})
+        self.queues.setdefault((topic, queue_id), OnQueue())
 
     def has_room(self, topic: str, queue_id: int, pull: HeldPull, most_of_owner: int, most_here: int) -> bool:
         """Whether `pull` may be parked on a queue."""
-        filters = self.queues.get((topic, queue_id), ())
-        return (
-            self._weights.get(pull.owner, 0) + pull.weight <= most_of_owner
-            and self._sizes.get((topic, queue_id), 0) < most_here
-            and (len(filters) < MOST_FILTERS or pull.codes in filters)
-        )
+        owner = self._owners.get(pull.owner)
+        if pull.weight + (0 if owner is None else owner.weight) > most_of_owner:
+            return False
+        here = self.queues.get((topic, queue_id))
+        if here is None:
+            return most_here > 0
+        return here.count < most_here and (len(here.filters) < MOST_FILTERS or pull.codes in here.filters)
 
     def park(self, topic: str, queue_id: int, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
         """Hold `pull` for `hold_ms`; returns the time (ms) at which `expire` must run for it."""
         key = pull.key = (topic, queue_id)
-        add(self.queues.setdefault(key, {}), pull.codes, pull)
-        count(self._sizes, key, 1)
+        here = self.queues.get(key)
+        if here is None:
+            here = self.queues[key] = OnQueue()
+        pull.on_queue = here
+        here.count += 1
+        add(here.filters, pull.codes, pull)
         return self.put_aside(pull, now_ms, hold_ms)
 
     def put_aside(self, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
@@ -98,8 +127,12 @@ class LongPoll:
         bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
         pull.bucket = bucket
         add(self._buckets, bucket, pull)
-        add(self._owners, pull.owner, pull)
-        count(self._weights, pull.owner, pull.weight)
+        owner = self._owners.get(pull.owner)
+        if owner is None:
+            owner = self._owners[pull.owner] = OfOwner()
+        pull.of_owner = owner
+        owner.pulls[pull] = None
+        owner.weight += pull.weight
         self._count += 1
         return bucket * DEADLINE_GRAIN_MS
 
@@ -109,8 +142,11 @@ class LongPoll:
         """A message with this tag code has become readable; returns the pulls it wakes, removed from the
         tables.
         """
+        here = self.queues.get((topic, queue_id))
+        if here is None:
+            return []
         woken: list[HeldPull] = []
-        for codes, pulls in self.queues.get((topic, queue_id), {}).items():
+        for codes, pulls in here.filters.items():
             if codes is not None and tags_code not in codes and not tag_matches(codes, tags_code):
                 continue
             woken += [
@@ -124,9 +160,9 @@ class LongPoll:
     def recheck(self, max_offset: Callable[[str, int], int]) -> list[HeldPull]:
         """Wake every pull whose queue has something newer, whatever its tag."""
         woken: list[HeldPull] = []
-        for (topic, queue_id), filters in self.queues.items():
+        for (topic, queue_id), here in self.queues.items():
             newest = max_offset(topic, queue_id)
-            for pulls in filters.values():
+            for pulls in here.filters.values():
                 woken += [pull for pull in pulls if newest > pull.pull_from]
         return self._take(woken)
 
@@ -146,13 +182,14 @@ class LongPoll:
 
     def drop(self, owner: object) -> None:
         """The connection of these pulls is gone."""
-        for pull in list(self._owners.get(owner, ())):
-            self._forget(pull)
+        known = self._owners.get(owner)
+        if known is not None:
+            self._take(list(known.pulls))
 
     def take_queue(self, topic: str) -> list[HeldPull]:
         """Wake everything parked on a topic (it is deleted, for instance)."""
-        of_topic = [filters for key, filters in self.queues.items() if key[0] == topic]
-        return self._take([pull for filters in of_topic for pulls in filters.values() for pull in pulls])
+        here = [on_queue for key, on_queue in self.queues.items() if key[0] == topic]
+        return self._take([pull for each in here for pulls in each.filters.values() for pull in pulls])
 
     def take_all(self) -> list[HeldPull]:
         """Wake everything: the broker stops."""
@@ -166,25 +203,17 @@ class LongPoll:
     def _forget(self, pull: HeldPull) -> None:
         pull.woken = True
         self._count -= 1
-        key = pull.key
-        if key is not None:
-            filters = self.queues[key]
-            remove(filters, pull.codes, pull)
-            count(self._sizes, key, -1)
-            if not filters and key not in self._watched:
-                del self.queues[key]
+        here, owner = pull.on_queue, pull.of_owner
+        if here is not None:
+            remove(here.filters, pull.codes, pull)
+            here.count -= 1
+            if not here.count and pull.key not in self._watched:
+                del self.queues[pull.key]
         remove(self._buckets, pull.bucket, pull)
-        remove(self._owners, pull.owner, pull)
-        count(self._weights, pull.owner, -pull.weight)
-
-
-def count(table: dict[K, int], key: K, more: int) -> None:
-    """Add to one of a table's numbers; those that are 0 are not kept."""
-    number = table.get(key, 0) + more
-    if number:
-        table[key] = number
-    else:
-        del table[key]
+        owner.weight -= pull.weight
+        del owner.pulls[pull]
+        if not owner.pulls:
+            del self._owners[pull.owner]
 
 
 def add(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
