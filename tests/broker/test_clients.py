@@ -26,7 +26,11 @@ from cometmq.protocol.bodies import (
     SubscriptionData,
 )
 from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
+from cometmq.protocol.headers import (
+    GetConsumerListByGroupRequestHeader,
+    UnregisterClientRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
 from cometmq.standalone import Standalone, small_files
 from cometmq.store.clock import ManualClock
 
@@ -331,6 +335,38 @@ class TestBounds:
         await until(lambda: not context.producers.groups)
         assert context.consumers.groups == {}
         assert context.consumers.groups_of._groups == context.producers.groups_of._groups == {}
+
+    async def test_groups_and_topics_come_by_themselves_up_to_a_number(self, cluster, peer, monkeypatch):
+        context = cluster.broker.parts.context
+        monkeypatch.setattr("cometmq.broker.groups.MOST_BY_ITSELF", len(context.groups.table) + 3)
+        monkeypatch.setattr("cometmq.broker.topics.MOST_BY_SEND", len(context.topics.table) + 6)
+        for start in range(0, 10, 2):
+            assert (await self.beat(peer, [(f"G{start + n}", ()) for n in range(2)])).code == 0
+        made = {name for name in context.groups.table if name.startswith("G")}
+        assert made == {"G0", "G1", "G2"}
+        assert {name for name in context.topics.table if name.startswith("%")} == {
+            "%RETRY%" + g for g in made
+        }
+        codes = [(await peer.send(f"T{n}")).code for n in range(5)]
+        assert codes == [0, 0, 0, 17, 17]
+        refused = await peer.send("%RETRY%elsewhere")
+        assert refused.code == 17
+        assert "only administrators make more" in refused.remark
+        assert (await peer.pull("T0", group="G9")).code == 26
+        settings = b'{"groupName":"G9"}'
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)).code == 0
+        assert len(records(await peer.pull("T0", group="G9"))) == 1
+
+    async def test_offsets_beyond_what_there_is_room_for_are_refused(self, peer, monkeypatch):
+        monkeypatch.setattr("cometmq.broker.offsets.MOST_OFFSETS", 3)
+        codes = []
+        for queue_id in (0, 1, 2, 3, 1):
+            header = UpdateConsumerOffsetRequestHeader(
+                consumer_group="G", topic="Nowhere", queue_id=queue_id, commit_offset=5
+            )
+            answer = await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+            codes.append(answer.code)
+        assert codes == [0, 0, 0, 1, 0]
 
     async def test_the_limits_of_topics_are_worked_out_once_for_all_groups_of_a_heartbeat(
         self, cluster, peer, monkeypatch

@@ -95,6 +95,25 @@ class TestOffsets:
         offsets.remove_topic("T")
         assert offsets.to_table() == {"offsetTable": {}}
 
+    def test_there_are_so_many_offsets_and_no_more(self, monkeypatch):
+        monkeypatch.setattr("cometmq.broker.offsets.MOST_OFFSETS", 4)
+        offsets = ConsumerOffsets()
+        offsets.load({"offsetTable": {"T@G": {0: 4, "1": 9}}})
+        offsets.clone("G", "H", "T")
+        offsets.clone("G", "I", "T")
+        assert (len(offsets), offsets.groups()) == (4, {"G", "H"})
+        assert not offsets.commit("G", "T", 2, 5)
+        assert not offsets.commit("I", "T", 0, 5)
+        assert offsets.commit("G", "T", 1, 5)
+        offsets.clone("G", "H", "T")
+        offsets.clone("G", "G", "T")
+        assert (len(offsets), offsets.query("H", "T", 1)) == (4, 5)
+        offsets.remove_group("H")
+        assert offsets.commit("G", "T", 2, 5)
+        assert offsets.commit("I", "T", 0, 5)
+        offsets.remove_topic("T")
+        assert (len(offsets), offsets.to_table()) == (0, {"offsetTable": {}})
+
     def test_the_file_is_read_with_keys_of_either_kind(self):
         offsets = ConsumerOffsets()
         offsets.load({"offsetTable": {"T@G": {0: 4, "1": "9"}}})

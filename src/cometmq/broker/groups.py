@@ -24,6 +24,8 @@ BUILT_IN = (
 )
 BROADCAST = frozenset({"CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER"})
 CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
+# With so many groups in the table they do not come by themselves any more, only administrators make them.
+MOST_BY_ITSELF = 15_000
 
 
 def is_system_group(group: str) -> bool:
@@ -52,10 +54,13 @@ class SubscriptionGroups:
             known is None
             and group
             and (self._config.auto_create_subscription_group or is_system_group(group))
+            and len(self.table) < MOST_BY_ITSELF
         ):
             known = SubscriptionGroupConfig(group_name=group)
             log.info("subscription group %s created", group)
             self.put(known)
+            if len(self.table) == MOST_BY_ITSELF:
+                log.warning("there are %d groups: only administrators make more", MOST_BY_ITSELF)
         return known
 
     def put(self, config: SubscriptionGroupConfig) -> None:

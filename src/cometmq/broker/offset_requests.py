@@ -76,7 +76,13 @@ class OffsetProcessor:
         context = self._context
         if compat.is_5x(frame.version):
             self._check_update(header)
-        context.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        if not context.offsets.commit(group, topic, queue_id, header.commit_offset):
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the offset of {group} in {topic} queue {queue_id} is not stored: there are "
+                f"{len(context.offsets)} offsets, and no more are taken",
+            )
         return frame.response(ResponseCode.SUCCESS)
 
     def _check_update(self, header: UpdateConsumerOffsetRequestHeader) -> None:

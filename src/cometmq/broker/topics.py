@@ -19,7 +19,9 @@ from cometmq.protocol.codes import (
     TBW102,
     UNSENDABLE_TOPICS,
     Perm,
+    ResponseCode,
 )
+from cometmq.remoting import CommandError
 
 log = logs.logger(__name__)
 
@@ -29,6 +31,10 @@ SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 REPLY_SUFFIX = "_REPLY_TOPIC"
 READ_WRITE = Perm.READ | Perm.WRITE
+# With so many topics in the table sends create no more, only administrators do: what the name servers are
+# told must fit a frame (16 MiB, 170 bytes a topic), with the retry and dead-letter topics of all groups that
+# come by themselves (see groups.py).
+MOST_BY_SEND = 60_000
 # topicSysFlag: the topic belongs to a unit; a group of a unit subscribes it.
 UNIT_FLAG = 1
 UNIT_SUB_FLAG = 2
@@ -96,10 +102,17 @@ class TopicTable:
     def create_by_send(
         self, topic: str, default_topic: str | None, queue_nums: int, sys_flag: int = 0
     ) -> TopicConfig | None:
-        """Create a topic that a send names, after the template `default_topic`; None if it may not be."""
+        """Create a topic that a send names, after the template `default_topic`; None if it may not be. Raises
+        CommandError if there are too many already."""
         known = self.table.get(topic)
         if known is not None:
             return known
+        if len(self.table) >= MOST_BY_SEND:
+            raise CommandError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{topic}] not exist, and is not created: the broker has {len(self.table)} topics, "
+                f"from {MOST_BY_SEND} on only administrators make more",
+            )
         template = self.table.get(default_topic) if default_topic else None
         if template is None:
             log.warning("topic %s not created: the template %s does not exist", topic, default_topic)
