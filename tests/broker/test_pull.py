@@ -9,6 +9,7 @@ import pytest
 
 from cometmq.broker.backlog import Backlog
 from cometmq.broker.config import BrokerConfig
+from cometmq.broker.pull import PullProcessor
 from cometmq.broker.server import Broker
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
@@ -156,10 +157,19 @@ class TestHolding:
         assert (await peer.pull(offset=1, hold_ms=15_000)).code == 19
         assert time.monotonic() - begun < 5.0
 
+    @pytest.mark.parametrize(("limit", "value"), [("WOKEN_PER_TICK", 3), ("WOKEN_BYTES", 1)])
     async def test_many_groups_wake_from_one_message_however_few_a_tick_serves(
-        self, cluster, peer, monkeypatch
+        self, cluster, peer, monkeypatch, limit, value
     ):
-        monkeypatch.setattr("cometmq.broker.pull.WOKEN_PER_TICK", 3)
+        monkeypatch.setattr(f"cometmq.broker.pull.{limit}", value)
+        served, serve = [0], PullProcessor._serve_late
+        cluster.broker.parts.context.tick.at_end(lambda: served.append(0))
+
+        def count(processor, request):
+            served[-1] += 1
+            serve(processor, request)
+
+        monkeypatch.setattr(PullProcessor, "_serve_late", count)
         await peer.send()
         pulls = [asyncio.create_task(peer.pull(offset=1, group=f"G{n}", hold_ms=15_000)) for n in range(20)]
         await until(lambda: len(cluster.broker.parts.pulls.long_poll) == 20)
@@ -167,6 +177,7 @@ class TestHolding:
         assert [[m.body for m in records(answer)] for answer in await asyncio.gather(*pulls)] == [
             [b"for all"]
         ] * 20
+        assert (sum(served), max(served)) == (20, value)
 
     async def test_pulls_of_a_lost_connection_are_forgotten(self, cluster, peer):
         await peer.send()

@@ -59,8 +59,10 @@ CODE_OF_STATUS = {
     GetStatus.OFFSET_OVERFLOW_BADLY: MOVED,
     GetStatus.OFFSET_TOO_SMALL: MOVED,
 }
-# How many parked pulls one tick serves: one busy topic must not keep the others waiting.
+# How many parked pulls one tick serves, and with how many bytes: one busy topic must not keep the others
+# waiting.
 WOKEN_PER_TICK = 128
+WOKEN_BYTES = 8 << 20
 # A pull for which there is no room waits so long at most, and shortPollingTimeMills: its connection may have
 # to wait with it.
 MOST_ASIDE_MS = 1_000
@@ -110,6 +112,7 @@ class PullProcessor:
         self._loop = asyncio.get_running_loop()
         self.long_poll = LongPoll()
         self._ready: deque[PullRequest] = deque()
+        self._given = 0  # bytes of messages, so far
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._recheck: asyncio.TimerHandle | None = None
@@ -306,6 +309,7 @@ class PullProcessor:
             code, suggested = self._moved(request, got.next_begin_offset, suggested)
         buffers = got.buffers if code == FOUND else ()
         size = sum(map(len, buffers))
+        self._given += size
         header = pull_reply(
             code,
             request.opaque,
@@ -426,7 +430,10 @@ class PullProcessor:
     def end_tick(self) -> None:
         """Serve woken pulls, a share per tick; then, once answers have left, those of the backlog."""
         ready = self._ready
+        most = self._given + WOKEN_BYTES
         for _ in range(min(len(ready), WOKEN_PER_TICK)):
+            if self._given >= most:
+                break
             self._serve_late(ready.popleft())
         if ready:
             # The running tick cannot schedule itself: ask for the next one from the loop.
