@@ -67,7 +67,9 @@ class ConsumerOffsets:
         """Give `target` the offsets of `source` in one topic."""
         queues = self._table.get(topic + SEPARATOR + source)
         if queues is not None and source != target:
-            self._remove(topic, target)
+            key = topic + SEPARATOR + target
+            if key in self._table:
+                self._remove(*split_key(key))
             for queue_id, offset in queues.items():
                 self.commit(target, topic, queue_id, offset)
 
@@ -102,11 +104,7 @@ class ConsumerOffsets:
         return queues
 
     def _remove(self, topic: str, group: str) -> None:
-        key = topic + SEPARATOR + group
-        if key not in self._table:
-            return
-        self._count -= len(self._table.pop(key))
-        topic, group = split_key(key)
+        self._count -= len(self._table.pop(topic + SEPARATOR + group))
         for index, one, other in ((self._topics, group, topic), (self._groups, topic, group)):
             index[one].discard(other)
             if not index[one]:
