@@ -43,11 +43,12 @@ class Topic:
         self.sent += bodies
         return bodies
 
-    def send_raw(self, body: bytes, sys_flag: int) -> None:
-        """Send one message to queue 0 with a sysFlag of choice; it does not count as sent."""
+    def send_raw(self, body: bytes, sys_flag: int, born_ms: int = 0) -> None:
+        """Send one message to queue 0 with a sysFlag and a time of choice; it does not count as sent."""
         header = SendMessageRequestHeaderV2(
-            topic=self.name, queue_id=0, sys_flag=sys_flag, born_timestamp=0, flag=0, producer_group="g",
-            default_topic="TBW102", default_topic_queue_nums=4, properties="TAGS\x01A", reconsume_times=0,
+            topic=self.name, queue_id=0, sys_flag=sys_flag, born_timestamp=born_ms, flag=0,
+            producer_group="g", default_topic="TBW102", default_topic_queue_nums=4,
+            properties="TAGS\x01A", reconsume_times=0,
         )  # fmt: skip
         with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:
             address = cluster.master_of(cluster.write_queues(self.name)[0])

@@ -117,6 +117,36 @@ def test_the_number_of_open_segments_is_bounded() -> None:
     assert [request.offset for request in window.requests()] == [40]
 
 
+def test_once_much_is_held_only_the_first_segment_is_asked_for() -> None:
+    window = PullWindow([QueueRange(QUEUE, 0, 1000)], step=10, depth=4, held_bytes=2000)
+    head, *others = window.requests()
+    broker = FakeQueue(0, 1000, cap=5)
+    for request in others:  # each takes 5 of 10 records, over 100 bytes each
+        window.answered(request.segment, broker.pull(request))
+    first_again, *rest = window.requests()
+    assert [request.offset for request in (first_again, *rest)] == [15, 25, 35]
+    for request in (first_again, *rest):
+        window.answered(request.segment, broker.pull(request))
+    assert list(window.requests()) == []  # the first is on its way
+    window.answered(head.segment, broker.pull(head))
+    assert [request.offset for request in window.requests()] == [5]
+    assert list(window.requests()) == []
+
+
+def test_what_the_first_segment_has_may_be_taken_before_it_is_complete() -> None:
+    window = PullWindow([QueueRange(QUEUE, 0, 30)], step=10, depth=3)
+    broker = FakeQueue(0, 30, cap=6)
+    read = []
+    for _ in range(20):
+        for request in list(window.requests()):
+            window.answered(request.segment, broker.pull(request))
+        for segment in (*window.ready(), *window.begun()):
+            read += offsets_of(segment)
+            segment.chunks = []
+    assert window.finished
+    assert read == list(range(30))
+
+
 def test_a_lost_connection_asks_again_for_what_was_open() -> None:
     window = PullWindow([QueueRange(QUEUE, 0, 30)], step=10, depth=3)
     requests = list(window.requests())

@@ -9,7 +9,7 @@ import struct
 import tarfile
 import zlib
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cometmq.protocol import columnar_properties
 from cometmq.protocol.columnar import (
     COLUMNS,
-    MAX_RAW_BYTES,
     ColumnDecoder,
+    Decoded,
     UnknownColumnError,
     arrow_schema,
     batch_ends,
-    record_starts,
 )
+from cometmq.protocol.columnar_layout import MAX_RAW_BYTES, Origin, record_starts
 from cometmq.protocol.record import decode_record
 
 V1, V2 = 0xDAA320A7, 0xDAA320AB
@@ -133,12 +134,17 @@ def decode(
     buffer = records if isinstance(records, bytes) else b"".join(record.encode() for record in records)
     starts, end = record_starts(buffer)
     assert end == len(buffer)
-    decoded = ColumnDecoder(
-        arrow_schema(columns), broker_name="broker-a", decompress=decompress, **options
-    ).decode(buffer, starts)
+    decoder = ColumnDecoder(arrow_schema(columns), broker_name="broker-a", decompress=decompress, **options)
+    decoded = alone(decoder, buffer, starts)
     decoded.batch.validate(full=True)
     rows = decoded.batch.to_pylist(maps_as_pydicts="strict")
     return rows, decoded.bad
+
+
+def alone(decoder: ColumnDecoder, buffer: bytes | bytearray, starts: list[int]) -> Decoded:
+    """What fits into one batch."""
+    (decoded,) = decoder.decode(buffer, starts)
+    return decoded
 
 
 def packed(body: bytes, **fields: Any) -> Rec:
@@ -187,7 +193,7 @@ class TestColumns:
 
     def test_names_in_camel_case_and_any_order(self) -> None:
         schema = pa.schema([("storeTimestamp", COLUMNS["store_timestamp"]), ("queueId", pa.int32())])
-        batch = ColumnDecoder(schema).decode(COMMON.encode(), [0]).batch
+        batch = alone(ColumnDecoder(schema), COMMON.encode(), [0]).batch
         assert batch.schema.equals(schema)
         assert batch.column("queueId").to_pylist() == [3]
 
@@ -205,18 +211,18 @@ class TestColumns:
             ColumnDecoder(pa.schema([field]))
 
     def test_no_records_give_an_empty_batch_of_the_schema(self) -> None:
-        decoded = ColumnDecoder(arrow_schema()).decode(b"", [])
+        decoded = alone(ColumnDecoder(arrow_schema()), b"", [])
         assert decoded.batch.num_rows == 0
         assert decoded.batch.schema.equals(arrow_schema())
 
     def test_bodies_stay_as_stored_without_a_decompressor(self) -> None:
         record = packed(b"x" * 500)
-        batch = ColumnDecoder(arrow_schema(["body"])).decode(record.encode(), [0]).batch
+        batch = alone(ColumnDecoder(arrow_schema(["body"])), record.encode(), [0]).batch
         assert batch.column(0).to_pylist() == [record.body]
 
     def test_a_result_does_not_hold_on_to_the_buffer(self) -> None:
         buffer = bytearray(COMMON.encode())
-        batch = ColumnDecoder(arrow_schema()).decode(buffer, [0]).batch
+        batch = alone(ColumnDecoder(arrow_schema()), buffer, [0]).batch
         expected = batch.to_pylist()
         buffer[:] = bytes(len(buffer))
         assert batch.to_pylist() == expected
@@ -229,7 +235,7 @@ def test_what_apache_wrote_comes_out_as_the_record_codec_reads_it() -> None:
         assert member is not None
         log = member.read()
     starts, _ = record_starts(log)
-    decoded = ColumnDecoder(arrow_schema()).decode(log, starts)
+    decoded = alone(ColumnDecoder(arrow_schema()), log, starts)
     assert decoded.bad == []
     assert len(starts) > 20
     for start, row in zip(starts, decoded.batch.to_pylist(maps_as_pydicts="strict"), strict=True):
@@ -298,7 +304,7 @@ class TestBadRecords:
         for position in range(len(good)):
             data = bytearray(good)
             data[position] ^= 0xFF
-            decoded = decoder.decode(bytes(data), starts)
+            decoded = alone(decoder, bytes(data), starts)
             assert decoded.batch.num_rows + len(decoded.bad) == len(starts)
             decoded.batch.validate(full=True)
 
@@ -308,9 +314,126 @@ class TestBadRecords:
 
     def test_a_start_too_near_the_end(self) -> None:
         data = COMMON.encode()
-        decoded = ColumnDecoder(arrow_schema()).decode(data, [0, len(data) - 5])
+        decoded = alone(ColumnDecoder(arrow_schema()), data, [0, len(data) - 5])
         assert decoded.batch.num_rows == 1
         assert decoded.bad[0].queue_offset is None
+
+    @pytest.mark.parametrize(
+        ("times", "column"),
+        [
+            ({"born_ms": 2**62}, "born_timestamp"),
+            ({"born_ms": -(2**63)}, "born_timestamp"),
+            ({"store_ms": 253_402_300_800_000}, "store_timestamp"),
+            ({"store_ms": -62_135_596_800_001, "born": ("2001:db8::1", 1)}, "store_timestamp"),
+        ],
+    )
+    def test_times_that_cannot_be(self, times: dict[str, Any], column: str) -> None:
+        rows, bad = decode([COMMON, replace(COMMON, queue_offset=8, **times)])
+        assert [row["queue_offset"] for row in rows] == [7]
+        assert [(item.stage, item.queue_offset) for item in bad] == [("time", 8)]
+        assert column in bad[0].problem
+        assert len(decode([replace(COMMON, **times)], ["body"])[0]) == 1  # where nobody asks for them
+
+    @pytest.mark.parametrize("ms", [-62_135_596_800_000, -1, 0, 253_402_300_799_999])
+    def test_times_that_can_be(self, ms: int) -> None:
+        rows, bad = decode([replace(COMMON, born_ms=ms, store_ms=ms)])
+        assert bad == []
+        assert rows[0]["born_timestamp"] == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+
+    def test_a_record_of_another_queue(self) -> None:
+        mine = replace(COMMON, topic="Größe", queue_id=0)
+        others = [replace(mine, queue_id=-1), replace(mine, topic="Grösse"), replace(mine, topic="Anderes")]
+        second = replace(COMMON, queue_id=9)
+        first = b"".join(record.encode() for record in (mine, *others))
+        buffer = first + second.encode()
+        origins = [Origin(len(first), "Größe", 0), Origin(len(buffer), COMMON.topic, 9)]
+        (decoded,) = ColumnDecoder(arrow_schema(["queue_id"])).decode(
+            buffer, record_starts(buffer)[0], origins
+        )
+        assert decoded.batch.column(0).to_pylist() == [0, 9]
+        assert [(item.stage, item.raw) for item in decoded.bad] == [("queue", r.encode()) for r in others]
+
+
+class TestPlainBodies:
+    """What is small as stored may be large: a batch ends before its plain bodies are too many bytes."""
+
+    def batches(
+        self, records: list[Rec], columns: list[str] | None = None, limit: int = 250
+    ) -> list[Decoded]:
+        buffer = b"".join(record.encode() for record in records)
+        decoder = ColumnDecoder(arrow_schema(columns), decompress=decompress, plain_bytes=limit)
+        return list(decoder.decode(buffer, record_starts(buffer)[0]))
+
+    def test_a_batch_ends_before_the_body_that_is_too_much(self) -> None:
+        records = [packed(b"%d" % n * 100, queue_offset=n) for n in range(5)]
+        found = self.batches([*records[:3], COMMON, *records[3:]])
+        assert [part.batch.column("queue_offset").to_pylist() for part in found] == [[0, 1], [2, 7, 3], [4]]
+        bodies = [body for part in found for body in part.batch.column("body").to_pylist()]
+        assert bodies == [record.plain or record.body for record in [*records[:3], COMMON, *records[3:]]]
+
+    def test_a_body_that_is_larger_alone_has_a_batch_that_ends_with_it(self) -> None:
+        records = [packed(b"x" * size) for size in (100, 1000, 100)]
+        assert [part.batch.num_rows for part in self.batches(records)] == [1, 1, 1]
+
+    def test_bodies_that_nobody_asks_for_are_not_made_plain(self) -> None:
+        records = [packed(b"x" * 1000), Rec(body=b"not zlib", sys_flag=0x301)]
+        (part,) = self.batches(records, ["queue_id"])
+        assert (part.batch.num_rows, part.bad) == (2, [])
+
+    def test_bad_bodies_are_each_reported_once_and_for_what_they_are(self) -> None:
+        bad = [Rec(body=text, sys_flag=0x301, queue_offset=n) for n, text in enumerate([b"no", b"", b"no"])]
+        good = [packed(b"x" * 200) for _ in bad]
+        found = self.batches([record for pair in zip(bad, good, strict=True) for record in pair])
+        assert [part.batch.num_rows for part in found] == [1, 1, 1]
+        assert [item.queue_offset for part in found for item in part.bad] == [0, 1, 2]
+        assert len({item.problem for part in found for item in part.bad}) == 2
+
+    def test_no_memory_is_no_fault_of_the_record(self) -> None:
+        def fail(sys_flag: int, body: bytes) -> bytes:
+            raise MemoryError
+
+        decoder = ColumnDecoder(arrow_schema(), decompress=fail)
+        with pytest.raises(MemoryError):
+            list(decoder.decode(packed(b"x").encode(), [0]))
+
+
+class TestNamesTwice:
+    """Batch sends write WAIT again: the last value counts, in the first place."""
+
+    def test_no_record_is_decoded_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def alone(text: str) -> dict[str, str]:
+            raise AssertionError(text)
+
+        monkeypatch.setattr(columnar_properties, "decode_properties", alone)
+        texts = [
+            b"UNIQ_KEY\x011\x02WAIT\x01true\x02TAGS\x01b\x02WAIT\x01false",
+            b"a\x011\x02a\x012\x02b\x013\x02a\x014\x02b\x015\x02",
+            b"WAIT\x01true",
+        ]
+        rows, bad = decode([Rec(properties=text) for text in texts], ["properties", "msg_id"])
+        assert bad == []
+        assert [list(row["properties"].items()) for row in rows] == [
+            [("UNIQ_KEY", "1"), ("WAIT", "false"), ("TAGS", "b")], [("a", "4"), ("b", "5")],
+            [("WAIT", "true")],
+        ]  # fmt: skip
+        assert rows[0]["msg_id"] == "1"
+
+    def test_names_twice_without_values(self) -> None:
+        texts = [
+            b"KEYS\x01\x02TAGS\x01\x02KEYS\x01",
+            b"a\x01\x02b\x012\x02a\x011",
+            b"a\x011\x02b\x012\x02a\x01",
+        ]
+        rows, bad = decode([Rec(properties=text) for text in texts], ["properties"])
+        assert bad == []
+        assert [row["properties"] for row in rows] == [{}, {"a": "1", "b": "2"}, {"a": "1", "b": "2"}]
+
+    def test_in_a_large_batch_of_many_names(self) -> None:
+        records = [Rec(properties=b"n%d\x01old\x02k\x01v\x02n%d\x01new" % (n, n)) for n in range(3000)]
+        rows, _ = decode(records, ["properties"])
+        assert [list(row["properties"].items()) for row in rows] == [
+            [(f"n{n}", "new"), ("k", "v")] for n in range(3000)
+        ]
 
 
 class TestStarts:
@@ -381,5 +504,5 @@ def test_any_records_any_projection(batch: list[Rec], columns: list[str]) -> Non
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=400), st.lists(st.integers(-5, 400), max_size=5, unique=True).map(sorted))
 def test_noise_is_never_an_exception(noise: bytes, starts: list[int]) -> None:
-    decoded = ColumnDecoder(arrow_schema(), decompress=decompress).decode(noise, starts)
+    decoded = alone(ColumnDecoder(arrow_schema(), decompress=decompress), noise, starts)
     assert decoded.batch.num_rows + len(decoded.bad) == len(starts)

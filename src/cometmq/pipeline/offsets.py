@@ -16,6 +16,7 @@ from cometmq.message import MessageQueue
 
 LATEST = -1
 EARLIEST = -2
+MAX_QUEUE_ID, MAX_OFFSET = 2**31 - 1, 2**63 - 1  # what fits into a request
 
 Offsets = dict[MessageQueue, int]
 Tree = dict[str, Any]
@@ -50,6 +51,10 @@ def _walk(tree: Mapping[str, Any], option: str) -> Iterator[tuple[MessageQueue, 
             for queue, offset in _mapping(queues, option, tree).items():
                 if not str(queue).isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
                     raise _bad_shape(option, tree)
+                if len(str(queue)) > 10 or int(queue) > MAX_QUEUE_ID or offset > MAX_OFFSET:
+                    raise ConfigError(
+                        option, f"{queue}: {offset}", "queue numbers of 31 bits and offsets of 63 bits"
+                    )
                 yield MessageQueue(topic, broker_name, int(queue)), offset
 
 

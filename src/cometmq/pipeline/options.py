@@ -16,11 +16,18 @@ from dataclasses import dataclass
 
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets, parse_offsets
+from cometmq.pipeline.offsets import EARLIEST, LATEST, MAX_QUEUE_ID, Offsets, parse_offsets
 
 SYSTEM_GROUP = "TOOLS_CONSUMER"
 """The consumer group named in pulls when the user gives none. Every broker has it from the start, so nothing
 is left behind on the broker by a reading job."""
+
+MAX_PLAIN_BYTES = 64 * 1024 * 1024
+"""A message whose body is larger when it is decompressed is a bad record. Producers take bodies of 4 MiB
+(before compression) unless they are told otherwise; of 64 MiB a worker with 512 MB can hold the copies."""
+_MOST_BYTES = 512 * 1024 * 1024
+"""Of one batch: a JVM of 1 GiB takes that, and 1.5 GiB end it (spark.md 1.3); Arrow has 31 bits for
+what is stored, what is plain and one message more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,8 @@ class PullOptions:
     pulls_in_flight: int = 8
     timeout_ms: int = 30_000  # without an answer; also how long a busy or restarting broker is waited for
     batch_records: int = 10_000  # of one Arrow batch
-    batch_bytes: int = 16 * 1024 * 1024
+    batch_bytes: int = 16 * 1024 * 1024  # stored bytes, and again as many of plain bodies
+    max_plain_bytes: int = MAX_PLAIN_BYTES
     check_crc: bool = True
     decompress: bool = True
     fail_on_data_loss: bool = True
@@ -119,6 +127,7 @@ _READ = (
     "pullsInFlight",
     "batchRecords",
     "batchBytes",
+    "maxPlainBytes",
     "checkCrc",
     "decompress",
     "onBadRecord",
@@ -167,7 +176,7 @@ class _Reader:
     def text(self, name: str, default: str | None = None) -> str | None:
         return self._values.get(name.lower(), default)
 
-    def integer(self, name: str, default: int | None, least: int = 1) -> int | None:
+    def integer(self, name: str, default: int | None, least: int = 1, most: int = 2**63 - 1) -> int | None:
         text = self.text(name)
         if text is None:
             return default
@@ -177,10 +186,12 @@ class _Reader:
             value = least - 1
         if value < least:
             raise ConfigError(name, text, f"a whole number of {least} or more")
+        if value > most:
+            raise ConfigError(name, text, f"a whole number of at most {most}")
         return value
 
-    def count(self, name: str, default: int, least: int = 1) -> int:
-        value = self.integer(name, default, least)
+    def count(self, name: str, default: int, least: int = 1, most: int = 2**31 - 1) -> int:
+        value = self.integer(name, default, least, most)
         return default if value is None else value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -218,7 +229,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         pulls_in_flight=given.count("pullsInFlight", 8),
         timeout_ms=given.count("timeoutMs", 30_000),
         batch_records=given.count("batchRecords", 10_000),
-        batch_bytes=given.count("batchBytes", 16 * 1024 * 1024),
+        batch_bytes=given.count("batchBytes", 16 * 1024 * 1024, most=_MOST_BYTES),
+        max_plain_bytes=given.count("maxPlainBytes", MAX_PLAIN_BYTES, most=_MOST_BYTES),
         check_crc=given.flag("checkCrc", True),
         decompress=given.flag("decompress", True),
         fail_on_data_loss=given.flag("failOnDataLoss", True),
@@ -286,7 +298,7 @@ def _assigned(text: str) -> tuple[MessageQueue, ...]:
         ]
     except (ValueError, AttributeError, TypeError):
         raise ConfigError("assign", text, expected) from None
-    if not queues or any(queue.queue_id < 0 for queue in queues):
+    if not queues or any(not 0 <= queue.queue_id <= MAX_QUEUE_ID for queue in queues):
         raise ConfigError("assign", text, expected)
     return tuple(sorted(set(queues)))
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cometmq.pipeline.plan import QueueRange
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.columnar import record_starts
+from cometmq.protocol.columnar_layout import record_starts
 
 FILTERED_SEGMENT = 2048  # offsets of a segment when the broker filters: it scans 800 entries for one answer
 
@@ -74,13 +74,23 @@ class Segment:
 
 
 class PullWindow:
-    """The segments of some ranges, at most `depth` of them open at a time."""
+    """The segments of some ranges, at most `depth` of them open at a time.
+
+    Once `held_bytes` of answers wait for the first segment to be complete, only that one is asked for.
+    """
 
     def __init__(
-        self, ranges: Iterable[QueueRange], *, step: int, depth: int, filtered: bool = False
+        self,
+        ranges: Iterable[QueueRange],
+        *,
+        step: int,
+        depth: int,
+        filtered: bool = False,
+        held_bytes: int = 16 * 1024 * 1024,
     ) -> None:
         self._step = step
         self._depth = depth
+        self._held_bytes = held_bytes
         self._filtered = filtered
         self._fresh = _segments(ranges, FILTERED_SEGMENT if filtered else step)
         self._open: deque[Segment] = deque()
@@ -88,6 +98,11 @@ class PullWindow:
 
     def requests(self) -> Iterator[Request]:
         """The pulls to send now."""
+        if self._held() > self._held_bytes:
+            if self._open[0] in self._again:
+                self._again.remove(self._open[0])
+                yield self._request(self._open[0])
+            return
         while self._again:
             yield self._request(self._again.popleft())
         while len(self._open) < self._depth:
@@ -131,6 +146,14 @@ class PullWindow:
         """Segments that are complete, in order."""
         while self._open and self._open[0].done:
             yield self._open.popleft()
+
+    def begun(self) -> Iterator[Segment]:
+        """The first segment that is not complete (ask after `ready`): its chunks may be taken out already."""
+        if self._open and self._open[0].chunks:
+            yield self._open[0]
+
+    def _held(self) -> int:
+        return sum(len(chunk.body) for segment in self._open for chunk in segment.chunks)
 
     def _judge(self, segment: Segment, reply: Reply) -> Verdict:
         if reply.code == ResponseCode.SUCCESS and reply.body:

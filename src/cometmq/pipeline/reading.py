@@ -7,8 +7,10 @@ One connection to each broker, kept by the worker process for its next task; sev
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 import pyarrow as pa
@@ -21,11 +23,12 @@ from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.errors import BadRecordError, DataLossError
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.plan import QueueRange
-from cometmq.pipeline.pulling import PullWindow, Reply, Request, Segment, Verdict
+from cometmq.pipeline.pulling import Chunk, PullWindow, Reply, Request, Segment, Verdict
 from cometmq.pipeline.requests import pull_reply, pull_request
 from cometmq.pipeline.wire import Wire
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.columnar import MAX_RAW_BYTES, BadRecord, ColumnDecoder
+from cometmq.protocol.columnar import ColumnDecoder
+from cometmq.protocol.columnar_layout import MAX_RAW_BYTES, BadRecord, Origin
 from cometmq.protocol.compression import decompress
 
 log = logs.logger(__name__)
@@ -62,6 +65,8 @@ def read_batches(
             if options.fail_on_bad_record:
                 raise BadRecordError(source.queue, bad.queue_offset, bad.stage, bad.problem)
             log.warning("bad record left out: %s offset %s: %s", source.queue, bad.queue_offset, bad.problem)
+        for queue, count in part.lost.items():
+            log.warning("%d records of %s are gone from the broker and left out", count, queue)
         if part.batch.num_rows:
             yield part.batch
 
@@ -105,7 +110,11 @@ class _BrokerReader:
         self._options = options
         filtered = options.tags.strip() not in ("", "*")
         self._window = PullWindow(
-            ranges, step=options.pull_batch_size, depth=options.pulls_in_flight, filtered=filtered
+            ranges,
+            step=options.pull_batch_size,
+            depth=options.pulls_in_flight,
+            filtered=filtered,
+            held_bytes=options.batch_bytes,
         )
         self._assembler = _Assembler(schema, broker_name, options, filtered)
         self._flying: dict[int, Segment] = {}
@@ -115,7 +124,7 @@ class _BrokerReader:
         wire = self._connect()
         try:
             while True:
-                complete = list(self._window.ready())
+                complete = [*self._window.ready(), *self._window.begun()]
                 try:
                     # The next pulls leave before the batch is decoded: the broker works while we do.
                     self._send(wire, list(self._window.requests()))
@@ -241,44 +250,57 @@ class _Assembler:
             wanted,
             broker_name=broker_name,
             check_crc=options.check_crc,
-            decompress=decompress if options.decompress else None,
+            decompress=partial(decompress, limit=options.max_plain_bytes) if options.decompress else None,
+            plain_bytes=options.batch_bytes,
         )
         self._bodies: list[bytes] = []
         self._starts: list[int] = []
-        self._segments: list[tuple[Segment, int]] = []  # and the position behind its records
+        self._sources: list[QueueRange] = []
+        self._ends: list[int] = []  # of each source, the position behind its records
         self._size = 0
+        self._bad: list[tuple[QueueRange, BadRecord]] = []
+        self._lost: dict[MessageQueue, int] = {}
 
     def take(self, segments: Iterable[Segment]) -> Iterator[Part]:
         for segment in segments:
-            for chunk in segment.chunks:
-                base = self._size
-                self._bodies.append(chunk.body)
-                self._starts.extend([base + start for start in chunk.starts] if base else chunk.starts)
-                self._size += len(chunk.body)
-            segment.chunks = []
-            self._segments.append((segment, self._size))
-            if len(self._starts) >= self._options.batch_records or self._size >= self._options.batch_bytes:
-                yield from self.rest()
-
-    def rest(self) -> Iterator[Part]:
-        """What has been collected, as one part."""
-        if not self._segments:
-            return
-        decoded = self._decoder.decode(b"".join(self._bodies), self._starts)
-        part = Part(self._filter(decoded.batch) if self._filtered else decoded.batch)
-        for bad in decoded.bad:
-            part.bad.append((self._source_of(bad.position), bad))
-        for segment, _ in self._segments:
+            self._bad += [(segment.source, _broken(segment, *item)) for item in segment.broken]
             if segment.lost:
                 queue = segment.source.queue
-                part.lost[queue] = part.lost.get(queue, 0) + segment.lost
-            for offset, raw in segment.broken:
-                part.bad.append((segment.source, _broken(segment, offset, raw)))
-        self._bodies, self._starts, self._segments, self._size = [], [], [], 0
-        yield part
+                self._lost[queue] = self._lost.get(queue, 0) + segment.lost
+            chunks = segment.chunks
+            segment.chunks, segment.broken, segment.lost = [], [], 0
+            for chunk in chunks:
+                self._add(segment.source, chunk)
+                if (
+                    len(self._starts) >= self._options.batch_records
+                    or self._size >= self._options.batch_bytes
+                ):
+                    yield from self.rest()
 
-    def _source_of(self, position: int) -> QueueRange:
-        return next(segment.source for segment, end in self._segments if position < end)
+    def _add(self, source: QueueRange, chunk: Chunk) -> None:
+        base = self._size
+        self._bodies.append(chunk.body)
+        self._starts.extend([base + start for start in chunk.starts] if base else chunk.starts)
+        self._size += len(chunk.body)
+        if self._sources and self._sources[-1] is source:
+            self._ends[-1] = self._size
+        else:
+            self._sources.append(source)
+            self._ends.append(self._size)
+
+    def rest(self) -> Iterator[Part]:
+        """What has been collected, in parts whose plain bodies are bounded."""
+        if not (self._bodies or self._bad or self._lost):
+            return
+        origins = [
+            Origin(end, source.queue.topic, source.queue.queue_id)
+            for source, end in zip(self._sources, self._ends, strict=True)
+        ]
+        for batch, found in self._decoder.decode(b"".join(self._bodies), self._starts, origins):
+            bad = [(self._sources[bisect_right(self._ends, item.position)], item) for item in found]
+            yield Part(self._filter(batch) if self._filtered else batch, self._bad + bad, self._lost)
+            self._bad, self._lost = [], {}
+        self._bodies, self._starts, self._sources, self._ends, self._size = [], [], [], [], 0
 
     def _filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         kept = batch.filter(pc.is_in(batch.column(_TAGS), value_set=self._tags))

@@ -1,7 +1,7 @@
 """Records of the commit log, many at a time, to Arrow columns.
 
 The input is what a pull reply or a commit-log file holds: records back to back (layout: record.py). The
-output is a `pyarrow.RecordBatch` whose schema the caller chooses: columns that are not asked for cost
+output are `pyarrow.RecordBatch`es whose schema the caller chooses: columns that are not asked for cost
 nothing. Everything here works on whole batches with numpy gathers and `pyarrow` takes; a Python loop runs
 only over rare rows (compressed bodies, IPv6 hosts, property strings that break the grammar) and over the
 bodies when their CRC is checked.
@@ -14,24 +14,36 @@ check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from struct import Struct
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cometmq.protocol.checksum import crc32
+from cometmq.protocol.columnar_layout import (
+    BORN_V6,
+    COMPRESSED,
+    HOSTS_AT,
+    STORE_V6,
+    V6_EXTRA,
+    BadRecord,
+    Buffer,
+    Bytes,
+    Ints,
+    Origin,
+    Rows,
+    crc_mismatches,
+    gather,
+    keep,
+    layout,
+    strangers,
+)
 from cometmq.protocol.columnar_properties import PropertyColumns, is_utf8
 from cometmq.protocol.ids import encode_offset_id, unpack_host
 
-MAGIC_V1 = 0xDAA320A7 - (1 << 32)
-MAGIC_V2 = 0xDAA320AB - (1 << 32)
-MIN_RECORD = 91  # two IPv4 hosts; empty body, topic and properties
-MAX_RAW_BYTES = 64 * 1024  # of a bad record that are kept
+MAX_BATCH = 0x7FFFFFFF  # bytes of a buffer, and of a batch's plain bodies: Arrow's offsets have 31 bits
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
@@ -66,51 +78,9 @@ record, microseconds in Arrow."""
 
 _FROM_PROPERTIES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 
-_HEAD = np.dtype(
-    [
-        ("store_size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-        ("born_host", "V8"),
-        ("store_timestamp", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared_transaction_offset", ">i8"),
-        ("body_length", ">i4"),
-    ]
-)
-assert _HEAD.itemsize == 88
-_MIDDLE = 48  # bytes before the born host: the same in every record
-_V6_EXTRA = 12  # an IPv6 host takes 16 + 4 bytes, not 4 + 4
-_BORN_V6, _STORE_V6, _COMPRESSED = 0x10, 0x20, 0x1
-
+_LEAST_MS, _MOST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999
 _NATIVE: dict[pa.DataType, npt.DTypeLike] = {pa.int32(): "i4", pa.int64(): "i8"}
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-Buffer = bytes | bytearray | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class BadRecord:
-    """A record that was left out. The offsets are what its header claims, None if even that could not be
-    read.
-    """
-
-    position: int  # in the buffer
-    stage: str  # "layout", "crc", "body" or "text"
-    problem: str
-    queue_id: int | None
-    queue_offset: int | None
-    physical_offset: int | None
-    raw: bytes  # the stored bytes, at most MAX_RAW_BYTES of them
 
 
 class Decoded(NamedTuple):
@@ -144,27 +114,6 @@ def arrow_schema(columns: Sequence[str] | None = None) -> pa.Schema:
     return pa.schema([(name, COLUMNS[name]) for name in (COLUMNS if columns is None else columns)])
 
 
-_SIZE_MAGIC = Struct(">ii").unpack_from
-
-
-def record_starts(buffer: Buffer, begin: int = 0, end: int | None = None) -> tuple[list[int], int]:
-    """Follow the chain of record lengths: (start of each record, position where the chain stops).
-
-    The chain stops at `end` when all is well; before it at a length or magic number that cannot be, or at a
-    record whose rest is missing.
-    """
-    stop = len(buffer) if end is None else end
-    starts: list[int] = []
-    position = begin
-    while position + MIN_RECORD <= stop:
-        size, magic = _SIZE_MAGIC(buffer, position)
-        if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < MIN_RECORD or size > stop - position:
-            break
-        starts.append(position)
-        position += size
-    return starts, position
-
-
 def batch_ends(sizes: Sequence[int], max_records: int, max_bytes: int) -> list[int]:
     """Where to cut a run of items so that no part is over a limit; an item over `max_bytes` alone gets its
     own part.
@@ -187,7 +136,8 @@ class ColumnDecoder:
 
     `schema` names columns of `COLUMNS` in any spelling `canonical_column` takes and any order; the batches
     carry exactly this schema. `broker_name` fills the column that no record holds. `decompress` is called as
-    (sys_flag, stored body).
+    (sys_flag, stored body). `plain_bytes`: a batch ends before a compressed body with which the plain ones of
+    it would be more than this; one that is larger alone gets a batch that ends with it.
     """
 
     def __init__(
@@ -197,34 +147,76 @@ class ColumnDecoder:
         broker_name: str = "",
         check_crc: bool = True,
         decompress: Callable[[int, bytes], bytes] | None = None,
+        plain_bytes: int = MAX_BATCH,
     ) -> None:
         self.schema = schema
         self.broker_name = broker_name
         self.check_crc = check_crc
-        self.decompress = decompress
+        self.plain_bytes = plain_bytes
         self.columns = [_checked_column(field) for field in schema]
         wanted = set(self.columns)
+        self.decompress = decompress if "body" in wanted else None
         self._property_names = {c: p for c, p in _FROM_PROPERTIES.items() if c in wanted}
         self._needs_properties = bool(self._property_names) or "properties" in wanted
 
-    def decode(self, buffer: Buffer, starts: Sequence[int] | Ints) -> Decoded:
-        """Decode the records that begin at `starts` (ascending, each within the buffer by its own length)."""
-        if len(buffer) > 0x7FFFFFFF:
+    def decode(
+        self, buffer: Buffer, starts: Sequence[int] | Ints, origins: Sequence[Origin] = ()
+    ) -> Iterator[Decoded]:
+        """Decode the records that begin at `starts` (ascending, each within the buffer by its own length): at
+        least one batch, in order, each with the bad records found until then.
+
+        origins: where the records come from; one that says otherwise is bad. All positions must be covered.
+        """
+        if len(buffer) > MAX_BATCH:
             raise ValueError("a buffer of records must stay under 2 GiB: Arrow's offsets have 31 bits")
         data = np.frombuffer(buffer, dtype=np.uint8)
-        rows, bad = _layout(data, np.asarray(starts, dtype=np.int64))
+        rows, bad = layout(data, np.asarray(starts, dtype=np.int64))
         if self.check_crc:
-            rows = _keep(
-                rows, bad, data, _crc_mismatches(buffer, rows), "crc", "body does not match its CRC-32"
+            rows = keep(
+                rows, bad, data, crc_mismatches(buffer, rows), "crc", "body does not match its CRC-32"
             )
+        if origins:
+            rows = keep(rows, bad, data, strangers(data, rows, origins), "queue", "is of another queue")
         arrow_data = pa.py_buffer(buffer)
-        while True:
-            try:
-                return Decoded(self._batch(arrow_data, data, rows), bad)
-            except _RowProblems as problem:
-                rows = _keep(rows, bad, data, problem.rows, problem.stage, problem.text)
+        for run, plain in self._runs(data, rows, bad):
+            while True:
+                try:
+                    batch = self._batch(arrow_data, data, run, plain)
+                    break
+                except _RowProblems as problem:
+                    run = keep(run, bad, data, problem.rows, problem.stage, problem.text)
+            yield Decoded(batch, bad)
+            bad = []
 
-    def _batch(self, buffer: pa.Buffer, data: Bytes, rows: _Rows) -> pa.RecordBatch:
+    def _runs(self, data: Bytes, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
+        """Runs of rows whose plain bodies fit into one batch, with those that were compressed, by start."""
+        plain: dict[int, bytes] = {}
+        if self.decompress is None:
+            yield rows, plain
+            return
+        first = size = 0
+        good = np.ones(len(rows.start), dtype=bool)
+        for row in np.flatnonzero(rows.sys_flag & COMPRESSED).tolist():
+            begin = int(rows.body_start[row])
+            stored = data[begin : begin + int(rows.body_length[row])].tobytes()
+            try:
+                body = self.decompress(int(rows.sys_flag[row]), stored)
+            except MemoryError:
+                raise  # no fault of the record
+            except Exception as error:
+                # Libraries of three codecs, each with its own exceptions; whatever it is, this record is bad.
+                problem = f"cannot decompress: {type(error).__name__}: {error}"
+                keep(rows.take(slice(row, row + 1)), bad, data, np.zeros(1, np.int64), "body", problem)
+                good[row] = False
+                continue
+            if plain and size + len(body) > self.plain_bytes:
+                yield rows.take(slice(first, row)).take(good[first:row]), plain
+                first, size, plain = row, 0, {}
+            plain[int(rows.start[row])] = body
+            size += len(body)
+        yield rows.take(slice(first, None)).take(good[first:]) if first or not good.all() else rows, plain
+
+    def _batch(self, buffer: pa.Buffer, data: Bytes, rows: Rows, plain: dict[int, bytes]) -> pa.RecordBatch:
         properties = None
         if self._needs_properties:
             raw = _slices(buffer, rows.properties_start, rows.properties_length, pa.binary())
@@ -232,7 +224,9 @@ class ColumnDecoder:
             if len(properties.invalid):
                 raise _RowProblems(properties.invalid, "text", "properties are not UTF-8")
         arrays = [
-            self._column(column, field.type, buffer, data, rows, properties)
+            _bodies(buffer, rows, plain)
+            if column == "body"
+            else self._column(column, field.type, buffer, data, rows, properties)
             for column, field in zip(self.columns, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -243,11 +237,9 @@ class ColumnDecoder:
         kind: pa.DataType,
         buffer: pa.Buffer,
         data: Bytes,
-        rows: _Rows,
+        rows: Rows,
         properties: PropertyColumns | None,
     ) -> pa.Array:
-        if column == "body":
-            return self._bodies(buffer, rows)
         if column == "topic":
             return _text(_slices(buffer, rows.topic_start, rows.topic_length, pa.binary()), "topic")
         if column == "broker_name":
@@ -267,29 +259,8 @@ class ColumnDecoder:
             return _hosts(data, rows, column)
         field = rows.field(column)
         if pa.types.is_timestamp(kind):
-            return pa.array(field.astype("i8") * 1000).view(kind)
+            return _times(field.astype("i8"), column).view(kind)
         return pa.array(field.astype(_NATIVE[kind]))
-
-    def _bodies(self, buffer: pa.Buffer, rows: _Rows) -> pa.Array:
-        stored = _slices(buffer, rows.body_start, rows.body_length, pa.binary())
-        compressed = np.flatnonzero(rows.sys_flag & _COMPRESSED)
-        if self.decompress is None or not len(compressed):
-            return stored
-        plain: list[bytes] = []
-        failed: list[int] = []
-        problem = ""
-        for row in compressed.tolist():
-            try:
-                plain.append(self.decompress(int(rows.sys_flag[row]), stored[row].as_py()))
-            except Exception as error:
-                # Libraries of three codecs, each with its own exceptions; whatever it is, this record is bad.
-                failed.append(row)
-                problem = f"cannot decompress: {type(error).__name__}: {error}"
-        if failed:
-            raise _RowProblems(np.asarray(failed), "body", problem)
-        order = np.arange(len(stored))
-        order[compressed] = len(stored) + np.arange(len(plain))
-        return pa.concat_arrays([stored, pa.array(plain, pa.binary())]).take(pa.array(order))
 
 
 class _RowProblems(Exception):
@@ -298,45 +269,6 @@ class _RowProblems(Exception):
     def __init__(self, rows: Ints, stage: str, text: str) -> None:
         super().__init__(rows, stage, text)
         self.rows, self.stage, self.text = rows, stage, text
-
-
-class _Rows:
-    """The fixed fields of a run of records and where their variable parts lie."""
-
-    __slots__ = (
-        "body_length",
-        "body_start",
-        "head",
-        "late",
-        "properties_length",
-        "properties_start",
-        "start",
-        "sys_flag",
-        "topic_length",
-        "topic_start",
-    )
-
-    def __init__(self, **parts: Any) -> None:
-        for name, value in parts.items():
-            setattr(self, name, value)
-
-    start: Ints
-    head: npt.NDArray[Any]  # _HEAD; fields behind the born host are wrong where a host is IPv6 …
-    late: dict[str, npt.NDArray[Any]]  # … and right here, when any is
-    sys_flag: npt.NDArray[np.int32]
-    body_start: Ints
-    body_length: Ints
-    topic_start: Ints
-    topic_length: Ints
-    properties_start: Ints
-    properties_length: Ints
-
-    def field(self, name: str) -> npt.NDArray[Any]:
-        return self.late[name] if name in self.late else self.head[name]
-
-    def take(self, keep: npt.NDArray[Any]) -> _Rows:
-        parts = {name: getattr(self, name)[keep] for name in self.__slots__ if name != "late"}
-        return _Rows(late={name: values[keep] for name, values in self.late.items()}, **parts)
 
 
 def _checked_column(field: pa.Field) -> str:
@@ -355,112 +287,28 @@ def _checked_column(field: pa.Field) -> str:
     return column
 
 
-def _gather(data: Bytes, positions: Ints, width: int) -> npt.NDArray[Any]:
-    """`width` bytes at each position, as one array of raw items (the fastest of the numpy ways by 2 to 6
-    times).
-    """
-    if len(data) < width:
-        return np.empty(0, dtype=f"V{width}")
-    items: npt.NDArray[Any] = np.ndarray(
-        shape=(len(data) - width + 1,), dtype=f"V{width}", buffer=data, strides=(1,)
-    )
-    return items[positions]
+def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
+    """The bodies of all rows: as stored, but those whose start is in `plain`."""
+    length = rows.body_length
+    if not plain:
+        return _slices(buffer, rows.body_start, length, pa.binary())
+    at = np.flatnonzero(np.isin(rows.start, np.fromiter(plain, np.int64, len(plain))))
+    length = length.copy()
+    length[at] = 0
+    stored = _slices(buffer, rows.body_start, length, pa.binary())
+    order = np.arange(len(stored))
+    order[at] = len(stored) + np.arange(len(at))
+    bodies = pa.array([plain[start] for start in rows.start[at].tolist()], pa.binary())
+    return pa.concat_arrays([stored, bodies]).take(pa.array(order))
 
 
-def _layout(data: Bytes, start: Ints) -> tuple[_Rows, list[BadRecord]]:
-    """Read the fixed fields, find the variable parts, and set aside what does not add up."""
-    bad: list[BadRecord] = []
-    fits = (start >= 0) & (start + MIN_RECORD <= len(data))
-    for position in start[~fits].tolist():
-        raw = data[max(position, 0) :][:MAX_RAW_BYTES].tobytes()
-        bad.append(BadRecord(position, "layout", "shorter than any record", None, None, None, raw))
-    start = start[fits]
-    head = _gather(data, start, 88).view(_HEAD)
-    sys_flag = head["sys_flag"].astype(np.int32)
-    end = start + head["store_size"]
-    late: dict[str, npt.NDArray[Any]] = {}
-    body_start = start + 88
-    body_length = head["body_length"].astype(np.int64)
-    if (sys_flag & (_BORN_V6 | _STORE_V6)).any():
-        late, body_start = _read_behind_v6_hosts(data, start, sys_flag)
-        body_length = late["body_length"].astype(np.int64)
-    last = len(data) - 2
-    long_topic = head["magic"] == MAGIC_V2
-    topic_at = body_start + body_length
-    good = (
-        ((head["magic"] == MAGIC_V1) | long_topic)
-        & (body_length >= 0)
-        & (end <= len(data))
-        & (topic_at < end)
-    )
-    at = np.clip(topic_at, 0, last)
-    topic_length = data[at].astype(np.int64)
-    topic_start = topic_at + 1
-    if long_topic.any():
-        topic_length = np.where(long_topic, (topic_length << 8) | data[at + 1], topic_length)
-        topic_start = topic_start + long_topic
-    properties_at = topic_start + topic_length
-    good &= properties_at + 2 <= end
-    at = np.clip(properties_at, 0, last)
-    properties_length = (data[at].astype(np.int64) << 8) | data[at + 1]
-    good &= properties_at + 2 + properties_length == end
-    rows = _Rows(
-        start=start,
-        head=head,
-        late=late,
-        sys_flag=sys_flag,
-        body_start=body_start,
-        body_length=body_length,
-        topic_start=topic_start,
-        topic_length=topic_length,
-        properties_start=properties_at + 2,
-        properties_length=properties_length,
-    )
-    return _keep(rows, bad, data, np.flatnonzero(~good), "layout", "lengths do not add up"), bad
-
-
-def _read_behind_v6_hosts(
-    data: Bytes, start: Ints, sys_flag: npt.NDArray[np.int32]
-) -> tuple[dict[str, npt.NDArray[Any]], Ints]:
-    """(fields behind the born host, body starts) where some hosts are longer than commonly."""
-    born = np.where(sys_flag & _BORN_V6, _V6_EXTRA, 0)
-    both = born + np.where(sys_flag & _STORE_V6, _V6_EXTRA, 0)
-    last = len(data)
-    late: dict[str, npt.NDArray[Any]] = {}
-    for name, shift in (
-        ("store_timestamp", born),
-        ("reconsume_times", both),
-        ("prepared_transaction_offset", both),
-        ("body_length", both),
-    ):
-        kind, offset = _HEAD.fields[name][:2]  # type: ignore[index]
-        at = np.minimum(start + offset + shift, last - kind.itemsize)
-        late[name] = _gather(data, at, kind.itemsize).view(kind).astype(kind.newbyteorder("="))
-    return late, start + 88 + both
-
-
-def _keep(rows: _Rows, bad: list[BadRecord], data: Bytes, drop: Ints, stage: str, problem: str) -> _Rows:
-    """`rows` without those at the indices `drop`, which are added to `bad`."""
-    if not len(drop):
-        return rows
-    for row in drop.tolist():
-        head, position = rows.head[row], int(rows.start[row])
-        raw = data[position : position + max(0, min(int(head["store_size"]), MAX_RAW_BYTES))].tobytes()
-        ids = (int(head["queue_id"]), int(head["queue_offset"]), int(head["physical_offset"]))
-        bad.append(BadRecord(position, stage, problem, *ids, raw))
-    keep = np.ones(len(rows.start), dtype=bool)
-    keep[drop] = False
-    return rows.take(keep)
-
-
-def _crc_mismatches(buffer: Buffer, rows: _Rows) -> Ints:
-    view = memoryview(buffer)
-    begins = rows.body_start.tolist()
-    ends = (rows.body_start + rows.body_length).tolist()
-    found = np.fromiter(
-        (crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)), np.int64, len(begins)
-    )
-    return np.flatnonzero((found & 0x7FFFFFFF) != rows.head["body_crc"])
+def _times(ms: Ints, column: str) -> pa.Array:
+    """Milliseconds to microseconds, with a check: what lies outside the years 1 to 9999 is no time to most
+    readers (Python's dates, SQL), and the greatest numbers would wrap."""
+    wrong = np.flatnonzero((ms < _LEAST_MS) | (ms > _MOST_MS))
+    if len(wrong):
+        raise _RowProblems(wrong, "time", f"{column} {ms[wrong[0]]} is outside the years 1 to 9999")
+    return pa.array(ms * 1000)
 
 
 def _slices(buffer: pa.Buffer, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
@@ -489,18 +337,18 @@ def _text(values: pa.Array, what: str) -> pa.Array:
     return text
 
 
-def _offset_ids(data: Bytes, rows: _Rows) -> pa.Array:
+def _offset_ids(data: Bytes, rows: Rows) -> pa.Array:
     """The id that names a record by where it lies: hex of store host, port and physical offset (32 or 56
     digits).
     """
-    host = rows.start + 64 + np.where(rows.sys_flag & _BORN_V6, _V6_EXTRA, 0)
+    host = rows.start + 64 + np.where(rows.sys_flag & BORN_V6, V6_EXTRA, 0)
     sixteen = np.empty((len(host), 16), dtype=np.uint8)
-    sixteen[:, :8] = _gather(data, host, 8).view(np.uint8).reshape(-1, 8)
+    sixteen[:, :8] = gather(data, host, 8).view(np.uint8).reshape(-1, 8)
     sixteen[:, 8:] = rows.head["physical_offset"].astype(">i8").view(np.uint8).reshape(-1, 8)
     digits = _HEX[sixteen.reshape(-1)]
     offsets = np.arange(0, 32 * (len(host) + 1), 32, dtype=np.int32)
     ids = pa.Array.from_buffers(pa.string(), len(host), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
-    long = np.flatnonzero(rows.sys_flag & _STORE_V6)
+    long = np.flatnonzero(rows.sys_flag & STORE_V6)
     if not len(long):
         return ids
     texts = ids.to_pylist()
@@ -510,15 +358,15 @@ def _offset_ids(data: Bytes, rows: _Rows) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def _hosts(data: Bytes, rows: _Rows, column: str) -> pa.Array:
+def _hosts(data: Bytes, rows: Rows, column: str) -> pa.Array:
     """'address:port' of each row. There are few hosts in a batch: each is formatted once."""
     born = column == "born_host"
-    flag = _BORN_V6 if born else _STORE_V6
-    start = rows.start + _MIDDLE
+    flag = BORN_V6 if born else STORE_V6
+    start = rows.start + HOSTS_AT
     if not born:
-        start = start + 16 + np.where(rows.sys_flag & _BORN_V6, _V6_EXTRA, 0)
+        start = start + 16 + np.where(rows.sys_flag & BORN_V6, V6_EXTRA, 0)
     long = (rows.sys_flag & flag) != 0
-    raw = _gather(data, start, 8).view(">u8").astype(np.uint64)
+    raw = gather(data, start, 8).view(">u8").astype(np.uint64)
     raw[long] = 0
     distinct, which = np.unique(raw, return_inverse=True)
     names = [unpack_host(value.to_bytes(8, "big")) for value in distinct.tolist()]

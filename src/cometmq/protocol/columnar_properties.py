@@ -3,8 +3,8 @@ records.
 
 A property string is `name 0x01 value 0x02 name 0x01 value …` (properties.py), the last 0x02 present or not.
 All separators of a batch are found in one pass. Where they alternate as they should, names and values are two
-takes; records whose strings do not (a separator inside a value, a piece without a separator) and records that
-name a property twice go through `decode_properties` one by one.
+takes; records whose strings do not (a separator inside a value, a piece without a separator) go through
+`decode_properties` one by one.
 """
 
 from __future__ import annotations
@@ -62,10 +62,12 @@ class PropertyColumns:
             record, start, middle, end = record[has], start[has], name_ends[which[has]], end[has]
         broken = np.concatenate([broken, record[(middle == start) | (end == middle + 1)]])
         names, values = self._texts(start, middle), self._texts(middle + 1, end)
-        slow = np.unique(np.concatenate([broken, self._repeated(record, names)]))
-        if not len(slow):
+        first, last = self._once(record, names)
+        if len(first) < len(record):
+            record, names, values = record[first], names.take(pa.array(first)), values.take(pa.array(last))
+        if not len(broken):
             return record, names, values
-        return self._replaced(slow, record, names, values)
+        return self._replaced(np.unique(broken), record, names, values)
 
     def _pieces(self) -> tuple[Ints, Ints, Ints]:
         """(record, start, end) of everything between two value ends."""
@@ -104,19 +106,28 @@ class PropertyColumns:
         order = np.argsort(record, kind="stable")
         return record[order], names.take(pa.array(order)), values.take(pa.array(order))
 
-    def _repeated(self, record: Ints, names: pa.Array) -> Ints:
-        """Rows that hold a name twice (batch sends do: the last value counts)."""
+    def _once(self, record: Ints, names: pa.Array) -> tuple[Ints, Ints]:
+        """(first, last) pair of each name of each record: where a name stands twice (batch sends write WAIT
+        again) it keeps its first place, and the last value counts."""
+        every = np.arange(len(record))
         if not len(record):
-            return record
+            return every, every
         codes: Ints = pc.dictionary_encode(names).indices.to_numpy().astype(np.int64)
-        width = int(codes.max()) + 1
-        cell = record * width + codes
-        if width * self.count <= _DENSE_LIMIT:
-            dense: Ints = cell[np.bincount(cell)[cell] > 1] // width
-            return dense
-        distinct, seen = np.unique(cell, return_counts=True)
-        rows: Ints = distinct[seen > 1] // width
-        return rows
+        cell = record * (int(codes.max()) + 1) + codes
+        if int(cell[-1]) < _DENSE_LIMIT:
+            again = np.flatnonzero(np.bincount(cell)[cell] > 1)
+        else:
+            _, which, seen = np.unique(cell, return_inverse=True, return_counts=True)
+            again = np.flatnonzero(seen[which] > 1)
+        if not len(again):
+            return every, every
+        again = again[np.argsort(cell[again], kind="stable")]
+        new = np.ones(len(again), bool)
+        new[1:] = cell[again[1:]] != cell[again[:-1]]
+        keep = np.ones(len(record), bool)
+        keep[again[~new]] = False
+        every[again[new]] = again[np.append(np.flatnonzero(new)[1:], len(again)) - 1]
+        return np.flatnonzero(keep), every[keep]
 
     def _texts(self, starts: Ints, ends: Ints) -> pa.Array:
         if not len(starts):
