@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: help install run test check bench clean
+.PHONY: help install java run test check bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -17,7 +17,11 @@ install: .venv/.installed  ## make .venv and install the project with everything
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
-run: install  ## start a cluster, send TPC-H orders, archive them with Spark, check, report
+java:  # said before anything is installed or sent, not when Spark starts at last
+	@command -v "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" >/dev/null || \
+		{ echo "Java 17 or newer is needed for Spark: install it, or set JAVA_HOME" >&2; exit 1; }
+
+run: java install  ## start a cluster, send TPC-H orders, archive them with Spark, check, report
 	$(BIN)/python examples/first_run.py $(RUN_ARGS)
 
 check: install  ## lint, format, strict types, import directions

@@ -62,6 +62,7 @@ Totals = dict[str, tuple[int, Decimal]]
 def main() -> int:
     """Run all stages. Returns 0 if Spark's sums are those of the source, 1 if not."""
     options = parse_arguments()
+    check_java()
     data = prepare_directory(options.data)
     began = time.monotonic()
     with progress_display() as progress:
@@ -96,6 +97,13 @@ def parse_arguments() -> argparse.Namespace:
     if not 0 < options.scale <= 1000:
         parser.error("--scale must be above 0 and at most 1000")
     return options
+
+
+def check_java() -> None:
+    """Spark needs it: said now, and not when Spark starts, a minute from here."""
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java", path=os.path.join(home, "bin") if home else None) is None:
+        sys.exit("Java 17 or newer is needed for Spark: install it, or set JAVA_HOME")
 
 
 def prepare_directory(chosen: Path | None) -> Path:

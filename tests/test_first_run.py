@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,6 +92,36 @@ def test_the_exit_code_is_the_checks_verdict(
 
     assert first_run.main() == code
     assert words in capsys.readouterr().out
+
+
+def test_without_java_it_says_so_before_it_does_anything(
+    first_run: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(sys, "argv", ["first_run.py", "--data", str(tmp_path / "new")])
+
+    with pytest.raises(SystemExit, match="Java 17"):
+        first_run.main()
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("home", [{}, {"JAVA_HOME": "/nowhere"}])
+def test_make_run_says_so_before_it_installs_anything(tmp_path: Path, home: dict[str, str]) -> None:
+    make = shutil.which("make")
+    assert make is not None
+    done = subprocess.run(
+        [make, "-f", str(ROOT / "Makefile"), "run"],
+        cwd=tmp_path,
+        env={"PATH": str(tmp_path), **home},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode != 0
+    assert "Java 17 or newer is needed" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_with_something_in_it_is_left_alone(first_run: ModuleType, tmp_path: Path) -> None:
