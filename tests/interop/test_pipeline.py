@@ -84,6 +84,19 @@ def test_offsets_by_time(topic: Topic) -> None:
             assert cluster.offset_at(queue, held, max(times.values()) + 1) == held.maximum
 
 
+def test_marks_are_what_the_records_say(topic: Topic) -> None:
+    last = {queue: held.maximum - 1 for queue, held in topic.bounds().items()}
+    with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:
+        marks = cluster.marks({queue: offset for queue, offset in last.items() if offset >= 0})
+        assert cluster.marks({queue: offset + 1 for queue, offset in last.items()}) == {}
+    found = {(row["queue_id"], row["queue_offset"]): row for row in rows(topic)}
+    assert len(marks) == sum(offset >= 0 for offset in last.values()) > 0
+    for queue, mark in marks.items():
+        row = found[queue.queue_id, last[queue]]
+        stored_ms = round(row["store_timestamp"].timestamp() * 1000)
+        assert mark == (row["physical_offset"], stored_ms)
+
+
 def test_progress_of_a_group(topic: Topic) -> None:
     offsets = {queue: held.maximum // 2 for queue, held in topic.bounds().items()}
     with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:

@@ -7,21 +7,29 @@ passes by itself within the time-out (a broker that restarts, a broken connectio
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
+from cometmq import logs
 from cometmq.client.namesrv_api import NO_ROUTE_HINT, UNREACHABLE_HINT
 from cometmq.client.remote_offsets import commit_rounds
 from cometmq.client.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
+from cometmq.pipeline.marks import Marks, mark_of
 from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets
 from cometmq.pipeline.options import SYSTEM_GROUP, Position, Topics
 from cometmq.pipeline.plan import Bounds
+from cometmq.pipeline.pulling import Reply
 from cometmq.pipeline.requests import (
+    BUSY,
+    PULL_ANSWERS,
     commit_request,
     committed_request,
     max_offset_request,
@@ -35,10 +43,14 @@ from cometmq.pipeline.wire import Wire
 from cometmq.protocol.bodies import TopicList, TopicRouteData
 from cometmq.protocol.codes import TBW102, RequestCode, ResponseCode, is_system_topic
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.record import decode_record
+
+log = logs.logger(__name__)
 
 _RETRY_S = 0.2
 _AT_ONCE = 256  # requests in flight: more could fill the buffers of both directions and stand still
+_RECORDS_AT_ONCE = 8  # whose answers may be of 4 MiB each
+_AWAY_S = (1.0, 30.0)  # between two looks for a broker that is away: at first, and doubled up to
+_NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
 _NEW_TOPIC_QUEUES = 4  # what producers ask for when their first message creates a topic
 T = TypeVar("T")
 
@@ -53,6 +65,7 @@ class Cluster:
         self._timeout_s = timeout_ms / 1000
         self._wires: dict[str, Wire] = {}
         self._routes = RouteTable()
+        self._away: dict[str, _Away] = {}  # by broker name
 
     # -- routes
 
@@ -62,16 +75,20 @@ class Cluster:
             for topic in {queue.topic for queue in topics.queues}:
                 self.route(topic)
             return list(topics.queues)
-        names = topics.names
-        if topics.pattern is not None:
-            pattern = re.compile(topics.pattern)
-            names = tuple(name for name in self.topic_names() if pattern.fullmatch(name))
+        names = self._names(topics, wait=True)
         found = [queue for name in names for queue in self.route(name).read_queues]
         return sorted(set(found))
 
-    def topic_names(self) -> list[str]:
-        """Topics of users, system topics left out."""
-        frame = self._ask_namesrv(Frame.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+    def _names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
+        """The names that are meant."""
+        if topics.pattern is None:
+            return topics.names or tuple(sorted({queue.topic for queue in topics.queues}))
+        pattern = re.compile(topics.pattern)
+        return tuple(name for name in self.topic_names(wait=wait) if pattern.fullmatch(name))
+
+    def topic_names(self, *, wait: bool = True) -> list[str]:
+        """Topics of users, system topics left out. wait: for name servers, as long as the time-out allows."""
+        frame = self._ask_namesrv(Frame.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER), wait=wait)
         return sorted(name for name in TopicList.decode(frame.body).topic_list if not is_system_topic(name))
 
     def route(self, topic: str) -> TopicRoute:
@@ -121,6 +138,11 @@ class Cluster:
         self._route(queue.topic)
         return _registered(queue, self._routes.any(queue.broker_name), self._namesrv)
 
+    def fresh_master(self, queue: MessageQueue) -> str:
+        """The address of its broker's master, by a fresh look. Raises NoRouteError if there is none now."""
+        self._route(queue.topic)
+        return _registered(queue, self._routes.master(queue.broker_name), self._namesrv)
+
     def master_of(self, queue: MessageQueue) -> str:
         """Where to write to the queue. Raises NoRouteError if the broker has no master now."""
         address = self._routes.master(queue.broker_name)
@@ -136,28 +158,112 @@ class Cluster:
     ) -> dict[MessageQueue, Bounds]:
         """What each queue holds, with two requests a queue that are all in flight at once.
 
-        missing_ok: leave out queues whose brokers cannot be asked instead of raising the broker's error.
+        missing_ok: ask once, and leave out queues whose brokers cannot be asked instead of raising the error.
         """
         found: dict[MessageQueue, Bounds] = {}
-        for broker_name in sorted({queue.broker_name for queue in queues}):
-            own = [queue for queue in queues if queue.broker_name == broker_name]
+        for own in _by_broker(queues):
             try:
-                found |= self._within_timeout(lambda own=own: self._bounds_of(own))  # type: ignore[misc]
-            except (RemotingError, NoRouteError):
+                if missing_ok:
+                    found |= self._bounds_of(own)
+                else:
+                    found |= self._within_timeout(partial(self._bounds_of, own))
+            except (RemotingError, NoRouteError, BrokerError):
                 if not missing_ok:
                     raise
         return found
 
-    def _bounds_of(self, queues: list[MessageQueue]) -> dict[MessageQueue, Bounds]:
+    def _bounds_of(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, Bounds]:
         address = self._known_or_fresh(queues[0])
+        replica = address != self._routes.master(queues[0].broker_name)
         frames = [make(queue) for queue in queues for make in (min_offset_request, max_offset_request)]
         answers = iter(self._call(address, frames))
         return {
             queue: Bounds(
-                offset_reply(next(answers), address, queue), offset_reply(next(answers), address, queue)
+                offset_reply(next(answers), address, queue),
+                offset_reply(next(answers), address, queue),
+                replica,
             )
             for queue in queues
         }
+
+    def look(self, topics: Topics, known: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
+        """What can be had of `bounds` now, for those who ask again and again: the queues of `topics`, also
+        those only `known` from before, without those whose brokers do not answer or refuse for the moment.
+
+        A name server that does not answer, or does not know a topic (yet), takes nothing away: brokers are
+        where they were. A broker that is away is said to be so in a warning and not asked again for a while.
+        Raises NoRouteError, RemotingError or BrokerError when there is no broker at all that answers.
+        """
+        queues = {queue for queue in known if topics.includes(queue)}
+        failure: CometError | None = None
+        try:
+            for name in self._names(topics, wait=False):
+                try:
+                    queues.update(filter(topics.includes, self._route(name).read_queues))
+                except NoRouteError as error:
+                    failure = error
+        except RemotingError as error:
+            failure = error
+        bounds: dict[MessageQueue, Bounds] = {}
+        for own in _by_broker(sorted(queues)):
+            try:
+                bounds |= self._unless_away(own)
+            except (RemotingError, NoRouteError, BrokerError) as error:
+                if isinstance(error, BrokerError) and error.code not in BUSY:
+                    raise
+                failure = error
+        if failure is not None and not bounds:
+            raise failure
+        return bounds
+
+    def _unless_away(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, Bounds]:
+        name = queues[0].broker_name
+        away, address = self._away.get(name), self._routes.any(name)
+        if away is not None and away.address == address and time.monotonic() < away.until:
+            raise away.error
+        try:
+            found = self._bounds_of(queues)
+        except CometError as error:
+            pause = _AWAY_S[0] if away is None else min(2 * away.pause, _AWAY_S[1])
+            if away is None:
+                log.warning("broker %s is away, %d queues wait for it: %s", name, len(queues), error)
+            self._away[name] = _Away(error, address, pause, time.monotonic() + pause)
+            raise
+        if self._away.pop(name, None) is not None:
+            log.warning("broker %s is back", name)
+        return found
+
+    def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:
+        """The marks of the records at these offsets; those that are not there, or whose broker is away, are
+        left out. Raises BrokerError when a broker refuses."""
+        found: Marks = {}
+        for own in _by_broker(sorted(offsets)):
+            with contextlib.suppress(RemotingError, NoRouteError):
+                for first in range(0, len(own), _RECORDS_AT_ONCE):
+                    each = own[first : first + _RECORDS_AT_ONCE]
+                    found |= self._within_timeout(partial(self._marks_of, each, offsets))
+        return found
+
+    def _marks_of(self, queues: Sequence[MessageQueue], offsets: Mapping[MessageQueue, int]) -> Marks:
+        found: Marks = {}
+        replies = self._pull_one([(queue, offsets[queue]) for queue in queues])
+        for queue, reply in zip(queues, replies, strict=True):
+            if reply.body:
+                offset, mark = mark_of(reply.body)
+                if offset == offsets[queue]:
+                    found[queue] = mark
+        return found
+
+    def _pull_one(self, wanted: Sequence[tuple[MessageQueue, int]]) -> list[Reply]:
+        """The first record at or behind each offset of one broker's queues. Raises BrokerError for a refusal:
+        it says nothing about what the queue holds."""
+        address = self._known_or_fresh(wanted[0][0])
+        frames = [pull_request(SYSTEM_GROUP, queue, offset, 1, "*") for queue, offset in wanted]
+        replies = [pull_reply(frame) for frame in self._call(address, frames)]
+        for (queue, _), reply in zip(wanted, replies, strict=True):
+            if reply.code not in PULL_ANSWERS:
+                raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
+        return replies
 
     def _known_or_fresh(self, queue: MessageQueue) -> str:
         address = self._routes.any(queue.broker_name)
@@ -193,31 +299,32 @@ class Cluster:
         low, high = bounds.minimum, bounds.maximum
         while low < high:
             middle = (low + high) // 2
-            stored_ms = self._within_timeout(lambda at=middle: self._store_time(queue, at))  # type: ignore[misc]
+            behind, stored_ms = self._within_timeout(partial(self._store_time, queue, middle))
             if stored_ms is None or stored_ms < timestamp_ms:
-                low = middle + 1
+                low = min(behind, high)
             else:
                 high = middle
         return low
 
-    def _store_time(self, queue: MessageQueue, offset: int) -> int | None:
-        """Store time of the message at `offset`, None if it is gone."""
+    def _store_time(self, queue: MessageQueue, offset: int) -> tuple[int, int | None]:
+        """Store time of the first message at or behind `offset`, None if it is gone; and the next offset that
+        is not gone. Raises BrokerError while the broker refuses, or does not hold the offset."""
+        (reply,) = self._pull_one([(queue, offset)])
+        if reply.body:
+            at, mark = mark_of(reply.body)
+            return max(at, offset) + 1, mark.stored_ms
+        if reply.next_begin > offset:
+            return reply.next_begin, None
         address = self._known_or_fresh(queue)
-        reply = pull_reply(self._call(address, [pull_request(SYSTEM_GROUP, queue, offset, 1, "*")])[0])
-        if reply.code == ResponseCode.SUCCESS and reply.body:
-            return decode_record(reply.body, 0).store_timestamp_ms
-        if reply.next_begin or reply.code != ResponseCode.SYSTEM_ERROR:
-            return None
         raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Store a consumer group's offsets on the brokers' masters; brokers that are away are left for the
         next time.
         """
-        for broker_name in sorted({queue.broker_name for queue in offsets}):
-            address = self._routes.master(broker_name)
-            own = [queue for queue in sorted(offsets) if queue.broker_name == broker_name]
-            if address is not None:
+        for own in _by_broker(sorted(offsets)):
+            address = self._routes.master(own[0].broker_name)
+            if address is not None and own[0].broker_name not in self._away:
                 try:
                     for each in commit_rounds(own):
                         self._call(address, [commit_request(group, queue, offsets[queue]) for queue in each])
@@ -227,8 +334,7 @@ class Cluster:
     def committed(self, group: str, queues: Sequence[MessageQueue]) -> Offsets:
         """A consumer group's offsets; queues without one are left out."""
         found: Offsets = {}
-        for broker_name in sorted({queue.broker_name for queue in queues}):
-            own = [queue for queue in queues if queue.broker_name == broker_name]
+        for own in _by_broker(queues):
             address = self.master_of(own[0])
             answers = self._call(address, [committed_request(group, queue) for queue in own])
             for queue, frame in zip(own, answers, strict=True):
@@ -238,7 +344,7 @@ class Cluster:
 
     # -- connections
 
-    def _ask_namesrv(self, request: Frame) -> Frame:
+    def _ask_namesrv(self, request: Frame, *, wait: bool = True) -> Frame:
         def ask() -> Frame:
             failure: RemotingError | None = None
             for address in self._namesrv:
@@ -253,7 +359,7 @@ class Cluster:
             assert failure is not None
             raise failure
 
-        return self._within_timeout(ask)
+        return self._within_timeout(ask) if wait else ask()
 
     def _within_timeout(
         self, action: Callable[[], T], give_up: Callable[[CometError], bool] = lambda _: False
@@ -263,7 +369,9 @@ class Cluster:
         while True:
             try:
                 return action()
-            except (RemotingError, NoRouteError) as error:
+            except (RemotingError, NoRouteError, BrokerError) as error:
+                if isinstance(error, BrokerError) and error.code not in BUSY | _NOT_THERE:
+                    raise
                 if give_up(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_S)
@@ -293,6 +401,24 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Away:
+    """A broker that did not answer: why, how long it is left alone at that address, and until when."""
+
+    error: CometError
+    address: str | None
+    pause: float
+    until: float
+
+
+def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
+    """The queues of each broker, brokers by name."""
+    groups: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        groups.setdefault(queue.broker_name, []).append(queue)
+    return [groups[name] for name in sorted(groups)]
 
 
 def _registered(queue: MessageQueue, address: str | None, namesrv: Sequence[str]) -> str:

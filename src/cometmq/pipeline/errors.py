@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cometmq.errors import CometError
+from cometmq.errors import CometError, Transient
 from cometmq.message import MessageQueue
 
 
@@ -44,6 +44,23 @@ class BadRecordError(PipelineError):
         at = f"{self.queue.topic} {self.queue.broker_name} {self.queue.queue_id} offset {self.queue_offset}"
         hint = "Set onBadRecord=skip to leave such records out"
         return f"bad record at {at} ({self.stage}): {self.problem}. {hint}"
+
+
+class ReplicaBehindError(PipelineError, Transient):
+    """A broker's master is away and the replica that stands in for it does not hold the records. It may not
+    have got them yet, so nothing is taken for lost."""
+
+    def __init__(self, queue: MessageQueue, offset: int, address: str, minimum: int, maximum: int) -> None:
+        super().__init__(queue, offset, address, minimum, maximum)
+        self.queue, self.offset, self.address = queue, offset, address
+        self.minimum, self.maximum = minimum, maximum
+
+    def __str__(self) -> str:
+        queue = f"{self.queue.topic} {self.queue.broker_name} {self.queue.queue_id}"
+        return (
+            f"the replica {self.address} does not hold offset {self.offset} of queue {queue} "
+            f"(it holds {self.minimum} to {self.maximum}), and no name server shows a master"
+        )
 
 
 class SinkRowError(PipelineError):

@@ -23,13 +23,17 @@ Tree = dict[str, Any]
 
 START_KEY = "@start"
 """In the end position of a query's FIRST batch: where that batch begins. `@` cannot occur in a topic's name.
+(Also where a queue was replaced and reading goes on elsewhere, marks.py.)
 
 Spark's log holds the end of each batch but not the start of the first one: after a crash in batch 0 it asks
 the source again where to begin, and "latest" is then another place (records in between would be lost). With
 the start inside the logged end, the batch is the same batch whenever it is planned again."""
 
+MARKS_KEY = "@last"
+"""Beside the positions of a stream: what the record before each of them can be told by (marks.py)."""
 
-def to_tree(offsets: Mapping[MessageQueue, int]) -> Tree:
+
+def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:
     """The nested form with sorted keys."""
     tree: Tree = {}
     for queue in sorted(offsets):
@@ -45,7 +49,7 @@ def from_tree(tree: Mapping[str, Any], option: str = "offsets") -> Offsets:
 
 def _walk(tree: Mapping[str, Any], option: str) -> Iterator[tuple[MessageQueue, int]]:
     for topic, brokers in tree.items():
-        if topic == START_KEY:
+        if topic in (START_KEY, MARKS_KEY):
             continue
         for broker_name, queues in _mapping(brokers, option, tree).items():
             for queue, offset in _mapping(queues, option, tree).items():
@@ -86,7 +90,7 @@ def parse_offsets(text: str, option: str) -> Offsets:
 
 
 def with_start(end: Mapping[MessageQueue, int], start: Mapping[MessageQueue, int]) -> Tree:
-    """The end position of a query's first batch."""
+    """The end position of a batch that does not begin where the one before it ended: a query's first one."""
     return {START_KEY: to_tree(start), **to_tree(end)}
 
 

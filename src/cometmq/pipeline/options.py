@@ -52,6 +52,12 @@ class Topics:
     pattern: str | None = None
     queues: tuple[MessageQueue, ...] = ()
 
+    def includes(self, queue: MessageQueue) -> bool:
+        """Whether a queue that was read before is still meant."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, queue.topic) is not None
+        return queue in self.queues or queue.topic in self.names
+
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:

@@ -20,10 +20,14 @@ _LEAST_TASK_RECORDS = 20_000  # about what is read in the 0.1 s that a Python ta
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a queue holds now: offsets `minimum` <= o < `maximum`."""
+    """What a queue holds now: offsets `minimum` <= o < `maximum`.
+
+    replica: a replica says so. Its master may hold more, so what is missing here is not lost.
+    """
 
     minimum: int
     maximum: int
+    replica: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ def queue_ranges(
     for queue in sorted(end):
         held = bounds.get(queue, Bounds(0, end[queue]))
         first = start.get(queue)
+        if held.replica and first is not None:
+            held = Bounds(min(first, held.minimum), max(end[queue], held.maximum))
         begin, stop = held.minimum if first is None else first, end[queue]
         if first is not None and first > stop:
             _lost(fail_on_data_loss, queue, first, stop, held, "the range ends before it starts")
@@ -99,11 +105,14 @@ def check_not_shrunk(
     """Raise DataLossError if a queue is shorter than what was read from it: its topic was deleted and made
     anew.
     """
-    for queue, held in bounds.items():
-        if queue in read and held.maximum < read[queue]:
-            _lost(
-                fail, queue, read[queue], read[queue], held, "the queue is shorter than what was read from it"
-            )
+    for queue in shrunk(read, bounds):
+        held = bounds[queue]
+        _lost(fail, queue, read[queue], read[queue], held, "the queue is shorter than what was read from it")
+
+
+def shrunk(read: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> list[MessageQueue]:
+    """The queues that are shorter than what was read from them."""
+    return [q for q, held in bounds.items() if held.maximum < read.get(q, 0) and not held.replica]
 
 
 def _lost(fail: bool, queue: MessageQueue, start: int, end: int, held: Bounds, problem: str) -> None:

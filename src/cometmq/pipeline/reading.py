@@ -17,14 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cometmq import logs
-from cometmq.errors import BrokerError, CometError, ConnectError, RequestTimeout, SendFailed
+from cometmq.errors import (
+    BodyTooLarge,
+    BrokerError,
+    CometError,
+    ConnectError,
+    NoRouteError,
+    RequestTimeout,
+    SendFailed,
+)
 from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.errors import BadRecordError, DataLossError
+from cometmq.pipeline.errors import BadRecordError, DataLossError, ReplicaBehindError
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.pulling import Chunk, PullWindow, Reply, Request, Segment, Verdict
-from cometmq.pipeline.requests import pull_reply, pull_request
+from cometmq.pipeline.requests import BUSY, PULL_ANSWERS, pull_reply, pull_request
 from cometmq.pipeline.wire import Wire
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.columnar import ColumnDecoder
@@ -35,9 +43,12 @@ log = logs.logger(__name__)
 
 _NOT_YET_S = 2.0
 """How long offsets below the planned end may be absent: a master that restarts replays its log first."""
-_BUSY = {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL}
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between attempts: at first, and doubled up to
+_ROLE_S = 1.0  # how long a look at who is master counts
 
-_wires: dict[str, Wire] = {}  # of this worker process, by address; only connections with nothing in flight
+_wires: dict[tuple[str, float], Wire] = {}
+"""Of this worker process, with nothing in flight, by address and time-out: by all that one query's connection
+may differ in from another's (and by credentials and TLS, once there are any)."""
 _TAGS = "__tags__"
 
 
@@ -119,6 +130,8 @@ class _BrokerReader:
         self._assembler = _Assembler(schema, broker_name, options, filtered)
         self._flying: dict[int, Segment] = {}
         self._patience: dict[Segment, float] = {}  # until when a segment may be answered "not yet"
+        self._backoff = _Backoff(options.timeout_ms / 1000)
+        self._role = (0.0, False)  # until when that is taken for known, and whether a replica answers
 
     def parts(self) -> Iterator[Part]:
         wire = self._connect()
@@ -128,22 +141,24 @@ class _BrokerReader:
                 try:
                     # The next pulls leave before the batch is decoded: the broker works while we do.
                     self._send(wire, list(self._window.requests()))
-                except SendFailed:
-                    wire = self._reconnect()
+                except SendFailed as error:
+                    wire = self._reconnect(error)
                 yield from self._assembler.take(complete)
                 if self._window.finished:
                     break
                 try:
                     for frame in wire.receive_some() if self._flying else ():
                         self._answered(self._flying.pop(frame.opaque), pull_reply(frame))
-                except (SendFailed, RequestTimeout):
-                    wire = self._reconnect()
+                        self._backoff.worked()
+                except (SendFailed, RequestTimeout) as error:
+                    wire.close()
+                    wire = self._reconnect(error)
             yield from self._assembler.rest()
         except BaseException:
             # Also GeneratorExit (Spark's `limit`): answers are still on their way on this connection.
             wire.close()
             raise
-        _wires[wire.address] = wire
+        _wires[wire.address, wire.timeout_s] = wire
 
     def _send(self, wire: Wire, requests: list[Request]) -> None:
         if not requests:
@@ -159,27 +174,35 @@ class _BrokerReader:
             self._flying[number] = item.segment
 
     def _answered(self, segment: Segment, reply: Reply) -> None:
+        missing = not reply.body and reply.code in PULL_ANSWERS - {ResponseCode.PULL_RETRY_IMMEDIATELY}
+        if missing and self._on_replica():
+            if not self._waited(segment, self._options.timeout_ms / 1000):
+                return
+            if reply.next_begin <= segment.at:
+                raise ReplicaBehindError(
+                    segment.source.queue, segment.at, self._address, reply.minimum, reply.maximum
+                )
         verdict = self._window.answered(segment, reply)
         if verdict is Verdict.PROGRESS:
             self._patience.pop(segment, None)
-        elif verdict is Verdict.REFUSED and reply.code not in _BUSY:
-            queue = segment.source.queue
-            raise _refused(reply, self._address, queue)
-        else:
-            self._wait(segment, reply, verdict)
+        elif verdict is Verdict.NOT_YET:
+            if self._waited(segment, _NOT_YET_S):
+                self._window.give_up(segment, reply)
+        elif reply.code not in BUSY or self._waited(segment, self._options.timeout_ms / 1000):
+            raise BrokerError(
+                reply.code, remark=reply.remark, broker_addr=self._address, topic=segment.source.queue.topic
+            )
         if segment.lost and self._options.fail_on_data_loss:
             raise _loss(segment)
 
-    def _wait(self, segment: Segment, reply: Reply, verdict: Verdict) -> None:
-        patience_s = _NOT_YET_S if verdict is Verdict.NOT_YET else self._options.timeout_ms / 1000
+    def _waited(self, segment: Segment, patience_s: float) -> bool:
+        """Whether the segment has been answered like this for so long; if not, it is asked for again."""
         until = self._patience.setdefault(segment, time.monotonic() + patience_s)
-        if time.monotonic() < until:
-            time.sleep(0.05)
-            self._window.retry(segment)
-        elif verdict is Verdict.NOT_YET:
-            self._window.give_up(segment, reply)
-        else:
-            raise _refused(reply, self._address, segment.source.queue)
+        if time.monotonic() >= until:
+            return True
+        time.sleep(_PAUSE_S)
+        self._window.retry(segment)
+        return False
 
     def _connect(self) -> Wire:
         if self._address:
@@ -189,37 +212,71 @@ class _BrokerReader:
                 pass  # the broker may have moved since this was planned: the name server knows
         return self._find()
 
-    def _reconnect(self) -> Wire:
+    def _reconnect(self, error: CometError) -> Wire:
         self._flying.clear()
         self._window.lost_connection()
+        self._backoff.failed(error)
         return self._find()
 
     def _find(self) -> Wire:
         """Ask the name server where the broker is now and connect, for as long as the time-out allows."""
-        deadline = time.monotonic() + self._options.timeout_ms / 1000
-        with Cluster(self._namesrv, timeout_ms=self._options.timeout_ms) as cluster:
+        with self._cluster() as cluster:
             while True:
                 try:
-                    self._address = cluster.address_of(self._queue)
+                    self._address, self._role = cluster.address_of(self._queue), (0.0, False)
                     return _wire_to(self._address, self._options)
-                except CometError:
-                    if time.monotonic() > deadline:
-                        raise
-                time.sleep(0.2)
+                except CometError as error:
+                    self._backoff.failed(error)
+
+    def _on_replica(self) -> bool:
+        """Whether a replica answers, as far as the name servers know: what it does not hold, its master may.
+        Raises SendFailed when the master is somewhere else, for reading to go on there."""
+        if time.monotonic() >= self._role[0]:
+            try:
+                with self._cluster() as cluster:
+                    master = cluster.fresh_master(self._queue)
+            except NoRouteError:
+                self._role = (time.monotonic() + _ROLE_S, True)
+            else:
+                if master != self._address:
+                    raise SendFailed(self._address, f"it is a replica, and its master is at {master}")
+                self._role = (time.monotonic() + _ROLE_S, False)
+        return self._role[1]
+
+    def _cluster(self) -> Cluster:
+        return Cluster(self._namesrv, timeout_ms=self._options.timeout_ms)
+
+
+class _Backoff:
+    """Paces attempts that fail, and ends them: by the error, once nothing has worked for `limit_s`."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.worked()
+
+    def worked(self) -> None:
+        self._pause_s = _PAUSE_S
+        self._since: float | None = None
+
+    def failed(self, error: CometError) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        elif now - self._since >= self._limit_s:
+            raise error
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
 def _wire_to(address: str, options: PullOptions) -> Wire:
     """The connection that an earlier task of this process left, or a new one. Raises ConnectError."""
-    wire = _wires.pop(address, None)
+    timeout_s = options.timeout_ms / 1000
+    wire = _wires.pop((address, timeout_s), None)
     if wire is not None:
         if wire.usable():
             return wire
         wire.close()
-    return Wire(address, options.timeout_ms / 1000)
-
-
-def _refused(reply: Reply, address: str, queue: MessageQueue) -> BrokerError:
-    return BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
+    return Wire(address, timeout_s)
 
 
 def _loss(segment: Segment) -> DataLossError:
@@ -250,7 +307,7 @@ class _Assembler:
             wanted,
             broker_name=broker_name,
             check_crc=options.check_crc,
-            decompress=partial(decompress, limit=options.max_plain_bytes) if options.decompress else None,
+            decompress=partial(_plain_body, options.max_plain_bytes) if options.decompress else None,
             plain_bytes=options.batch_bytes,
         )
         self._bodies: list[bytes] = []
@@ -305,6 +362,13 @@ class _Assembler:
     def _filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         kept = batch.filter(pc.is_in(batch.column(_TAGS), value_set=self._tags))
         return kept.select(self._schema.names)
+
+
+def _plain_body(limit: int, sys_flag: int, body: bytes) -> bytes:
+    try:
+        return decompress(sys_flag, body, limit)
+    except BodyTooLarge as error:
+        raise BodyTooLarge(error.what, error.limit, "maxPlainBytes") from None
 
 
 def _broken(segment: Segment, offset: int, raw: bytes) -> BadRecord:

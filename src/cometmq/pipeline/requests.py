@@ -18,7 +18,10 @@ from cometmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 
-_PULL_ANSWERS = frozenset(
+BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
+"""Refusals that pass by themselves: a broker that starts, stops or has too much to do."""
+
+PULL_ANSWERS = frozenset(
     {
         ResponseCode.SUCCESS,
         ResponseCode.PULL_NOT_FOUND,
@@ -48,7 +51,7 @@ def pull_request(group: str, queue: MessageQueue, offset: int, count: int, tags:
 
 def pull_reply(frame: Frame) -> Reply:
     """The body is copied: the frame's own is gone with the next one received."""
-    if frame.code not in _PULL_ANSWERS:
+    if frame.code not in PULL_ANSWERS:
         return Reply(frame.code, 0, 0, 0, b"", frame.remark or "")
     header = frame.header(PullMessageResponseHeader)
     return Reply(

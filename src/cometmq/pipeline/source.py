@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,21 +34,23 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from cometmq import logs
-from cometmq.errors import ConfigError
+from cometmq.errors import BrokerError, ConfigError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
+from cometmq.pipeline.marks import Marks, marks_in, replaced, resume, with_marks
 from cometmq.pipeline.offsets import START_KEY, Offsets, Tree, batch_range, from_tree, to_tree, with_start
 from cometmq.pipeline.options import PullOptions, ReadOptions, read_options, write_options
 from cometmq.pipeline.plan import (
     Bounds,
     QueueRange,
-    check_not_shrunk,
     default_tasks,
     limit_ends,
     pack,
     queue_ranges,
+    shrunk,
 )
 from cometmq.pipeline.reading import read_batches
+from cometmq.pipeline.requests import BUSY
 from cometmq.pipeline.sink import CometStreamWriter, CometWriter
 from cometmq.protocol.columnar import COLUMNS, arrow_schema, canonical_column
 
@@ -56,6 +58,8 @@ log = logs.logger(__name__)
 
 FORMAT_NAME = "cometmq"
 _IDLE_POLL_S = 0.1  # least time between two looks at the brokers while there is nothing new
+_SHRUNK_S = 1.0  # before a queue that looks shorter than it was is looked at again
+_REGISTERED_S = 30.0  # brokers tell a name server about themselves that often (registerNameServerPeriod)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,11 @@ class CometReader(DataSourceReader):
 
 
 class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. State in `self` lives in the one driver-side process of the query."""
+    """A stream. State in `self` lives in the one driver-side process of the query.
+
+    A position is logged with the mark of the record before it (marks.py). A queue that was replaced is seen
+    before anything of it is read: when a batch is planned, and when a logged one is planned again.
+    """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._arrow = check_schema(schema)
@@ -151,7 +159,9 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Tree | None = None
         self._target: dict[MessageQueue, Bounds] | None = None
         self._planner_made: _Planner | None = None
+        self._planned: Tree | None = None  # the end of the last batch whose marks were compared
         self._looked_at = 0.0
+        self._silent_since: float | None = None  # no broker at all has answered since then
 
     @property
     def _planner(self) -> _Planner:
@@ -179,44 +189,95 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._look()
+        cluster = self._planner.cluster
+        self._target = cluster.bounds(cluster.queues(self._options.topics))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begin = from_tree(start)
-        held = self._target if self._target is not None else self._look_when_due()
+        held = self._target if self._target is not None else self._look(begin)
+        away = [queue for queue in begin if queue not in held and self._options.topics.includes(queue)]
+        if away and self._target is not None and self._latest is None:
+            log.warning("%d queues have no broker now, %s first: left for the next run", len(away), min(away))
         self._latest = to_tree({queue: bounds.maximum for queue, bounds in held.items()})
-        check_not_shrunk(begin, held, fail=self._options.pull.fail_on_data_loss)
+        self._planned = None
+        kept = {queue: mark for queue, mark in marks_in(start).items() if queue in begin}
+        read = self._checked(begin, kept, held)
         # Queues that the route does not show now (a broker is away) keep their positions; a queue that is new
         # enters with its first offset and is read from there by the next batch, so that every range has a
         # logged start.
-        latest = begin | {
-            queue: max(bounds.maximum, begin[queue]) if queue in begin else bounds.minimum
+        latest = read | {
+            queue: max(bounds.maximum, read[queue]) if queue in read else bounds.minimum
             for queue, bounds in held.items()
         }
-        end = _limited(begin, latest, limit)
-        if self._initial is not None and START_KEY not in start and start == self._initial:
-            # The first batch, even an empty one: its end is logged with its start in it.
-            return with_start(end, begin)
-        return start if end == begin else to_tree(end)
+        end = _limited(read, latest, limit)
+        first = self._initial is not None and START_KEY not in start and start == self._initial
+        if end == begin == read and not first:
+            return start
+        same = {queue: mark for queue, mark in kept.items() if end[queue] == begin[queue] == read[queue]}
+        moved = {queue: end[queue] - 1 for queue in held if end[queue] and queue not in same}
+        # The first batch, even an empty one, is logged with its start, and so is one that begins elsewhere.
+        logged = with_start(end, read) if first or read != begin else to_tree(end)
+        self._planned = with_marks(logged, same | self._planner.cluster.marks(moved))
+        return self._planned
 
-    def _look(self) -> dict[MessageQueue, Bounds]:
+    def _checked(self, begin: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds]) -> Offsets:
+        """Where to go on from `begin`: elsewhere in queues that are not those that were read any more."""
         cluster = self._planner.cluster
-        self._looked_at = time.monotonic()
-        return cluster.bounds(cluster.queues(self._options.topics))
+        before = {
+            queue: begin[queue] - 1
+            for queue in kept.keys() & held.keys()
+            if held[queue].maximum > begin[queue] > held[queue].minimum
+        }
+        fail = self._options.pull.fail_on_data_loss
+        return resume(begin, kept, cluster.marks(before), held, fail=fail, offset_at=cluster.offset_at)
 
-    def _look_when_due(self) -> dict[MessageQueue, Bounds]:
-        """What the brokers hold; without a trigger interval Spark would ask 100 times a second."""
-        wait = self._looked_at + _IDLE_POLL_S - time.monotonic()
-        if wait > 0:
-            time.sleep(wait)
-        return self._look()
+    def _look(self, begin: Offsets) -> dict[MessageQueue, Bounds]:
+        """What the brokers that answer hold. Raises what went wrong when none has answered for the time-out
+        and as long as a name server that has just started may know no brokers."""
+        # Without a trigger interval Spark would ask 100 times a second.
+        time.sleep(max(0.0, self._looked_at + _IDLE_POLL_S - time.monotonic()))
+        self._looked_at = time.monotonic()
+        cluster, topics = self._planner.cluster, self._options.topics
+        try:
+            held = cluster.look(topics, begin)
+            if shrunk(begin, held):
+                # A broker that has just started may still be making its queues from its log.
+                time.sleep(_SHRUNK_S)
+                held = cluster.look(topics, begin)
+        except (RemotingError, NoRouteError, BrokerError) as error:
+            if isinstance(error, BrokerError) and error.code not in BUSY:
+                raise
+            self._silent_since = self._silent_since or self._looked_at
+            patience_s = self._options.pull.timeout_ms / 1000 + _REGISTERED_S
+            if self._looked_at - self._silent_since > patience_s:
+                raise
+            return {}
+        self._silent_since = None
+        return held
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = batch_range(start, end)
+        if end != self._planned:
+            self._check_logged(start, end)
         return self._planner.tasks(first, last)
+
+    def _check_logged(self, start: Tree, end: Tree) -> None:
+        """Compare the marks of a batch that an earlier run has planned. Its range stands: without
+        failOnDataLoss what is there now is read, and the next batch goes on where the replacement begins."""
+        cluster = self._planner.cluster
+        first, last = batch_range(start, end)
+        read = {queue for queue, offset in last.items() if offset != first.get(queue)}
+        for tree in (end,) if START_KEY in end else (start, end):
+            kept, offsets = marks_in(tree), from_tree(tree)
+            held = cluster.bounds(sorted(kept.keys() & offsets.keys() & read), missing_ok=True)
+            found = cluster.marks({queue: offsets[queue] - 1 for queue in held})
+            for error in replaced(offsets, kept, found, held).values():
+                if self._options.pull.fail_on_data_loss:
+                    raise error
+                log.warning("%s: %s", error.queue, error.problem)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._arrow, self._options.pull)

@@ -1,0 +1,117 @@
+"""What a record can be told by, to notice that a queue is not the one that was read any more.
+
+A topic that is deleted and made again, or a broker that lost its newest records, gives offsets out a second
+time; once the queue has grown past the old position, numbers alone show nothing. The log position and the
+store time of a record never come back together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from struct import Struct
+from typing import Any, NamedTuple
+
+from cometmq import logs
+from cometmq.errors import ConfigError
+from cometmq.message import MessageQueue
+from cometmq.pipeline.errors import DataLossError
+from cometmq.pipeline.offsets import MARKS_KEY, Offsets, Tree, to_tree
+from cometmq.pipeline.plan import Bounds, shrunk
+from cometmq.protocol.columnar_layout import BORN_V6, V6_EXTRA
+
+log = logs.logger(__name__)
+
+CLOCKS_MS = 60_000
+"""How far the clocks of brokers may be apart that follow each other under one name."""
+
+_FIXED = Struct(">qqi").unpack_from  # at 20: queue offset, log position, sysFlag
+_TIME = Struct(">q").unpack_from
+
+
+class Mark(NamedTuple):
+    """Where the record lies in the broker's log, and when it was stored (ms since 1970)."""
+
+    position: int
+    stored_ms: int
+
+
+Marks = dict[MessageQueue, Mark]
+
+
+def mark_of(record: bytes) -> tuple[int, Mark]:
+    """(queue offset, mark) of the stored record that these bytes begin with."""
+    offset, position, sys_flag = _FIXED(record, 20)
+    return offset, Mark(position, _TIME(record, 56 + (V6_EXTRA if sys_flag & BORN_V6 else 0))[0])
+
+
+def with_marks(tree: Tree, marks: Marks) -> Tree:
+    """The positions of `tree` with the mark of the record before each."""
+    return (
+        {MARKS_KEY: to_tree({queue: list(mark) for queue, mark in marks.items()}), **tree} if marks else tree
+    )
+
+
+def marks_in(tree: Mapping[str, Any]) -> Marks:
+    """The marks that a logged position carries; none if it was written by a version without them."""
+    try:
+        return {
+            MessageQueue(topic, broker_name, int(queue)): Mark(int(position), int(stored_ms))
+            for topic, brokers in tree.get(MARKS_KEY, {}).items()
+            for broker_name, queues in brokers.items()
+            for queue, (position, stored_ms) in queues.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        expected = '{"topic": {"broker-name": {"queue number": [log position, store time]}}}'
+        raise ConfigError(MARKS_KEY, json.dumps(tree.get(MARKS_KEY)), expected) from None
+
+
+def replaced(
+    read: Offsets, kept: Marks, found: Marks, bounds: Mapping[MessageQueue, Bounds]
+) -> dict[MessageQueue, DataLossError]:
+    """The queues of `bounds` that are not those that were read up to `read`, each with the error that says
+    so: they are shorter, or the last record read (`kept`) is another one now (`found`)."""
+    problems = dict.fromkeys(shrunk(read, bounds), "the queue is shorter than what was read from it")
+    for queue, mark in found.items():
+        before = kept.get(queue)
+        if before is not None and queue in bounds and mark != before:
+            problems[queue] = (
+                f"offset {read[queue] - 1} was at log position {before.position}, stored at "
+                f"{before.stored_ms}, and is at log position {mark.position}, stored at {mark.stored_ms} now "
+                "(the topic was made anew, or its broker lost records)"
+            )
+    return {
+        queue: DataLossError(
+            queue, read[queue], read[queue], bounds[queue].minimum, bounds[queue].maximum, problem
+        )
+        for queue, problem in problems.items()
+    }
+
+
+def resume(
+    read: Offsets,
+    kept: Marks,
+    found: Marks,
+    bounds: Mapping[MessageQueue, Bounds],
+    *,
+    fail: bool,
+    offset_at: Callable[[MessageQueue, Bounds, int], int],
+) -> Offsets:
+    """Where to go on: `read`, with another position for each queue that was replaced, and a warning.
+
+    That is the first record stored no earlier than the last one read, less what clocks may differ; from there
+    everything is read, some of it perhaps again. Without a mark it is the queue's beginning. Raises the error
+    instead if `fail`. offset_at: as Cluster.offset_at.
+    """
+    positions = dict(read)
+    for queue, error in replaced(read, kept, found, bounds).items():
+        if fail:
+            raise error
+        positions[queue] = bounds[queue].minimum
+        if queue in kept:
+            positions[queue] = offset_at(queue, bounds[queue], kept[queue].stored_ms - CLOCKS_MS)
+        log.warning(
+            "%s: %s; the broker holds %d to %d, reading goes on at offset %d",
+            queue, error.problem, error.minimum, error.maximum, positions[queue],
+        )  # fmt: skip
+    return positions

@@ -1,0 +1,209 @@
+"""Queues that are not those that were read any more, though their offsets look as if: a stream never goes on
+in them as if nothing had happened, never stalls, and leaves nothing of them out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from tests.pipeline.fakes import QUEUE, TOPIC, FakeCluster, fake_cluster
+from tests.pipeline.feeding import Topic
+from tests.pipeline.test_stream import Job
+
+from cometmq.admin.admin import Admin
+from cometmq.errors import ConfigError
+from cometmq.pipeline import source
+from cometmq.pipeline.errors import DataLossError
+from cometmq.pipeline.marks import CLOCKS_MS, Mark, mark_of, marks_in
+from cometmq.pipeline.options import read_options
+from cometmq.pipeline.source import CometStreamReader, ReadTask, full_schema
+
+MINUTES = [1_000_000 + 60_000 * number for number in range(40)]  # one message a minute
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    monkeypatch.setattr(source, "_SHRUNK_S", 0.0)
+    with fake_cluster() as made:
+        made.stored_ms = list(MINUTES)
+        yield made
+
+
+class Stream:
+    """A stream as Spark drives it, one planned batch after the other."""
+
+    def __init__(self, fake: FakeCluster, **options: str) -> None:
+        given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "1000", **options}
+        self.reader = CometStreamReader(full_schema(), read_options(given, streaming=True))
+
+    def next(self, start: dict[str, Any]) -> dict[str, Any]:
+        return self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
+
+    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
+        tasks = self.reader.partitions(start, end)
+        return [(r.start, r.end) for task in tasks if isinstance(task, ReadTask) for r in task.ranges]
+
+
+@pytest.fixture
+def stream(fake: FakeCluster) -> Iterator[Stream]:
+    made = Stream(fake)
+    yield made
+    made.reader.stop()
+
+
+@pytest.fixture
+def tolerant(fake: FakeCluster) -> Iterator[Stream]:
+    made = Stream(fake, failOnDataLoss="false")
+    yield made
+    made.reader.stop()
+
+
+def position(offset: int) -> dict[str, Any]:
+    return {TOPIC: {"broker-a": {"0": offset}}}
+
+
+def make_anew(fake: FakeCluster, count: int) -> None:
+    """The topic is deleted and made again; the log goes on."""
+    fake.log_at += 10**6
+    fake.stored_ms = [MINUTES[-1] + 1000 + number for number in range(count)]
+
+
+def cut_and_grow(fake: FakeCluster, keep: int, count: int) -> None:
+    """The broker lost what is behind `keep` in a crash, and went on from there."""
+    before = fake.record
+
+    def record(offset: int, **fields: Any) -> bytes:
+        return before(offset, **({"physical_offset": 77_000_000 + offset} if offset >= keep else {}))
+
+    fake.record = record  # type: ignore[method-assign]
+    fake.stored_ms = [*MINUTES[:keep], *(MINUTES[-1] + 1000 + number for number in range(count - keep))]
+
+
+def test_a_position_carries_the_mark_of_the_record_before_it(stream: Stream) -> None:
+    end = stream.next(position(10))
+    assert end == {"@last": {TOPIC: {"broker-a": {"0": [3900, MINUTES[-1]]}}}, **position(40)}
+    assert stream.next(end) is end
+    assert stream.ranges(position(10), end) == [(10, 40)]
+
+
+def test_a_queue_that_only_grew_is_read_on(fake: FakeCluster, stream: Stream) -> None:
+    end = stream.next(position(10))
+    fake.stored_ms.append(MINUTES[-1] + 1)
+    later = stream.next(end)
+    assert later == {"@last": {TOPIC: {"broker-a": {"0": [4000, MINUTES[-1] + 1]}}}, **position(41)}
+    assert stream.ranges(end, later) == [(40, 41)]
+
+
+def test_where_a_stream_begins_is_marked_though_nothing_was_read(fake: FakeCluster, stream: Stream) -> None:
+    start = stream.reader.initialOffset()
+    end = stream.next(start)
+    assert (end["@start"], end[TOPIC]) == (position(40), position(40)[TOPIC])
+    make_anew(fake, 60)
+    with pytest.raises(DataLossError):
+        stream.next(end)
+
+
+@pytest.mark.parametrize("count", [41, 60, 5, 0])
+def test_a_topic_made_anew_is_an_error_that_names_both(fake: FakeCluster, stream: Stream, count: int) -> None:
+    end = stream.next(position(10))
+    make_anew(fake, count)
+    with pytest.raises(DataLossError) as caught:
+        stream.next(end)
+    assert caught.value.queue == QUEUE
+    assert (caught.value.start, caught.value.maximum) == (40, count)
+    if count > 40:
+        assert f"log position 3900, stored at {MINUTES[-1]}" in str(caught.value)
+        assert "log position 1003900" in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [41, 60, 5, 0])
+def test_without_fail_on_data_loss_all_of_the_new_one_is_read(
+    fake: FakeCluster, tolerant: Stream, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = tolerant.next(position(10))
+    make_anew(fake, count)
+    later = tolerant.next(end)
+    assert later["@start"] == position(0)
+    assert tolerant.ranges(end, later) == ([(0, count)] if count else [])
+    assert ["reading goes on at offset 0" in record.getMessage() for record in caplog.records] == [True]
+    assert tolerant.next(later) == later  # once
+    fake.stored_ms.append(MINUTES[-1] + 10**6)
+    last = tolerant.next(later)
+    assert tolerant.ranges(later, last) == [(count, count + 1)]
+    assert "@start" not in last
+
+
+def test_after_a_crash_the_last_minute_is_read_again(fake: FakeCluster, tolerant: Stream) -> None:
+    end = tolerant.next(position(10))
+    cut_and_grow(fake, 35, 50)
+    assert MINUTES[-1] - CLOCKS_MS == MINUTES[38]
+    later = tolerant.next(end)
+    assert tolerant.ranges(end, later) == [(35, 50)]  # all that was stored since; 35 to 39 a second time
+
+
+def test_a_checkpoint_without_marks_is_read_on_and_gets_them(fake: FakeCluster, stream: Stream) -> None:
+    end = stream.next(position(39))
+    assert marks_in(end) == {QUEUE: Mark(3900, MINUTES[-1])}
+    assert marks_in(position(39)) == {}
+
+
+def test_a_record_deleted_by_retention_proves_nothing(fake: FakeCluster, stream: Stream) -> None:
+    end = stream.next(position(10))
+    fake.minimum, fake.stored_ms = 40, [MINUTES[-1] + 1]
+    assert stream.ranges(end, stream.next(end)) == [(40, 41)]
+
+
+def test_a_logged_batch_is_compared_when_it_is_planned_again(
+    fake: FakeCluster, stream: Stream, tolerant: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = stream.next(position(10))
+    fake.stored_ms.append(MINUTES[-1] + 1)
+    second = stream.next(first)
+    again = Stream(fake)
+    assert again.ranges(first, second) == [(40, 41)]
+    make_anew(fake, 60)
+    with pytest.raises(DataLossError, match="log position"):
+        again.ranges(first, second)
+    again.reader.stop()
+    assert tolerant.ranges(first, second) == [(40, 41)]
+    assert "log position" in caplog.text
+    assert tolerant.next(second)["@start"] == position(0)
+
+
+def test_a_stream_of_spark_reads_all_of_a_topic_made_anew(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
+    topic.send(40)
+    job = Job(spark, topic, tmp_path, startingOffsets="earliest")
+    job.run()
+    asyncio.run(delete(topic))
+    again = Topic(topic.name, topic.namesrv)
+    again.send(100)
+    query = job.start(availableNow=True)
+    with pytest.raises(StreamingQueryException, match=r"log position \d+"):
+        query.awaitTermination(60)
+    Job(spark, topic, tmp_path, failOnDataLoss="false").run()
+    job.check(topic.sent + again.sent)
+
+
+async def delete(topic: Topic) -> None:
+    async with Admin(topic.namesrv) as admin:
+        await admin.delete_topic_in_brokers(topic.name, "DefaultCluster")
+        await admin.delete_topic_in_name_servers(topic.name)
+
+
+class TestMarks:
+    def test_they_are_read_from_the_head_of_any_record(self, fake: FakeCluster) -> None:
+        assert mark_of(fake.record(7)) == (7, Mark(700, MINUTES[7]))
+        v6 = bytes(15) + b"\1" + b"\0\0\x2a\x9f"
+        assert mark_of(fake.record(7, born_host=v6, sys_flag=0x10)) == (7, Mark(700, MINUTES[7]))
+
+    @pytest.mark.parametrize("tree", [3, {"T": 3}, {"T": {"b": {"x": [1, 2]}}}, {"T": {"b": {"0": [1]}}}])
+    def test_what_is_none_is_named(self, tree: Any) -> None:
+        with pytest.raises(ConfigError, match="@last"):
+            marks_in({"@last": tree})

@@ -1,0 +1,304 @@
+"""Brokers that refuse, hang up, lag or hold bombs: waited for within bounds, and never taken for data or for
+the lack of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.pipeline.fakes import QUEUE, TOPIC, FakeCluster, fake_cluster
+
+from cometmq.errors import BrokerError, ConnectError, NoRouteError, SendFailed
+from cometmq.message import MessageQueue
+from cometmq.pipeline import reading, source
+from cometmq.pipeline.cluster import Cluster
+from cometmq.pipeline.errors import BadRecordError, DataLossError, ReplicaBehindError
+from cometmq.pipeline.options import PullOptions, Topics, read_options
+from cometmq.pipeline.plan import Bounds, QueueRange
+from cometmq.pipeline.reading import Part, read_batches, read_parts
+from cometmq.pipeline.source import CometStreamReader, full_schema
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.columnar import arrow_schema
+
+SCHEMA = arrow_schema(["queue_offset", "body"])
+TIMES = [1000 + 10 * number for number in range(40)]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCluster]:
+    with fake_cluster() as made:
+        made.stored_ms = list(TIMES)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_connection_left() -> Iterator[None]:
+    yield
+    for wire in reading._wires.values():
+        wire.close()
+    reading._wires.clear()
+
+
+def parts(fake: FakeCluster, end: int = 40, address: str = "", **options: Any) -> Iterator[Part]:
+    where = {"broker-a": address} if address else {}
+    pull = PullOptions(**{"timeout_ms": 5000, **options})
+    return read_parts((fake.address,), [QueueRange(QUEUE, 0, end)], where, SCHEMA, pull)
+
+
+def offsets(read: Iterator[Part]) -> list[int]:
+    return [offset for part in read for offset in part.batch.column("queue_offset").to_pylist()]
+
+
+class TestStartingAtATime:
+    def at(self, fake: FakeCluster, time_ms: int, timeout_ms: int = 5000) -> int:
+        with Cluster((fake.address,), timeout_ms=timeout_ms) as cluster:
+            return cluster.offset_at(QUEUE, Bounds(fake.minimum, fake.maximum), time_ms)
+
+    @pytest.mark.parametrize(("time_ms", "offset"), [(0, 0), (1000, 0), (1001, 1), (1390, 39), (1391, 40)])
+    def test_it_is_the_first_message_stored_then_or_later(
+        self, fake: FakeCluster, time_ms: int, offset: int
+    ) -> None:
+        assert self.at(fake, time_ms) == offset
+
+    def test_a_busy_broker_is_waited_for(self, fake: FakeCluster) -> None:
+        fake.refusals.extend([ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
+        assert self.at(fake, 1101) == 11
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            ResponseCode.SYSTEM_BUSY,
+            ResponseCode.NO_PERMISSION,
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            ResponseCode.TOPIC_NOT_EXIST,
+            ResponseCode.SYSTEM_ERROR,
+        ],
+    )
+    def test_a_refusal_is_no_position(self, fake: FakeCluster, code: int) -> None:
+        fake.refuse_always = code
+        with pytest.raises(BrokerError, match="refused") as caught:
+            self.at(fake, 1101, timeout_ms=300)
+        assert (caught.value.code, caught.value.topic) == (code, TOPIC)
+
+    def test_an_offset_that_the_broker_does_not_have_is_no_position(self, fake: FakeCluster) -> None:
+        with (
+            Cluster((fake.address,), timeout_ms=300) as cluster,
+            pytest.raises(BrokerError, match="PULL_OFFSET_MOVED"),
+        ):
+            cluster.offset_at(QUEUE, Bounds(0, 400), 10**6)
+
+    def test_messages_deleted_meanwhile_are_stepped_over(self, fake: FakeCluster) -> None:
+        fake.minimum, fake.stored_ms = 30, TIMES[30:]
+        with Cluster((fake.address,), timeout_ms=300) as cluster:
+            assert cluster.offset_at(QUEUE, Bounds(0, 40), 1101) == 30
+        assert fake.asked[RequestCode.PULL_MESSAGE] < 10
+
+
+class TestABrokerThatHangsUp:
+    def test_it_is_connected_a_few_times_and_no_more(self, fake: FakeCluster) -> None:
+        with fake_cluster() as rude:
+            rude.closing = True
+            fake.brokers = {0: rude.address}
+            with pytest.raises(SendFailed, match=rude.address):
+                list(parts(fake, timeout_ms=2000))
+            assert 2 < rude.connections < 12
+
+    def test_it_is_read_on_when_it_stays(self, fake: FakeCluster) -> None:
+        with fake_cluster() as rude:
+            rude.closing, rude.stored_ms = True, list(TIMES)
+            fake.brokers = {0: rude.address}
+            threading.Timer(0.5, lambda: setattr(rude, "closing", False)).start()
+            assert offsets(parts(fake)) == list(range(40))
+
+    def test_planning_paces_itself_too(self, fake: FakeCluster) -> None:
+        with fake_cluster() as rude:
+            rude.closing = True
+            fake.brokers = {0: rude.address}
+            with Cluster((fake.address,), timeout_ms=1000) as cluster, pytest.raises(SendFailed):
+                cluster.bounds([QUEUE])
+            assert rude.connections < 12
+
+
+class TestAReplicaThatLags:
+    """The route shows a replica only: its master is away, and it holds 40 of 50 messages."""
+
+    @pytest.fixture
+    def replica(self, fake: FakeCluster) -> FakeCluster:
+        fake.brokers = {1: fake.address}
+        return fake
+
+    def test_what_it_does_not_have_is_asked_of_the_master_when_it_is_back(self, replica: FakeCluster) -> None:
+        with fake_cluster() as master:
+            master.stored_ms = [*TIMES, *range(2000, 2010)]
+            back = {0: master.address, 1: replica.address}
+            threading.Timer(0.5, lambda: setattr(replica, "brokers", back)).start()
+            assert offsets(parts(replica, end=50, address=replica.address)) == list(range(50))
+
+    def test_it_may_catch_up(self, replica: FakeCluster) -> None:
+        threading.Timer(2.5, lambda: replica.stored_ms.extend(range(2000, 2010))).start()
+        assert offsets(parts(replica, end=50)) == list(range(50))  # longer than a master is waited for
+
+    @pytest.mark.parametrize("fail", [True, False])
+    def test_what_it_does_not_have_in_time_is_an_error_and_no_loss(
+        self, replica: FakeCluster, fail: bool
+    ) -> None:
+        with pytest.raises(ReplicaBehindError, match=f"{replica.address}.*offset 40.*0 to 40"):
+            list(parts(replica, end=50, timeout_ms=300, fail_on_data_loss=fail))
+        assert replica.asked[RequestCode.GET_ROUTEINFO_BY_TOPIC] <= 3
+
+    def test_a_master_that_does_not_have_it_has_lost_it(self, fake: FakeCluster) -> None:
+        with pytest.raises(DataLossError, match="10 records are gone"):
+            list(parts(fake, end=50, timeout_ms=300))
+
+    def test_a_stream_waits_for_it(self, replica: FakeCluster) -> None:
+        reader = stream(replica)
+        start = {TOPIC: {"broker-a": {"0": 50}}}
+        assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
+        (task,) = reader.partitions({TOPIC: {"broker-a": {"0": 30}}}, start)
+        assert task.ranges == (QueueRange(QUEUE, 30, 50),)
+        reader.stop()
+
+
+def stream(fake: FakeCluster, **options: str) -> CometStreamReader:
+    given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "300", **options}
+    return CometStreamReader(full_schema(), read_options(given, streaming=True))
+
+
+def position(offset: int) -> dict[str, Any]:
+    return {TOPIC: {"broker-a": {"0": offset}}}
+
+
+class TestAStreamWhoseBrokersAreAway:
+    def test_a_broker_that_is_dead_and_still_routed_keeps_its_queues(
+        self, fake: FakeCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        reader = stream(fake)
+        with fake_cluster() as dying:
+            dying.stored_ms = list(TIMES)
+            fake.brokers = {0: dying.address}
+            end = reader.latestOffset(position(10), reader.getDefaultReadLimit())
+            assert end[TOPIC] == position(40)[TOPIC]
+        for _ in range(3):
+            assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+        assert [r.message for r in caplog.records if "is away" in r.message] != []
+        fake.brokers = {}  # it is back, somewhere else
+        fake.stored_ms.append(5000)
+        assert reader.latestOffset(end, reader.getDefaultReadLimit())[TOPIC] == position(41)[TOPIC]
+        reader.stop()
+
+    def test_one_that_stays_away_is_left_alone_for_ever_longer(self, fake: FakeCluster) -> None:
+        with fake_cluster() as rude, Cluster((fake.address,), timeout_ms=300) as cluster:
+            rude.closing = True
+            fake.brokers = {0: rude.address}
+            for _ in range(20):
+                with pytest.raises(SendFailed):
+                    cluster.look(Topics(names=(TOPIC,)), [QUEUE])
+            assert rude.connections == 1
+
+    def test_a_name_server_that_has_just_started_takes_nothing_away(self, fake: FakeCluster) -> None:
+        reader = stream(fake)
+        end = reader.latestOffset(position(10), reader.getDefaultReadLimit())
+        fake.routed = False
+        fake.stored_ms.append(5000)
+        later = reader.latestOffset(end, reader.getDefaultReadLimit())
+        assert later[TOPIC] == position(41)[TOPIC]
+        reader.stop()
+
+    def test_a_stream_that_starts_again_waits_for_the_first_broker(
+        self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(source, "_REGISTERED_S", 0.3)
+        reader = stream(fake)
+        fake.routed = False
+        start = position(10)
+        assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
+        fake.routed = True
+        assert reader.latestOffset(start, reader.getDefaultReadLimit())[TOPIC] == position(40)[TOPIC]
+        fake.routed = False
+        late = stream(fake)
+        with pytest.raises(NoRouteError, match=TOPIC):
+            ask_until_it_raises(late, start)
+        reader.stop()
+        late.stop()
+
+    @pytest.mark.parametrize(
+        "topics", [Topics(names=(TOPIC,)), Topics(pattern="F.*"), Topics(queues=(QUEUE,))]
+    )
+    def test_a_topic_that_is_not_meant_any_more_is_left_alone(
+        self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, topics: Topics
+    ) -> None:
+        monkeypatch.setattr(Cluster, "topic_names", lambda *_, **__: [TOPIC])
+        with Cluster((fake.address,), timeout_ms=300) as cluster:
+            assert set(cluster.look(topics, [QUEUE, MessageQueue("Dropped", "broker-a", 0)])) == {QUEUE}
+
+    def test_a_batch_read_names_the_address_after_its_time_out(self, fake: FakeCluster) -> None:
+        with fake_cluster() as gone:
+            fake.brokers = {0: gone.address}
+        with Cluster((fake.address,), timeout_ms=300) as cluster, pytest.raises(ConnectError) as caught:
+            cluster.bounds([QUEUE])
+        assert caught.value.addr == gone.address
+
+
+def ask_until_it_raises(reader: CometStreamReader, start: dict[str, Any]) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
+
+
+class TestWhatAReadHolds:
+    def test_many_small_bodies_that_become_large_come_in_bounded_batches(self, fake: FakeCluster) -> None:
+        bomb = zlib.compress(bytes(1 << 20))
+        fake.bodies = dict.fromkeys(range(40), (bomb, 769))
+        found = list(parts(fake, batch_bytes=4 << 20))
+        assert max(part.batch.column("body").nbytes for part in found) <= (4 << 20) + 1024
+        assert offsets(iter(found)) == list(range(40))
+
+    def test_a_body_beyond_the_limit_is_a_bad_record(self, fake: FakeCluster) -> None:
+        fake.bodies = {7: (zlib.compress(bytes(1 << 20)), 0x301)}
+        found = list(parts(fake, max_plain_bytes=(1 << 20) - 1))
+        assert offsets(iter(found)) == [offset for offset in range(40) if offset != 7]
+        ((_, bad),) = [item for part in found for item in part.bad]
+        assert (bad.queue_offset, bad.stage) == (7, "body")
+        assert "maxPlainBytes" in bad.problem
+        whole = PullOptions(timeout_ms=5000, max_plain_bytes=(1 << 20) - 1)
+        with pytest.raises(BadRecordError, match=f"{TOPIC} broker-a 0 offset 7"):
+            list(read_batches((fake.address,), [QueueRange(QUEUE, 0, 40)], {}, SCHEMA, whole))
+
+    def test_records_of_another_queue_are_bad(
+        self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = fake.record
+
+        def record(offset: int) -> bytes:
+            return whole(
+                offset, **({"queue_id": -1} if offset == 3 else {"topic": "X"} if offset == 5 else {})
+            )
+
+        monkeypatch.setattr(fake, "record", record)
+        found = list(parts(fake))
+        assert [(bad.stage, bad.queue_offset) for part in found for _, bad in part.bad] == [
+            ("queue", 3), ("queue", 5)
+        ]  # fmt: skip
+        assert len(offsets(iter(found))) == 38
+
+    def test_lost_records_are_left_out_with_a_warning(
+        self, fake: FakeCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        fake.minimum, fake.stored_ms = 30, TIMES[30:]
+        options = PullOptions(timeout_ms=5000, fail_on_data_loss=False)
+        rows = read_batches((fake.address,), [QueueRange(QUEUE, 0, 40)], {}, SCHEMA, options)
+        assert sum(batch.num_rows for batch in rows) == 10
+        assert [record.getMessage() for record in caplog.records] == [
+            f"30 records of {QUEUE} are gone from the broker and left out"
+        ]
+
+    def test_a_connection_is_kept_for_reads_with_the_same_time_out(self, fake: FakeCluster) -> None:
+        for timeout_ms in (5000, 5000, 7000):
+            assert len(offsets(parts(fake, address=fake.address, timeout_ms=timeout_ms))) == 40
+        assert sorted(timeout_s for _, timeout_s in reading._wires) == [5.0, 7.0]
+        assert fake.connections == 2
+        assert {wire.timeout_s for wire in reading._wires.values()} == {5.0, 7.0}
