@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 
 from cometmq import logs
-from cometmq.text import printable, seconds
+from cometmq.text import counted, is_utf8, printable, printable_json, printable_lines, seconds
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,30 @@ class TestLogLines:
         assert all(line.startswith("  | ") for line in rest)
         assert "  | ERROR forged" in rest
         assert len(rest) <= 101
+
+
+class TestForTerminals:
+    def test_lines_and_tabs_of_a_text_may_stay(self) -> None:
+        assert printable_lines("a\n\tb\x1b[2J\r\n\u2028") == "a\n\tb\\x1b[2J\\r\n\\u2028"
+
+    @pytest.mark.parametrize(
+        "text",
+        ["plain", "\x1b\x07\x7f\x9b2J", "\u202e\u2028\ufeff", "订单　", "\U000e0001\U0001f600", 'a"\\b'],
+    )
+    def test_json_keeps_its_value_and_loses_what_a_terminal_obeys(self, text: str) -> None:
+        for indent in (None, 1):
+            data = json.dumps({text: [text]}, ensure_ascii=False, indent=indent).encode()
+            shown = printable_json(data).decode()
+
+            assert json.loads(shown) == {text: [text]}
+            assert shown.replace("\n", "").replace("\u3000", "").isprintable()
+
+    @pytest.mark.parametrize(
+        ("number", "said"), [(0, "0 messages"), (1, "1 message"), (2, "2 messages"), (-1, "-1 messages")]
+    )
+    def test_a_number_is_said_with_its_noun(self, number: int, said: str) -> None:
+        assert counted(number, "message") == said
+
+    @pytest.mark.parametrize(("word", "is_so"), [(b"a", True), ("é日".encode(), True), (b"a\xff", False)])
+    def test_an_argument_that_was_no_utf8_is_told_from_one_that_was(self, word: bytes, is_so: bool) -> None:
+        assert is_utf8(word.decode("utf-8", "surrogateescape")) is is_so

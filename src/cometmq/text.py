@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["printable", "seconds", "shortened"]
+import re
+from datetime import datetime
+
+__all__ = [
+    "counted",
+    "is_utf8",
+    "local_time",
+    "printable",
+    "printable_json",
+    "printable_lines",
+    "seconds",
+    "shortened",
+]
 
 LIMIT = 256  # longer than any legal topic or group name
 _IDEOGRAPHIC_SPACE = "\u3000"  # no printable character to Python, and common in Chinese text
@@ -25,6 +37,11 @@ def printable(text: str, limit: int | None = LIMIT) -> str:
     )
 
 
+def is_utf8(text: str) -> bool:
+    """Whether an argument or a name of the system was UTF-8: Python hides other bytes in lone surrogates."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def shortened(text: str, limit: int | None = LIMIT) -> str:
     """`text`, or its first `limit` characters and its length."""
     if limit is None or len(text) <= limit:
@@ -35,3 +52,45 @@ def shortened(text: str, limit: int | None = LIMIT) -> str:
 def seconds(span: float) -> str:
     """A time as a sentence has it: `3 s`, `0.25 s`, never `4.99921 s`."""
     return f"{round(span, 2 if abs(span) >= 0.1 else 4):g} s"
+
+
+def printable_lines(text: str) -> str:
+    """`text` made harmless as `printable` does, but with its line ends and tabs."""
+    return re.sub(r"[^\n\t]+", lambda found: printable(found[0], None), text)
+
+
+def printable_json(data: bytes) -> bytes:
+    """JSON of the same value, every character that a terminal may obey in it written as `\\uXXXX`."""
+    text = data.decode("utf-8")
+    lines = text.split("\n")  # a line end within a string is escaped already: these are the layout's
+    if all(map(str.isprintable, lines)):
+        return data
+    return "\n".join("".join(map(_json_char, line)) for line in lines).encode("utf-8")
+
+
+def _json_char(char: str) -> str:
+    if char.isprintable() or char == _IDEOGRAPHIC_SPACE:
+        return char
+    units = char.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def local_time(epoch_ms: int, millis: str = "") -> str:
+    """Local time as `2026-01-31 23:59:59`, and the milliseconds behind the mark `millis` if one is given.
+
+    Empty for 0, which is no time; a number that no calendar holds, or from before 1970, is shown as it is.
+    """
+    if epoch_ms == 0:
+        return ""
+    try:
+        moment = datetime.fromtimestamp(epoch_ms // 1000)
+    except (OverflowError, ValueError, OSError):
+        moment = None
+    if moment is None or epoch_ms < 0:
+        return f"{epoch_ms} ms"
+    return f"{moment:%Y-%m-%d %H:%M:%S}" + (f"{millis}{epoch_ms % 1000:03d}" if millis else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 message`, `2 messages`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -74,7 +74,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 def mq(
     broker: LocalBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Shell:
-    # Bodies of shown messages are written to the temporary directory.
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    # Bodies of shown messages are written below it.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Shell(broker, capsys, monkeypatch)

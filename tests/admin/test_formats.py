@@ -7,8 +7,18 @@ import time
 import pytest
 
 from cometmq.admin import formats
-from cometmq.admin.values import BrokerStatus, MessageTrack, MessageView, TrackType
+from cometmq.admin.values import (
+    BrokerStatus,
+    GroupProgress,
+    MessageTrack,
+    MessageView,
+    QueueProgress,
+    QueueStatus,
+    TrackType,
+)
+from cometmq.cli import store_text
 from cometmq.message import MessageExt
+from cometmq.text import local_time
 
 
 @pytest.fixture(autouse=True)
@@ -18,9 +28,43 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_times_are_shown_with_and_without_milliseconds() -> None:
-    assert formats.time_with_ms(1_700_000_000_042) == "2023-11-14 22:13:20,042"
-    assert formats.time_of_table(1_700_000_000_042) == "2023-11-14 22:13:20"
-    assert formats.time_with_ms(0) == formats.time_of_table(0) == ""
+    assert local_time(1_700_000_000_042, ",") == "2023-11-14 22:13:20,042"
+    assert local_time(1_700_000_000_042) == "2023-11-14 22:13:20"
+    assert local_time(0) == local_time(0, ",") == ""
+
+
+# What a producer may send, or a damaged record hold, as a time.
+NO_TIMES = (2**62, 2**63 - 1, -1, -(2**63), 253_402_300_800_000 + 86_400_000)
+
+
+@pytest.mark.parametrize("moment", NO_TIMES)
+def test_a_number_that_is_no_time_is_shown_as_it_is(moment: int) -> None:
+    message = MessageExt(
+        topic="t", body=b"x", born_timestamp_ms=moment, store_timestamp_ms=moment, store_host="127.0.0.1:1"
+    )
+    lines = list(formats.message_details(message, body_path="p", offset_id=True))
+
+    assert f"{'Born Timestamp:':<20} {moment} ms" in lines
+    assert f"{'Store Timestamp:':<20} {moment} ms" in lines
+    assert f"{moment} ms" in store_text.message_text(message, "auto", raw=False)
+
+
+@pytest.mark.parametrize("moment", NO_TIMES)
+def test_neither_does_it_end_a_table(moment: int) -> None:
+    queue = QueueStatus(broker_name="b", queue_id=0, min_offset=0, max_offset=1, last_update_timestamp=moment)
+    progress = QueueProgress(
+        topic="t", broker_name="b", queue_id=0, broker_offset=1, consumer_offset=0, last_timestamp=moment
+    )
+    group = GroupProgress(group="g", consume_tps=0.0, queues=[progress])
+
+    assert len(list(formats.topic_status([queue]))) == 2
+    assert len(list(formats.group_progress(group, show_client_ip=False))) == 5
+
+
+@pytest.mark.parametrize("text", ["²", "9" * 5000, str(2**63), "", "x"])
+def test_what_a_broker_says_that_is_no_counter_counts_as_none(text: str) -> None:
+    assert broker({"earliestMessageTimeStamp": text}).count("earliestMessageTimeStamp") == 0
+    assert len(list(formats.cluster_list([broker({"earliestMessageTimeStamp": text})], now_ms=0))) == 2
 
 
 @pytest.mark.parametrize(
@@ -36,7 +80,7 @@ def test_times_are_read_as_javas_tools_read_them(text: str, expected: int) -> No
     assert formats.parse_time(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "now", "-1", "2023-11-14", "2023-11-14 22:13:20", "٣"])
+@pytest.mark.parametrize("text", ["", "now", "-1", str(2**63), "2023-11-14", "2023-11-14 22:13:20", "٣"])
 def test_other_texts_are_no_times(text: str) -> None:
     with pytest.raises(ValueError):
         formats.parse_time(text)

@@ -58,7 +58,7 @@ def test_a_message_is_found_by_its_offset_id_with_all_details(mq: Shell, tmp_pat
     assert shown["Queue ID"] == str(sent["queueId"])
     assert shown["Store Host"] == mq.broker.broker_addr
     assert f"UNIQ_KEY={sent['msgId']}" in shown["Properties"]
-    assert shown["Message Body Path"] == str(tmp_path / "rocketmq" / "msgbodys" / sent["msgId"])
+    assert shown["Message Body Path"] == str(tmp_path / "cache" / "cometmq" / "msgbodys" / sent["msgId"])
     assert Path(shown["Message Body Path"]).read_text() == "what it says"
     assert shown["WARN"] == "No Consumer"
 
@@ -69,6 +69,30 @@ def test_several_offset_ids_give_several_messages(mq: Shell) -> None:
     messages = mq.ok("queryMsgById", "-i", ", ".join(ids), "--json").json
 
     assert [message["body"] for message in messages] == ["one", "two"]
+
+
+@pytest.mark.parametrize("where", [(), ("-t", "by-unique-key")])
+def test_the_id_that_a_producer_gives_finds_the_message_too(mq: Shell, where: tuple[str, ...]) -> None:
+    sent = send(mq, "by-unique-key", "found")
+
+    (message,) = mq.ok("queryMsgById", "-i", sent["msgId"], *where, "--json").json
+    lines = mq.ok("queryMsgById", "-i", sent["msgId"].lower(), *where).lines
+
+    assert (message["body"], message["offsetMsgId"]) == ("found", sent["offsetMsgId"])
+    assert lines[0].split() == ["OffsetID:", sent["offsetMsgId"]]
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [((), "in all topics"), (("-t", "by-unique-key"), "in topic by-unique-key")]
+)
+def test_an_id_that_no_message_has_says_where_it_was_looked_for(
+    mq: Shell, where: tuple[str, ...], words: str
+) -> None:
+    msg_id = send(mq, "by-unique-key", "x")["msgId"][:-4] + "FFFF"
+
+    failed = mq.run("queryMsgById", "-i", msg_id, *where)
+
+    assert (failed.code, failed.err) == (1, f"mqadmin: no message with id {msg_id} {words}\n")
 
 
 @pytest.mark.parametrize(("msg_id", "words"), [("abc", "32 or 56"), ("7F00000100002A9F0000000000FFFFFF", "")])

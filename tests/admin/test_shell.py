@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from importlib.metadata import version
+from typing import Any
 
 import pytest
 from tests.admin.conftest import Shell
@@ -77,6 +80,79 @@ def test_a_failure_is_told_without_a_traceback_and_ends_with_1(
     assert failed.code == 1
     assert words in failed.err
     assert "Traceback" not in failed.err
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_the_version_is_told(mq: Shell, option: str) -> None:
+    told = mq.plain(option)
+
+    assert (told.code, told.out) == (0, f"mqadmin, version {version('cometmq')}\n")
+
+
+class TestErrorsAsJson:
+    def error(self, mq: Shell, *arguments: str) -> dict[str, Any]:
+        """The one line of JSON that a command which fails leaves on standard error."""
+        failed = mq.run(*arguments, "--json")
+        assert (failed.code, failed.out, failed.err.count("\n")) == (1, "", 1)
+        found: dict[str, Any] = json.loads(failed.err)
+        assert found.keys() == {"error", "message", "details"}
+        return found
+
+    def test_a_typed_error_has_its_facts_beside_its_text(self, mq: Shell) -> None:
+        error = self.error(mq, "topicStatus", "-t", "nowhere")
+
+        assert error["error"] == "NoRouteError"
+        assert error["details"]["topic"] == "nowhere"
+        assert error["message"].startswith("no route to topic nowhere: ")
+
+    def test_a_refusal_names_code_remark_and_address(self, mq: Shell) -> None:
+        error = self.error(mq, "brokerStatus", "-b", mq.broker.namesrv)
+
+        assert error["error"] == "BrokerError"
+        assert (error["details"]["code"], error["details"]["brokerAddr"]) == (3, mq.broker.namesrv)
+
+    def test_wrong_usage_is_json_as_well(self, mq: Shell) -> None:
+        error = self.error(mq, "topicStatus")
+
+        assert (error["error"], error["details"]) == ("MissingParameter", {})
+        assert "'-t'" in error["message"]
+
+    def test_a_broker_that_does_not_answer_is_told_in_the_listing(self, mq: Shell) -> None:
+        assert mq.ok("clusterList", "--json").err == ""
+
+
+@pytest.mark.parametrize("command", ["topicList", "clusterList", "topicRoute -t t", "consumerProgress -g g"])
+def test_a_broker_in_place_of_a_name_server_is_named_as_what_it_may_be(mq: Shell, command: str) -> None:
+    failed = mq.plain(*command.split(), "-n", mq.broker.broker_addr)
+
+    assert failed.code == 1
+    assert "server of another kind: by default name servers listen on port 9876" in failed.err
+    assert "updateTopic" not in failed.err
+
+
+def test_a_name_server_in_place_of_a_broker_as_well(mq: Shell) -> None:
+    failed = mq.run("brokerStatus", "-b", mq.broker.namesrv)
+
+    assert "server of another kind" in failed.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topicStatus", "-t", "a\udcff"),
+        ("updateTopic", "-t", "t", "-c", "DefaultCluster", "-a", "+x=\udcff"),
+        ("sendMessage", "-t", "t", "-p", "\udcff"),
+        ("nonsense\udcff",),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_refused_before_its_bytes_are_lost(
+    mq: Shell, arguments: tuple[str, ...]
+) -> None:
+    failed = mq.run(*arguments)
+
+    assert failed.code == 1
+    assert "\\udcff" in failed.err
+    assert "is not UTF-8 text" in failed.err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(mq: Shell) -> None:

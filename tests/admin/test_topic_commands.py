@@ -82,6 +82,19 @@ def test_a_deleted_topic_is_gone_from_broker_and_name_server(mq: Shell) -> None:
     assert mq.run("topicRoute", "-t", "doomed").code == 1
 
 
+def test_a_topic_that_is_not_there_is_not_said_to_be_deleted(mq: Shell) -> None:
+    failed = mq.run("deleteTopic", "-t", "never-was", "-c", "DefaultCluster")
+
+    assert (failed.code, failed.out) == (1, "")
+    assert failed.err == "mqadmin: there is no topic never-was in cluster DefaultCluster\n"
+
+
+def test_a_purge_of_one_message_says_so(mq: Shell) -> None:
+    mq.ok("sendMessage", "-t", "purged-once", "-p", "x")
+
+    assert mq.ok("purgeTopic", "-t", "purged-once", "--yes").lines[-1] == "1 message purged."
+
+
 def test_a_route_nobody_has_names_who_was_asked_and_what_helps(mq: Shell) -> None:
     failed = mq.run("topicRoute", "-t", "nowhere")
 

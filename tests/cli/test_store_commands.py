@@ -157,6 +157,27 @@ class TestDump:
         assert json.loads(call(*words).stdout)["body"] == "plain words"
         assert json.loads(call(*words, "--raw").stdout)["body"] == zlib.compress(b"plain words").hex()
 
+    def test_escapes_are_shown_and_not_sent_to_the_terminal(self, call: Run, root: Path) -> None:
+        evil = "\x1b[2J\x9b[red]\u202e"
+        store = open_store(root)
+        properties = f"KEYS\x01{evil}\x02TAGS\x01{evil}\x02a\x01x\nbody (text)  forged\x02".encode()
+        at = send(store, f"{evil}\nnext\tline".encode(), properties=properties).physical_offset
+        store.close()
+        words = ("cometmq", "store", "dump", str(root), "--offset", str(at))
+
+        fields, in_line = call(*words).stdout, call(*words[:-2], "--from", str(at)).stdout
+        as_json = call(*words, "--json").stdout
+
+        for shown in (fields, in_line, as_json):
+            assert shown.replace("\n", "").replace("\t", "").isprintable()
+        assert [line for line in fields.splitlines() if line.startswith("body ")] == [
+            "body (text)    \\x1b[2J\\x9b[red]\\u202e"
+        ]
+        assert fields.endswith("\nnext\tline\n")
+        assert in_line.count("\n") == 1
+        assert json.loads(as_json)["tags"] == evil
+        assert f"{evil}\nnext" in call(*words, "--raw").stdout
+
     @pytest.mark.parametrize(
         ("words", "problem"),
         [

@@ -1,7 +1,7 @@
 """The administration API and the `mqadmin` commands over it."""
 
 from .admin import Admin, TopicSettings
-from .errors import UnknownNameError
+from .errors import MessageNotFound, UnknownNameError
 from .messages import ReadRange
 from .values import (
     BrokerStatus,
@@ -20,6 +20,7 @@ __all__ = [
     "BrokerStatus",
     "GroupProgress",
     "GroupSummary",
+    "MessageNotFound",
     "MessageTrack",
     "MessageView",
     "QueueProgress",

@@ -16,9 +16,10 @@ from typing import Self
 import msgspec
 
 from cometmq.client.instance import ClientInstance
+from cometmq.client.namesrv_api import NameServersUnreachable
 from cometmq.client.options import ClientOptions
 from cometmq.client.producer import Producer
-from cometmq.errors import CometError
+from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
 from cometmq.protocol.bodies import (
     ClusterInfo,
@@ -214,6 +215,18 @@ class Admin:
         """Raises NoRouteError, which names the name servers asked and their answers."""
         return await self.client.namesrv.route(topic)
 
+    async def clusters_of(self, topic: str) -> list[str]:
+        """The clusters whose brokers have a topic; none for a topic that no name server knows."""
+        try:
+            route = await self.route(topic)
+        except NameServersUnreachable:
+            raise
+        except NoRouteError:
+            return []
+        names = {data.broker_name for data in route.broker_datas}
+        info = await self.cluster_info()
+        return sorted(name for name, brokers in info.cluster_addr_table.items() if names & set(brokers))
+
     async def topic_status(self, topic: str) -> list[QueueStatus]:
         """Offsets and last write of each queue, ordered by broker and queue."""
         rows: list[QueueStatus] = []
@@ -292,17 +305,27 @@ class Admin:
     # -- consumer groups
 
     async def progress(self, group: str, *, with_client_ip: bool = False) -> GroupProgress:
-        """How far a group is in each of its queues. Raises NoRouteError for a group that never consumed."""
-        return await groups.progress(self.client, group, with_client_ip=with_client_ip)
+        """How far a group is in each of its queues. Raises UnknownNameError for a group that never
+        consumed."""
+        try:
+            return await groups.progress(self.client, group, with_client_ip=with_client_ip)
+        except NoRouteError as error:
+            if error.topic != RETRY_PREFIX + group:
+                raise
+        # Which asks the name servers once more: if none answers, it is them that the error names.
+        raise UnknownNameError("consumer group", group, await self.group_names())
 
-    async def groups(self) -> list[GroupSummary]:
-        """A line about each group that has a retry topic, the furthest behind first."""
-        names = [
+    async def group_names(self) -> list[str]:
+        """The groups that have a retry topic: those that were ever online; sorted."""
+        return [
             topic.removeprefix(RETRY_PREFIX)
             for topic in await self.topics()
             if topic.startswith(RETRY_PREFIX)
         ]
-        found = [await groups.summary(self.client, name) for name in names]
+
+    async def groups(self) -> list[GroupSummary]:
+        """A line about each group that has a retry topic, the furthest behind first."""
+        found = [await groups.summary(self.client, name) for name in await self.group_names()]
         return sorted(found, key=lambda row: (-row.diff_total, row.group))
 
     async def consume_directly(
@@ -313,9 +336,11 @@ class Admin:
 
     # -- messages
 
-    async def message_by_id(self, msg_id: str) -> MessageExt:
-        """The message an offset id names, asked of the broker inside the id. Raises BrokerError, IdError."""
-        return await messages.by_offset_id(self.client, msg_id)
+    async def message_by_id(self, msg_id: str, topic: str | None = None) -> MessageExt:
+        """The message of an id of either kind: the offset id, which names its broker, or the unique key that
+        producers give, which is looked for in `topic`, or else in all topics. Raises MessageNotFound,
+        BrokerError, IdError."""
+        return await messages.by_id(self.client, msg_id, topic)
 
     async def messages_by_key(
         self, topic: str, key: str, limit: int = 64, *, begin_ms: int = 0, end_ms: int = 2**63 - 1

@@ -15,6 +15,7 @@ from .shell import (
     namesrv_option,
     show,
     show_json,
+    show_problem,
     target_options,
     with_admin,
 )
@@ -40,8 +41,8 @@ def cluster_list(namesrv: str, more_stats: bool, interval: int | None, as_json: 
             else:
                 show(formats.cluster_list(brokers, int(time.time() * 1000)))
             for broker in brokers:
-                if broker.problem:
-                    click.echo(f"{broker.broker_addr}: {broker.problem}", err=True)
+                if broker.problem and not as_json:  # JSON has it as a field
+                    show_problem(f"{broker.broker_addr}: {broker.problem}")
             if interval is None:
                 if any(broker.problem for broker in brokers):
                     raise click.exceptions.Exit(1)
@@ -66,10 +67,10 @@ def broker_status(namesrv: str, broker_addr: str | None, cluster: str | None, as
         brokers = await admin.brokers(cluster)
         if as_json:
             show_json(brokers)
-        for broker in brokers:
+        for broker in () if as_json else brokers:
             if broker.problem:
-                click.echo(f"{broker.broker_addr}: {broker.problem}", err=True)
-            elif not as_json:
+                show_problem(f"{broker.broker_addr}: {broker.problem}")
+            else:
                 show(formats.broker_status(broker.runtime, broker.broker_addr))
         if any(broker.problem for broker in brokers):
             raise click.exceptions.Exit(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import click
 
 from .cluster_commands import broker_status, cluster_list
@@ -18,6 +20,7 @@ from .topic_commands import delete_topic, purge_topic, topic_list, topic_route, 
 
 
 @click.group(cls=MqAdmin, context_settings=SETTINGS, invoke_without_command=True)
+@click.version_option(version("cometmq"), "-V", "--version", prog_name="mqadmin")
 @click.pass_context
 def mqadmin(ctx: click.Context) -> None:
     """RocketMQ's administration commands."""

@@ -7,9 +7,11 @@ from difflib import get_close_matches
 
 from cometmq.errors import CometError, Terminal
 
+SHOWN_MAX = 16  # names in a text: more help nobody
+
 
 class UnknownNameError(CometError, Terminal):
-    """A name nobody knows. kind: "cluster", "broker" or "queue"; known: those there are."""
+    """A name nobody knows. kind: "cluster", "broker", "consumer group" or "queue"; known: those there are."""
 
     def __init__(self, kind: str, name: str, known: Sequence[str]) -> None:
         super().__init__(kind, name, list(known))
@@ -21,4 +23,17 @@ class UnknownNameError(CometError, Terminal):
         near = get_close_matches(self.name, self.known, n=1)
         if near:
             return f"no {self.kind} named {self.name}; did you mean {near[0]}?"
-        return f"no {self.kind} named {self.name}; known: {', '.join(self.known) or 'none'}"
+        more = f" and {len(self.known) - SHOWN_MAX} more" if len(self.known) > SHOWN_MAX else ""
+        return f"no {self.kind} named {self.name}; known: {', '.join(self.known[:SHOWN_MAX]) or 'none'}{more}"
+
+
+class MessageNotFound(CometError, Terminal):
+    """No message has this id; problem: where it was looked for."""
+
+    def __init__(self, msg_id: str, problem: str) -> None:
+        super().__init__(msg_id, problem)
+        self.msg_id = msg_id
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"no message with id {self.msg_id} {self.problem}"

@@ -11,6 +11,7 @@ from datetime import datetime
 from cometmq.message import MessageExt, SendResult
 from cometmq.protocol.bodies import ConsumeMessageDirectlyResult
 from cometmq.protocol.bodies_admin import PurgedQueue
+from cometmq.text import local_time
 
 from .values import (
     BrokerStatus,
@@ -24,24 +25,16 @@ from .values import (
 MS_PER_HOUR = 3_600_000
 
 
-def time_with_ms(timestamp_ms: int) -> str:
-    """Local time as `2026-01-31 23:59:59,999`; empty for 0."""
-    if timestamp_ms <= 0:
-        return ""
-    moment = datetime.fromtimestamp(timestamp_ms // 1000)
-    return f"{moment:%Y-%m-%d %H:%M:%S},{timestamp_ms % 1000:03d}"
-
-
-def time_of_table(timestamp_ms: int) -> str:
-    """Local time as `2026-01-31 23:59:59`; empty for 0."""
-    return f"{datetime.fromtimestamp(timestamp_ms // 1000):%Y-%m-%d %H:%M:%S}" if timestamp_ms > 0 else ""
+INT64_MAX = 2**63 - 1
 
 
 def parse_time(text: str) -> int:
     """Milliseconds since the epoch from digits or local `yyyy-MM-dd#HH:mm:ss:SSS`. Raises ValueError."""
     text = text.strip()
     if text.isascii() and text.isdigit():
-        return int(text)
+        if (given := int(text)) > INT64_MAX:
+            raise ValueError("a time has 64 bits")
+        return given
     moment = datetime.strptime(text, "%Y-%m-%d#%H:%M:%S:%f")
     # %f fills up to microseconds from the right: "5" means 500 ms to Python and 5 ms to Java.
     millis = int(text.rpartition(":")[2])
@@ -52,7 +45,7 @@ def topic_status(queues: Iterable[QueueStatus]) -> Iterator[str]:
     form = "%-32s  %-4s  %-20s  %-20s    %s"
     yield form % ("#Broker Name", "#QID", "#Min Offset", "#Max Offset", "#Last Updated")
     for queue in queues:
-        last = time_with_ms(queue.last_update_timestamp)
+        last = local_time(max(queue.last_update_timestamp, 0), ",")
         yield form % (queue.broker_name[:32], queue.queue_id, queue.min_offset, queue.max_offset, last)
 
 
@@ -166,7 +159,7 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator
                 queue.broker_offset,
                 queue.consumer_offset,
             ),
-            *(*client, queue.diff, time_of_table(queue.last_timestamp) or "N/A"),
+            *(*client, queue.diff, local_time(max(queue.last_timestamp, 0)) or "N/A"),
         )
     yield ""
     yield f"Consume TPS: {progress.consume_tps:.2f}"
@@ -201,8 +194,8 @@ def message_details(message: MessageExt, *, body_path: str, offset_id: bool) -> 
         ("Queue Offset:", message.queue_offset),
         ("CommitLog Offset:", message.physical_offset),
         ("Reconsume Times:", message.reconsume_times),
-        ("Born Timestamp:", time_with_ms(message.born_timestamp_ms)),
-        ("Store Timestamp:", time_with_ms(message.store_timestamp_ms)),
+        ("Born Timestamp:", local_time(message.born_timestamp_ms, ",")),
+        ("Store Timestamp:", local_time(message.store_timestamp_ms, ",")),
         ("Born Host:", message.born_host),
         ("Store Host:", message.store_host),
         ("System Flag:", message.sys_flag),

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable
 
 import click
 
 from cometmq.message import Message, MessageExt
+from cometmq.text import local_time
 
 from . import formats
 from .admin import Admin
-from .messages import ReadRange
+from .body_files import write_body
+from .messages import UNIQUE_HITS_MAX, ReadRange
 from .shell import SETTINGS, F, json_option, namesrv_option, show, show_json, with_admin
 from .values import MessageView, SendView
 
 TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
 KEY_HITS_MAX = 64
-UNIQUE_HITS_MAX = 32
 
 
 def consume_directly_options(command: F) -> F:
@@ -35,7 +34,15 @@ def consume_directly_options(command: F) -> F:
 @click.command("queryMsgById", context_settings=SETTINGS)
 @namesrv_option
 @click.option(
-    "-i", "--msgId", "msg_ids", required=True, metavar="LIST", help="Message ids, separated by ','."
+    "-i",
+    "--msgId",
+    "msg_ids",
+    required=True,
+    metavar="LIST",
+    help="Message ids, separated by ',': offset ids, or unique keys as `cometmq send` shows them.",
+)
+@click.option(
+    "-t", "--topic", metavar="NAME", help="Where to look for unique keys; without it in all topics."
 )
 @consume_directly_options
 @click.option(
@@ -46,20 +53,26 @@ def consume_directly_options(command: F) -> F:
 )
 @json_option
 def query_msg_by_id(
-    namesrv: str, msg_ids: str, group: str | None, client_id: str | None, resend: bool, as_json: bool
+    namesrv: str,
+    msg_ids: str,
+    topic: str | None,
+    group: str | None,
+    client_id: str | None,
+    resend: bool,
+    as_json: bool,
 ) -> None:
     """Query Message by Id."""
     ids = [word.strip() for word in msg_ids.split(",") if word.strip()]
 
     async def work(admin: Admin) -> None:
-        messages = [await admin.message_by_id(msg_id) for msg_id in ids]
+        messages = [await admin.message_by_id(msg_id, topic and topic.strip()) for msg_id in ids]
         if group and client_id:
-            for msg_id in ids:
-                result = await admin.consume_directly(group, client_id, msg_id)
+            for message in messages:
+                result = await admin.consume_directly(group, client_id, message.offset_msg_id)
                 show_json(result) if as_json else show(formats.direct_result(result))
         elif resend:
             for message in messages:
-                click.echo(f"prepare resend msg. originalMsgId={message.offset_msg_id}")
+                show([f"prepare resend msg. originalMsgId={message.offset_msg_id}"])
                 show(formats.send_result(await admin.send_again(message)))
         elif as_json:
             show_json([MessageView.of(message) for message in messages])
@@ -244,18 +257,15 @@ def consume_message(
 
 def show_line_json(message: MessageExt) -> None:
     """One JSON object per line: a listing that may be long is printed as it comes."""
-    import msgspec
-
-    click.echo(msgspec.json.encode(MessageView.of(message)))
+    show_json(MessageView.of(message), indent=None)
 
 
 def show_text(message: MessageExt) -> None:
     """Id, place, properties and body on two lines."""
     view = MessageView.of(message)
     place = f"{view.broker_name} queue {view.queue_id} offset {view.queue_offset}"
-    stored = formats.time_with_ms(view.store_timestamp)
-    click.echo(f"MSGID: {view.msg_id} {place} stored {stored} {view.properties}")
-    click.echo(f"BODY: {view.body}")
+    stored = local_time(view.store_timestamp, ",")
+    show([f"MSGID: {view.msg_id} {place} stored {stored} {view.properties}", f"BODY: {view.body}"])
 
 
 async def show_details(admin: Admin, message: MessageExt, *, offset_id: bool) -> None:
@@ -263,16 +273,4 @@ async def show_details(admin: Admin, message: MessageExt, *, offset_id: bool) ->
     path = write_body(message)
     show(formats.message_details(message, body_path=path, offset_id=offset_id))
     show(formats.message_tracks(await admin.tracks(message)))
-    click.echo()
-
-
-def write_body(message: MessageExt) -> str:
-    """Write the body to `rocketmq/msgbodys/<id>` under the temporary directory, as Apache's tools do."""
-    directory = os.path.join(tempfile.gettempdir(), "rocketmq", "msgbodys")
-    os.makedirs(directory, exist_ok=True)
-    path = os.path.join(directory, os.path.basename(message.msg_id))
-    # The directory is everybody's: a link planted under the name must not lead us to another file.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(message.body)
-    return path
+    show([""])

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
 
 from cometmq.client.instance import ClientInstance
+from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
-from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties import UNIQ_KEY
 
-from .errors import UnknownNameError
+from .errors import MessageNotFound, UnknownNameError
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from the start
 PULL_BATCH = 32
 PERM_READ = 4
+TOPICS_AT_ONCE = 16  # requests under way where all topics are asked
+UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools ask for
 
 
 class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +45,52 @@ def broker_addrs(route: TopicRouteData) -> dict[str, str]:
     }
 
 
-async def by_offset_id(client: ClientInstance, msg_id: str) -> MessageExt:
-    """The message an offset id names. Raises IdError for text that is no offset id."""
-    place = decode_offset_id(msg_id)
-    return await client.brokers.view_message(place.host, place.physical_offset)
+async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt:
+    """The message of an id of either kind. Raises IdError for text that is neither.
+
+    Both kinds are hex of one length, so the address that an offset id would name decides: a unique key, read
+    as one, hardly ever names a port, or a broker of this cluster.
+    """
+    decode_unique_key(msg_id)  # which any text reads as that may be an id
+    problem: CometError | None = None
+    if (place := place_in(msg_id)) is not None:
+        try:
+            return await client.brokers.view_message(place.host, place.physical_offset)
+        except CometError as error:
+            problem = error
+        info = await client.namesrv.cluster_info()
+        if any(place.host in data.broker_addrs.values() for data in info.broker_addr_table.values()):
+            raise problem
+    found = await by_unique_key(client, msg_id.upper(), topic)
+    if found is None:
+        where = "in all topics" if topic is None else f"in topic {topic}"
+        raise problem or MessageNotFound(msg_id, where)
+    return found
+
+
+def place_in(msg_id: str) -> OffsetId | None:
+    """Broker and position, None for an id that can be no offset id."""
+    try:
+        place = decode_offset_id(msg_id)
+    except IdError:
+        return None
+    return place if int(place.host.rpartition(":")[2]) in range(1, 65_536) else None
+
+
+async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt | None:
+    """The oldest message with a unique key, of one topic or of the first that has any; copies in retry and
+    dead-letter topics are found only if their topic is given."""
+    topics = [topic] if topic is not None else await client.namesrv.topics()
+    hidden = (RETRY_PREFIX, DLQ_PREFIX)
+    wanted = [name for name in topics if topic or not (is_system_topic(name) or name.startswith(hidden))]
+    for at in range(0, len(wanted), TOPICS_AT_ONCE):
+        some = wanted[at : at + TOPICS_AT_ONCE]
+        span = (0, 2**63 - 1)
+        asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True, span=span) for name in some)
+        for found in await asyncio.gather(*asked):
+            if found:
+                return found[0]
+    return None
 
 
 async def by_key(

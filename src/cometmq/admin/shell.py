@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from cometmq.text import is_utf8, printable, printable_json
+
 from .admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
+PROBLEM_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -34,6 +37,13 @@ class MqAdmin(click.Group):
         if cmd_name.lower() == "help":
             return self.commands.get("help")
         return self.commands.get(self.aliases.get(cmd_name.lower(), ""))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for word in args:
+            if not is_utf8(word):
+                # Requests are UTF-8: its bytes would be lost on the way.
+                raise click.UsageError(f"{word!r} is not UTF-8 text", ctx)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -78,8 +88,28 @@ def namesrv_option(command: F) -> F:
 
 
 def json_option(command: F) -> F:
-    """`--json`, which every listing has."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of columns.")(command)
+    """`--json` and `--raw`, which every listing has."""
+    return raw_option(
+        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of columns.")(command)
+    )
+
+
+RAW = "cometmq.admin.raw"
+
+
+def raw_option(command: F) -> F:
+    """`--raw`, which `show` obeys."""
+
+    def keep(ctx: click.Context, _param: click.Parameter, raw: bool) -> None:
+        ctx.meta[RAW] = raw
+
+    return click.option(
+        "--raw",
+        is_flag=True,
+        expose_value=False,
+        callback=keep,
+        help="Print control characters of names and bodies as they are, not as escapes.",
+    )(command)
 
 
 def target_options(*, required: bool) -> Callable[[F], F]:
@@ -114,11 +144,19 @@ def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[None]]) -> None:
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines to standard output."""
+    """Print lines to standard output: each is one line that no terminal obeys, unless `--raw` was given."""
+    raw = click.get_current_context().meta.get(RAW, False)
     for line in lines:
-        click.echo(line)
+        # color: click takes escape sequences out of what goes to a pipe.
+        click.echo(line if raw else printable(line, None), color=raw)
 
 
-def show_json(value: Any) -> None:
-    """Print a value as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+def show_problem(text: str) -> None:
+    """One harmless line on standard error."""
+    click.echo(printable(text, PROBLEM_LIMIT), err=True)
+
+
+def show_json(value: Any, *, indent: int | None = 2) -> None:
+    """Print a value as JSON, over several lines or (`indent` None) as one."""
+    data = msgspec.json.encode(value)
+    click.echo(printable_json(data if indent is None else msgspec.json.format(data, indent=indent)))

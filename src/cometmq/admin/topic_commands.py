@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from cometmq.protocol.bodies import TopicRouteData
+from cometmq.text import counted
 
 from . import formats
 from .admin import Admin, TopicSettings
@@ -15,6 +16,7 @@ from .shell import (
     SETTINGS,
     json_option,
     namesrv_option,
+    raw_option,
     show,
     show_json,
     target_options,
@@ -94,13 +96,12 @@ def update_topic(
 
     async def work(admin: Admin) -> None:
         async for addr in admin.create_topic(settings, broker_addr=broker_addr, cluster=cluster):
-            click.echo(f"create topic to {addr} success.")
+            show([f"create topic to {addr} success."])
         if order:
             conf = await admin.set_order_conf(settings, broker_addr=broker_addr, cluster=cluster)
-            click.echo(
-                f"set {'broker' if broker_addr else 'cluster'} orderConf. isOrder=true, orderConf=[{conf}]"
-            )
-        click.echo(str(settings))
+            kind = "broker" if broker_addr else "cluster"
+            show([f"set {kind} orderConf. isOrder=true, orderConf=[{conf}]"])
+        show([str(settings)])
 
     with_admin(namesrv, work)
 
@@ -115,10 +116,15 @@ def delete_topic(namesrv: str, topic: str, cluster: str) -> None:
     """Delete topic from broker and NameServer."""
 
     async def work(admin: Admin) -> None:
+        await admin.master_addrs(cluster)  # that there is no such cluster is the first thing to say
+        found = await admin.clusters_of(topic.strip())
+        if cluster not in found:
+            elsewhere = f"; it is in {', '.join(found)}" if found else ""
+            raise click.ClickException(f"there is no topic {topic.strip()} in cluster {cluster}{elsewhere}")
         await admin.delete_topic_in_brokers(topic.strip(), cluster)
-        click.echo(f"delete topic [{topic}] from cluster [{cluster}] success.")
+        show([f"delete topic [{topic}] from cluster [{cluster}] success."])
         await admin.delete_topic_in_name_servers(topic.strip())
-        click.echo(f"delete topic [{topic}] from NameServer success.")
+        show([f"delete topic [{topic}] from NameServer success."])
 
     with_admin(namesrv, work)
 
@@ -145,7 +151,8 @@ def purge_topic(
             return
         show(formats.purged(purged))
         gone = sum(queue.purged_to - queue.min_offset for _, queue in purged)
-        click.echo(f"{gone} messages " + ("purged." if yes else "would go. Nothing was done; --yes does it."))
+        outcome = "purged." if yes else "would go. Nothing was done; --yes does it."
+        show([f"{counted(gone, 'message')} {outcome}"])
 
     with_admin(namesrv, work)
 
@@ -175,6 +182,7 @@ def topic_list(namesrv: str, cluster_model: bool, as_json: bool) -> None:
 @TOPIC
 @click.option("-l", "--list", "as_list", is_flag=True, help="Columns instead of JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (the default of this command).")
+@raw_option
 def topic_route(namesrv: str, topic: str, as_list: bool, as_json: bool) -> None:
     """Examine topic route info."""
 

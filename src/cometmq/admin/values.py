@@ -55,8 +55,11 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
 
     def count(self, key: str) -> int:
         """A counter of the table, 0 where the broker has none."""
-        text = self.runtime.get(key, "")
-        return int(text) if text.lstrip("-").isdigit() else 0
+        try:
+            number = int(self.runtime.get(key, ""))
+        except ValueError:
+            return 0
+        return number if -(2**63) <= number < 2**63 else 0
 
 
 class QueueProgress(Value, frozen=True, kw_only=True):

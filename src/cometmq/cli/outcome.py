@@ -1,10 +1,12 @@
 """How a command ends: one clear line on standard error and an exit code, never a traceback.
 
-COMETMQ_TRACEBACK=1 shows the traceback as well, for reports about our own mistakes.
+COMETMQ_TRACEBACK=1 shows the traceback as well, for reports about our own mistakes. A command that was
+asked for `--json` says what went wrong as a JSON object.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -14,8 +16,10 @@ from typing import NoReturn
 import click
 
 from cometmq.errors import CometError, ConfigError, StoreError
+from cometmq.text import printable, printable_json
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells expect
+ERROR_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +41,44 @@ SERVER_EXITS = Exits(usage=255, config=255, store=253, failure=255)
 
 def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -> NoReturn:
     """Run a click command with the process's arguments and leave with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal's encoding lacks, and bytes of arguments that were no text, are shown as escapes.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = command.main(prog_name=prog, standalone_mode=False)
         # A pipe that closed (`| head`) is noticed here, not in the interpreter's last breath.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.UsageError as error:
-        error.show()
+        show_usage_error(error)
         code = exits.usage
     except click.exceptions.Exit as asked:
         code = asked.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; closing the descriptor keeps Python from complaining again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        code = 1  # whoever read our output has gone
     except Exception as error:
         show_error(prog, error)
         code = exit_code_of(error, exits)
-    sys.exit(code if isinstance(code, int) else 0)
+    leave(code if isinstance(code, int) else 0)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with a code, whatever has become of standard output."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # Nobody takes what is left (it was told above): the interpreter must not try, and complain, again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def json_wanted() -> bool:
+    """Whether the command line asks for JSON, be the rest of it right or wrong."""
+    words = sys.argv[1:]
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def exit_code_of(error: BaseException, exits: Exits) -> int:
@@ -71,7 +94,40 @@ def show_error(prog: str, error: Exception) -> None:
     """One line on standard error; a failure nobody foresaw names its type."""
     if os.environ.get("COMETMQ_TRACEBACK"):
         traceback.print_exception(error)
-    click.echo(f"{prog}: {describe(error)}", err=True)
+    text = describe(error)
+    if json_wanted():
+        show_json_error(error, text)
+    else:
+        click.echo(f"{prog}: {text}", err=True)
+
+
+def show_usage_error(error: click.UsageError) -> None:
+    """How the command is called and what was wrong, on standard error."""
+    text = printable(error.format_message(), ERROR_LIMIT)
+    if json_wanted():
+        show_json_error(error, text)
+        return
+    if error.ctx is not None:
+        click.echo(error.ctx.get_usage(), err=True)
+        click.echo(f"Try '{error.ctx.command_path} --help' for help.\n", err=True)
+    click.echo(f"Error: {text}", err=True)
+
+
+def show_json_error(error: Exception, text: str) -> None:
+    """One line: the error's type, its text and the facts that it carries (code, remark, brokerAddr ...)."""
+    import msgspec
+
+    facts = vars(error) if isinstance(error, CometError) else {}
+    details = {camel_case(name): fact for name, fact in facts.items() if not name.startswith("_")}
+    value = {"error": type(error).__name__, "message": text, "details": details}
+    data = msgspec.json.encode(value, enc_hook=lambda fact: printable(str(fact), ERROR_LIMIT))
+    click.echo(printable_json(data), err=True)
+
+
+def camel_case(name: str) -> str:
+    """`broker_addr` as JSON has it: `brokerAddr`."""
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
 
 
 def describe(error: Exception) -> str:
@@ -84,7 +140,9 @@ def describe(error: Exception) -> str:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     elif isinstance(error, OSError | TimeoutError):
         text = str(error) or type(error).__name__
+    elif isinstance(error, UnicodeEncodeError):
+        text = f"not UTF-8 text: {error.object!r}"
     else:
         hint = "" if os.environ.get("COMETMQ_TRACEBACK") else " (COMETMQ_TRACEBACK=1 shows where)"
         text = f"internal error: {type(error).__name__}: {error}{hint}"
-    return " ".join(text.split())
+    return printable(" ".join(text.split()), ERROR_LIMIT)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cometmq.settings import read_properties_file, settings_of
+from cometmq.text import counted, printable, printable_json
 
 from .options import HELP
 from .progress import make_progress
@@ -70,7 +71,7 @@ def log_progress(what: str) -> Iterator[Callable[[int, int], None]]:
 def echo_json(value: object) -> None:
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    click.echo(printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2)))
 
 
 @click.group(context_settings=HELP)
@@ -119,13 +120,16 @@ def rebuild(directory: str, config_file: str | None, commit_log_dir: str, as_jso
         echo_json(report)
         return
     click.echo(
-        f"{report.root}: {report.queues} queues with {report.units} units and {report.index_files} "
-        f"index files with {report.index_entries} entries made from {report.records} records"
+        f"{printable(report.root)}: {report.queues} queues with {report.units} units and "
+        f"{report.index_files} index files with {report.index_entries} entries made from "
+        f"{counted(report.records, 'record')}"
     )
     if report.not_served:
-        click.echo(f"{report.not_served} records are not served: their queue offsets do not fit their queues")
+        records = "1 record is" if report.not_served == 1 else f"{report.not_served} records are"
+        click.echo(f"{records} not served: queue offsets that do not fit their queues")
     for finding in report.findings:
-        click.echo(f"{finding.severity}: {finding.path} at {finding.offset}: {finding.problem}", err=True)
+        text = f"{finding.severity}: {finding.path} at {finding.offset}: {finding.problem}"
+        click.echo(printable(text, None), err=True)
 
 
 @store.command(context_settings=HELP)
@@ -173,7 +177,9 @@ def stats(
 )
 @click.option("--body", type=click.Choice(["auto", "text", "hex", "none"]), default="auto", show_default=True,
               help="How to show bodies; auto: as text if it is UTF-8.")  # fmt: skip
-@click.option("--raw", is_flag=True, help="Bodies as stored, compressed ones not inflated.")
+@click.option(
+    "--raw", is_flag=True, help="All as stored: bodies not inflated, control characters not as escapes."
+)
 @click.option("--scan", is_flag=True, help="Look for ids and keys in the whole log, without the index.")
 def dump(
     directory: str,
@@ -225,7 +231,7 @@ def dump(
         show = message_json if as_json else message_text if single else message_line
         shown = 0
         for message in islice(found, limit):
-            click.echo(show(message, body, raw=raw))
+            click.echo(show(message, body, raw=raw), color=raw)
             shown += 1
         if shown:
             return

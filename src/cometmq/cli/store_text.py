@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from cometmq.errors import CometError
 from cometmq.protocol.compression import decompress
+from cometmq.text import local_time, printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from cometmq.message import MessageExt
@@ -18,13 +18,13 @@ _PREVIEW = 60  # characters of a body in a line
 
 
 def time_text(epoch_ms: int) -> str:
-    """Local time to the millisecond; a dash for none."""
-    if epoch_ms < 0:
-        return "-"
-    try:
-        return datetime.fromtimestamp(epoch_ms / 1000).isoformat(sep=" ", timespec="milliseconds")
-    except (OverflowError, ValueError, OSError):
-        return f"{epoch_ms} ms"
+    """A time of the store's own, to the millisecond; a dash for none, which is negative."""
+    return moment(max(epoch_ms, 0))
+
+
+def moment(epoch_ms: int) -> str:
+    """A time that stands in a record, whatever it is."""
+    return local_time(epoch_ms, ".") or "-"
 
 
 def size_text(count: int) -> str:
@@ -56,7 +56,7 @@ def verify_text(report: VerifyReport) -> str:
         f"{report.index_files} index files, {report.tables} tables"
     )
     lines.append(f"{report.errors} errors, {report.warnings} warnings, {report.notes} notes")
-    return "\n".join(lines)
+    return "\n".join(printable(line, None) for line in lines)
 
 
 def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
@@ -77,7 +77,7 @@ def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
     return "hex", data.hex()
 
 
-def message_json(message: MessageExt, how: str, *, raw: bool) -> str:
+def message_json(message: MessageExt, how: str, *, raw: bool) -> bytes:
     """One message as one line of JSON."""
     form, text = body_of(message, how, raw=raw)
     value: dict[str, Any] = {
@@ -103,7 +103,7 @@ def message_json(message: MessageExt, how: str, *, raw: bool) -> str:
         "body_form": form,
         "body": text,
     }
-    return json.dumps(value, ensure_ascii=False)
+    return printable_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace"))
 
 
 def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
@@ -117,23 +117,23 @@ def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
         ("record size", message.store_size),
         ("message id", message.msg_id),
         ("offset id", message.offset_msg_id),
-        ("born", f"{time_text(message.born_timestamp_ms)} at {message.born_host}"),
-        ("stored", f"{time_text(message.store_timestamp_ms)} at {message.store_host}"),
+        ("born", f"{moment(message.born_timestamp_ms)} at {message.born_host}"),
+        ("stored", f"{moment(message.store_timestamp_ms)} at {message.store_host}"),
         ("flag", message.flag),
         ("sys flag", f"0x{message.sys_flag & 0xFFFFFFFF:x}"),
         ("reconsumed", message.reconsume_times),
         ("prepared at", message.prepared_transaction_offset),
         *((f"property {name}", value) for name, value in message.properties.items()),
     ]
-    if form != "none":
-        fields.append((f"body ({form})", text))
     width = max(len(name) for name, _ in fields)
-    return "\n".join(f"{name:<{width}}  {_harmless(str(value))}" for name, value in fields)
-
-
-def _harmless(text: str) -> str:
-    """Text without what would steer a terminal."""
-    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+    lines = [f"{name:<{width}}  {value}" for name, value in fields]
+    if form != "none":
+        # Last: its line ends stay, and no line of it can pass for a field above.
+        text = f"{f'body ({form})':<{width}}  {text}"
+    if raw:
+        return "\n".join([*lines, text] if form != "none" else lines)
+    lines = [printable(line, None) for line in lines]
+    return "\n".join([*lines, printable_lines(text)] if form != "none" else lines)
 
 
 def message_line(message: MessageExt, how: str, *, raw: bool) -> str:
@@ -143,13 +143,14 @@ def message_line(message: MessageExt, how: str, *, raw: bool) -> str:
     words = [
         f"{message.physical_offset:>12}",
         f"{message.topic}/{message.queue_id}@{message.queue_offset}",
-        time_text(message.store_timestamp_ms),
+        moment(message.store_timestamp_ms),
         message.msg_id,
         message.tags or "-",
         " ".join(message.keys) or "-",
         "" if form == "none" else repr(start) if form == "text" else f"0x{start}",
     ]
-    return "  ".join(words).rstrip()
+    line = "  ".join(words).rstrip()
+    return line if raw else printable(line, None)
 
 
 def print_stats(stats: StoreStats, *, by_queue: bool) -> None:
@@ -166,20 +167,20 @@ def print_stats(stats: StoreStats, *, by_queue: bool) -> None:
         for queue in stats.queues:
             offsets = f"{queue.min_offset}-{queue.max_offset}"
             table.add_row(
-                queue.topic, str(queue.queue_id), offsets, str(queue.messages), size_text(queue.bytes),
-                time_text(queue.oldest_ms), time_text(queue.newest_ms),
+                printable(queue.topic), str(queue.queue_id), offsets, str(queue.messages),
+                size_text(queue.bytes), time_text(queue.oldest_ms), time_text(queue.newest_ms),
             )  # fmt: skip
     else:
         for topic in stats.topics:
             table.add_row(
-                topic.topic, str(topic.queues), str(topic.messages), size_text(topic.bytes),
+                printable(topic.topic), str(topic.queues), str(topic.messages), size_text(topic.bytes),
                 time_text(topic.oldest_ms), time_text(topic.newest_ms),
             )  # fmt: skip
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 200  # a file has no width to respect
     console.print(table)
-    console.print(files_text(stats), markup=False)
+    console.print(files_text(stats))
 
 
 def files_text(stats: StoreStats) -> str:

@@ -18,7 +18,8 @@ _HINTS = {
     "autoCreateSubscriptionGroup",
     ResponseCode.NO_PERMISSION: "look at the permissions of broker, topic and group",
     ResponseCode.SERVICE_NOT_AVAILABLE: "the broker takes no messages: full disk, replica, or stopping",
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this server's version does not know the request",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this server's version does not know the request, or it is a "
+    "server of another kind: by default name servers listen on port 9876, brokers on 10911",
 }
 
 

@@ -18,7 +18,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.remoting import RemotingClient
 
-from .calls import Calls, broker_error
+from .calls import Calls, broker_error, hint_of
 
 __all__ = ["NameServersUnreachable", "NamesrvApi"]
 
@@ -75,6 +75,7 @@ class NamesrvApi(Calls):
         """Raises NoRouteError, which names every name server and what it answered."""
         asked: list[tuple[str, str]] = []
         reached: int | None = None
+        hint = NO_ROUTE_HINT
         for position, addr in self._in_turn():
             try:
                 answer = await self.ask(
@@ -85,12 +86,14 @@ class NamesrvApi(Calls):
                 continue
             if reached is None:
                 reached = self._at = position
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                hint = hint_of(answer.code)
             if answer.code == ResponseCode.SUCCESS and answer.body:
                 return TopicRouteData.decode(answer.body)
             asked.append((addr, str(BrokerError(answer.code, remark=answer.remark or ""))))
         if reached is None:
             raise NameServersUnreachable(topic, asked, UNREACHABLE_HINT)
-        raise NoRouteError(topic, asked, NO_ROUTE_HINT)
+        raise NoRouteError(topic, asked, hint)
 
     async def cluster_info(self) -> ClusterInfo:
         """All brokers by name, and broker names by cluster."""
