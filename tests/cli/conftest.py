@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cometmq.testing import ServerProcess
+from cometmq.testing import LocalBroker, ServerProcess, local_broker
 
 BIN = Path(sys.executable).parent
 READY = "boot success"
@@ -27,6 +27,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COMETMQ_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     return path
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    with local_broker(tmp_path_factory.mktemp("cluster")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def namesrv(broker: LocalBroker, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands find the cluster through the environment."""
+    monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv)
 
 
 @pytest.fixture

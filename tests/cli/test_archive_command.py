@@ -57,7 +57,7 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
 
     summary = json.loads(first.stdout)
     assert (first.returncode, summary["records"], summary["lost"], summary["bad"]) == (0, 3, 0, 0)
-    assert "archived 1 messages" in job.output
+    assert "archived 1 message (" in job.output
     assert "went on behind batch" in job.output
     assert bodies(archive) == [b"a", b"b", b"c", b"d"]
 

@@ -5,25 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.cli.conftest import BIN, Run, Serve
 
-from cometmq.testing import LocalBroker, local_broker
+from cometmq.testing import LocalBroker
 
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    with local_broker(tmp_path_factory.mktemp("cluster")) as broker:
-        yield broker
-
-
-@pytest.fixture(autouse=True)
-def namesrv(broker: LocalBroker, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands find the cluster through the environment."""
-    monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv)
+pytestmark = pytest.mark.usefixtures("namesrv")
 
 
 def test_what_is_sent_arrives_with_its_tag_keys_and_properties(run: Run) -> None:
@@ -86,6 +74,55 @@ def test_a_reader_that_goes_leaves_the_rest_to_the_group(run: Run) -> None:
     assert rest.stdout.split()[-1] == "second"
 
 
+def test_without_a_group_each_topic_has_its_own(run: Run, broker: LocalBroker) -> None:
+    for topic in ("one-of-two", "two-of-two"):
+        run("cometmq", "send", topic, topic)
+        taken = run("cometmq", "consume", topic, "-c", "1", "--timeout", "30")
+        assert taken.stdout.split()[-1] == topic
+
+    groups = json.loads(run("mqadmin", "consumerProgress", "--json").stdout)
+    assert {"cometmq-cli-one-of-two", "cometmq-cli-two-of-two"} <= {row["group"] for row in groups}
+
+
+class TestFromLast:
+    """CONSUME_FROM_LAST_OFFSET begins at the first message of a young topic; `--from last` does not."""
+
+    def test_a_new_group_gets_only_what_comes_later(self, run: Run, serve: Serve) -> None:
+        run("cometmq", "send", "young", "before")
+        words = ("cometmq", "consume", "young", "-g", "lasts", "--from", "last")
+        skipped = run(*words, "--timeout", "1")
+        run("cometmq", "send", "young", "after")
+        taken = run(*words, "-c", "1", "--timeout", "30")
+
+        assert (skipped.returncode, skipped.stdout) == (0, "")
+        assert taken.stdout.split()[-1] == "after"
+
+    def test_a_group_that_has_read_goes_on_where_it_stopped(self, run: Run) -> None:
+        run("cometmq", "send", "known", *"abc")
+        words = ("cometmq", "consume", "known", "-g", "goers", "--timeout", "30")
+        first = run(*words, "-c", "1")
+        rest = run(*words, "--from", "last", "-c", "2")
+
+        bodies = [line.split()[-1] for out in (first, rest) for line in out.stdout.splitlines()]
+        assert sorted(bodies) == list("abc")
+
+    def test_of_a_topic_that_is_yet_to_come_all_is_later(self, run: Run, serve: Serve) -> None:
+        words = ("consume", "unborn", "-g", "unborn", "--from", "last", "-c", "1")
+        with serve("cometmq", *words, ready="waiting: unborn") as consumer:
+            run("cometmq", "send", "unborn", "first")
+            assert consumer.wait(60) == 0
+
+        assert consumer.output.endswith("  first")
+
+
+def test_both_ids_of_a_sent_message_are_told_and_find_it(run: Run) -> None:
+    words = run("cometmq", "send", "ids", "x").stdout.rstrip(")\n").split()
+
+    for msg_id in (words[1], words[-1]):
+        (found,) = json.loads(run("mqadmin", "queryMsgById", "-i", msg_id, "--json").stdout)
+        assert (found["msgId"], found["offsetMsgId"]) == (words[1], words[-1])
+
+
 def test_tags_choose_messages(run: Run) -> None:
     for tag in ("A", "B", "C"):
         run("cometmq", "send", "tagged", f"body-{tag}", "-t", tag)
@@ -117,16 +154,30 @@ def test_a_topic_that_is_not_there_is_told_while_waiting(run: Run) -> None:
     assert "Traceback" not in waited.stderr
 
 
+@pytest.mark.parametrize("command", ["consume", "tail"])
+def test_without_a_name_server_the_topic_is_named_that_was_asked_for(run: Run, command: str) -> None:
+    failed = run("cometmq", command, "t", "-n", "127.0.0.1:1")
+
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("cometmq: no route to topic t: 127.0.0.1:1 answered 'cannot connect")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (("send", "t", "x", "-n", "127.0.0.1:1"), 1, "cannot connect to 127.0.0.1:1"),
         (("send", "bad topic!", "x"), 1, "bad topic!"),
+        (("consume", "bad topic!"), 1, "the topic name 'bad topic!'"),
+        (("tail", "bad topic!"), 1, "the topic name 'bad topic!'"),
+        (("tail", "t", "--from", "yesterday"), 2, "'yesterday' is none of: now, first, 10m"),
+        (("tail", "t", "--from", "5w"), 2, "'5w' is none of"),
+        (("tail", "t", "--from", str(2**63)), 2, "is none of"),
         (("send", "t", "x", "-p", "nothing"), 2, "'nothing' is not NAME=VALUE"),
         (("send", "t", "x", "-d", "19"), 2, "19 is not in the range"),
         (("send",), 2, "Missing argument 'TOPIC'"),
         (("consume", "t", "-c", "0"), 2, "0 is not in the range"),
-        (("archive", "-o", "x"), 2, "Give topics or --pattern, not both."),
+        (("archive", "-o", "x"), 2, "Give the topics to archive, or --pattern."),
+        (("archive", "t", "--pattern", "t", "-o", "x"), 2, "Give topics or --pattern, not both."),
         (("nonsense",), 2, "No such command 'nonsense'"),
     ],
 )

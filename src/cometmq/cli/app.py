@@ -14,6 +14,7 @@ COMMANDS = {
     "broker": ("cometmq.cli.servers:mqbroker", "Run a broker (the same as mqbroker)."),
     "send": ("cometmq.cli.send:send", "Send messages to a topic."),
     "consume": ("cometmq.cli.consume:consume", "Receive messages of a topic and print them."),
+    "tail": ("cometmq.cli.tail:tail", "Watch a topic without a group: from now, or from a time."),
     "archive": ("cometmq.cli.archive:archive", "Write a topic to Parquet with Spark, each message once."),
     "store": ("cometmq.cli.store:store", "Check, show, rebuild and measure a store directory."),
     "admin": (

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.text import counted, printable, printable_json
+
 from .options import HELP, namesrv_option
 from .progress import make_progress
 
@@ -73,8 +75,10 @@ def archive(
     as_json: bool,
 ) -> None:
     """Write TOPICS to Parquet, each message exactly once; run again, it goes on where it stopped."""
-    if bool(topics) == bool(pattern):
+    if topics and pattern:
         raise click.UsageError("Give topics or --pattern, not both.")
+    if not topics and not pattern:
+        raise click.UsageError("Give the topics to archive, or --pattern.")
     check_spark()
     from cometmq.pipeline.archive import ArchiveProgress
     from cometmq.pipeline.archive import archive as run_archive
@@ -147,16 +151,16 @@ def report(summary: ArchiveSummary, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2))
+        click.echo(printable_json(msgspec.json.format(msgspec.json.encode(summary), indent=2)))
         return
     rate = summary.records / max(summary.seconds, 1e-9)
     click.echo(
-        f"archived {summary.records} messages ({summary.bytes} bytes) in {summary.seconds:.2f} s "
-        f"({rate:,.0f}/s) to {summary.files} files ({summary.file_bytes} bytes) in {summary.output}"
+        f"archived {counted(summary.records, 'message')} ({counted(summary.bytes, 'byte')}) "
+        f"in {summary.seconds:.2f} s ({rate:,.0f}/s) to {counted(summary.files, 'file')} "
+        f"({counted(summary.file_bytes, 'byte')}) in {printable(summary.output, None)}"
     )
     if summary.resumed_behind_batch is not None:
         click.echo(f"went on behind batch {summary.resumed_behind_batch}")
     if not summary.complete:
-        click.echo(
-            f"{summary.lost} messages were lost before they were archived, {summary.bad} are bad", err=True
-        )
+        lost = counted(summary.lost, "message")
+        click.echo(f"lost before it was archived: {lost}; bad: {counted(summary.bad, 'message')}", err=True)

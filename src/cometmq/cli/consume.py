@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from cometmq import logs
+from cometmq.protocol.codes import check_topic_name
+from cometmq.text import printable
 
-from .options import HELP, namesrv_option, stop_on_signals
+from .options import HELP, check_utf8, namesrv_option, raw_option, stop_on_signals
+from .printing import LinePrinter, as_line
 
 if TYPE_CHECKING:
-    from cometmq.client import PushConsumer
+    from cometmq.client import ClientInstance, PushConsumer
     from cometmq.message import MessageExt
 
 PATIENCE_S = 3.0
+DRAIN_S = 0.1
+"""At the end, for printed messages to be acknowledged. Those that are held back do not end at all."""
 
 
 @click.command(context_settings=HELP)
@@ -26,10 +30,9 @@ PATIENCE_S = 3.0
 @click.option(
     "-g",
     "--group",
-    default="cometmq-cli",
-    show_default=True,
     metavar="NAME",
-    help="Consumer group; its members share the queues, and it goes on where it stopped.",
+    help="Consumer group; its members share the queues, and it goes on where it stopped. "
+    "[default: cometmq-cli-TOPIC]",
 )
 @click.option(
     "-t", "--tags", default="*", show_default=True, metavar="EXPR", help="Only these tags: 'A || B'."
@@ -40,7 +43,7 @@ PATIENCE_S = 3.0
     type=click.Choice(["first", "last"]),
     default="first",
     show_default=True,
-    help="Where a new group starts.",
+    help="Where a group starts that has not read TOPIC yet: at its first message, or behind its last.",
 )
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages.")
 @click.option(
@@ -51,109 +54,94 @@ PATIENCE_S = 3.0
     help="Stop when nothing has arrived for so long.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON.")
+@raw_option
 def consume(
     topic: str,
     namesrv: str,
-    group: str,
+    group: str | None,
     tags: str,
     start: str,
     count: int | None,
     idle_s: float | None,
     as_json: bool,
+    raw: bool,
 ) -> None:
     """Print the messages of TOPIC until Ctrl-C. What was printed is acknowledged for the group."""
-    from cometmq.client import ConsumeFromWhere, PushConsumer, PushOptions
+    from cometmq.client import ClientInstance, ConsumeFromWhere, PushConsumer, PushOptions
 
-    printer = Printer(count, as_json)
-    first = ConsumeFromWhere.FIRST_OFFSET if start == "first" else ConsumeFromWhere.LAST_OFFSET
-    # A call either prints at once or holds its message back for good: there is nothing to drain.
-    options = PushOptions(consume_from_where=first, drain_timeout_s=0.0)
+    check_topic_name(topic)
+    check_utf8(tags)
+    name = group if group is not None else f"cometmq-cli-{topic}"
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, drain_timeout_s=DRAIN_S)
 
     async def run() -> None:
+        printer = LinePrinter(count)
+
+        async def take(messages: list[MessageExt]) -> None:
+            for message in messages:
+                # What is not printed is not acknowledged: the group's next member gets it.
+                await printer.print(as_line(message, as_json=as_json, raw=raw))
+
         stop = stop_on_signals()
-        async with PushConsumer(
-            group, printer.take, {topic: tags}, namesrv=namesrv, options=options
-        ) as consumer:
-            hint = asyncio.create_task(tell_why_nothing_comes(consumer, printer))
-            await printer.wait(stop, idle_s)
-            hint.cancel()
-            if printer.full or printer.reader_gone:
+        async with ClientInstance(namesrv) as client:
+            if start == "last":
+                await skip_to_end(client, name, topic)
+            async with PushConsumer(name, take, {topic: tags}, client=client, options=options) as consumer:
+                hint = asyncio.create_task(tell_why_nothing_comes(consumer, printer))
+                await printer.wait(stop, idle_s)
+                hint.cancel()
+                await printer.close()
                 # That messages are held back is what was asked for, and no warning.
                 logs.logger("cometmq.client").setLevel(logging.ERROR)
-            problems = () if printer.printed else consumer.health().problems
-        if printer.reader_gone:
-            raise BrokenPipeError
+                problems = () if printer.printed else consumer.health().problems
+        printer.check()
         if problems:
             raise click.ClickException(f"nothing received: {'; '.join(problems)}")
 
     asyncio.run(run())
 
 
-async def tell_why_nothing_comes(consumer: PushConsumer, printer: Printer) -> None:
+async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
+    """Put a group that has no offsets on a topic behind its last messages.
+
+    To start at the end (CONSUME_FROM_LAST_OFFSET) does not do that: of a queue whose first message is still
+    stored, brokers tell a group they do not know to begin with it.
+    """
+    from cometmq.client.namesrv_api import NameServersUnreachable
+    from cometmq.errors import NoRouteError
+
+    try:
+        queues = await client.read_queues(topic)
+    except NameServersUnreachable:
+        raise
+    except NoRouteError:
+        return  # nobody has sent to the topic: all that comes is new
+    known: dict[str, bool] = {}
+    for queue in queues:
+        addr = await client.find_master(queue)
+        if addr not in known:
+            known[addr] = await has_offsets(client, addr, group, topic)
+        if not known[addr]:
+            end = await client.brokers.max_offset(addr, queue)
+            # A 5.x broker takes offsets of groups only that it has; a pull makes the group.
+            await client.brokers.pull(addr, queue, group, end, max_count=1)
+            await client.brokers.update_consumer_offset(addr, group, queue, end)
+
+
+async def has_offsets(client: ClientInstance, addr: str, group: str, topic: str) -> bool:
+    """Whether a broker has offsets of a group on a topic."""
+    from cometmq.protocol.bodies import GroupList
+    from cometmq.protocol.codes import RequestCode
+    from cometmq.protocol.headers import QueryTopicConsumeByWhoRequestHeader
+
+    header = QueryTopicConsumeByWhoRequestHeader(topic=topic)
+    answer = await client.brokers.call(addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, topic=topic)
+    return group in GroupList.decode(answer.body).group_list
+
+
+async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -> None:
     """After a moment without a message, what the consumer itself says keeps it from its work."""
     await asyncio.sleep(PATIENCE_S)
     if not printer.printed:
         for problem in consumer.health().problems:
-            click.echo(f"waiting: {problem}", err=True)
-
-
-class Printer:
-    """The listener: prints messages up to a limit and holds back what comes after it."""
-
-    def __init__(self, limit: int | None, as_json: bool) -> None:
-        self.limit = limit
-        self.printed = 0
-        self.reader_gone = False
-        self._as_json = as_json
-        self._news = asyncio.Event()
-
-    async def take(self, messages: list[MessageExt]) -> None:
-        for message in messages:
-            if self.full or not self._print(message):
-                # Neither printed nor acknowledged: the group's next member gets it.
-                await asyncio.Event().wait()
-        self._news.set()
-
-    def _print(self, message: MessageExt) -> bool:
-        """Whether somebody reads what we print."""
-        try:
-            click.echo(as_line(message, self._as_json))
-            sys.stdout.flush()
-        except BrokenPipeError:
-            self.reader_gone = True
-            self._news.set()
-            return False
-        self.printed += 1
-        return True
-
-    @property
-    def full(self) -> bool:
-        return self.limit is not None and self.printed >= self.limit
-
-    async def wait(self, stop: asyncio.Event, idle_s: float | None) -> None:
-        """Return at the limit, at a signal, without a reader, or after `idle_s` seconds with nothing new."""
-        while not (self.full or self.reader_gone or stop.is_set()):
-            self._news.clear()
-            waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(stop.wait())]
-            done, pending = await asyncio.wait(waits, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
-            for wait in pending:
-                wait.cancel()
-            if not done:
-                return
-
-
-def as_line(message: MessageExt, as_json: bool) -> str | bytes:
-    """A message on one line."""
-    from cometmq.admin.values import MessageView
-
-    view = MessageView.of(message)
-    if as_json:
-        import msgspec
-
-        return msgspec.json.encode(view)
-    facts = [f"{view.broker_name}/{view.queue_id}/{view.queue_offset}"]
-    if view.tags:
-        facts.append(f"tag={view.tags}")
-    if view.keys:
-        facts.append(f"keys={','.join(view.keys)}")
-    return f"{' '.join(facts)}  {view.body}"
+            click.echo(f"waiting: {printable(problem, None)}", err=True)

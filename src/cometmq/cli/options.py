@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from cometmq.text import is_utf8
+
 F = TypeVar("F", bound=Callable[..., Any])
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -26,15 +28,36 @@ def namesrv_option(command: F) -> F:
     )(command)
 
 
-def stop_on_signals() -> asyncio.Event:
+def raw_option(command: F) -> F:
+    """`--raw`: text from messages with all that a terminal obeys."""
+    return click.option(
+        "--raw", is_flag=True, help="Print names and bodies as they are, not control characters as escapes."
+    )(command)
+
+
+def check_utf8(*words: str | None) -> None:
+    """Raises UsageError for an argument that is not UTF-8: it would be sent with its bytes lost."""
+    for word in words:
+        if word is not None and not is_utf8(word):
+            raise click.UsageError(f"{word!r} is not UTF-8 text")
+
+
+class Stop(asyncio.Event):
+    """Set by the signal that asked for the end."""
+
+    signum = 0
+
+
+def stop_on_signals() -> Stop:
     """An event of the running loop that SIGINT and SIGTERM set, so that a command can finish what it holds.
 
     A second signal of the kind has its default effect.
     """
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    asked = Stop()
 
     def ask(signum: signal.Signals) -> None:
+        asked.signum = asked.signum or int(signum)
         asked.set()
         loop.remove_signal_handler(signum)
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator
-from itertools import islice
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
 
-from .options import HELP, namesrv_option
+from cometmq.text import counted, printable, printable_json
+
+from .options import HELP, check_utf8, namesrv_option, stop_on_signals
 from .progress import progress_bar
 
 if TYPE_CHECKING:
     from cometmq.client import Producer
     from cometmq.message import Message, SendResult
 
-LINES_AT_ONCE = 1024  # read from a pipe before they are sent; bounds what is held in memory
+LINES_AT_ONCE = 1024  # sent together where so many are there
+CHUNK_BYTES = 65_536  # what a pipe holds
+CHUNKS_AHEAD = 16  # read while others are sent; bounds what is held in memory
 
 
 def name_and_value(text: str) -> tuple[str, str]:
@@ -69,9 +77,12 @@ def send(
     group: str,
     as_json: bool,
 ) -> None:
-    """Send each BODY as a message to TOPIC; without a BODY each line of standard input that is not empty."""
+    """Send each BODY as a message to TOPIC; for `-`, or without a BODY, each line of standard input that is
+    not empty."""
     from cometmq.client import Producer
     from cometmq.message import Message
+
+    check_utf8(tag, *keys, *(word for pair in properties for word in pair))
 
     def message(text: bytes) -> Message:
         return Message(
@@ -80,41 +91,113 @@ def send(
 
     async def run() -> None:
         async with Producer(group, namesrv=namesrv) as producer:
-            if body:
-                for text in body:
-                    show(await producer.send(message(text.encode())), as_json)
-            else:
-                await send_lines(producer, message, as_json)
+            for text in body or ("-",):
+                if text == "-":
+                    await send_lines(producer, message, as_json)
+                else:
+                    show(await producer.send(message(os.fsencode(text))), as_json)
 
     asyncio.run(run())
 
 
 async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> None:
-    """Send standard input's lines, many at once, and say how it went."""
+    """Send standard input's lines, those that are there together, and say how it went.
+
+    SIGINT and SIGTERM end the reading: what was read is sent. Raises click's Exit with the signal's code.
+    """
+    lines = InputLines()
+    if lines.typed:
+        click.echo("type lines, Ctrl-D ends", err=True)
+    stop = stop_on_signals()
     count = size = 0
     began = time.monotonic()
-    with progress_bar("sending", total=None) as advance:
-        async for lines in input_lines():
-            results = await producer.send_many(message(line) for line in lines)
-            count, size = count + len(lines), size + sum(map(len, lines))
-            advance(len(lines))
-            if as_json:
+    with nullcontext(lambda _: None) if lines.typed else progress_bar("sending", total=None) as advance:
+        async for some in lines.read(stop):
+            results = await producer.send_many(map(message, some))
+            count, size = count + len(some), size + sum(map(len, some))
+            advance(len(some))
+            if as_json or lines.typed:
                 for result in results:
                     show(result, as_json)
     seconds = max(time.monotonic() - began, 1e-9)
-    click.echo(
-        f"sent {count} messages, {size} bytes in {seconds:.2f} s ({count / seconds:,.0f}/s)", err=as_json
-    )
+    sent = f"sent {counted(count, 'message')}, {counted(size, 'byte')}"
+    click.echo(f"{sent} in {seconds:.2f} s ({count / seconds:,.0f}/s)", err=as_json)
+    if stop.is_set():
+        raise click.exceptions.Exit(128 + stop.signum)
 
 
-async def input_lines() -> AsyncIterator[list[bytes]]:
-    """Standard input's lines without their ends, in lists; a person at a terminal gets an answer to each.
+class InputLines:
+    """Standard input's lines without their ends, read by a thread of its own: a read cannot be interrupted.
 
-    Empty lines are left out: RocketMQ has no messages without a body.
+    Empty lines are left out: RocketMQ has no messages without a body. To be made inside the running loop.
     """
-    at_once = 1 if sys.stdin.isatty() else LINES_AT_ONCE
-    while lines := await asyncio.to_thread(lambda: list(islice(sys.stdin.buffer, at_once))):
-        yield [text for line in lines if (text := line.removesuffix(b"\n").removesuffix(b"\r"))]
+
+    def __init__(self) -> None:
+        if sys.stdin is None:
+            raise click.ClickException("standard input is closed")
+        self.typed = sys.stdin.isatty()
+        self._descriptor = sys.stdin.fileno()
+        self._loop = asyncio.get_running_loop()
+        self._chunks: deque[bytes | OSError] = deque()
+        self._news = asyncio.Event()
+        self._room = threading.Semaphore(CHUNKS_AHEAD)
+        self._begun: list[bytes] = []
+        """Pieces of a line that has not ended yet."""
+
+    async def read(self, stop: asyncio.Event) -> AsyncIterator[list[bytes]]:
+        """Yield whatever lines are there, as soon as there are any, until the end or until `stop` is set."""
+        # A daemon: it may wait for input for ever. It reads the descriptor, since a thread that holds the
+        # lock of sys.stdin's buffer at the end is fatal to the interpreter.
+        threading.Thread(target=self._read_chunks, name="cometmq-stdin", daemon=True).start()
+        stopped = asyncio.ensure_future(stop.wait())
+        stopped.add_done_callback(lambda _: self._news.set())
+        ended = False
+        while not ended and (self._chunks or not stop.is_set()):
+            lines: list[bytes] = []
+            while self._chunks and not ended and len(lines) < LINES_AT_ONCE:
+                ended = self._split(self._chunks.popleft(), lines)
+            for at in range(0, len(lines), LINES_AT_ONCE):
+                yield lines[at : at + LINES_AT_ONCE]
+            if not (self._chunks or stop.is_set() or ended):
+                self._news.clear()
+                await self._news.wait()
+        stopped.cancel()
+        if self._begun:
+            click.echo("the last line had not ended and was not sent", err=True)
+
+    def _arrived(self, chunk: bytes | OSError) -> None:
+        self._chunks.append(chunk)
+        self._news.set()
+
+    def _split(self, chunk: bytes | OSError, lines: list[bytes]) -> bool:
+        """Add the lines that a chunk ends; whether it is the last. Raises the OSError of a failed read."""
+        self._room.release()
+        if isinstance(chunk, OSError):
+            raise chunk
+        first, *more = chunk.split(b"\n") if chunk else (b"", b"")
+        self._begun.append(first)
+        if more:
+            whole = [b"".join(self._begun), *more[:-1]]
+            self._begun = [more[-1]] if more[-1] else []
+            lines += [text for line in whole if (text := line.removesuffix(b"\r"))]
+        return not chunk
+
+    def _read_chunks(self) -> None:
+        chunk: bytes | OSError = b"-"
+        while chunk and not isinstance(chunk, OSError):
+            self._room.acquire()
+            try:
+                chunk = os.read(self._descriptor, CHUNK_BYTES)
+            except BlockingIOError:
+                select.select([self._descriptor], [], [])
+                self._room.release()
+                continue
+            except OSError as error:
+                chunk = error
+            try:
+                self._loop.call_soon_threadsafe(self._arrived, chunk)
+            except RuntimeError:
+                return  # the command has ended
 
 
 def show(result: SendResult, as_json: bool) -> None:
@@ -124,11 +207,12 @@ def show(result: SendResult, as_json: bool) -> None:
 
         from cometmq.admin.values import SendView
 
-        click.echo(msgspec.json.encode(SendView.of(result)))
+        click.echo(printable_json(msgspec.json.encode(SendView.of(result))))
         return
     queue = result.queue
     place = f"{queue.broker_name} queue {queue.queue_id} offset {result.queue_offset}"
-    click.echo(f"{result.status.name} {result.msg_id} {place}")
+    line = f"{result.status.name} {result.msg_id} {place} (offset id {result.offset_msg_id})"
+    click.echo(printable(line, None))
 
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ Settings come from the defaults, then the properties file, then the command line
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from cometmq.namesrv.config import NamesrvConfig
     from cometmq.namesrv.server import NameServer
 
+VERSION = click.version_option(version("cometmq"), "-V", "--version")
 HELP = {"help_option_names": ["-h", "--help"]}
 
 # What `mqbroker -m` prints: the settings Apache's configuration classes mark as important.
@@ -48,6 +50,7 @@ IMPORTANT_BROKER_KEYS = (
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Listen here instead of listenPort; 0 is any free port."
 )
+@VERSION
 def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool, port: int | None) -> None:
     """Run a name server in the foreground until Ctrl-C or SIGTERM."""
     set_up_logging()
@@ -85,6 +88,7 @@ def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool
     is_flag=True,
     help="Print the important configuration items and exit.",
 )
+@VERSION
 def mqbroker(
     config_file: str | None, namesrv_addr: str | None, print_all: bool, print_important: bool
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from importlib.metadata import version
 
 import click
 
@@ -24,6 +25,7 @@ POLL_S = 0.05
     metavar="SECONDS",
     help="Wait this long until they have ended; exit code 1 if one still runs then.",
 )
+@click.version_option(version("cometmq"), "-V", "--version")
 def mqshutdown(kind: str, wait_s: float) -> int:
     """Ask every running name server or broker of this user to drain and stop."""
     name = kind if kind == "standalone" else f"mq{kind}"

@@ -100,7 +100,7 @@ class PushConsumer:
             failures = await client.refresh_routes(session.group.subscriptions)
             unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
             if len(unreachable) == len(session.group.subscriptions):
-                raise unreachable[0]
+                raise failures[next(iter(self._subscriptions))]  # and not of a topic that is ours inside
             await self._check_expressions(session)
             await client.send_heartbeats()
             await session.start()

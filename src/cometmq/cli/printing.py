@@ -1,0 +1,144 @@
+"""Printing messages as they come: one line each, and known of each whether it was written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import select
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from cometmq.text import printable, printable_json
+
+if TYPE_CHECKING:
+    from cometmq.message import MessageExt
+
+GRACE_S = 0.5
+"""At the end: for a write that is under way. Longer means that nobody reads."""
+
+
+class LinePrinter:
+    """Writes lines to standard output, at most `limit` of them, from a thread of its own.
+
+    So a reader that does not read stops the printing and nothing else. To be made inside the running loop.
+    Raises ClickException where standard output is closed.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        if sys.stdout is None:
+            raise click.ClickException("standard output is closed")
+        self.limit = limit
+        self.printed = 0
+        self.problem: OSError | None = None
+        """Why nothing more can be printed."""
+        self._accepted = 0
+        self._closing = False
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        self._lines: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._descriptor = sys.stdout.fileno()
+        # A daemon: a write that blocks for ever must not keep the process.
+        threading.Thread(target=self._write_all, name="cometmq-print", daemon=True).start()
+
+    @property
+    def full(self) -> bool:
+        return self.limit is not None and self.printed >= self.limit
+
+    async def print(self, line: bytes) -> None:
+        """Returns when the line was written; never for a line that will not be."""
+        written = self._loop.create_future()
+        if not self._closing and (self.limit is None or self._accepted < self.limit):
+            self._accepted += 1
+            self._lines.put((line, written))
+        await written
+
+    async def wait(self, stop: asyncio.Event, idle_s: float | None) -> None:
+        """Return at the limit, when `stop` is set, when nothing more can be printed, or after `idle_s`
+        seconds with nothing new."""
+        while not (self.full or self.problem or stop.is_set()):
+            self._news.clear()
+            waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(stop.wait())]
+            done, pending = await asyncio.wait(waits, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
+            for wait in pending:
+                wait.cancel()
+            if not done:
+                return
+
+    async def close(self) -> None:
+        """Print no more. Lines that wait are dropped; the one being written has a moment to get out."""
+        self._closing = True
+        self._lines.put(None)
+        await asyncio.wait({self._ended}, timeout=GRACE_S)
+
+    def check(self) -> None:
+        """Raises BrokenPipeError where the reader has gone, ClickException where printing failed."""
+        if isinstance(self.problem, BrokenPipeError):
+            raise self.problem
+        if self.problem is not None:
+            raise click.ClickException(f"cannot print: {self.problem.strerror}")
+
+    def _write_all(self) -> None:
+        try:
+            while (entry := self._lines.get()) is not None and not self._closing:
+                line, written = entry
+                try:
+                    write(self._descriptor, line)
+                except OSError as error:
+                    self._loop.call_soon_threadsafe(self._failed, error)
+                    break
+                self._loop.call_soon_threadsafe(self._wrote, written)
+            self._loop.call_soon_threadsafe(self._ended.set_result, None)
+        except RuntimeError:
+            pass  # the loop has ended meanwhile: nobody waits any more
+
+    def _wrote(self, written: asyncio.Future[None]) -> None:
+        self.printed += 1
+        self._news.set()
+        if not written.done():
+            written.set_result(None)
+
+    def _failed(self, error: OSError) -> None:
+        self.problem = error
+        self._news.set()
+
+
+def write(descriptor: int, data: bytes) -> None:
+    """Write all of it, also where somebody made the descriptor a non-blocking one. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])
+
+
+def as_line(message: MessageExt, *, as_json: bool, raw: bool, properties: bool = False) -> bytes:
+    """A message on one line: where it is, tag, keys, properties if asked for, body; or as JSON.
+
+    `raw`: names and body as they were sent, whatever they do to a terminal or to the line.
+    """
+    from cometmq.admin.values import MessageView
+
+    view = MessageView.of(message)
+    if as_json:
+        import msgspec
+
+        return printable_json(msgspec.json.encode(view)) + b"\n"
+    facts = [f"{view.broker_name}/{view.queue_id}/{view.queue_offset}"]
+    if view.tags:
+        facts.append(f"tag={view.tags}")
+    if view.keys:
+        facts.append(f"keys={','.join(view.keys)}")
+    if properties:
+        facts += [f"{name}={value}" for name, value in view.properties.items()]
+    head = f"{' '.join(facts)}  "
+    if raw:
+        return head.encode("utf-8", "surrogateescape") + bytes(message.body) + b"\n"
+    return f"{printable(head, None)}{printable(view.body, None)}\n".encode(
+        sys.stdout.encoding, "backslashreplace"
+    )

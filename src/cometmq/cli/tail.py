@@ -1,0 +1,232 @@
+"""`cometmq tail`: watch a topic without a group."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, check_topic_name
+from cometmq.text import printable
+
+from .options import HELP, check_utf8, namesrv_option, raw_option, stop_on_signals
+from .printing import LinePrinter, as_line
+
+if TYPE_CHECKING:
+    from cometmq.client import ClientInstance
+    from cometmq.client.subscription import Subscription
+    from cometmq.message import MessageQueue, PullResult
+
+ROUTE_INTERVAL_S = 5.0  # between two looks for new queues and brokers
+RETRY_S = 1.0  # after a pull that failed
+SUSPEND_S = 15.0  # how long a broker waits for a message, as Java's consumers have it
+PULL_BATCH = 32  # brokers give no more
+CLOCKS_MS = 60_000  # by which a broker's clock may be behind ours
+UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def start_time(text: str) -> int | None:
+    """`--from`: None for now, 0 for the first message, else ms since 1970. Raises click.BadParameter."""
+    from cometmq.admin.formats import parse_time
+
+    if text in ("now", "first"):
+        return None if text == "now" else 0
+    if ago := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
+        return max(int(time.time() * 1000) - int(ago[1]) * UNIT_MS[ago[2]], 0)
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is none of: now, first, 10m (s, m, h, d ago), ms since 1970, yyyy-MM-dd#HH:mm:ss:SSS"
+        ) from None
+
+
+@click.command(context_settings=HELP)
+@click.argument("topic")
+@namesrv_option
+@click.option(
+    "--from",
+    "begin_ms",
+    type=start_time,
+    default="now",
+    show_default=True,
+    metavar="WHEN",
+    help="now, first, a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+)
+@click.option(
+    "-t", "--tags", default="*", show_default=True, metavar="EXPR", help="Only these tags: 'A || B'."
+)
+@click.option("-p", "--properties", is_flag=True, help="Print the properties too.")
+@click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages.")
+@click.option(
+    "--timeout",
+    "idle_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop when nothing has arrived for so long.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON.")
+@raw_option
+def tail(
+    topic: str,
+    namesrv: str,
+    begin_ms: int | None,
+    tags: str,
+    properties: bool,
+    count: int | None,
+    idle_s: float | None,
+    as_json: bool,
+    raw: bool,
+) -> None:
+    """Print the messages of TOPIC as they come, until Ctrl-C. Joins no group and moves nobody's offsets."""
+    from cometmq.client import ClientInstance
+    from cometmq.client.subscription import as_subscription
+
+    check_topic_name(topic)
+    check_utf8(tags)
+    subscription = as_subscription(topic, tags)
+
+    async def run() -> None:
+        printer = LinePrinter(count)
+
+        async def show(result: PullResult) -> None:
+            wanted = [
+                message
+                for message in subscription.filter(result.messages)
+                if message.store_timestamp_ms >= (begin_ms or 0)
+            ]
+            lines = (as_line(m, as_json=as_json, raw=raw, properties=properties) for m in wanted)
+            await asyncio.gather(*map(printer.print, lines))
+
+        stop = stop_on_signals()
+        async with ClientInstance(namesrv) as client:
+            watch = Watch(client, subscription, begin_ms, show)
+            await watch.start()
+            try:
+                await printer.wait(stop, idle_s)
+            finally:
+                await watch.stop()
+                await printer.close()
+        printer.check()
+
+    asyncio.run(run())
+
+
+class Watch:
+    """Follows all queues of a topic, also those that come into being while it does."""
+
+    def __init__(
+        self, client: ClientInstance, subscription: Subscription, begin_ms: int | None, show: Show
+    ) -> None:
+        self._client = client
+        self._subscription = subscription
+        self._topic = subscription.topic
+        self._begin_ms = begin_ms
+        self._show = show
+        self._followers: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._started_ms = int(time.time() * 1000)
+        self._told: dict[MessageQueue | str, str] = {}
+        """What is in the way of a queue or the topic, as it was told."""
+
+    async def start(self) -> None:
+        """Begin with the queues that there are. Raises NameServersUnreachable; a topic that is not there is
+        waited for."""
+        from cometmq.client.namesrv_api import NameServersUnreachable
+        from cometmq.errors import CometError, NoRouteError
+
+        try:
+            queues = await self._client.read_queues(self._topic)
+        except NameServersUnreachable:
+            raise
+        except NoRouteError as error:
+            self._tell(self._topic, error)
+            queues = ()
+        # Where each queue begins is settled before anything is read: what comes from now on is shown.
+        for queue in queues:
+            offset: int | None = None
+            try:
+                offset = await self._start_offset(queue, self._begin_ms)
+            except CometError as error:
+                self._tell(queue, error)
+            self._follow(queue, self._begin_ms, offset)
+        self._looking = asyncio.create_task(self._look_for_queues())
+
+    async def stop(self) -> None:
+        tasks = [*self._followers.values(), *([self._looking] if self._looking else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _follow(self, queue: MessageQueue, begin_ms: int | None, offset: int | None = None) -> None:
+        self._followers[queue] = asyncio.create_task(self._read(queue, begin_ms, offset))
+
+    async def _start_offset(self, queue: MessageQueue, begin_ms: int | None) -> int:
+        client = self._client
+        addr = await client.find_addr(queue)
+        if begin_ms is None:
+            return await client.brokers.max_offset(addr, queue)
+        first = await client.brokers.min_offset(addr, queue)
+        if begin_ms == 0:
+            return first
+        # A 4.9 broker gives the message nearest to a time, which may be an older one: `show` looks again.
+        return max(first, await client.brokers.offset_by_time(addr, queue, begin_ms - 1))
+
+    async def _look_for_queues(self) -> None:
+        """Take up queues that were not there at the start. What they hold may be older than that: their
+        broker may only have been away."""
+        begin_ms = self._started_ms - CLOCKS_MS if self._begin_ms is None else self._begin_ms
+        while True:
+            await asyncio.sleep(ROUTE_INTERVAL_S)
+            failures = await self._client.refresh_routes([self._topic])
+            for topic, error in failures.items():
+                self._tell(topic, error)
+            route = self._client.routes.get(self._topic)
+            for queue in route.read_queues if route is not None else ():
+                if queue not in self._followers:
+                    self._follow(queue, begin_ms)
+
+    async def _read(self, queue: MessageQueue, begin_ms: int | None, offset: int | None) -> None:
+        """Pull one queue for ever. `offset` None: where to begin is still to be found out."""
+        from cometmq.errors import CometError
+
+        broker_id = 0
+        while True:
+            try:
+                if offset is None:
+                    offset = await self._start_offset(queue, begin_ms)
+                addr, _ = await self._client.pull_addr(queue, broker_id)
+                result = await self._client.brokers.pull(
+                    addr,
+                    queue,
+                    TOOLS_CONSUMER_GROUP,  # every broker has it; without the commit bit nothing is stored
+                    offset,
+                    max_count=PULL_BATCH,
+                    expression=self._subscription.expression,
+                    sub_version=self._subscription.version,
+                    suspend_s=SUSPEND_S,
+                )
+            except CometError as error:
+                self._tell(queue, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._told.pop(queue, None)
+            broker_id = result.suggest_which_broker_id
+            await self._show(result)
+            offset = result.next_begin_offset
+
+    def _tell(self, source: MessageQueue | str, error: Exception) -> None:
+        """Say once what is in the way, though it be so of many queues; it is tried again."""
+        text = printable(str(error), None)
+        if text not in self._told.values():
+            click.echo(f"waiting: {text}", err=True)
+        self._told[source] = text
+
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Show = Callable[[PullResult], Awaitable[None]]
