@@ -67,6 +67,18 @@ def test_the_base_install_brings_no_spark_and_no_test_tools(venv: Path, env: dic
     assert installed & {"pyspark", "pyarrow", "pytest", "hypothesis", "mypy", "tpchgen-cli"} == set()
 
 
+def test_the_packages_page_has_no_link_that_only_the_repository_can_follow(
+    venv: Path, env: dict[str, str]
+) -> None:
+    code = "import importlib.metadata as m; print(m.metadata('cometmq').get_payload())"
+    page = run(venv, env, "python", "-c", code).stdout
+
+    assert page.startswith("# CometMQ\n")
+    assert "- docs/server.md: running name servers and brokers" in page
+    links = re.findall(r"\]\(([^)]*)\)", page)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
 def test_what_needs_an_extra_says_which(venv: Path, env: dict[str, str]) -> None:
     done = run(venv, env, "cometmq", "archive", "orders", "--output", "nowhere")
 
