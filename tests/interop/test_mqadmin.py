@@ -62,6 +62,7 @@ class TestOursOnApachesServers:
 
         for found in (
             run("queryMsgById", "-i", sent["offsetMsgId"], "--json"),
+            run("queryMsgById", "-i", sent["msgId"], "--json"),
             run("queryMsgByUniqueKey", "-t", topic, "-i", sent["msgId"], "--json"),
             run("queryMsgByKey", "-t", topic, "-k", "k1", "--json"),
         ):
@@ -99,6 +100,26 @@ class TestOursOnApachesServers:
         rows = [row for row in progress["queues"] if row["topic"] == "mqadmin-progress"]
         assert sum(row["consumerOffset"] for row in rows) == 1
         assert sum(row["brokerOffset"] for row in rows) == 1
+
+    @pytest.mark.parametrize("version", SERVER_VERSIONS)
+    def test_a_topic_is_watched_and_a_new_group_begins_at_its_end(
+        self, apache_clusters: Callable[[str], ApacheCluster], version: str
+    ) -> None:
+        namesrv = apache_clusters(version).namesrv
+
+        def comet(*arguments: str) -> list[str]:
+            command = [str(OURS.with_name("cometmq")), *arguments, "-n", namesrv]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+            return [line.split()[-1] for line in done.stdout.splitlines()]
+
+        comet("send", "young", "before")
+        as_group = ("consume", "young", "-g", "lasts", "--from", "last")
+        assert comet(*as_group, "--timeout", "3") == []
+        comet("send", "young", "after")
+
+        assert comet(*as_group, "-c", "1", "--timeout", "30") == ["after"]
+        assert sorted(comet("tail", "young", "--from", "first", "-c", "2")) == ["after", "before"]
 
 
 @pytest.fixture(scope="module")
