@@ -158,6 +158,18 @@ class TestQueries:
         assert [m.body for m in records(await self.query(peer, "U2", unique="true", maximum=0))] == [b"two"]
         assert len(records(await self.query(peer, "b", maximum=1))) == 1
 
+    async def test_an_answer_fits_a_frame_and_holds_the_newest(self, peer):
+        for number in range(5):
+            await peer.send(body=b"%d" % number + bytes(4_000_000), properties={"KEYS": "large"})
+        found = records(await self.query(peer, "large"))
+        assert [m.body[:1] for m in found] == [b"1", b"2", b"3", b"4"]
+
+    async def test_the_number_asked_for_is_clamped(self, peer):
+        for _ in range(67):
+            await peer.send(properties={"KEYS": "a"})
+        assert len(records(await self.query(peer, "a", maximum=2**31 - 1))) == 64  # maxMsgsNumBatch
+        assert [(await self.query(peer, "a", maximum=number)).code for number in (0, -1)] == [22, 22]
+
     async def test_nothing_found_is_22_with_the_same_fields(self, peer):
         await peer.send(properties={"KEYS": "a"})
         answer = await self.query(peer, "nobody")

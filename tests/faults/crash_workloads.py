@@ -15,7 +15,7 @@ from tests.faults.crash_model import TABLE, Ledger, config, entry_of
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.properties import java_hash
 from cometmq.store import JsonTable, ManualClock, MessageStore, zero_ahead
-from cometmq.store.off_loop import OffLoop
+from cometmq.store.off_loop import OffLoop, walked
 from cometmq.store.syncer import ThreadSyncer
 from cometmq.store.topic_retention import TopicLimit
 from cometmq.store.zero_ahead import ZeroAhead
@@ -287,7 +287,8 @@ class Worker:
     def purge(self) -> None:
         """The messages of a topic, or the older half of them, are hidden for good."""
         topic, keep = self.chance.choice(TOPICS), self.chance.choice((1, 2))
-        floors = {queue: low + (end - low) // keep for queue, low, _, end in self.store.purge_plan(topic)}
+        plan = walked(self.store.purge_plan(topic))
+        floors = {queue: low + (end - low) // keep for queue, low, _, end in plan}
         begun, end = self.now, self.store.commit_log_max
         self._now_done(self.store.raise_min_offsets(topic, floors))
         self.ledger.hidden.append((begun, self.now, topic, floors, end))

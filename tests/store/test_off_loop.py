@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.store.cold_disk import ColdDisk
@@ -12,6 +13,13 @@ from tests.store.kit import START_MS, committed, everything, open_store, put, se
 
 from cometmq.protocol.record import decode_record
 from cometmq.store import ManualClock, MessageStore
+from cometmq.store.commit_log import CommitLog
+from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.index_file import ENTRIES_A_TURN, IndexFile
+from cometmq.store.lookup import Lookup
+from cometmq.store.off_loop import Walk
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -32,17 +40,32 @@ async def cold(tmp_path: Path) -> tuple[MessageStore, ColdDisk]:
     return store, disk
 
 
-QUESTIONS: dict[str, tuple[Callable[[MessageStore], object], object]] = {
-    "by time": (lambda store: store.offset_by_time("T", 0, START_MS + 123_400, "LOWER"), 124),
-    "store time": (lambda store: store.store_time_of("T", 0, 77), START_MS + 77_000),
-    "by key": (
-        lambda store: [
-            decode_record(data).queue_offset for data in store.query_by_key("T", "k7", 9, 0, 1 << 60)
-        ],
-        [7],
+def queue_of(store: MessageStore) -> ConsumeQueue:
+    queue = store.queues.find("T", 0)
+    assert queue is not None
+    return queue
+
+
+def by_key(store: MessageStore, key: str = "k7", begin: int = 0, end: int = 1 << 60) -> Walk[list[bytes]]:
+    return store.lookups.by_key("T", key, 9, begin, end, 1 << 20)
+
+
+async def offsets(found: Awaitable[list[bytes]]) -> list[int]:
+    return [decode_record(data).queue_offset for data in await found]
+
+
+QUESTIONS: dict[str, tuple[Callable[[MessageStore], Awaitable[object]], object]] = {
+    "by time": (
+        lambda store: store.walk(store.lookups.offset_by_time(queue_of(store), START_MS + 123_400, "LOWER")),
+        124,
     ),
-    "by position": (lambda store: decode_record(store.lookup(0) or b"").queue_offset, 0),
-    "purge plan": (lambda store: store.purge_plan("T", before_ms=START_MS + 250_000), [(0, 0, 250, 500)]),
+    "store time": (lambda store: store.ask(lambda: store.store_time_of("T", 0, 77)), START_MS + 77_000),
+    "by key": (lambda store: offsets(store.walk(by_key(store))), [7]),
+    "by position": (lambda store: store.ask(lambda: len(store.lookup(0) or b"")), 91 + 800 + 1 + 7),
+    "purge plan": (
+        lambda store: store.walk(store.purge_plan("T", before_ms=START_MS + 250_000)),
+        [(0, 0, 250, 500)],
+    ),
 }
 
 
@@ -51,7 +74,7 @@ async def test_a_cold_question_leaves_the_loop_free(cold: tuple[MessageStore, Co
     store, disk = cold
     question, answer = QUESTIONS[name]
     disk.go_on.clear()
-    asked = asyncio.create_task(store.ask(lambda: question(store)))
+    asked = asyncio.ensure_future(question(store))
     await asyncio.to_thread(disk.waiting.wait, 20)
     assert send(store, b"meanwhile", "Other").queue_offset == 0  # the loop works while the device does not
     assert not asked.done()
@@ -81,7 +104,7 @@ async def test_memory_that_never_holds_anything_does_not_keep_a_question_going_f
     store, disk = cold
     monkeypatch.setattr(disk, "pread_cached", lambda *_: None)
     question, answer = QUESTIONS[name]
-    assert await asyncio.gather(*(store.ask(lambda: question(store)) for _ in range(3))) == [answer] * 3
+    assert await asyncio.gather(*(question(store) for _ in range(3))) == [answer] * 3
     assert disk.in_the_loop == 0
     disk.cold = False
     await store.stop()
@@ -96,3 +119,109 @@ async def test_a_read_that_fails_fails_its_question_only(cold: tuple[MessageStor
     disk.cold = False
     assert len(everything(store)) == 500
     await store.stop()
+
+
+KEYED = 2000
+
+
+class Turns:
+    """How often a method is called in each turn of the loop, as long as `watched` runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type, method: str) -> None:
+        self.each: list[int] = []
+        self.calls = 0
+        real = getattr(kind, method)
+
+        def counting(*given: object) -> object:
+            self.calls += 1
+            return real(*given)
+
+        monkeypatch.setattr(kind, method, counting)
+
+    async def watched(self, work: Awaitable[T]) -> T:
+        task = asyncio.ensure_future(work)
+        before = self.calls
+        while not task.done():
+            await asyncio.sleep(0)
+            self.each.append(self.calls - before)
+            before = self.calls
+        return await task
+
+
+@pytest.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[tuple[MessageStore, ColdDisk]]:
+    """A started store of KEYED messages with one key, stored a second apart."""
+    clock, disk = ManualClock(START_MS), ColdDisk()
+    store = open_store(tmp_path, disk, clock, max_index_num=KEYED + 2)
+    for number in range(KEYED):
+        put(store, b"%d" % number, properties=b"KEYS\x01k")
+        clock.now_ms += 1000
+        if number % 50 == 49:
+            committed(store.commit())
+    store.close()
+    store = open_store(tmp_path, disk, clock, max_index_num=KEYED + 2)
+    store.start()
+    yield store, disk
+    disk.cold = False
+    await store.stop()
+
+
+async def test_the_newer_entries_of_a_key_are_passed_over_a_few_in_a_turn(
+    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(monkeypatch, IndexFile, "_entry")
+    early = keyed[0].walk(by_key(keyed[0], "k", START_MS, START_MS + 4000))
+    assert await turns.watched(offsets(early)) == [0, 1, 2, 3, 4]
+    assert turns.calls == KEYED
+    assert max(turns.each) <= ENTRIES_A_TURN
+
+
+async def test_many_such_queries_take_turns(
+    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(monkeypatch, IndexFile, "_entry")
+    many = [keyed[0].walk(by_key(keyed[0], "k", START_MS, START_MS + 4000)) for _ in range(10)]
+    await turns.watched(asyncio.gather(*many))
+    assert turns.calls == 10 * KEYED
+    first, *others = (calls for calls in turns.each if calls)
+    assert first <= 10 * ENTRIES_A_TURN
+    assert max(others) <= ENTRIES_A_TURN
+
+
+async def test_a_key_query_goes_on_where_something_was_not_in_memory(
+    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, disk = keyed
+    turns = Turns(monkeypatch, IndexFile, "_entry")
+    disk.cold = True
+    early = store.walk(by_key(store, "k", START_MS, START_MS + 4000))
+    assert await offsets(early) == [0, 1, 2, 3, 4]
+    assert turns.calls <= 2 * KEYED  # once in vain, once after the read
+    assert disk.in_the_loop == 0
+
+
+async def test_lost_messages_are_passed_over_a_few_in_a_turn(
+    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = keyed
+    for base in store.log.segments[1:]:
+        store.files.descriptors.drop(store.log.path_of(base))
+        store.disk.unlink(store.log.path_of(base))
+    turns = Turns(monkeypatch, Lookup, "_store_time")
+    lost = store.walk(store.lookups.offset_by_time(queue_of(store), START_MS + 10**9, None))
+    assert 0 < await turns.watched(lost) < KEYED // 2
+    assert turns.calls > KEYED // 2
+    assert max(turns.each) <= 512
+
+
+async def test_bytes_that_look_like_a_record_longer_than_any_frame_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path, mapped_file_size_commit_log=64 << 20)
+    sent = send(store, (48 << 20).to_bytes(4, "big") + bytes(40))
+    lengths: list[int] = []
+    monkeypatch.setattr(
+        CommitLog, "read", lambda _log, _at, length, *, wait: lengths.append(length) or b"\3\0\0\0"
+    )
+    assert store.lookup(sent.physical_offset + 88) is None
+    assert lengths == [4]

@@ -10,7 +10,7 @@ import pytest
 from tests.store.kit import START_MS, everything, got, open_store, put, send
 
 from cometmq.store import GetStatus, ManualClock, MessageStore
-from cometmq.store.off_loop import in_place
+from cometmq.store.off_loop import in_place, walked
 from cometmq.store.topic_retention import TopicLimit
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -91,9 +91,9 @@ def test_bytes_are_counted_on_from_where_the_last_pass_ended(
 
 def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
-    assert store.purge_plan("T") == [(0, 0, 10, 10)]
-    assert store.purge_plan("T", before_ms=START_MS + 4 * MINUTE) == [(0, 0, 4, 10)]
-    assert store.purge_plan("T", queue_id=3) == []
+    assert walked(store.purge_plan("T")) == [(0, 0, 10, 10)]
+    assert walked(store.purge_plan("T", before_ms=START_MS + 4 * MINUTE)) == [(0, 0, 4, 10)]
+    assert walked(store.purge_plan("T", queue_id=3)) == []
 
     in_place(store.raise_min_offsets("T", {0: 4}))
     assert len(everything(store)) == 6

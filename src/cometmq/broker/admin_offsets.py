@@ -102,9 +102,8 @@ class ConsumerAdmin:
         if header.timestamp == -1:
             target = store.max_offset(header.topic, queue_id)
         else:
-            target = max(
-                await store.ask(lambda: store.offset_by_time(header.topic, queue_id, header.timestamp)), 0
-            )
+            queue = store.queues.find(header.topic, queue_id)
+            target = max(await store.walk(store.lookups.offset_by_time(queue, header.timestamp, None)), 0)
         # Without force, an offset moves backwards only.
         return target if header.is_force or target < stored else stored
 

@@ -122,9 +122,8 @@ class OffsetProcessor:
         header = frame.header(SearchOffsetRequestHeader)
         mode = compat.search_mode(frame.version, header.boundary_type)
         store = self._context.store
-        offset = await store.ask(
-            lambda: store.offset_by_time(header.topic, header.queue_id, header.timestamp, mode)
-        )
+        queue = store.queues.find(header.topic, header.queue_id)
+        offset = await store.walk(store.lookups.offset_by_time(queue, header.timestamp, mode))
         return frame.response(ResponseCode.SUCCESS, ext={"offset": str(max(offset, 0))})
 
     def maximum(self, _connection: Connection, frame: Frame) -> Frame:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from cometmq import logs
 from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.names import check_topic
-from cometmq.broker.turns import Turns
 from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
@@ -39,12 +36,7 @@ class PurgeAdmin:
             )
         if topics.get(name) is None:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        plan = []
-        turns = Turns()
-        for queue in store.queues.of_topic(name):
-            if header.queue_id in (None, queue.queue_id):
-                await turns.queue()
-                plan += await store.ask(partial(store.purge_plan, name, queue.queue_id, header.before))
+        plan = await store.walk(store.purge_plan(name, header.queue_id, header.before))
         if header.execute:
             floors = {queue_id: floor for queue_id, _, floor, _ in plan}
             try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.store_views import index_position
-from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.codes import MAX_FRAME_LENGTH, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from cometmq.remoting import CommandError, Connection, Handler
+
+_MOST_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of an answer's records: what one frame holds beside its header
 
 
 class QueryProcessor:
@@ -21,15 +23,15 @@ class QueryProcessor:
         return {RequestCode.QUERY_MESSAGE: self.by_key, RequestCode.VIEW_MESSAGE_BY_ID: self.by_id}
 
     async def by_key(self, _connection: Connection, frame: Frame) -> Frame:
-        """12: records whose index entry has the key's hash, stored between two times; the client compares the
-        key.
+        """12: records whose index entry has the key's hash, stored between two times, the newest that one
+        frame holds; the client compares the key.
         """
         header = frame.header(QueryMessageRequestHeader)
         store = self._context.store
         maximum = store.config.default_query_max_num if header.unique_key_query else header.max_num
-        records = await store.ask(
-            lambda: store.query_by_key(
-                header.topic, header.key, maximum, header.begin_timestamp, header.end_timestamp
+        records = await store.walk(
+            store.lookups.by_key(
+                header.topic, header.key, maximum, header.begin_timestamp, header.end_timestamp, _MOST_BYTES
             )
         )
         newest_ms, newest_position = index_position(store)

@@ -251,7 +251,7 @@ class ConsumeQueue(_Touched):
         best = high
         while low < high:
             middle = (low + high) // 2
-            real = next((unit for unit in self.units(middle, high, 64) if unit[2] != FILLER_SIZE), None)
+            real = self._first_real(middle, high)
             if real is None:
                 high = middle
             elif real[1] >= physical:
@@ -259,6 +259,22 @@ class ConsumeQueue(_Touched):
             else:
                 low = real[0] + 1
         return best
+
+    def _first_real(self, low: int, high: int) -> tuple[int, int] | None:
+        """(offset, record position) of the first unit in a range that is no filler."""
+        count = 64
+        while low < high:
+            data = self.read(low, min(high - low, count), wait=True)
+            if data is None or isinstance(data, NotCached) or not data:
+                low = self.next_file_offset(low)
+                continue
+            units = np.frombuffer(bytes(data), UNIT_DTYPE)
+            others = np.flatnonzero(units["size"] != FILLER_SIZE)
+            if len(others):
+                return low + int(others[0]), int(units["position"][others[0]])
+            low += len(units)
+            count = _AT_ONCE
+        return None
 
     # -- retention --------------------------------------------------------------------------------
 

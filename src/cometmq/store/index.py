@@ -25,6 +25,7 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.files import StoreFiles
 from cometmq.store.index_file import IndexFile, IntArray
 from cometmq.store.keys import UNIQUE_KEY, behind_prefix, hash_equal, hash_keys
+from cometmq.store.off_loop import Walk
 
 log = logs.logger(__name__)
 
@@ -196,16 +197,17 @@ class IndexService:
 
     # -- searching --------------------------------------------------------------------------------
 
-    def search(self, topic: str, key: str, limit: int, begin: int, end: int) -> list[int]:
+    def search(self, topic: str, key: str, limit: int, begin: int, end: int) -> Walk[list[int]]:
         """Positions of records that may have this key and were stored in [begin, end] (ms), ascending, the
-        newest `limit` of them. Different keys with equal hashes are not told apart. Waits for the device."""
+        newest `limit` of them. Different keys with equal hashes are not told apart. A walk."""
         key_hash = index_hash(f"{topic}#{key}")
         found: list[int] = []
-        for file in reversed(self.files):
+        for file in self.files[::-1]:
             if file.overlaps(begin, end):
-                file.search(key_hash, limit, begin, end, found)
+                yield from file.search(key_hash, limit, begin, end, found)
             if file.begin_ms < begin or len(found) >= limit:
                 break
+            yield None
         return sorted(found)
 
     # -- opening, retention -----------------------------------------------------------------------

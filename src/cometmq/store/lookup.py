@@ -1,22 +1,27 @@
-"""Single records and times: by log position, by key, by store time. These wait for the device."""
+"""Single records and times: by log position, by key, by store time. These wait for the device, or are walks
+(see off_loop.py) where there may be much to look at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
 from cometmq import logs
+from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.record import MAGIC_V1, MAGIC_V2, store_timestamp_at
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
-from cometmq.store.files import NotCached
+from cometmq.store.files import NotCached, NotInMemory
 from cometmq.store.index import IndexService
+from cometmq.store.off_loop import Walk, patiently
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import record_facts
 
 log = logs.logger(__name__)
 
 _QUERY_ROUNDS = 3
+_UNITS_A_TURN = 256  # looked at in one turn of the loop; each may stand for a record that must be read
+_BYTES_A_TURN = 1 << 20  # of records, copied and checked in 1 ms or so
 
 
 class Lookup:
@@ -37,38 +42,60 @@ class Lookup:
         self._config = config
 
     def record_at(self, position: int) -> bytes | None:
-        """The whole record at a position of the log; None if no valid record begins there."""
+        """The whole record at a position of the log; None if no valid record begins there, or one that is too
+        long for any frame: bytes within a message can look like the beginning of one of a gigabyte."""
         head = self._log.read(position, 4, wait=True)
         if head is None or isinstance(head, NotCached):
             return None
         size = int.from_bytes(head, "big", signed=True)
-        if not 0 < size <= self._log.segment_size - position % self._log.segment_size:
+        longest = min(self._log.segment_size - position % self._log.segment_size, MAX_FRAME_LENGTH)
+        if not 0 < size <= longest:
             return None
         data = self._log.read(position, size, wait=True)
         if data is None or isinstance(data, NotCached):
             return None
         return bytes(data) if record_facts(memoryview(data), 0, position) is not None else None
 
-    def by_key(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
-        """Records whose key has this key's hash, stored in [begin_ms, end_ms], ascending by position. While
-        the index cannot be written, the newest messages are not found."""
+    def by_key(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, max_bytes: int
+    ) -> Walk[list[bytes]]:
+        """Records whose key has this key's hash, stored in [begin_ms, end_ms], ascending by position: the
+        newest `max_count`, of these the newest that have `max_bytes` together. While the index cannot be
+        written, the newest messages are not found."""
         try:
             self._index.settle()
         except OSError as failure:
             log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
         limit = min(max_count, self._config.max_msgs_num_batch)
         for _ in range(_QUERY_ROUNDS):
-            positions = self._index.search(topic, key, limit, begin_ms, end_ms)
+            positions = yield from self._index.search(topic, key, limit, begin_ms, end_ms)
             if not positions:
                 return []
-            found = [record for record in map(self.record_at, positions) if record is not None]
+            found = yield from self._newest(positions, max_bytes)
             if found:
                 return found
-            earliest = self._time_of_segment(positions[0])
-            if earliest < 0:
+            end_ms = yield from patiently(partial(self._time_of_segment, positions[0]))
+            if end_ms < 0:
                 return []
-            end_ms = earliest
         return []
+
+    def _newest(self, positions: list[int], max_bytes: int) -> Walk[list[bytes]]:
+        """The records at these (ascending) positions, the newest of them that have `max_bytes` together."""
+        found: list[bytes] = []
+        left, this_turn = max_bytes, 0
+        for position in reversed(positions):
+            record = yield from patiently(partial(self.record_at, position))
+            if record is None:
+                continue
+            left -= len(record)
+            if left < 0:
+                break
+            found.append(record)
+            this_turn += len(record)
+            if this_turn >= _BYTES_A_TURN:
+                this_turn = 0
+                yield None
+        return found[::-1]
 
     def _time_of_segment(self, position: int) -> int:
         """Store time of the first record that still exists at or behind `position`; -1 if there is none."""
@@ -95,7 +122,7 @@ class Lookup:
 
     # -- offsets by time --------------------------------------------------------------------------
 
-    def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> int:
+    def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> Walk[int]:
         """mode None: the message stored nearest to the time, of equals in distance the earlier, of equals in
         time the one that stands next to the moment asked for (4.9). "LOWER": the first message stored at or
         after it, else the queue's end; "UPPER": the last one stored at or before it, else the queue's
@@ -105,33 +132,33 @@ class Lookup:
         """
         if queue is None:
             return 0
-        found, stored = self._first_at_or_after(queue, timestamp_ms)
+        found, stored = yield from self._first_at_or_after(queue, timestamp_ms)
         if mode is not None and mode.upper() == "LOWER":
             return found
         if mode is not None:
-            found, stored = self._first_at_or_after(queue, timestamp_ms + 1)
-        before = self._last_before(queue, found)
+            found, stored = yield from self._first_at_or_after(queue, timestamp_ms + 1)
+        before = yield from self._last_before(queue, found)
         if before is None:
             return queue.min_offset if mode is not None or found == queue.max_offset else found
         if mode is not None or found == queue.max_offset:
             return before[0]
         return found if timestamp_ms - before[1] > stored - timestamp_ms else before[0]
 
-    def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+    def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> Walk[int]:
         """Offset of the first message stored at or after a time; the queue's end if there is none."""
-        first = self.store_time_of(queue, queue.min_offset)
+        first = yield from patiently(lambda: self.store_time_of(queue, queue.min_offset))
         if first >= timestamp_ms:
             return queue.min_offset  # the usual answer, without a search
-        return self._first_at_or_after(queue, timestamp_ms)[0]
+        return (yield from self._first_at_or_after(queue, timestamp_ms))[0]
 
-    def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
+    def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> Walk[tuple[int, int]]:
         """(offset, store time); the queue's end and -1 if there is none. What fillers and lost records leave
         is passed over: it says nothing about time."""
         low, high = queue.min_offset, queue.max_offset
         found = (high, -1)
         while low < high:
             middle = (low + high) // 2
-            real = next(self._real(queue, middle, high), None)
+            real = yield from self._next_real(queue, middle, high)
             if real is None:
                 high = middle
             elif real[1] >= timestamp_ms:
@@ -140,21 +167,39 @@ class Lookup:
                 low = real[0] + 1
         return found
 
-    def _last_before(self, queue: ConsumeQueue, offset: int) -> tuple[int, int] | None:
+    def _next_real(self, queue: ConsumeQueue, low: int, high: int) -> Walk[tuple[int, int] | None]:
+        """(offset, store time) of the first message in a range of a queue."""
+        while low < high:
+            stop = min(low + _UNITS_A_TURN, high)
+            try:
+                for offset, position, size, _ in queue.units(low, stop, 64):
+                    low = offset
+                    if size != FILLER_SIZE and (stored := self._store_time(position)) >= 0:
+                        return offset, stored
+            except NotInMemory as miss:
+                yield miss.missing
+                continue
+            low = stop
+            yield None
+        return None
+
+    def _last_before(self, queue: ConsumeQueue, offset: int) -> Walk[tuple[int, int] | None]:
         """(offset, store time) of the last message before an offset."""
         step = 1
         while offset > queue.min_offset:
             begin = max(queue.min_offset, offset - step)
-            last = None
-            for last in self._real(queue, begin, offset):  # noqa: B007 - the last one counts
-                pass
-            if last is not None:
-                return last
-            offset, step = begin, min(step * 8, 4096)
+            try:
+                units = list(queue.units(begin, offset, 64))
+                while units:
+                    at, position, size, _ = units.pop()
+                    if size != FILLER_SIZE and (stored := self._store_time(position)) >= 0:
+                        return at, stored
+                    offset = at
+            except NotInMemory as miss:
+                yield miss.missing
+                continue
+            offset = begin
+            if step > 1:
+                yield None
+            step = min(step * 8, _UNITS_A_TURN)
         return None
-
-    def _real(self, queue: ConsumeQueue, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """(offset, store time) of the messages in a range of a queue."""
-        for offset, position, size, _ in queue.units(low, high, 64):
-            if size != FILLER_SIZE and (stored := self._store_time(position)) >= 0:
-                yield offset, stored

@@ -22,7 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from cometmq import logs
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import MAX_FRAME_LENGTH, ResponseCode
 from cometmq.store.appender import Appended, Appender, BatchRecords, Lot, Placed, Refused
 from cometmq.store.batch_append import BatchAppender
 from cometmq.store.checkpoint import Checkpoint
@@ -43,7 +43,7 @@ from cometmq.store.index import IndexService
 from cometmq.store.lengths import check_lengths
 from cometmq.store.log_places import LogPlaces
 from cometmq.store.lookup import Lookup
-from cometmq.store.off_loop import OffLoop, in_place
+from cometmq.store.off_loop import OffLoop, Walk, in_place, walked
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.reading import Got, QueueReader, RecordFilter, TagFilter
 from cometmq.store.recovery import Recovered, Recovery
@@ -396,7 +396,7 @@ class MessageStore:
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, mode: str | None = None) -> int:
         """Offset that belongs to a store time. mode None: the nearest, as 4.9 answers; "LOWER" or "UPPER"
         boundary as 5.x. Waits for the device."""
-        return self.lookups.offset_by_time(self.queues.find(topic, queue_id), timestamp_ms, mode)
+        return walked(self.lookups.offset_by_time(self.queues.find(topic, queue_id), timestamp_ms, mode))
 
     def store_time_of(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time (ms) of the message at a queue offset; -1 if there is none. Waits for the device."""
@@ -409,7 +409,7 @@ class MessageStore:
     def query_by_key(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
         """Records that may have this key (equal hashes are not told apart), oldest first. Waits for the
         device."""
-        return self.lookups.by_key(topic, key, max_count, begin_ms, end_ms)
+        return walked(self.lookups.by_key(topic, key, max_count, begin_ms, end_ms, MAX_FRAME_LENGTH))
 
     @property
     def commit_log_min(self) -> int:
@@ -442,15 +442,18 @@ class MessageStore:
 
     def purge_plan(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
-    ) -> list[tuple[int, int, int, int]]:
+    ) -> Walk[list[tuple[int, int, int, int]]]:
         """(queue id, minimum offset, what a purge would make of it, maximum offset) of the topic's queues:
-        of one with `queue_id`, up to the first message stored at or after `before_ms` (default: all)."""
+        of one with `queue_id`, up to the first message stored at or after `before_ms` (default: all). A
+        walk."""
         plan = []
-        one = None if queue_id is None else self.queues.find(topic, queue_id)
-        for queue in self.queues.of_topic(topic) if queue_id is None else [one] if one else []:
-            end = queue.max_offset
-            target = end if before_ms is None else self.lookups.first_since(queue, before_ms)
-            plan.append((queue.queue_id, queue.min_offset, max(target, queue.min_offset), end))
+        for queue in self.queues.of_topic(topic):
+            if queue_id in (None, queue.queue_id):
+                end = target = queue.max_offset
+                if before_ms is not None:
+                    target = yield from self.lookups.first_since(queue, before_ms)
+                plan.append((queue.queue_id, queue.min_offset, max(target, queue.min_offset), end))
+                yield None
         return plan
 
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
@@ -472,3 +475,8 @@ class MessageStore:
         """The answer to a question that may wait for the device, without keeping the loop waiting: what is
         not in memory is read by a thread (see `OffLoop.ask`)."""
         return await self.off_loop.ask(question)
+
+    async def walk(self, walk: Walk[T]) -> T:
+        """The answer of a walk, which may have to look at much: the same, and the loop's other work gets its
+        turns."""
+        return await self.off_loop.walk(walk)

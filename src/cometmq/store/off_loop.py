@@ -7,10 +7,10 @@ that hands its waits to an `OffLoop`; `in_place` runs such a coroutine to its en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from cometmq.store.cold_reads import carry
 from cometmq.store.files import NotCached, NotInMemory, StoreFiles
@@ -18,7 +18,40 @@ from cometmq.store.files import NotCached, NotInMemory, StoreFiles
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
+Walk = Generator[NotCached | None, None, T]
+"""A question in steps, each of which keeps its place. It stops at a range that is not in memory, to go on
+once that has been read, and with None where other work of the loop should get a turn. Its value is the
+answer."""
+
 _SAME_MISS = 3  # times that a range which was just read is not in memory again, before it is carried
+
+
+class _Answer(NamedTuple):
+    """What a walk has come to."""
+
+    value: Any
+
+
+def walked(walk: Walk[T]) -> T:
+    """The answer of a walk, in one go. Raises NotInMemory where that is asked for (see StoreFiles)."""
+    while True:
+        try:
+            missing = next(walk)
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        if missing is not None:
+            walk.close()
+            raise NotInMemory(missing)
+
+
+def patiently(read: Callable[[], T]) -> Walk[T]:
+    """What `read` gives, as a part of a walk: asked again once what it misses is in memory."""
+    while True:
+        try:
+            return read()
+        except NotInMemory as miss:
+            yield miss.missing
 
 
 def in_place(work: Coroutine[Any, Any, T]) -> T:
@@ -40,6 +73,7 @@ class OffLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Executor | None = None
         self._ending = asyncio.Event()
+        self._turns = asyncio.Lock()  # long walks take turns, else each would lengthen every turn of the loop
 
     def attach(self, loop: asyncio.AbstractEventLoop, pool: Executor) -> None:
         """From now on, work runs in `pool`, and reads of what is not in memory in the loop's own threads."""
@@ -96,6 +130,28 @@ class OffLoop:
             last = outcome
             await self._loop.run_in_executor(None, outcome.fetch, self._files.disk)
 
+    async def walk(self, walk: Walk[T]) -> T:
+        """The answer of a walk, without keeping the loop waiting: threads read what is not in memory, and
+        other work gets a turn between steps."""
+        if self._loop is None:
+            return walked(walk)
+        last: NotCached | None = None
+        same = 0
+        while True:
+            outcome = self._try(partial(_step, walk))
+            if isinstance(outcome, NotCached):
+                same = same + 1 if outcome == last else 0
+                last = outcome
+                if same < _SAME_MISS:
+                    await self._loop.run_in_executor(None, outcome.fetch, self._files.disk)
+                    continue
+                outcome = await carry(self._files, outcome, partial(self._try, partial(_step, walk)))
+            if isinstance(outcome, _Answer):
+                answer: T = outcome.value
+                return answer
+            async with self._turns:
+                await asyncio.sleep(0)
+
     def _try(self, question: Callable[[], T]) -> T | NotCached:
         self._files.impatient = True
         try:
@@ -104,3 +160,10 @@ class OffLoop:
             return miss.missing
         finally:
             self._files.impatient = False
+
+
+def _step(walk: Walk[Any]) -> NotCached | _Answer | None:
+    try:
+        return next(walk)
+    except StopIteration as end:
+        return _Answer(end.value)

@@ -8,6 +8,7 @@ memory is read by a thread.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from cometmq import logs
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.files import NotCached
-from cometmq.store.off_loop import in_place
+from cometmq.store.off_loop import Walk, in_place, patiently
 
 if TYPE_CHECKING:
     from cometmq.store.message_store import MessageStore
@@ -86,7 +87,7 @@ class TopicRetention:
         for number, queue in enumerate(due):
             if number % _QUEUES_PER_TURN == _QUEUES_PER_TURN - 1:
                 await store.off_loop.pause(0)
-            floor = await store.off_loop.ask(lambda queue=queue: self._floor(queue, limits[queue.topic]))  # type: ignore[misc]
+            floor = await store.off_loop.walk(self._floor(queue, limits[queue.topic]))
             if floor > queue.min_offset:
                 moved[queue] = floor
             if store.off_loop.ending:
@@ -109,14 +110,15 @@ class TopicRetention:
             log.info("topic %s: its own retention moved the minimum offsets of %d queues", topic, len(floors))
         return sum(queue.raise_min(floor) for queue, floor in moved.items())
 
-    def _floor(self, queue: ConsumeQueue, limit: TopicLimit) -> int:
+    def _floor(self, queue: ConsumeQueue, limit: TopicLimit) -> Walk[int]:
         """The first offset within the limits."""
         floor = queue.min_offset
         if limit.age_ms is not None and queue.max_offset > floor:
             before = self._store.clock.time_ms() - limit.age_ms
-            floor = max(floor, self._store.lookups.first_since(queue, before))
+            floor = max(floor, (yield from self._store.lookups.first_since(queue, before)))
         if limit.bytes_per_queue is not None:
-            floor = max(floor, self._by_bytes(queue, floor, limit.bytes_per_queue))
+            count = partial(self._by_bytes, queue, floor, limit.bytes_per_queue)
+            floor = max(floor, (yield from patiently(count)))
         return floor
 
     def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int) -> int:
