@@ -80,6 +80,17 @@ def test_in_the_hour_expired_segments_go_ten_at_a_time_and_never_the_last(tmp_pa
     store.close()
 
 
+def test_a_clock_that_jumps_forward_for_a_while_deletes_nothing(tmp_path: Path) -> None:
+    store, _, clock = filled(tmp_path, delete_when=";".join(map(str, range(24))))
+    age(tmp_path, range(14), NOON - 71 * HOUR)
+    clock.now_ms += 365 * 24 * HOUR
+    assert store.retention.round() == []
+    clock.now_ms -= 365 * 24 * HOUR
+    clock.advance(2 * 3600)
+    assert len([path for path in store.retention.round() if "commitlog" in path]) == 10
+    store.close()
+
+
 def test_deletion_stops_at_the_first_segment_that_is_young(tmp_path: Path) -> None:
     store, _, _ = filled(tmp_path)
     age(tmp_path, range(3, 4), NOON - 71 * HOUR)

@@ -24,7 +24,7 @@ def minutely(root: Path, count: int = 10, body: bytes = b"hello") -> tuple[Messa
     for _ in range(count):
         put(store, body, "T")
         send(store, body, "U")
-        clock.now_ms += MINUTE
+        clock.advance(60)
     return store, clock
 
 
@@ -43,13 +43,60 @@ def test_an_age_moves_the_queues_of_its_topic_only(tmp_path: Path) -> None:
 def test_everything_may_grow_too_old(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
     store.topic_retention.set_limits({"T": TopicLimit(age_ms=MINUTE)})
-    clock.now_ms += MINUTE
+    clock.advance(60)
 
     store.topic_retention.round()
 
     assert store.min_offset("T", 0) == store.max_offset("T", 0) == 10
     assert send(store, topic="T").queue_offset == 10
     assert everything(store) == [b"hello"]
+    store.close()
+
+
+@pytest.mark.parametrize("stored_meanwhile", [False, True])
+@pytest.mark.parametrize("jump_s", [10 * 60, 365 * 86_400])
+def test_a_clock_that_jumps_forward_for_a_while_hides_nothing(
+    tmp_path: Path, jump_s: int, stored_meanwhile: bool
+) -> None:
+    store, clock = minutely(tmp_path)
+    store.topic_retention.set_limits({"T": TopicLimit(age_ms=15 * MINUTE)})
+    clock.now_ms += jump_s * 1000
+    if stored_meanwhile:
+        send(store, topic="T")
+    assert store.topic_retention.round() == 0
+    clock.advance(10)
+    assert store.topic_retention.round() == 0
+    clock.now_ms -= jump_s * 1000
+    store.close()
+
+    store = open_store(tmp_path, clock=clock)
+    assert (store.min_offset("T", 0), len(everything(store))) == (0, 10 + stored_meanwhile)
+    store.close()
+
+
+def test_a_start_with_a_clock_far_ahead_hides_nothing_for_an_hour(tmp_path: Path) -> None:
+    store, clock = minutely(tmp_path)
+    store.close()
+    clock.now_ms += 365 * 86_400_000
+    store = open_store(tmp_path, clock=clock)
+    store.topic_retention.set_limits({"T": TopicLimit(age_ms=100 * MINUTE)})
+    for _ in range(59):
+        assert store.topic_retention.round() == 0
+        clock.advance(60)
+    clock.advance(60)
+    assert store.topic_retention.round() == 10  # after so long it is the time
+    store.close()
+
+
+def test_messages_stored_while_the_clock_was_behind_do_not_take_older_ones_along(tmp_path: Path) -> None:
+    store, clock = minutely(tmp_path, 4)
+    clock.now_ms -= 86_400_000
+    for _ in range(8):
+        send(store, topic="T")
+    clock.now_ms += 86_400_000
+    store.topic_retention.set_limits({"T": TopicLimit(age_ms=2 * MINUTE)})
+    store.topic_retention.round()
+    assert store.min_offset("T", 0) == 2
     store.close()
 
 

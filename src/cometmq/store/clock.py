@@ -34,6 +34,43 @@ class SystemClock:
         return time.monotonic()
 
 
+_PROOF_S = 3600.0
+"""As long as a clock must have been ahead before that counts. Steps that somebody notices and takes back last
+seconds or minutes; and whoever keeps messages for hours can do with an hour more."""
+
+
+class SteadyTime:
+    """Wall time for those who delete by age: a clock that jumps forward and comes back takes nothing along.
+
+    It begins at the newest store time, or at the clock's time if that is earlier, and goes on with monotonic
+    time. A clock that is behind it counts at once; one that is ahead, as after a stop of some days, once it
+    has been ahead at every look for an hour, by the least of these.
+    """
+
+    __slots__ = ("_ahead_ms", "_at", "_clock", "_now_ms", "_since")
+
+    def __init__(self, clock: Clock, newest_ms: int) -> None:
+        """newest_ms: store time of the newest record; 0 without one."""
+        self._clock = clock
+        wall_ms = clock.time_ms()
+        self._now_ms = float(min(newest_ms or wall_ms, wall_ms))
+        self._at = self._since = clock.monotonic()
+        self._ahead_ms = wall_ms - self._now_ms  # the least since `_since`
+
+    def now_ms(self) -> int:
+        """The time, in epoch milliseconds; each call is a look at the clock."""
+        at = self._clock.monotonic()
+        self._now_ms += (at - self._at) * 1000
+        self._at = at
+        ahead_ms = self._clock.time_ms() - self._now_ms
+        self._now_ms += min(ahead_ms, 0)
+        self._ahead_ms = min(self._ahead_ms, max(ahead_ms, 0))
+        if at - self._since >= _PROOF_S:
+            self._now_ms += self._ahead_ms
+            self._since, self._ahead_ms = at, max(ahead_ms, 0) - self._ahead_ms
+        return int(self._now_ms)
+
+
 class ManualClock:
     """A clock that stands still until it is told to move: for tests and simulations."""
 

@@ -145,16 +145,30 @@ class Lookup:
         return found if timestamp_ms - before[1] > stored - timestamp_ms else before[0]
 
     def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> Walk[int]:
-        """Offset of the first message stored at or after a time; the queue's end if there is none."""
-        first = yield from patiently(lambda: self.store_time_of(queue, queue.min_offset))
-        if first >= timestamp_ms:
-            return queue.min_offset  # the usual answer, without a search
-        return (yield from self._first_at_or_after(queue, timestamp_ms))[0]
+        """Offset of the first message stored at or after a time; the queue's end if there is none. Looked for
+        from the beginning on, in growing steps: messages stored while the clock had stepped back look old,
+        and must not make all those before them look so."""
+        low, high, step = queue.min_offset, queue.max_offset, 0
+        while low + step < high:
+            real = yield from self._next_real(queue, low + step, high)
+            if real is None:
+                break
+            if real[1] >= timestamp_ms:
+                if not step:
+                    return real[0]  # the usual answer, without a search
+                high = real[0] + 1
+                break
+            low, step = real[0] + 1, max(1, 2 * step)
+        return (yield from self._first_between(queue, low, high, timestamp_ms))[0]
 
     def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> Walk[tuple[int, int]]:
-        """(offset, store time); the queue's end and -1 if there is none. What fillers and lost records leave
-        is passed over: it says nothing about time."""
-        low, high = queue.min_offset, queue.max_offset
+        return self._first_between(queue, queue.min_offset, queue.max_offset, timestamp_ms)
+
+    def _first_between(
+        self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int
+    ) -> Walk[tuple[int, int]]:
+        """(offset, store time); the end and -1 if there is none. What fillers and lost records leave is
+        passed over: it says nothing about time."""
         found = (high, -1)
         while low < high:
             middle = (low + high) // 2

@@ -26,7 +26,7 @@ from cometmq.protocol.codes import MAX_FRAME_LENGTH, ResponseCode
 from cometmq.store.appender import Appended, Appender, BatchRecords, Lot, Placed, Refused
 from cometmq.store.batch_append import BatchAppender
 from cometmq.store.checkpoint import Checkpoint
-from cometmq.store.clock import Clock, SystemClock
+from cometmq.store.clock import Clock, SteadyTime, SystemClock
 from cometmq.store.cold_reads import ColdReads, carry
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import SLAVE, SMALL_FILES, StoreConfig
@@ -112,6 +112,7 @@ class MessageStore:
         self.floors.apply(self.queues)
         self.flusher = LogFlusher(self.log, disk, clock, config)
         self.flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
+        self.steady = SteadyTime(clock, self.flusher.written_ms)
         self.flusher.on_flushed = self._flushed
         self.flusher.on_failure = self._flush_failed
         self.reader = QueueReader(self.log, config, physical_memory())

@@ -1,9 +1,10 @@
 """Deleting what is old: by age at the hour, by fullness of the disk, on request.
 
-The age of a segment is its file's modification time, as in Apache's broker. Deletion is paced, oldest
-first, never the last segment. Queues and index follow the log: their files go when all their records are
-gone, and the minimum offset of each queue moves to the first record that still exists. What Apache's broker
-has kept beside the queues (queue_ext.py) goes with them.
+The age of a segment is its file's modification time, as in Apache's broker, held against `SteadyTime`: a
+clock that is ahead for a while deletes nothing. Deletion is paced, oldest first, never the last segment.
+Queues and index follow the log: their files go when all their records are gone, and the minimum offset of
+each queue moves to the first record that still exists. What Apache's broker has kept beside the queues
+(queue_ext.py) goes with them.
 
 The order is what keeps a power failure from tearing holes. A segment goes when the queue units of its
 records are on the device: from then on they alone know which offsets have been given out. Each deletion is
@@ -157,23 +158,23 @@ class Retention:
     async def log_pass(self) -> list[str]:
         """Measure the disk, delete the segments that are due, let the queues begin behind them. Returns
         deleted paths."""
+        now_ms = self._store.steady.now_ms()
         await self.measure()
         await self._miss()
-        deleted = await self._delete_segments() if self._due() else []
+        deleted = await self._delete_segments(now_ms) if self._due() else []
         await self.correct_minimums()
         return deleted
 
-    async def _delete_segments(self) -> list[str]:
+    async def _delete_segments(self, now_ms: int) -> list[str]:
         """Delete expired segments; any but the last when the disk is dangerously full."""
         store, off_loop = self._store, self._store.off_loop
         config = store.config
         forced = self._forced and max(self.disk_ratio, self.queue_ratio) > self._forced_above
-        now = store.clock.time_ms()
         deleted: list[str] = []
         while len(store.log.segments) > 1 and len(deleted) < config.delete_file_batch_max:
             path = store.log.path_of(store.log.segments[0])
             facts = await off_loop.run(store.disk.facts, path)
-            expired = facts is None or facts.modified_ms + config.file_reserved_time * 3_600_000 < now
+            expired = facts is None or facts.modified_ms + config.file_reserved_time * 3_600_000 < now_ms
             if not (expired or forced):
                 break
             if deleted:

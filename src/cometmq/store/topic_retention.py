@@ -3,6 +3,8 @@
 The minimum offsets of the topic's queues move; the space comes back when the segment goes, by the store's
 own rules. Work per pass is bounded: queues take turns, and units are counted in slices; what is not in
 memory is read by a thread.
+
+Hidden is hidden for good, so ages are told by `SteadyTime`, not by one look at the clock.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class TopicRetention:
         when they cannot be written they count all the same, until the next start.
         """
         store, limits = self._store, self._limits
+        now_ms = store.steady.now_ms()
         queues = [queue for queue in store.queues if queue.topic in limits]
         if not queues:
             return 0
@@ -87,7 +90,7 @@ class TopicRetention:
         for number, queue in enumerate(due):
             if number % _QUEUES_PER_TURN == _QUEUES_PER_TURN - 1:
                 await store.off_loop.pause(0)
-            floor = await store.off_loop.walk(self._floor(queue, limits[queue.topic]))
+            floor = await store.off_loop.walk(self._floor(queue, limits[queue.topic], now_ms))
             if floor > queue.min_offset:
                 moved[queue] = floor
             if store.off_loop.ending:
@@ -110,12 +113,12 @@ class TopicRetention:
             log.info("topic %s: its own retention moved the minimum offsets of %d queues", topic, len(floors))
         return sum(queue.raise_min(floor) for queue, floor in moved.items())
 
-    def _floor(self, queue: ConsumeQueue, limit: TopicLimit) -> Walk[int]:
+    def _floor(self, queue: ConsumeQueue, limit: TopicLimit, now_ms: int) -> Walk[int]:
         """The first offset within the limits."""
         floor = queue.min_offset
         if limit.age_ms is not None and queue.max_offset > floor:
-            before = self._store.clock.time_ms() - limit.age_ms
-            floor = max(floor, (yield from self._store.lookups.first_since(queue, before)))
+            young = yield from self._store.lookups.first_since(queue, now_ms - limit.age_ms)
+            floor = max(floor, young)
         if limit.bytes_per_queue is not None:
             count = partial(self._by_bytes, queue, floor, limit.bytes_per_queue)
             floor = max(floor, (yield from patiently(count)))
