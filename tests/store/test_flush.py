@@ -12,6 +12,7 @@ import pytest
 from tests.store.kit import bodies, committed, everything, got, open_store, put, send, small
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
+from cometmq.store.flush import LogFlusher
 from cometmq.testing.faulty_disk import FaultyDisk
 
 
@@ -327,6 +328,38 @@ def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
     assert all(len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1 for number in range(3))
     store.close()
     assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+async def test_what_a_round_that_timed_out_did_not_sync_the_next_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    """Nothing of it is written again in between, and the checkpoint then vouches for all of it."""
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    store.start()
+    send(store, properties=b"KEYS\x01k")
+    vouched = store.checkpoint.mark
+    with monkeypatch.context() as slow:
+        slow.setattr(LogFlusher, "wait_for", lambda _self, _position, waiter: waiter(False))
+        store.upkeep._behind = 1 << 40
+        await store.upkeep._write_derived()
+    assert store.checkpoint.mark == vouched
+    synced: list[str] = []
+    disk.before = lambda call, path: synced.append(path) if call in ("fdatasync", "fsync_dir") else None
+    if in_background:
+        store.upkeep._behind = 1 << 40
+        await store.upkeep._write_derived()
+        assert store.checkpoint.mark != vouched
+    else:
+        assert store.upkeep.settle_all()
+    (index_file,) = (tmp_path / "index").iterdir()
+    queue = tmp_path / "consumequeue/T/0"
+    assert {str(queue), str(queue / f"{0:020d}"), str(index_file.parent), str(index_file)} <= set(synced)
+    synced.clear()
+    assert store.upkeep.settle_all()
+    assert not [path for path in synced if "consumequeue" in path]
+    await store.stop()
 
 
 async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:

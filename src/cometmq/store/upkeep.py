@@ -104,6 +104,8 @@ class Upkeep:
         self._reserve_again_at = 0.0  # monotonic time; after a failure
         self._short_of = -1  # the segment whose successor could not be reserved, as the log says
         self._lost: OSError | None = None  # why the checkpoint stays where it is
+        self._unsynced_files: set[str] = set()  # of queues and index, taken for a sync that has not succeeded
+        self._unsynced_names: set[str] = set()  # likewise directories
         self._derived_until = 0  # queues and index are on the device for all records before this position
 
     # -- starting, stopping -----------------------------------------------------------------------
@@ -357,12 +359,13 @@ class Upkeep:
         work = self._take_unsynced()
         store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
         if not await done:
-            return  # the checkpoint never moves again
+            return  # too slow: `work` is left to the next round; or failed: the checkpoint never moves again
         try:
             await loop.run_in_executor(pool, sync_paths, store.disk, *work)
         except OSError as failure:
             self._sync_failed(failure)
             return
+        self._all_synced()
         self._derived_until = covered.position
         if covered.step_backs == self._step_backs:
             self._raise_checkpoint(covered.stored_ms, full_ms)
@@ -385,10 +388,17 @@ class Upkeep:
         return self._derived_until >= position
 
     def _take_unsynced(self) -> tuple[list[str], list[str]]:
-        """(files, directories) of queues and index that the next sync must bring onto the device."""
-        paths, directories = self._store.queues.take_unsynced()
-        index_paths, index_directories = self._store.index.take_unsynced()
-        return paths + index_paths, directories + index_directories
+        """(files, directories) of queues and index that the next sync must bring onto the device; they stay
+        so until `_all_synced`."""
+        for paths, directories in (self._store.queues.take_unsynced(), self._store.index.take_unsynced()):
+            self._unsynced_files.update(paths)
+            self._unsynced_names.update(directories)
+        return sorted(self._unsynced_files), sorted(self._unsynced_names)
+
+    def _all_synced(self) -> None:
+        """What was taken last is on the device."""
+        self._unsynced_files.clear()
+        self._unsynced_names.clear()
 
     def _sync_failed(self, failure: OSError) -> None:
         """What a failed sync leaves is unknown, so the checkpoint stays where it is: the next start will
@@ -438,6 +448,7 @@ class Upkeep:
         if self._lost is None:
             try:
                 sync_paths(store.disk, *self._take_unsynced())
+                self._all_synced()
             except OSError as failure:
                 self._sync_failed(failure)
         if self._lost is not None:
