@@ -24,6 +24,7 @@ from cometmq.broker.server import Broker
 from cometmq.errors import CometError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
+from cometmq.private import make_private_directory
 from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import new_event_loop
@@ -87,7 +88,7 @@ class Standalone:
 
     async def _start(self) -> None:
         directory = os.path.join(self.data_dir, "namesrv")
-        os.makedirs(directory, exist_ok=True)
+        make_private_directory(directory)
         self._namesrv = NameServer(
             NamesrvConfig(
                 listen_port=self._namesrv_port,
@@ -113,7 +114,7 @@ class Standalone:
         StandaloneError, ConfigError, OSError."""
         name = broker_name(number)
         root = os.path.join(self.data_dir, name)
-        os.makedirs(root, exist_ok=True)
+        make_private_directory(root)
         path = os.path.join(os.path.abspath(root), CONF)
         data = b""
         try:

@@ -89,6 +89,13 @@ async def store(tmp_path: Path) -> AsyncIterator[MessageStore]:
     await store.stop()
 
 
+class DeviceDisk(OsDisk):
+    """One that opens devices too."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:  # noqa: ARG002
+        return os.open(path, os.O_RDWR)
+
+
 class TestLife:
     async def test_it_syncs_and_ends_with_the_store(self, tmp_path: Path) -> None:
         store = start(tmp_path)
@@ -177,7 +184,7 @@ class TestFailure:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[OSError | None] = loop.create_future()
         with ThreadPoolExecutor(1) as pool:
-            child = ChildSyncer(OsDisk(), loop, ThreadSyncer(OsDisk(), loop, pool))
+            child = ChildSyncer(DeviceDisk(), loop, ThreadSyncer(OsDisk(), loop, pool))
             child.sync([Unsynced(0, -1, "/dev/full")], done.set_result)  # which cannot be synced
             failure = await asyncio.wait_for(done, 20)
             child.close()

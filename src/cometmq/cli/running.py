@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from cometmq import logs
+from cometmq.private import make_private_directory
 
 log = logs.logger(__name__)
 
@@ -41,8 +42,9 @@ class RunFile:
 
     def __enter__(self) -> Self:
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            make_private_directory(str(self.path.parent))
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self.path, flags, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._descriptor, b"%d\n" % os.getpid())
         except OSError as error:

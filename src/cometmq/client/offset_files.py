@@ -15,6 +15,7 @@ import os
 from cometmq import logs
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
+from cometmq.private import make_private_directory, open_private
 from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
 
 __all__ = ["LocalOffsets", "parse_offsets", "render_offsets"]
@@ -83,10 +84,10 @@ class LocalOffsets:
         return {}
 
     def _save(self, text: str) -> None:
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        make_private_directory(os.path.dirname(self.path))
         temporary = self.path + ".tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open_private(temporary, in_place_of=self.path) as file:
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         if os.path.exists(self.path):

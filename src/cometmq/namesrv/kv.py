@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from cometmq.errors import BodyError, CometError
+from cometmq.private import make_private_directory, open_private
 from cometmq.protocol.lenient import loads
 
 # Bounds of what requests may put. A namespace has to fit into an answer (ORDER_TOPIC_CONFIG's goes out with
@@ -119,9 +120,9 @@ def read_file(path: str) -> bytes | None:
 def write_file(path: str, content: bytes) -> None:
     """Replace a configuration file in one step; what it held goes to <path>.bak. Raises OSError."""
     directory = os.path.dirname(os.path.abspath(path))
-    os.makedirs(directory, exist_ok=True)
+    make_private_directory(directory)
     temporary = path + ".tmp"
-    with open(temporary, "wb") as file:
+    with open_private(temporary, in_place_of=path) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

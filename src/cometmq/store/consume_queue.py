@@ -11,6 +11,7 @@ Invariant: window_start <= written <= max_offset; units from window_start on are
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import numpy as np
 
 from cometmq.errors import StoreError
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
-from cometmq.store.disk import Buffer, is_zero, write_all, zero_out
+from cometmq.store.disk import NO_FILE, Buffer, is_zero, write_all, zero_out
 from cometmq.store.files import NotCached, StoreFiles
 
 UNIT_STRUCT = struct.Struct(">qiq")
@@ -181,6 +182,9 @@ class ConsumeQueue(_Touched):
         disk = self._files.disk
         if not self._dir_made:
             disk.makedirs(self.path)
+            for directory in (os.path.dirname(self.path), self.path):
+                if disk.is_link(directory):
+                    raise OSError(errno.ELOOP, NO_FILE, directory)
             self._dir_made = True
         fd = disk.open(path, create=True)
         try:
@@ -332,13 +336,15 @@ class ConsumeQueue(_Touched):
         self._dir_made = True
         allocated: dict[int, int] = {}
         for name in disk.listdir(self.path):
-            if len(name) != 20 or not name.isdigit():
+            if len(name) != 20 or not name.isdecimal():
                 notes.append(f"{os.path.join(self.path, name)}: not a queue file, left alone")
                 continue
             path = os.path.join(self.path, name)
             facts = disk.facts(path)
             if facts is None:
                 continue
+            if not facts.regular:
+                raise StoreError(NO_FILE, path)
             if int(name) % self.file_size or facts.size > self.file_size:
                 raise StoreError(
                     f"{facts.size} bytes from {int(name)} on do not fit "

@@ -7,6 +7,11 @@ call more per message would show in the budget. Errors are `OSError` as the syst
 `RWF_NOWAIT` (Linux): a read that would have to wait for the device answers EAGAIN at once; `pread_cached`
 turns that, and a short answer in front of the end of the file, into None. File systems that refuse the
 flag get a plain read.
+
+What is made is the user's own: files 0600, directories 0700; what is there keeps its mode. Only regular files
+are opened, and none through a link: whoever can write into a store must not be able to send a broker or a
+tool elsewhere, nor to keep it waiting at a pipe. Links further up in a path are followed: a store, or its
+log, may lie on another disk by a link (see docs/store.md).
 """
 
 from __future__ import annotations
@@ -15,11 +20,20 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import struct
 import sys
 from typing import NamedTuple, Protocol
 
+from cometmq.private import keep_mode, make_private_directory
+
 Buffer = bytes | bytearray | memoryview
+
+NO_FILE = "not a file, or a link: below its top level a store follows none (docs/store.md)"
+"""What errors say of a thing that stands where a file or directory of a store should be."""
+
+NOT_A_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)
+"""What `Disk.open` fails with where something else stands in a file's place."""
 
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, process
@@ -28,11 +42,12 @@ _REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 class FileFacts(NamedTuple):
     """What the store asks about a file: length in bytes, modification time in epoch milliseconds, blocks
-    in bytes."""
+    in bytes; and whether it is a file: not a directory, a link, a pipe …"""
 
     size: int
     modified_ms: int
     allocated: int
+    regular: bool = True
 
 
 class DiskUsage(NamedTuple):
@@ -71,6 +86,7 @@ class Disk(Protocol):
     def listdir(self, path: str) -> list[str]: ...
     def facts(self, path: str) -> FileFacts | None: ...
     def is_dir(self, path: str) -> bool: ...
+    def is_link(self, path: str) -> bool: ...
     def usage(self, path: str) -> DiskUsage: ...
     def try_lock(self, fd: int) -> bool: ...
     def locked(self, fd: int) -> bool: ...
@@ -86,12 +102,22 @@ class OsDisk:
         self._nowait = bool(_RWF_NOWAIT) and hasattr(os, "preadv")
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
+        """Descriptor of a regular file. Raises OSError, also for anything else that is there."""
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if create:
             flags |= os.O_CREAT
         if exclusive:
             flags |= os.O_EXCL
-        return os.open(path, flags, 0o644)
+        try:
+            fd = os.open(path, flags, 0o600)
+        except OSError as failure:
+            if failure.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, "a link, which a store does not follow", path) from None
+            raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return fd
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -173,6 +199,8 @@ class OsDisk:
             return offset
 
     def rename(self, source: str, target: str) -> None:
+        """Move; a file that takes another's place takes its mode too."""
+        keep_mode(source, target)
         os.replace(source, target)
 
     def unlink(self, path: str) -> None:
@@ -182,7 +210,7 @@ class OsDisk:
         os.rmdir(path)
 
     def makedirs(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        make_private_directory(path)
 
     def listdir(self, path: str) -> list[str]:
         """Names in the directory, sorted; an absent directory is empty."""
@@ -192,14 +220,20 @@ class OsDisk:
             return []
 
     def facts(self, path: str) -> FileFacts | None:
+        """Of what is there itself, be it a link."""
         try:
-            status = os.stat(path)
+            status = os.lstat(path)
         except FileNotFoundError:
             return None
-        return FileFacts(status.st_size, status.st_mtime_ns // 1_000_000, status.st_blocks * 512)
+        regular = stat.S_ISREG(status.st_mode)
+        return FileFacts(status.st_size, status.st_mtime_ns // 1_000_000, status.st_blocks * 512, regular)
 
     def is_dir(self, path: str) -> bool:
+        """Whether it is a directory, or a link to one."""
         return os.path.isdir(path)
+
+    def is_link(self, path: str) -> bool:
+        return os.path.islink(path)
 
     def usage(self, path: str) -> DiskUsage:
         status = os.statvfs(path)

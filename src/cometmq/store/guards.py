@@ -15,6 +15,11 @@ from cometmq.store.disk import Disk, write_all
 _held: set[str] = set()  # POSIX record locks do not exclude a second owner in the same process
 
 
+def _lock_path(root: str) -> str:
+    """One path for all paths of a store. Not where a link in place of the file leads: it is written to."""
+    return os.path.join(os.path.realpath(root), "lock")
+
+
 class StoreLock:
     """Holds the store directory until `release`."""
 
@@ -23,7 +28,7 @@ class StoreLock:
     def __init__(self, disk: Disk, root: str) -> None:
         """Raises StoreError when another process, or another store of this one, holds the directory."""
         self._disk = disk
-        self._path = os.path.realpath(os.path.join(root, "lock"))
+        self._path = _lock_path(root)
         if self._path in _held:
             raise StoreError(f"Lock failed,MQ already started: {self._path}")
         fd = disk.open(self._path, create=True)
@@ -48,7 +53,7 @@ class StoreLock:
 
 def lock_held(disk: Disk, root: str) -> bool:
     """Whether somebody holds the store in `root`. Takes nothing and writes nothing."""
-    path = os.path.realpath(os.path.join(root, "lock"))
+    path = _lock_path(root)
     if path in _held:
         return True  # asked before the file is opened: closing it would give our own lock away
     try:

@@ -18,6 +18,7 @@ from cometmq.errors import StoreError
 from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.ends import QueueEnds, sizes_of
+from cometmq.store.queue_table import TRASH
 from cometmq.store.reads import ReadOnlyFiles, first_byte
 from cometmq.store.shape import StoreFile, log_files, numbered_files
 
@@ -55,10 +56,12 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: QueueEnds) -> None:
 def _queue_files(disk: Disk, directory: str) -> Iterator[StoreFile]:
     for topic in disk.listdir(directory):
         topic_dir = os.path.join(directory, topic)
-        if disk.is_dir(topic_dir):
-            for name in disk.listdir(topic_dir):
-                if name.isdigit():
-                    yield from numbered_files(disk, os.path.join(topic_dir, name), 20, [])
+        if topic == TRASH or disk.is_link(topic_dir) or not disk.is_dir(topic_dir):
+            continue
+        for name in disk.listdir(topic_dir):
+            path = os.path.join(topic_dir, name)
+            if name.isdecimal() and disk.is_dir(path) and not disk.is_link(path):
+                yield from numbered_files(disk, path, 20, [])
 
 
 def _check(disk: Disk, files: list[StoreFile], size: int, last: int, where: str, key: str, cure: str) -> None:

@@ -125,7 +125,7 @@ class LogWalk:
 
     def _look_behind_blank(self, file: StoreFile, position: int) -> None:
         with ReadOnlyFiles(self._disk) as files:
-            at = first_byte(files, file.path, position - file.base, file.length)
+            at = first_byte(files, file.path, position - file.base, min(file.length, self._size))
         if at is not None:
             problem = "something stands behind the blank record, which may hold anything and is never read"
             self._findings.add(NOTE, "unused-bytes", file.path, at, problem)

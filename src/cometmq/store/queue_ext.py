@@ -41,15 +41,19 @@ class ExtFiles:
         return [
             (topic, int(name))
             for topic in self._disk.listdir(self._root)
-            if self._disk.is_dir(os.path.join(self._root, topic))
+            if self._is_own(os.path.join(self._root, topic))
             for name in self._disk.listdir(os.path.join(self._root, topic))
-            if name.isdecimal()
+            if name.isascii() and name.isdecimal() and self._is_own(os.path.join(self._root, topic, name))
         ]
+
+    def _is_own(self, path: str) -> bool:
+        """Whether a directory is the store's: what lies behind a link is not deleted."""
+        return self._disk.is_dir(path) and not self._disk.is_link(path)
 
     def paths(self, topic: str, queue_id: int) -> list[str]:
         """All files of a queue, oldest first."""
         directory = os.path.join(self._root, topic, str(queue_id))
-        if not self._disk.is_dir(directory):
+        if not self._is_own(directory):
             return []
         names = self._disk.listdir(directory)
         return [os.path.join(directory, name) for name in names if len(name) == 20 and name.isdecimal()]
@@ -69,7 +73,7 @@ class ExtFiles:
         """Remove the directories of a queue without files."""
         directory = os.path.join(self._root, topic)
         for path in (os.path.join(directory, str(queue_id)), directory):
-            if self._disk.is_dir(path) and not self._disk.listdir(path):
+            if self._is_own(path) and not self._disk.listdir(path):
                 self._disk.rmdir(path)
 
     def remove(self, topics: Collection[str]) -> None:

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Iterator
 
 from cometmq import logs
+from cometmq.errors import StoreError
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
-from cometmq.store.disk import Disk
+from cometmq.store.disk import NO_FILE, Disk
 from cometmq.store.files import StoreFiles
 
 log = logs.logger(__name__)
@@ -18,7 +19,19 @@ log = logs.logger(__name__)
 TRASH = ".deleted"
 """Where files of deleted topics wait for their end, as gone-<n>/<queue id>/...: no queue ids for Apache's
 broker, which passes over them."""
+_LONGEST_NAME = 255  # bytes, of a directory
 _EAGER_UNITS = 256  # a queue with this many unwritten units is written at once
+
+
+def names_a_directory(topic: str) -> bool:
+    """Whether a topic's queues can lie in a directory of its name, below that of all queues and nowhere else.
+    What a record says need not be what a broker would have taken."""
+    return (
+        topic not in ("", ".", "..", TRASH)
+        and "/" not in topic
+        and "\0" not in topic
+        and len(topic.encode("utf-8", "replace")) <= _LONGEST_NAME
+    )
 
 
 class QueueTable:
@@ -138,24 +151,33 @@ class QueueTable:
         self._dirty.clear()
 
     def load(self, log_end: int) -> list[str]:
-        """Take over every queue directory. Returns notes about damage."""
+        """Take over every queue directory. Returns notes about damage. Raises StoreError where a link stands
+        for a directory: what is deleted by its path would be somebody else's."""
         notes: list[str] = []
         disk = self._files.disk
+        self._refuse_link(self._trash)
         self.empty_trash()
         self.drop_trash()
         for topic in disk.listdir(self.directory):
             if topic == TRASH:
                 continue
             topic_dir = os.path.join(self.directory, topic)
+            self._refuse_link(topic_dir)
             if not disk.is_dir(topic_dir):
                 notes.append(f"{topic_dir}: not a topic directory, left alone")
                 continue
             for name in disk.listdir(topic_dir):
-                if not name.isdigit():
-                    notes.append(f"{os.path.join(topic_dir, name)}: not a queue directory, left alone")
+                path = os.path.join(topic_dir, name)
+                self._refuse_link(path)
+                if not (name.isascii() and name.isdecimal() and disk.is_dir(path)):
+                    notes.append(f"{path}: not a queue directory, left alone")
                     continue
                 notes += self.get(topic, int(name)).load(log_end)
         return notes
+
+    def _refuse_link(self, path: str) -> None:
+        if self._files.disk.is_link(path):
+            raise StoreError(NO_FILE, path)
 
     def delete_topic(self, topic: str) -> int:
         """Destroy the queues of a topic, in place; returns how many there were. Raises OSError."""
@@ -187,20 +209,25 @@ class QueueTable:
     def empty_trash(self) -> None:
         """Remove the files of deleted topics, for good. Raises OSError. Any thread."""
         disk = self._files.disk
-        if not disk.is_dir(self._trash):
+        if not disk.is_dir(self._trash) or disk.is_link(self._trash):
             return
         # The moves come first: a topic's directory that came back with half its files would be a short one.
         disk.fsync_dir(self.directory)
         disk.fsync_dir(self._trash)
         for name in disk.listdir(self._trash):
             topic_dir = os.path.join(self._trash, name)
+            if disk.is_link(topic_dir):
+                disk.unlink(topic_dir)  # itself; what it points to is no part of the store
+                continue
             for queue_id in disk.listdir(topic_dir):
                 self._remove_files(os.path.join(topic_dir, queue_id))
             _remove_if_empty(disk, topic_dir)
 
     def _remove_files(self, queue_dir: str) -> None:
         disk = self._files.disk
-        if disk.is_dir(queue_dir):
+        if disk.is_link(queue_dir):
+            disk.unlink(queue_dir)
+        elif disk.is_dir(queue_dir):
             for name in disk.listdir(queue_dir):
                 if len(name) == 20 and name.isdigit():
                     disk.unlink(os.path.join(queue_dir, name))

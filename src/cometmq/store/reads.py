@@ -1,7 +1,7 @@
 """Reading a store from outside: descriptors that cannot write, records and queue units by position.
 
 For the operator's tools, which look at directories that a broker may be using. A file that goes away between
-two looks reads as empty.
+two looks reads as empty, and so does what is none: a link, a pipe, a device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Self
 
 from cometmq.store.config import StoreConfig
-from cometmq.store.disk import Disk, is_zero
+from cometmq.store.disk import NOT_A_FILE, Disk, is_zero
 from cometmq.store.log_places import LogPlaces
 from cometmq.store.scan import Facts, record_facts
 
@@ -52,6 +52,10 @@ class ReadOnlyFiles:
                 fd = self.disk.open(path, write=False)
             except FileNotFoundError:
                 return None
+            except OSError as failure:
+                if failure.errno in NOT_A_FILE:
+                    return None
+                raise
             if len(self._open) >= _OPEN_FILES:
                 self.disk.close(self._open.popitem(last=False)[1])
             self._open[path] = fd

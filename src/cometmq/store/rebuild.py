@@ -24,13 +24,14 @@ from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk
 from cometmq.store.evidence import Evidence
 from cometmq.store.files import StoreFiles
-from cometmq.store.findings import Finding, Findings
+from cometmq.store.findings import NOTHING, WARNING, Finding, Findings
+from cometmq.store.gaps import Gaps
 from cometmq.store.guards import AbortMark, StoreLock
 from cometmq.store.index import IndexService
 from cometmq.store.keys import key_prefix
 from cometmq.store.log_walk import LogWalk
 from cometmq.store.queue_check import LIGHT, QueueCheck
-from cometmq.store.queue_table import QueueTable
+from cometmq.store.queue_table import QueueTable, names_a_directory
 from cometmq.store.reads import ReadOnlyFiles
 from cometmq.store.recovery import tags_code_of
 from cometmq.store.scan import Facts
@@ -40,7 +41,6 @@ from cometmq.store.verify import Progress
 
 SCRATCH = "rebuild.tmp"
 _TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
-_WIDEST_GAP = 1_000_000  # units; as in recovery
 _SETTLE = 4096  # records between two writes
 _PARTS = ("consumequeue", "index")
 _MOST_MISPLACED = 64
@@ -82,6 +82,7 @@ class Rebuild:
         self._findings = Findings()
         self._not_served = self._hidden = self._records = 0
         self._ahead: dict[ConsumeQueue, Facts] = {}  # as in recovery: the next record tells who is right
+        self._gaps = Gaps()
         self._evidence = Evidence()
         self._superseded: Iterator[int] = iter(())
         self._next_superseded = -1
@@ -107,6 +108,9 @@ class Rebuild:
         if any(queue.topic.startswith(LIGHT) for queue in shape.queues):
             raise StoreError(f"{LIGHT} queues do not follow from the log and would be lost", self._root)
         disk, scratch = self._disk, os.path.join(self._root, SCRATCH)
+        for path in (scratch, *(os.path.join(self._root, part) for part in _PARTS)):
+            if disk.is_link(path):
+                raise StoreError("a link; a rebuild replaces the directory itself, and follows no link", path)
         remove_tree(disk, scratch)  # of a run that was killed
         disk.makedirs(scratch)
         config = shape.config.replace(
@@ -202,20 +206,30 @@ class Rebuild:
             )  # fmt: skip
         if superseded or kind in (_PREPARED, _ROLLBACK):
             return
+        if not names_a_directory(facts.topic):
+            self._leave_out(facts, "a topic that can name no directory")
+            return
         queue = queues.get(facts.topic, facts.queue_id)
         ahead = self._ahead.pop(queue, None)
         if ahead is not None:
             if facts.queue_offset > ahead.queue_offset:
                 self._push(queues, queue, ahead, delays)
             else:
-                self._not_served += 1
+                self._leave_out(
+                    ahead, f"queue offset {ahead.queue_offset}, and {facts.queue_offset} behind it"
+                )
         offset, known = facts.queue_offset, queue.max_offset
-        if offset < known or (offset - known > _WIDEST_GAP and known):
-            self._not_served += 1
+        if not self._gaps.bridge(queue, offset, position):
+            self._leave_out(facts, f"queue offset {offset} where {known} was expected")
         elif offset == known:
             self._push(queues, queue, facts, delays)
         else:
             self._ahead[queue] = facts
+
+    def _leave_out(self, facts: Facts, why: str) -> None:
+        self._not_served += 1
+        problem = f"the record at {facts.position}, of {facts.topic}/{facts.queue_id}, has {why}: not served"
+        self._findings.add(WARNING, "not-served", self._root, -1, problem, NOTHING)
 
     def _push(self, queues: QueueTable, queue: ConsumeQueue, facts: Facts, delays: dict[int, int]) -> None:
         code = self._evidence.tags.get(facts.position)
@@ -265,12 +279,12 @@ def _files_below(disk: Disk, directory: str) -> Iterator[str]:
 
 
 def remove_tree(disk: Disk, directory: str) -> None:
-    """Delete a directory with all that is in it; an absent one is fine."""
+    """Delete a directory with all that is in it, links as such; an absent one is fine."""
     if not disk.is_dir(directory):
         return
     for name in disk.listdir(directory):
         path = os.path.join(directory, name)
-        if disk.is_dir(path):
+        if disk.is_dir(path) and not disk.is_link(path):
             remove_tree(disk, path)
         else:
             disk.unlink(path)

@@ -28,19 +28,20 @@ from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
-from cometmq.store.disk import Disk, zero_out
+from cometmq.store.disk import NO_FILE, Disk, zero_out
 from cometmq.store.ends import QueueEnds
+from cometmq.store.gaps import Gaps
 from cometmq.store.index import IndexService
 from cometmq.store.keys import codes_and_keys, key_prefix, property_value, stored_tags_code
 from cometmq.store.log_places import LogPlaces
-from cometmq.store.queue_table import QueueTable
+from cometmq.store.queue_table import QueueTable, names_a_directory
 from cometmq.store.scan import Damage, Facts, Run, SegmentScan, record_facts
 from cometmq.store.start_point import mark_holds, trusted_segment, walk_from
 
 log = logs.logger(__name__)
 
 _TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
-_WIDEST_GAP = 1_000_000  # units; a jump wider than this is a damaged header, not a loss
+_WIDEST_GAP = 1_000_000  # units; as in Gaps
 _WRITE_UNITS = 4096
 
 
@@ -90,6 +91,8 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
         facts = disk.facts(path)
         if facts is None:
             continue
+        if not facts.regular:
+            raise StoreError(NO_FILE, path)
         base = int(name)
         if base % segment_size or facts.size > segment_size:
             raise StoreError(
@@ -141,6 +144,7 @@ class Recovery:
         self._segments: list[int] = []
         self._index_until = 1 << 62  # records up to here are dispatched to the index
         self._delays = config.delay_levels_ms
+        self._gaps = Gaps()
         self._ahead: dict[ConsumeQueue, Facts] = {}  # records that do not follow on their queue's end
 
     def run(self, *, clean: bool) -> Recovered:
@@ -312,6 +316,7 @@ class Recovery:
         end = start
         touched: set[ConsumeQueue] = set()
         self._ahead.clear()
+        self._gaps = Gaps()
         for run in self._runs(min(start, index_from), result):
             end = run.end
             result.last_store_ms = int(run.store_ms[-1])
@@ -422,6 +427,11 @@ class Recovery:
             return
         if self._deleted and self._deleted.hides(topic, position):
             return
+        if not names_a_directory(topic):
+            result.notes.append(
+                f"record at {position}: its topic {topic!r} can name no directory, not served"
+            )
+            return
         queue = self._queues.get(topic, queue_id)
         ahead = self._ahead.pop(queue, None)
         if ahead is not None:
@@ -437,7 +447,7 @@ class Recovery:
             touched.add(queue)
             if offset - queue.written >= _WRITE_UNITS:
                 queue.write()
-        elif offset < known or (offset - known > _WIDEST_GAP and known):
+        elif not self._gaps.bridge(queue, offset, position):
             _not_served(facts, known, result)
         elif start > self._first:
             raise _StartEarlier(f"consume queue {topic}/{queue_id} ends at {known}, not at {offset}")

@@ -23,7 +23,8 @@ from cometmq.store.queue_table import TRASH
 
 CONF = "broker.conf"
 _PROBE_ENTRIES = 64
-_SMALLEST_SEGMENT = 4096
+LONGEST_FILE = (1 << 31) - 1
+"""Bytes. Apache's broker maps its files, and Java maps no more at once."""
 
 
 class StoreFile(NamedTuple):
@@ -88,9 +89,12 @@ def read_shape(
     strays: list[str] = []
     # Who holds the store is asked first: a broker that starts later only adds to what is seen here.
     live, clean = lock_held(disk, root), not AbortMark(disk, root).exists()
-    segments = log_files(disk, config, strays)
-    queues = _queues(disk, os.path.join(root, "consumequeue"), strays)
-    index = numbered_files(disk, os.path.join(root, "index"), 17, strays)
+    segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
+    queues = [
+        queue._replace(files=_possible(queue.files, config.consume_queue_file_size, strays))
+        for queue in _queues(disk, os.path.join(root, "consumequeue"), strays)
+    ]
+    index = _possible(numbered_files(disk, os.path.join(root, "index"), 17, strays), 0, strays)
     for directory in config.commit_log_dirs:
         if not disk.is_dir(directory):
             raise StoreError("there is no commitlog directory here", root)
@@ -149,9 +153,18 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
             strays.append(path)
             continue
         facts = disk.facts(path)
-        if facts is not None:
+        if facts is not None and not facts.regular:
+            strays.append(path)
+        elif facts is not None:
             found.append(StoreFile(int(name), path, facts.size))
     return found
+
+
+def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> list[StoreFile]:
+    """Those that a broker may have made; what is longer is a sparse file of somebody's."""
+    longest = max(LONGEST_FILE, configured)
+    strays += [file.path for file in files if file.length > longest]
+    return [file for file in files if file.length <= longest]
 
 
 def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
@@ -160,12 +173,13 @@ def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
         if topic == TRASH:
             continue  # a deletion that is under way, or that the next start will finish
         topic_dir = os.path.join(directory, topic)
-        if not disk.is_dir(topic_dir):
+        if disk.is_link(topic_dir) or not disk.is_dir(topic_dir):
             strays.append(topic_dir)
             continue
         for name in disk.listdir(topic_dir):
             path = os.path.join(topic_dir, name)
-            if not (name.isascii() and name.isdigit() and disk.is_dir(path)):
+            number = name.isascii() and name.isdigit()
+            if not (number and disk.is_dir(path)) or disk.is_link(path):
                 strays.append(path)
                 continue
             queues.append(QueueFiles(topic, int(name), path, numbered_files(disk, path, 20, strays)))
@@ -173,8 +187,8 @@ def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
 
 
 def _common_length(files: list[StoreFile], configured: int) -> int:
-    """The length that the files ought to have: the configured one if it fits them, else the most frequent
-    one that does. A length fits when every file begins at a multiple of it and none is longer."""
+    """The length that the files ought to have: the configured one if one has it or it fits them, else the
+    most frequent one that fits: every file begins at a multiple of it and none is longer."""
     lengths = Counter(file.length for file in files)
     longest: int = max(lengths)
     starts = [file.base for file in files]
@@ -182,10 +196,12 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
     def fits(length: int) -> bool:
         return length > 0 and length >= longest and all(base % length == 0 for base in starts)
 
+    if lengths[configured] and all(base % configured == 0 for base in starts):
+        return configured  # borne out; a file that is longer is damaged
     seen: list[int] = [length for length, _ in lengths.most_common() if fits(length)]
-    if configured in seen or not seen:
+    if not seen:
         distances = [b - a for a, b in zip(sorted(starts), sorted(starts)[1:], strict=False) if b > a]
-        if configured in seen or fits(configured):
+        if fits(configured):
             return configured
         return min(distances, default=longest) or longest
     return seen[0]

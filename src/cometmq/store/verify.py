@@ -18,13 +18,13 @@ from cometmq.errors import ProtocolError, StoreCorrupt
 from cometmq.store.checkpoint import FILE_SIZE, MARK_PLACE, mark_is_whole, mark_of
 from cometmq.store.config import StoreConfig
 from cometmq.store.deleted import DeletedTopics
-from cometmq.store.disk import Disk, OsDisk, read_file
+from cometmq.store.disk import NO_FILE, NOT_A_FILE, Disk, OsDisk, read_file
 from cometmq.store.findings import ERROR, NEXT_START, NOTE, WARNING, Finding, Findings
 from cometmq.store.index_check import IndexCheck
 from cometmq.store.log_walk import SETTLE_S, LogWalk
 from cometmq.store.queue_check import QueueCheck
 from cometmq.store.reads import ReadOnlyFiles
-from cometmq.store.shape import Shape, read_shape
+from cometmq.store.shape import LONGEST_FILE, Shape, read_shape
 from cometmq.store.table_shapes import ENDS, SEALED, SHAPES, Table, read_table
 
 _SYSTEM_TOPICS = frozenset({"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"})
@@ -82,7 +82,7 @@ def verify(
     shape = read_shape(disk, root, config=config, commit_log_dir=commit_log_dir)
     findings = Findings()
     for path in shape.strays:
-        findings.add(NOTE, "stray", path, -1, "belongs to no store, left alone")
+        _stray(disk, findings, path)
     tables = TableCheck(disk, shape, findings, pause)
     tables.check()
     with ReadOnlyFiles(disk) as files:
@@ -100,6 +100,18 @@ def verify(
         walk.end, queues.queues, queues.units, queues.fillers, index.files, index.entries, tables.count,
         count[ERROR], count[WARNING], count[NOTE], findings.omitted, findings.kept,
     )  # fmt: skip
+
+
+def _stray(disk: Disk, findings: Findings, path: str) -> None:
+    facts = disk.facts(path)
+    if facts is not None and not facts.regular and (disk.is_link(path) or not disk.is_dir(path)):
+        findings.add(ERROR, "not-a-file", path, -1, f"{NO_FILE}; not read", "remove it, or put a file there")
+    elif facts is not None and facts.size > LONGEST_FILE and facts.regular:
+        findings.add(
+            ERROR, "too-long", path, facts.size, f"{facts.size} bytes: no broker made it", "remove it"
+        )
+    else:
+        findings.add(NOTE, "stray", path, -1, "belongs to no store, left alone")
 
 
 def _walk(
@@ -127,6 +139,9 @@ def _check_checkpoint(disk: Disk, shape: Shape, findings: Findings, walk: LogWal
     if facts is None:
         if shape.segments:
             findings.add(WARNING, "checkpoint", path, -1, "the file is missing", repair)
+        return
+    if not facts.regular:
+        findings.add(ERROR, "not-a-file", path, -1, f"{NO_FILE}; not read", "remove it")
         return
     data = read_file(disk, path, FILE_SIZE + 1)
     if len(data) != FILE_SIZE:
@@ -207,7 +222,7 @@ class TableCheck:
                 self._take_topics(table if table is not None else backup)
         try:
             self._deleted = DeletedTopics(self._disk, self._shape.root)
-        except StoreCorrupt:
+        except (StoreCorrupt, OSError):
             pass  # it is among the findings already
 
     @property
@@ -233,6 +248,10 @@ class TableCheck:
             text = read_file(self._disk, path)
         except FileNotFoundError:
             return None, ""
+        except OSError as failure:
+            if failure.errno not in NOT_A_FILE:
+                raise
+            return None, NO_FILE
         if not text.strip():
             return None, "the file is empty"
         try:

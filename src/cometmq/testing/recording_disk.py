@@ -213,11 +213,14 @@ class RecordingDisk:
         if inode is None:
             return None
         size = len(self.files[inode] or b"")
-        return FileFacts(size, self._modified.get(inode, 0), size)
+        return FileFacts(size, self._modified.get(inode, 0), size, self.files[inode] is not None)
 
     def is_dir(self, path: str) -> bool:
         inode = self.names.get(path)
         return inode is not None and self.files[inode] is None
+
+    def is_link(self, path: str) -> bool:  # noqa: ARG002
+        return False
 
     def usage(self, path: str) -> DiskUsage:  # noqa: ARG002
         return DiskUsage(100, 10, 90)

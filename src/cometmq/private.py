@@ -1,0 +1,43 @@
+"""Files and directories of CometMQ's own, for their user alone: messages and settings are nobody else's.
+
+What is made is 0600 and 0700. What is there keeps the mode that its owner gave it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import IO
+
+
+def make_private_directory(path: str) -> None:
+    """Make a directory, and what is missing above it, with mode 0700; one that is there is fine. Raises
+    OSError."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        make_private_directory(os.path.dirname(os.path.abspath(path)))
+        os.makedirs(path, 0o700, exist_ok=True)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
+    """Make or empty a file for writing, with mode 0600, or with that of the file which it will replace.
+    Raises OSError, also where a link is in its place."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.fdopen(os.open(path, flags, 0o600), "wb")
+    if in_place_of:
+        keep_mode(path, in_place_of)
+    return file
+
+
+def keep_mode(path: str, replaced: str) -> None:
+    """Give a file the mode of the one whose place it will take, if there is one. Raises OSError."""
+    try:
+        mode = os.lstat(replaced).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(mode) and mode != os.lstat(path).st_mode:
+        os.chmod(path, stat.S_IMODE(mode))

@@ -1,0 +1,36 @@
+"""How far a queue may go on behind its end, when the records in between are lost: fillers take their place.
+
+A message that is lost has taken room in the log. Records that claim more of them than there was room for
+between them are damaged, or made up to fill the disk with fillers.
+"""
+
+from __future__ import annotations
+
+from cometmq.protocol.record import MIN_SIZE
+from cometmq.store.consume_queue import ConsumeQueue
+
+_WIDEST = 1_000_000  # units; a jump wider than this is a damaged header, not a loss
+_SPARE = 100_000
+"""Units, of all queues together, without room: the newest segment may have been lost, and the log has gone on
+where it began, but the queues behind their former ends (see QueueEnds)."""
+
+
+class Gaps:
+    """What one walk over the log may bridge."""
+
+    __slots__ = ("_spare",)
+
+    def __init__(self) -> None:
+        self._spare = _SPARE
+
+    def bridge(self, queue: ConsumeQueue, offset: int, position: int) -> bool:
+        """Whether the record at a log position may follow on the queue's last one with this offset. What this
+        takes from the spare units counts as taken."""
+        gap = offset - queue.max_offset
+        if gap < 0 or not queue.max_offset:
+            return gap >= 0
+        room = max(0, position - queue.max_physical) // MIN_SIZE
+        if gap > _WIDEST or gap - room > self._spare:
+            return False
+        self._spare -= max(0, gap - room)
+        return True
