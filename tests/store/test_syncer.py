@@ -92,7 +92,7 @@ async def store(tmp_path: Path) -> AsyncIterator[MessageStore]:
 class DeviceDisk(OsDisk):
     """One that opens devices too."""
 
-    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:  # noqa: ARG002
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
         return os.open(path, os.O_RDWR)
 
 
