@@ -302,5 +302,6 @@ def test_a_record_makes_no_directory_outside(
     assert sorted(path for path in tmp_path.rglob("*") if root not in path.parents) == before
     assert [path.name for path in (root / "consumequeue").iterdir()] == []
     assert not Path("/tmp/absolute").exists()
+    assert "topic-name" in {finding.kind for finding in verify(str(root), config=small(root)).findings}
     with RecordFinder(str(root), config=small(root)) as find:
         assert len(list(find.of_log())) == 3  # `dump` still shows them

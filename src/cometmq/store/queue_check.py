@@ -21,6 +21,7 @@ from cometmq.store.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHING, REBUI
 from cometmq.store.keys import stored_tags_code
 from cometmq.store.log_walk import SETTLE_S, LogWalk
 from cometmq.store.queue_ext import ExtUnits
+from cometmq.store.queue_table import names_a_directory
 from cometmq.store.reads import LogReader, ReadOnlyFiles
 from cometmq.store.recovery import tags_code_of
 from cometmq.store.scan import Facts, Run
@@ -389,6 +390,13 @@ class QueueCheck:
         self._gap(state, state.next, stop)
 
     def _finish_records(self, state: QueueState) -> None:
+        if not names_a_directory(state.topic):
+            self._findings.add(
+                ERROR, "topic-name", self._shape.config.commit_log_dirs[0], -1,
+                f"{state.behind} records, the first at {state.behind_at[0]}, have a topic that can name no "
+                f"directory: {state.topic}; they are not served", NOTHING,
+            )  # fmt: skip
+            return
         if state.units.end == 0 and self._known is not None and state.topic not in self._known:
             self._gone[state.topic] = self._gone.get(state.topic, 0) + state.behind
             return

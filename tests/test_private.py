@@ -1,0 +1,95 @@
+"""What CometMQ makes is its user's alone, whatever the umask; what is there keeps its mode."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.store.kit import open_store, send, small
+
+from cometmq.cli.running import RunFile
+from cometmq.client.offset_files import LocalOffsets
+from cometmq.message import MessageQueue
+from cometmq.namesrv.kv import write_file
+from cometmq.private import make_private_directory
+from cometmq.standalone import Standalone
+from cometmq.store import JsonTable
+from cometmq.store.rebuild import rebuild
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    """One that leaves everything to whoever makes a file."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(root: Path) -> set[tuple[bool, int]]:
+    """(whether it is a directory, mode) of everything below `root`, and of itself."""
+    return {(path.is_dir(), stat.S_IMODE(path.lstat().st_mode)) for path in (root, *root.rglob("*"))}
+
+
+PRIVATE = {(True, 0o700), (False, 0o600)}
+
+
+async def test_servers_and_their_stores(tmp_path: Path) -> None:
+    async with Standalone(tmp_path / "new" / "data", namesrv_port=0, broker_port=0) as servers:
+        write_file(str(tmp_path / "new/data/namesrv/kvConfig.json"), b"{}")
+        assert servers.broker is not None
+        assert servers.broker._parts is not None
+        send(servers.broker._parts.store, properties=b"KEYS\x01k")
+    names = {path.name for path in (tmp_path / "new").rglob("*")}
+    assert names >= {"broker.conf", "commitlog", "T", "index", "checkpoint", "topics.json", "kvConfig.json"}
+    assert modes(tmp_path / "new") == PRIVATE
+
+
+def test_a_rebuilt_store(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    send(store, properties=b"KEYS\x01k")
+    store.close()
+    rebuild(str(tmp_path / "store"), config=small(tmp_path / "store"))
+    assert modes(tmp_path / "store") == PRIVATE
+
+
+def test_run_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMETMQ_RUN_DIR", str(tmp_path / "run/deeper"))
+    with RunFile("broker"):
+        assert modes(tmp_path / "run") == PRIVATE
+
+
+async def test_offsets_of_clients(tmp_path: Path) -> None:
+    offsets = LocalOffsets(str(tmp_path / "offsets"), "client", "group")
+    await offsets.write({MessageQueue("T", "b", 0): 1})
+    await offsets.write({MessageQueue("T", "b", 0): 2})
+    assert modes(tmp_path / "offsets") == PRIVATE
+
+
+def test_what_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.mkdir(mode=0o755)
+    for name in ("topics.json", "kvConfig.json"):
+        (config / name).write_text("{}")
+        (config / name).chmod(0o640)
+    JsonTable(str(config / "topics.json")).save({"topicConfigTable": {}})
+    write_file(str(config / "kvConfig.json"), b"{} ")
+    make_private_directory(str(config))
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in (config, *config.glob("*.json"))} == {
+        "config": 0o755,
+        "topics.json": 0o640,
+        "kvConfig.json": 0o640,
+    }
+
+
+@pytest.mark.parametrize("made", ["file", "dangling"])
+def test_a_directory_that_is_none_is_an_error(tmp_path: Path, made: str) -> None:
+    place = tmp_path / made
+    if made == "file":
+        place.touch()
+    else:
+        place.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError):
+        make_private_directory(str(place))
