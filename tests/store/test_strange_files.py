@@ -203,6 +203,18 @@ def test_emptying_the_trash_empties_nothing_else(root: Path, outside: Path, tras
     store.crash()
 
 
+@pytest.mark.parametrize("topic", ["../../outside", "..", ".", "", "../config", ".deleted"])
+def test_the_deletion_of_a_topic_that_names_no_directory_moves_none(
+    root: Path, outside: Path, topic: str
+) -> None:
+    assert outside.is_dir()
+    store = open_store(root)
+    assert store.delete_topic(topic) == 0
+    assert len(everything(store)) == 20
+    store.close()
+    assert (root / "config").is_dir()
+
+
 @pytest.mark.parametrize("place", ["consumequeue/New", "consumequeue/New/0"])
 def test_a_new_queue_does_not_begin_behind_a_link(root: Path, outside: Path, place: str) -> None:
     store = open_store(root)

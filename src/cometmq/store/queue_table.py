@@ -195,7 +195,7 @@ class QueueTable:
         Raises OSError; then nothing has changed."""
         disk = self._files.disk
         topic_dir = os.path.join(self.directory, topic)
-        if disk.is_dir(topic_dir):
+        if names_a_directory(topic) and disk.is_dir(topic_dir):
             disk.makedirs(self._trash)
             while disk.is_dir(target := os.path.join(self._trash, f"gone-{self._gone}")):
                 self._gone += 1
