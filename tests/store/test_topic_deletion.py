@@ -109,6 +109,27 @@ async def test_messages_that_come_while_it_is_noted_go_too(tmp_path: Path, end: 
     store.close()
 
 
+async def test_deletions_at_the_same_time_do_not_get_in_each_others_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, disk = running(tmp_path, 1)
+    for number in range(20):
+        send(store, topic=f"T{number}")
+    store.upkeep.settle_all()
+    deleting = await held_up(store, disk, "unlink", ".deleted")
+    others = [asyncio.ensure_future(store.delete_topics([f"T{number}"])) for number in range(20)]
+    await asyncio.sleep(0)
+    disk.go_on.set()
+
+    assert (await deleting, await asyncio.gather(*others)) == (1, [1] * 20)
+    assert sorted(store.deleted.topics()) == sorted(["T", *(f"T{number}" for number in range(20))])
+    assert directories(tmp_path) == ["Other"]
+    assert caplog.records == []
+    store.crash()
+    store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
+    assert store.topics() == ["Other"]
+
+
 async def test_a_topic_that_never_rests_is_deleted_all_the_same(tmp_path: Path) -> None:
     store, disk = running(tmp_path)
     loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ may begin. A thread removes the files. A crash after the first step leaves the r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,17 @@ class TopicDeletion:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._ext = ExtFiles(store.disk, store.config.root)
+        # One at a time: they share the table of the deleted, which a thread writes, and the trash.
+        self._turn = asyncio.Lock()
 
     async def delete(self, topics: Sequence[str]) -> int:
         """Destroy the queues of topics, those of this tick's messages included; the records go with their
         segments. Returns the number of queues. Raises OSError; then what is left of the topics goes on as if
         nothing had been asked for."""
+        async with self._turn:
+            return await self._delete(topics)
+
+    async def _delete(self, topics: Sequence[str]) -> int:
         store = self._store
         left = list(dict.fromkeys(topics))
         deleted, floors = store.deleted.ends, store.floors.floors
