@@ -121,6 +121,7 @@ class MessageStore:
         self.lookups = Lookup(self.log, self.queues, self.index, config)
         self.retention = Retention(self)
         self.topic_retention = TopicRetention(self)
+        self.deletion = TopicDeletion(self)
         self.upkeep = Upkeep(self)
         self.watched: Watched = None
         self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
@@ -433,7 +434,7 @@ class MessageStore:
     async def delete_topics(self, topics: Sequence[str]) -> int:
         """Destroy the queues of topics, those of this tick's messages included; their records go with their
         segments. Returns the number of queues. Raises OSError; then what is left of the topics goes on."""
-        return await TopicDeletion(self).delete(topics)
+        return await self.deletion.delete(topics)
 
     async def keep_topics(self, known: Container[str]) -> list[str]:
         """Destroy the queues of every topic that is not in `known`; returns those topics. Raises OSError."""
