@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -144,24 +145,32 @@ class TestResuming:
         assert bodies(spark, output) == Counter(wanted)
 
     @pytest.mark.parametrize("moved", [0, 1])
-    def test_killed_between_commit_and_renames(
-        self, spark: SparkSession, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch, moved: int
+    @pytest.mark.parametrize("killed", [True, False], ids=["killed", "failed"])
+    def test_ended_between_commit_and_renames(
+        self,
+        spark: SparkSession,
+        topic: Topic,
+        output: str,
+        monkeypatch: pytest.MonkeyPatch,
+        moved: int,
+        killed: bool,
     ) -> None:
         other = Topic(f"{topic.name}z", topic.namesrv)
         topic.send(200)
         run(spark, topic, output)
         topic.send(40)
         other.send(200)
-        publish = ArchiveTable.publish
+        move, moves = ArchiveTable._move, iter([True] * moved)
 
-        def die(self: ArchiveTable, staged: Any) -> None:
-            publish(self, staged[:moved])
-            if len(staged) > 1:
-                raise KeyboardInterrupt
+        def fail(self: ArchiveTable, file: Any, batch: int) -> None:
+            if not next(moves, False):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            move(self, file, batch)
 
-        monkeypatch.setattr(ArchiveTable, "publish", die)
-        monkeypatch.setattr(ArchiveTable, "close", ArchiveTable.abandon)
-        with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(ArchiveTable, "_move", fail)
+        if killed:
+            monkeypatch.setattr(ArchiveTable, "close", ArchiveTable.abandon)
+        with pytest.raises(OSError, match="No space left"):
             archive(spark, topic.namesrv, [topic.name, other.name], output)
         staged = commits(output)[-1]["files"]
         assert len(staged) == 2
@@ -256,6 +265,10 @@ class TestLog:
         assert all((row.start, row.gaps, row.overlaps, row.missing) == (0, 0, 0, 0) for row in rows)
         assert manifest(spark, output).filter("records > 0").count() >= 4
         assert archived(spark, output).count() == 350
+        # What a killed job left of a commit is none.
+        last = max(Path(output).glob("_cometmq/commits/*.json"))
+        Path(f"{last}.0123456789ab.tmp").write_bytes(last.read_bytes())
+        assert completeness(spark, output).collect() == rows
 
     def test_a_missing_commit_shows_as_a_gap(self, spark: SparkSession, topic: Topic, output: str) -> None:
         topic.send(300)

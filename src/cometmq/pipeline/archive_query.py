@@ -6,6 +6,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
+from cometmq.pipeline.table import COMMIT_NAME
+
 _RANGE = (
     "topic string, broker_name string, queue_id int, start bigint, `end` bigint, records bigint, bad bigint, "
     "lost bigint, bytes bigint, first_store_ms bigint, last_store_ms bigint"
@@ -17,7 +19,8 @@ def _commits(spark: SparkSession, output: str) -> DataFrame:
     schema = (
         f"batch bigint, run string, time string, ranges array<struct<{_RANGE}>>, files array<struct<{_FILE}>>"
     )
-    return spark.read.schema(schema).json(f"{output.rstrip('/')}/_cometmq/commits")
+    reader = spark.read.schema(schema).option("pathGlobFilter", COMMIT_NAME)
+    return reader.json(f"{output.rstrip('/')}/_cometmq/commits")
 
 
 def manifest(spark: SparkSession, output: str) -> DataFrame:

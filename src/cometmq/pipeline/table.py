@@ -4,21 +4,25 @@ exact.
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      the table
     output/_cometmq/archive.json                                  what this directory is
     output/_cometmq/commits/00000000000000000000.json             one line of JSON a batch, in order
+    output/_cometmq/published                                     up to which batch all files are in the table
     output/_cometmq/staging/<run>/…                               files of batches that are not committed yet
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
 
 Names that begin with `_` are invisible to Spark, Hive, DuckDB and pyarrow when they read the directory. A
 batch becomes part of the table in one step, the creation of its commit file; then its files are renamed from
-staging into the table. If the job dies in between, the next run finishes the renames, so each file is in the
-table exactly once. Files without a commit are never renamed, and deleted by the next run.
+staging into the table, and `published` says so. If the job fails or dies in between, its staging directory is
+left as it lies and the next run finishes the renames, so each file is in the table exactly once. Files
+without a commit are never renamed, and deleted by the next run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -27,11 +31,21 @@ from typing import Any
 
 from pyarrow import fs
 
+from cometmq import logs
 from cometmq.pipeline.errors import ArchiveError
 
+log = logs.logger(__name__)
+
 FORMAT = 1
+COMMIT_NAME = "[0-9]" * 20 + ".json"
+"""What commit files are called, as a glob of Hadoop's. Nothing else in their directory is read: a killed job
+may have left a temporary file there."""
+
+_IS_COMMIT = re.compile(COMMIT_NAME.replace(".", r"\."))
 _STALE_S = 24 * 3600.0
 _HOME = "_cometmq"
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+"""What file systems answer that know no locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +69,46 @@ class ArchiveTable:
         self.output = output if "://" in output else self.root
         self.run_id = uuid.uuid4().hex[:12]
         self._lock_file: int | None = None
+        self._committing = False  # a commit file may exist whose files are not all published
 
     def prepare(self) -> dict[str, Any] | None:
-        """Create or check the directory, finish what a killed run left, and return the last commit (None: no
-        batch yet).
+        """Create or check the directory, finish what a failed or killed run left, and return the last commit
+        (None: no batch yet).
+
+        Raises ArchiveError if another job has the directory, or if a committed file is nowhere to be found.
         """
         self.filesystem.create_dir(self._at(_HOME, "commits"), recursive=True)
         self._lock()
         self._check_kind()
         last = self.last_commit()
-        if last is not None:
-            # A file that is neither here nor there was moved on by its owner (compaction, retention of old
-            # days).
-            self.publish([file for file in _staged_files(last) if self._exists(self._at(file.staged))])
+        # Once published, files are their owner's, who may compact them or drop old days.
+        if last is not None and self._published() < last["batch"]:
+            self.publish(last)
         self._delete_stale_staging()
         return last
 
     def _lock(self) -> None:
         """One job at a time on a local disk; the kernel drops the lock when the process ends, however it
-        ends.
+        ends. Where the disk knows no locks, the second job fails when it commits, as on stores that are not
+        local.
         """
         if not isinstance(self.filesystem, fs.LocalFileSystem):
             return
         self._lock_file = os.open(self._at(_HOME, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self.abandon()
             raise ArchiveError(self.output, "another archive job is running on this directory") from None
+        except OSError as error:
+            self.abandon()
+            if error.errno not in _NO_LOCKS:
+                raise ArchiveError(self.output, f"cannot be locked: {error.strerror}") from error
+            log.warning(
+                "%s is on a file system without locks (%s): run one archive job at a time there",
+                self.output,
+                error.strerror,
+            )
 
     def abandon(self) -> None:
         """Let others in and leave everything as it lies, as a killed process does."""
@@ -109,16 +135,16 @@ class ArchiveTable:
 
     def last_commit(self) -> dict[str, Any] | None:
         """The newest commit, or None."""
-        numbers = sorted(
-            info.base_name for info in self._listing(self._at(_HOME, "commits")) if _is_commit(info)
-        )
-        return self._read_commit(numbers[-1]) if numbers else None
+        names = self._commit_names()
+        return self._read_commit(names[-1]) if names else None
 
     def commits(self) -> Iterator[dict[str, Any]]:
         """All commits in order."""
-        for info in sorted(self._listing(self._at(_HOME, "commits")), key=lambda item: item.base_name):
-            if _is_commit(info):
-                yield self._read_commit(info.base_name)
+        return map(self._read_commit, self._commit_names())
+
+    def _commit_names(self) -> list[str]:
+        names = (info.base_name for info in self._listing(self._at(_HOME, "commits")))
+        return sorted(name for name in names if _IS_COMMIT.fullmatch(name))
 
     def _read_commit(self, name: str) -> dict[str, Any]:
         with self.filesystem.open_input_stream(self._at(_HOME, "commits", name)) as stream:
@@ -139,16 +165,42 @@ class ArchiveTable:
             if not self._exists(self._at(file.staged)):
                 raise ArchiveError(self.output, f"{file.staged} is gone before its batch was committed")
         name = f"{commit['batch']:020d}.json"
+        self._committing = True
         self._write_new(self._at(_HOME, "commits", name), json.dumps(commit).encode() + b"\n")
-        self.publish(_staged_files(commit))
+        self.publish(commit)
         self._delete(self._at(_HOME, "staging", self.run_id, str(commit["batch"])))
+        self._committing = False
 
-    def publish(self, files: list[StagedFile]) -> None:
-        """Move committed files from staging to their places."""
-        for file in files:
-            source, target = self._at(file.staged), self._at(file.path)
-            self.filesystem.create_dir(os.path.dirname(target), recursive=True)
+    def publish(self, commit: dict[str, Any]) -> None:
+        """Move a commit's files from staging to their places; what lies there already is left."""
+        for file in _staged_files(commit):
+            self._move(file, commit["batch"])
+        # Written over what was there: half a number is a lower one, and files are looked for once more.
+        with self.filesystem.open_output_stream(self._at(_HOME, "published")) as stream:
+            stream.write(str(commit["batch"]).encode())
+
+    def _move(self, file: StagedFile, batch: int) -> None:
+        source, target = self._at(file.staged), self._at(file.path)
+        self.filesystem.create_dir(os.path.dirname(target), recursive=True)
+        try:
             self.filesystem.move(source, target)
+        except OSError:
+            if self._exists(source):
+                raise
+            if not self._exists(target):
+                raise ArchiveError(
+                    self.output,
+                    f"{file.path} of batch {batch} is committed, but neither there nor at {file.staged}. "
+                    f"If it was removed on purpose, write {batch} to {_HOME}/published",
+                ) from None
+
+    def _published(self) -> int:
+        """The last batch of which all files were moved, -1 if that is not known."""
+        try:
+            with self.filesystem.open_input_stream(self._at(_HOME, "published")) as stream:
+                return int(stream.read())
+        except (FileNotFoundError, ValueError):
+            return -1
 
     def _delete_stale_staging(self) -> None:
         """Remove what dead runs staged: all others where the lock says they are dead, else those of
@@ -160,9 +212,14 @@ class ArchiveTable:
                 self._delete(info.path)
 
     def close(self) -> None:
-        """Remove this run's staging directory and let others in."""
-        self._delete(self._at(_HOME, "staging", self.run_id))
-        self.abandon()
+        """Remove this run's staging directory, unless the files of a commit may lie there, and let others
+        in.
+        """
+        try:
+            if not self._committing:
+                self._delete(self._at(_HOME, "staging", self.run_id))
+        finally:
+            self.abandon()
 
     def _delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -219,10 +276,6 @@ def _write_new_local(path: str, content: bytes, output: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _is_commit(info: fs.FileInfo) -> bool:
-    return bool(info.base_name.endswith(".json") and info.base_name[:-5].isdecimal())
 
 
 def _staged_files(commit: dict[str, Any]) -> list[StagedFile]:

@@ -1,0 +1,250 @@
+"""The archive's directory: wherever a commit fails or is cut short, the next run has each file once."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from cometmq.pipeline.errors import ArchiveError
+from cometmq.pipeline.table import ArchiveTable
+
+CHANGES = ("create_dir", "move", "delete_dir", "open_output_stream")
+FILES = [f"topic=t/dt=2026-11-22/hour={hour:02}/part-{hour}.parquet" for hour in range(3)]
+
+
+class Faults:
+    """Counts the changes made to a disk and fails one of them: before it was made, or just after."""
+
+    def __init__(self) -> None:
+        self.left = self.made = 10_000
+        self.after = False
+        self.error: BaseException = OSError(errno.ENOSPC, "No space left on device")
+
+    def arm(self, step: int, after: bool, error: BaseException) -> None:
+        self.left, self.after, self.error = step, after, error
+
+    @property
+    def met(self) -> bool:
+        return self.left < 0
+
+    def around(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == -1 and not self.after:
+                raise self.error
+            result = change(*arguments, **options)
+            if self.left == -1:
+                raise self.error
+            return result
+
+        return changed
+
+
+class LocalDisk(fs.LocalFileSystem):
+    """A local file system, as ArchiveTable sees it."""
+
+
+class RemoteDisk:
+    """One that is not local: no locks, no hard links."""
+
+    def __init__(self) -> None:
+        self._files = fs.LocalFileSystem()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """Faults of all tables that `opened` opens and of the few system calls that the table makes itself."""
+    faults = Faults()
+    for name in ("link", "fsync", "unlink"):
+        monkeypatch.setattr(f"cometmq.pipeline.table.os.{name}", faults.around(getattr(os, name)))
+    return faults
+
+
+def opened(output: str, local: bool, faults: Faults) -> ArchiveTable:
+    table = ArchiveTable(output)
+    disk: Any = LocalDisk() if local else RemoteDisk()
+    for name in CHANGES:
+        setattr(disk, name, faults.around(getattr(disk, name)))
+    table.filesystem = disk
+    return table
+
+
+def commit_of(table: ArchiveTable, batch: int, names: list[str]) -> dict[str, Any]:
+    """Stage a batch's files; its commit."""
+    staging = table.staging(batch)
+    staged = [f"{staging}/{os.path.basename(name)}" for name in names]
+    for name in staged:
+        Path(table.root, name).write_text(f"batch {batch}")
+    files = [{"staged": source, "path": name} for source, name in zip(staged, names, strict=True)]
+    return {"batch": batch, "run": table.run_id, "files": files, "quarantine": []}
+
+
+def published(output: str) -> list[str]:
+    return sorted(str(path.relative_to(output)) for path in Path(output).glob("topic=*/**/*.parquet"))
+
+
+def staged(output: str) -> list[Path]:
+    return list(Path(output).glob("_cometmq/staging/**/*.parquet"))
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
+@pytest.mark.parametrize("ending", ["error", "interrupt", "kill"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_commit_that_fails_at_any_step_is_finished_or_done_again(
+    tmp_path: Path, faults: Faults, local: bool, ending: str, after: bool
+) -> None:
+    error = KeyboardInterrupt() if ending == "interrupt" else OSError(errno.ENOSPC, "No space left on device")
+    for step in range(100):
+        output = str(tmp_path / str(step))
+        table = opened(output, local, faults)
+        table.prepare()
+        table.commit(commit_of(table, 0, FILES[:1]))
+        commit = commit_of(table, 1, FILES[1:])
+        faults.arm(step, after, error)
+        with suppress(type(error)):
+            table.commit(commit)
+        reached = faults.met
+        faults.arm(10_000, False, error)
+        (table.abandon if ending == "kill" else table.close)()
+
+        again = opened(output, local, faults)
+        last = again.prepare()
+        assert last is not None
+        if last["batch"] == 0:  # the commit was not made: its batch is read and written again
+            again.commit(commit_of(again, 1, FILES[1:]))
+        assert published(output) == FILES, f"step {step}"
+        again.close()
+        if local:
+            assert not staged(output)
+        if not reached:
+            assert step >= len(FILES)
+            return
+    pytest.fail("the commit never came through")
+
+
+def interrupted(output: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """An archive whose job was killed behind its first commit; the commit."""
+    table = ArchiveTable(output)
+    table.prepare()
+    commit = commit_of(table, 0, FILES)
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveTable, "publish", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            table.commit(commit)
+    table.close()
+    return commit
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_committed_file_that_is_in_neither_place_is_named(
+    output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = interrupted(output, monkeypatch)
+    Path(output, commit["files"][1]["staged"]).unlink()
+    for _ in range(2):
+        table = ArchiveTable(output)
+        with pytest.raises(ArchiveError, match=r"part-1\.parquet of batch 0"):
+            table.prepare()
+        table.close()
+        assert len(staged(output)) + len(published(output)) == 2
+    Path(output, "_cometmq/published").write_text("0")  # as the error says
+    last = ArchiveTable(output).prepare()
+    assert last is not None
+    assert last["batch"] == 0
+
+
+def test_files_that_were_published_are_their_owners(output: str) -> None:
+    table = ArchiveTable(output)
+    table.prepare()
+    table.commit(commit_of(table, 0, FILES))
+    table.close()
+    Path(output, FILES[0]).unlink()  # retention, compaction
+    assert ArchiveTable(output).prepare() is not None
+    assert published(output) == FILES[1:]
+
+
+@pytest.mark.parametrize("mark", ["", "nonsense", "-1"])
+def test_a_mark_that_cannot_be_read_only_makes_the_next_run_look(
+    output: str, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    interrupted(output, monkeypatch)
+    Path(output, "_cometmq/published").write_text(mark)
+    ArchiveTable(output).prepare()
+    assert published(output) == FILES
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{1:020d}.json.0123456789ab.tmp",  # of a job that was killed while it wrote its commit
+        f"{1:020d}.json.tmp",
+        f"{1:019d}.json",
+        f"{1:021d}.json",
+        f"{1:020d}.json~",
+        "\u0661".rjust(20, "0") + ".json",  # a digit to Python
+    ],
+)
+def test_only_commit_files_are_read_as_commits(output: str, name: str) -> None:
+    table = ArchiveTable(output)
+    table.prepare()
+    table.commit(commit_of(table, 0, FILES))
+    Path(output, "_cometmq/commits", name).write_text('{"batch": 1, "files": [], "quarantine": []}')
+    last = table.last_commit()
+    assert last is not None
+    assert last["batch"] == 0
+    assert [commit["batch"] for commit in table.commits()] == [0]
+    table.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.EWOULDBLOCK, "another archive job is running"),
+        (errno.EACCES, "cannot be locked: Permission denied"),
+        (errno.EIO, "cannot be locked: Input/output error"),
+    ],
+)
+def test_a_lock_that_is_refused_says_why(
+    output: str, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    refuse_locks(monkeypatch, code)
+    with pytest.raises(ArchiveError, match=words):
+        ArchiveTable(output).prepare()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_without_locks_is_used_without_one(
+    output: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    refuse_locks(monkeypatch, code)
+    first, second = ArchiveTable(output), ArchiveTable(output)
+    first.prepare()
+    assert "one archive job at a time" in caplog.text
+    commit = commit_of(first, 0, FILES)
+    second.prepare()
+    second.close()
+    first.commit(commit)  # what another job has staged today is left alone
+    with pytest.raises(ArchiveError, match="another job"):
+        second.commit(commit_of(second, 0, FILES))
+    assert published(output) == FILES
+
+
+def refuse_locks(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
