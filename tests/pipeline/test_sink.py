@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipeline.feeding import Topic
+
+from cometmq.pipeline import sink
+from cometmq.pipeline.options import write_options
+from cometmq.pipeline.sink import CometStreamWriter
+
+PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 
 
 def orders(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
@@ -134,6 +143,39 @@ def test_a_stream_from_topic_to_topic_repeats_ids_when_a_batch_is_replayed(
     assert len(counts) == 90  # at least once, and the repeats can be told
     assert set(counts.values()) == {2}
     assert len({msg_id for msg_id, _ in counts}) == 90
+
+
+@pytest.mark.parametrize(
+    ("known", "write_id", "repeats"),
+    [
+        ({"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}, None, True),
+        ({"streaming.sql.batchId": "7"}, "mine", True),
+        ({"streaming.sql.batchId": "7"}, None, False),
+        ({"sql.streaming.queryId": "", "streaming.sql.batchId": "7"}, None, False),
+        ({"sql.streaming.queryId": "q"}, None, False),
+        ({}, "mine", False),
+    ],
+)
+def test_ids_of_a_stream_never_collide_where_spark_does_not_tell_query_and_batch(
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, str], write_id: str | None, repeats: bool
+) -> None:
+    class Context:
+        getLocalProperty = staticmethod(known.get)  # noqa: N815
+
+    monkeypatch.setattr(TaskContext, "get", Context)
+    monkeypatch.setattr(sink, "_write", lambda rows, options, query, batch: (query, batch))
+    options = {"namesrv": "127.0.0.1:1", "topic": "t"} | ({"writeId": write_id} if write_id else {})
+    writer = CometStreamWriter(StructType([StructField("body", StringType())]), write_options(options))
+    first, second = writer.write(iter([])), writer.write(iter([]))
+    assert (first == second) is repeats
+
+
+def test_the_example_of_the_page_writes_rows_with_a_number_as_id(spark: SparkSession, topic: Topic) -> None:
+    (example,) = re.findall(r"```python\n(df\..*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    df = spark.createDataFrame([(7, "new"), (8, "paid")], "id bigint, status string")
+    exec(example.replace("127.0.0.1:9876", topic.namesrv).replace('"orders"', repr(topic.name)), {"df": df})
+    rows = {(row["keys"], row.tags, row.body.decode()) for row in read(spark, topic).collect()}
+    assert rows == {("7", "new", '{"id":7,"status":"new"}'), ("8", "paid", '{"id":8,"status":"paid"}')}
 
 
 def test_delayed_rows_go_alone(spark: SparkSession, topic: Topic) -> None:

@@ -37,7 +37,7 @@ class RoundRobin:
         return queues[counter % count]
 
 
-def select_by_hash(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
+def select_by_hash(queues: Sequence[MessageQueue], message: Message | None, argument: object) -> MessageQueue:
     """The same argument always gives the same queue, and the same one that Java's SelectMessageQueueByHash
     gives.
 

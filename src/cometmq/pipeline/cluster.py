@@ -95,12 +95,12 @@ class Cluster:
         """Raises NoRouteError with what each name server answered."""
         return self._within_timeout(lambda: self._route(topic), give_up=_unknown_topic)
 
-    def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Where messages of a topic may go; for a topic that does not exist yet, where its first message
-        creates it.
+    def write_queues(self, topic: str, *, wait: bool = True) -> tuple[MessageQueue, ...]:
+        """Where messages of a topic may go, by a fresh look; for a topic that does not exist yet, where its
+        first message creates it. wait: for name servers that are away, as long as the time-out allows.
         """
         try:
-            return self.route(topic).write_queues
+            return (self.route(topic) if wait else self._route(topic)).write_queues
         except NoRouteError as error:
             try:
                 template = self._route(TBW102)

@@ -2,18 +2,22 @@
 at once.
 
 Blocking sockets, as in reading. Nothing counts as sent before the broker said so: `flush` returns when every
-batch is acknowledged, and raises if one cannot be within its attempts.
+batch is acknowledged, and raises if one cannot be within its attempts. A batch that was refused or got no
+answer asks the name servers once where the topic is now, and goes there: a master may have moved.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from cometmq.errors import BrokerError, CometError, RemotingError
+from cometmq.client.retry import RETRY_RESPONSE_CODES
+from cometmq.client.selectors import select_by_hash
+from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.options import WriteOptions
@@ -23,7 +27,6 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RETRY_PREFIX, TBW102, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeaderV2
-from cometmq.protocol.properties import java_hash
 
 _STORED = frozenset(
     {
@@ -33,15 +36,8 @@ _STORED = frozenset(
         ResponseCode.SLAVE_NOT_AVAILABLE,
     }
 )
-_TRY_AGAIN = frozenset(
-    {
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.FLOW_CONTROL,
-    }
-)
+_BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # by a broker that has not moved
+_TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _PAUSE_S = 0.1  # before the first repetition, doubled with each
 
 
@@ -55,9 +51,13 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Topic:
-    """Where the messages of a topic go: rows without a key fill one queue's batch after the other."""
+    """Where the messages of a topic go: rows without a key fill one queue's batch after the other.
+
+    placed: the queues of keys, which stay where they are though a broker leaves the route.
+    """
 
     queues: Sequence[MessageQueue]
+    placed: Sequence[MessageQueue]
     turn: int = 0
     waiting: dict[MessageQueue, list[Outgoing]] = field(default_factory=dict)
     sizes: dict[MessageQueue, int] = field(default_factory=dict)
@@ -75,23 +75,19 @@ class Sender:
         self._first_queue = first_queue
         self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms)
         self._topics: dict[str, _Topic] = {}
-        self._wires: dict[str, Wire] = {}  # by broker name
-        self._flying: dict[str, dict[int, _Batch]] = {}  # by broker name and opaque number
-        self._busy: dict[MessageQueue, str] = {}  # queues with a batch in flight, and the broker it went to
+        self._wires: dict[str, Wire] = {}  # by address
+        self._flying: dict[str, dict[int, _Batch]] = {}  # by address and opaque number
+        self._busy: dict[MessageQueue, str] = {}  # queues with a batch in flight, and the address it went to
         self.messages = 0
         self.bytes = 0
 
     def send(self, message: Outgoing) -> None:
         """Take a message; batches leave as they fill."""
-        topic = self._topics.get(message.topic)
-        if topic is None:
-            topic = self._topics[message.topic] = _Topic(
-                self._cluster.write_queues(message.topic), self._first_queue
-            )
+        topic = self._topics.get(message.topic) or self._topic(message.topic)
         if message.sharding_key is None:
             queue = topic.queues[topic.turn % len(topic.queues)]
         else:
-            queue = topic.queues[java_hash(message.sharding_key) % len(topic.queues)]
+            queue = select_by_hash(topic.placed, None, message.sharding_key)
             topic.pinned.add(queue)
         alone = message.delay_level > 0 or message.topic.startswith(
             RETRY_PREFIX
@@ -107,6 +103,14 @@ class Sender:
         if alone or len(waiting) >= self._options.batch_records:
             self._dispatch(topic, queue)
 
+    def _topic(self, name: str) -> _Topic:
+        queues = self._cluster.write_queues(name)
+        if not queues:
+            asked = [(address, "no queue can be written to now") for address in self._options.namesrv]
+            raise NoRouteError(name, asked)
+        topic = self._topics[name] = _Topic(queues, queues, self._first_queue)
+        return topic
+
     def _dispatch(self, topic: _Topic, queue: MessageQueue) -> None:
         messages = topic.waiting.pop(queue)
         topic.sizes[queue] = 0
@@ -116,49 +120,50 @@ class Sender:
         self._transmit(_Batch(queue, messages, queue in topic.pinned))
 
     def _transmit(self, batch: _Batch) -> None:
-        name = batch.queue.broker_name
         batch.attempts += 1
-        self._busy[batch.queue] = name
         try:
-            wire = self._wires.get(name)
-            if wire is None:
-                address = self._cluster.master_of(batch.queue)
-                wire = self._wires[name] = Wire(address, self._options.timeout_ms / 1000)
-            opaque = wire.send([_frame(batch, self._options.producer_group)])[0]
-        except CometError as error:
-            self._flying.setdefault(name, {})[-id(batch)] = batch
-            self._broken(name, error)
+            address = self._cluster.master_of(batch.queue)
+        except (RemotingError, NoRouteError) as error:
+            self._again(batch, error)
             return
-        self._flying.setdefault(name, {})[opaque] = batch
+        self._busy[batch.queue] = address
+        try:
+            wire = self._wires.get(address)
+            if wire is None:
+                wire = self._wires[address] = Wire(address, self._options.timeout_ms / 1000)
+            opaque = wire.send([_frame(batch, self._options.producer_group)])[0]
+        except RemotingError as error:
+            self._flying.setdefault(address, {})[-id(batch)] = batch
+            self._broken(address, error)
+            return
+        self._flying.setdefault(address, {})[opaque] = batch
 
-    def _receive(self, name: str) -> None:
+    def _receive(self, address: str) -> None:
         """Take one answer of a broker."""
-        wire = self._wires[name]
+        wire = self._wires[address]
         try:
             frame = wire.receive()
         except RemotingError as error:
-            self._broken(name, error)
+            self._broken(address, error)
             return
-        batch = self._flying[name].pop(frame.opaque)
+        batch = self._flying[address].pop(frame.opaque)
         del self._busy[batch.queue]
         if frame.code in _STORED:
             self.messages += len(batch.messages)
             self.bytes += sum(len(message.body) for message in batch.messages)
             return
         queue = batch.queue
-        refusal = BrokerError(
-            frame.code, remark=frame.remark or "", broker_addr=wire.address, topic=queue.topic
-        )
+        refusal = BrokerError(frame.code, remark=frame.remark or "", broker_addr=address, topic=queue.topic)
         if frame.code not in _TRY_AGAIN:
             raise refusal
         self._again(batch, refusal)
 
-    def _broken(self, name: str, error: CometError) -> None:
+    def _broken(self, address: str, error: CometError) -> None:
         """The connection is gone: what was in flight on it may or may not have arrived, and goes again."""
-        wire = self._wires.pop(name, None)
+        wire = self._wires.pop(address, None)
         if wire is not None:
             wire.close()
-        lost = list(self._flying.pop(name, {}).values())
+        lost = list(self._flying.pop(address, {}).values())
         for batch in lost:
             self._busy.pop(batch.queue, None)
         for batch in lost:
@@ -168,11 +173,19 @@ class Sender:
         if batch.attempts > self._options.retries:
             raise error
         time.sleep(_PAUSE_S * 2 ** (batch.attempts - 1))
+        if not isinstance(error, BrokerError) or error.code not in _BUSY:
+            self._look(batch.queue.topic)
         if not batch.pinned:
             batch.queue = self._other_queue(batch)
         while batch.queue in self._busy:
             self._receive(self._busy[batch.queue])
         self._transmit(batch)
+
+    def _look(self, name: str) -> None:
+        """Ask once where the topic is now; without an answer it is taken to be where it was."""
+        with suppress(RemotingError, NoRouteError):
+            topic = self._topics[name]
+            topic.queues = self._cluster.write_queues(name, wait=False) or topic.queues
 
     def _other_queue(self, batch: _Batch) -> MessageQueue:
         """A queue to try next: on another broker if there is one."""

@@ -51,7 +51,7 @@ class CometWriter(DataSourceArrowWriter):
 
 class CometStreamWriter(DataSourceStreamArrowWriter):
     """A streaming write: query and batch ids are Spark's, so a batch that is repeated after a crash repeats
-    its ids.
+    its ids. Where Spark does not tell them, each task makes ids of its own.
     """
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
@@ -61,8 +61,11 @@ class CometStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
-        query = self._options.write_id or context.getLocalProperty("sql.streaming.queryId") or ""
-        batch = context.getLocalProperty("streaming.sql.batchId") or ""
+        query = self._options.write_id or context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if not query or not batch:
+            # Better ids that no repetition repeats than those of another query's or batch's messages.
+            query, batch = uuid.uuid4().hex, ""
         return _write(iterator, self._options, query, batch)
 
 
