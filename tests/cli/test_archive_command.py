@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Run, Serve
 
+from cometmq.cli.archive import archive, own_names, report
+from cometmq.errors import CometError, ConfigError
+from cometmq.pipeline.archive import ArchiveSummary
+from cometmq.pipeline.archive import archive as run_archive
+from cometmq.pipeline.errors import ArchiveError
 from cometmq.testing import local_broker
 
 
@@ -60,6 +67,66 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
     assert "archived 1 message (" in job.output
     assert "went on behind batch" in job.output
     assert bodies(archive) == [b"a", b"b", b"c", b"d"]
+
+
+def test_settings_that_cannot_be_used_are_named_as_the_command_spells_them(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "archive"
+    with local_broker(tmp_path / "cluster") as broker:
+        monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv)
+        monkeypatch.setenv("SPARK_MASTER", "local[1]")
+        run("cometmq", "send", "events", "a", "b", "c")
+
+        def failed(*arguments: str) -> str:
+            done = run("cometmq", "archive", "events", "-o", str(output), *arguments)
+            assert done.returncode == 1
+            return done.stderr.splitlines()[-1]  # behind what the JVM says of its own accord
+
+        assert failed("--compression", "zip").startswith("cometmq: --compression = 'zip': expected zstd, ")
+        offsets = json.dumps({"events": {broker_name: {"0": 9} for broker_name in ["broker-a"]}})
+        lost = failed("--starting", offsets)
+        assert "Set --no-fail-on-data-loss to go on" in lost
+        assert "failOnDataLoss" not in lost
+        assert not list(output.glob("topic=*"))
+        done = run(
+            "cometmq", "archive", "events", "-o", str(tmp_path / "plain"), "--compression", "none",
+            "--no-fail-on-data-loss", "--max-bad-records", "0", "--pull-batch-size", "2",
+            "--pulls-in-flight", "1", "--timeout-ms", "9000", "--no-check-crc", "--no-decompress",
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "plain").glob("topic=*/**/*.parquet")
+    assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "UNCOMPRESSED"
+
+
+def test_the_command_and_the_function_agree_on_what_is_usual() -> None:
+    usual = {name: item.default for name, item in signature(run_archive).parameters.items()}
+    given = archive.make_context("archive", ["events", "-o", "/a"]).params
+    shared = (usual.keys() & given.keys()) - {"namesrv", "topics", "output"}
+    assert {"compression", "fail_on_data_loss", "max_bad_records", "timeout_ms"} <= shared
+    assert {name: given[name] for name in shared} == {name: usual[name] for name in shared}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConfigError("starting", "soon", "a word"), "--starting = 'soon': expected a word"),
+        (ConfigError("offsets", "x", "a queue"), "--starting = 'x': expected a queue"),
+        (ConfigError("timeout_ms", "0", "1 or more"), "--timeout-ms = '0': expected 1 or more"),
+        (ArchiveError("/a", "3 bad records", "max_bad_records"), "Raise --max-bad-records to go on"),
+        (ArchiveError("/a", "is in use"), "/a: is in use"),
+    ],
+)
+def test_errors_name_the_options_of_the_command(error: CometError, words: str) -> None:
+    with pytest.raises(type(error), match=re.escape(words)), own_names():
+        raise error
+
+
+def test_a_broker_that_was_away_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = ArchiveSummary("/a", 1, 7, 70, 1, 7, 0, 0, 1.0, None, [], away=["broker-b"], put_off="no route")
+    report(summary, as_json=False)
+    assert not summary.complete
+    assert capsys.readouterr().err == ("not complete: brokers away: broker-b\nnot complete: no route\n")
 
 
 def test_without_java_it_says_so_at_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

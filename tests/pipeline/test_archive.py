@@ -310,7 +310,7 @@ class TestTrouble:
     ) -> None:
         topic.send(40)
         starting = json.dumps({topic.name: {"broker-a": {"0": 1_000_000}}})
-        with pytest.raises(DataLossError):
+        with pytest.raises(DataLossError, match="Set fail_on_data_loss=False to go on"):
             run(spark, topic, output, starting=starting)
 
     def test_one_job_at_a_time(self, spark: SparkSession, topic: Topic, output: str) -> None:
@@ -347,7 +347,7 @@ class TestTrouble:
         sender = Topic(topic.name, topic.namesrv, sent=list(topic.sent))
         sender.send_raw(b"not zlib at all", sys_flag=0x301)
         topic.send(10)
-        with pytest.raises(ArchiveError, match="1 bad records"):
+        with pytest.raises(ArchiveError, match=r"1 bad records.*Raise max_bad_records"):
             run(spark, topic, output, max_bad_records=0)
         summary = run(spark, topic, output)
         assert (summary.records, summary.bad, summary.complete) == (60, 1, False)
@@ -366,6 +366,18 @@ class TestTrouble:
             ({"topics": ["a"], "output": "x", "mode": "sometimes"}, "mode"),
             ({"topics": ["a"], "output": "x", "starting": "soon"}, "starting"),
             ({"topics": ["a"], "output": "x", "namesrv": "nowhere"}, "namesrv"),
+            ({"pattern": "a[", "output": "x"}, "pattern"),
+            ({"topics": ["a"], "output": "x", "compression": "zip"}, "compression"),
+            (
+                {"topics": ["a"], "output": "x", "compression": "snappy", "compression_level": 3},
+                "compression_level",
+            ),
+            ({"topics": ["a"], "output": "x", "batch_records": 0}, "batch_records"),
+            ({"topics": ["a"], "output": "x", "pulls_in_flight": 0}, "pulls_in_flight"),
+            ({"topics": ["a"], "output": "x", "pull_batch_size": 0}, "pull_batch_size"),
+            ({"topics": ["a"], "output": "x", "timeout_ms": 0}, "timeout_ms"),
+            ({"topics": ["a"], "output": "x", "interval_s": float("nan")}, "interval_s"),
+            ({"topics": ["a"], "output": "x", "max_bad_records": -1}, "max_bad_records"),
         ],
     )
     def test_bad_settings_are_named(self, spark: SparkSession, options: dict[str, Any], key: str) -> None:

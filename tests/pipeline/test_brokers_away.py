@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.pipeline.fake_servers import NameServer, serving
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConnectError, NoRouteError
-from cometmq.pipeline.archive import archive
+from cometmq.message import MessageQueue
+from cometmq.pipeline.archive import ArchiveProgress, archive
 from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.options import PullOptions, write_options
+from cometmq.pipeline.options import PullOptions, Topics, write_options
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.reading import read_parts
 from cometmq.pipeline.rows import Outgoing
@@ -168,10 +170,61 @@ def test_an_archive_takes_what_it_can_reach_and_the_rest_later(
         assert 0 < first.records < 600
         pair.start_second()
         wait_for(lambda: len(brokers_of(cluster, topic)) == 2, "broker-b is back in the route")
-    second = archive(spark, topic.namesrv, [topic.name], output)
-    assert first.records + second.records == 600
+        second = archive(spark, topic.namesrv, [topic.name], output)
+        assert first.records + second.records == 600
+        assert (second.away, second.complete) == ([], True)
+        pair.stop_second()
+        wait_for(lambda: brokers_of(cluster, topic) == {"broker-a"}, "broker-b is out of the route")
+        third = archive(spark, topic.namesrv, output=output, pattern=topic.name)
+        assert (third.records, third.away, third.complete) == (0, ["broker-b"], False)
+        pair.start_second()
+        wait_for(lambda: len(brokers_of(cluster, topic)) == 2, "broker-b is back in the route")
     table = spark.read.parquet(output).select("body").collect()
     assert Counter(bytes(row.body).decode() for row in table) == Counter(topic.sent)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "here", "topics", "write_only", "away"),
+    [
+        (Topics(names=("t",)), "ab", ["t"], "", []),
+        (Topics(names=("t",)), "a", ["t"], "", ["b"]),
+        (Topics(pattern="t|u"), "a", ["t"], "", ["b"]),
+        (Topics(pattern="t|u"), "", [], "", ["a", "b"]),  # nothing left that the pattern could match
+        (Topics(pattern="u"), "a", ["t"], "", []),  # known, but not wanted this time
+        (Topics(pattern="t"), "ab", ["u"], "", []),  # the brokers are there, the topic was deleted
+        (Topics(names=("t",)), "ab", ["t"], "b", ["b"]),  # routed, but not to be read
+        (Topics(names=("t",)), "abc", ["t"], "c", ["c"]),
+    ],
+)
+def test_a_broker_is_away_if_it_is_known_and_cannot_be_read(
+    wanted: Topics, here: str, topics: list[str], write_only: str, away: list[str]
+) -> None:
+    names = NameServer(*topics)
+    names.brokers, names.write_only = dict.fromkeys(here, "127.0.0.1:1"), set(write_only)
+    known = [MessageQueue("t", broker_name, 0) for broker_name in "ab"]
+    with serving(names.answer) as namesrv, Cluster((namesrv,), timeout_ms=5000) as cluster:
+        assert cluster.away(wanted, known, cluster.queues(wanted)) == away
+
+
+def test_a_look_that_failed_is_in_the_summary_of_a_continuous_run(
+    spark: SparkSession, cluster: Restartable, output: str
+) -> None:
+    topic = Topic("Looked", cluster.namesrv)
+    topic.send(20)
+    stop = threading.Event()
+
+    def show(progress: ArchiveProgress) -> None:
+        if progress.records == 20:
+            cluster.stop()
+            threading.Timer(1.5, stop.set).start()
+
+    summary = archive(
+        spark, cluster.namesrv, [topic.name], output, mode="continuous", interval_s=0.1, timeout_ms=300,
+        stop=stop, on_progress=show,
+    )  # fmt: skip
+    assert (summary.records, summary.complete) == (20, False)
+    assert summary.put_off is not None
+    assert cluster.namesrv in summary.put_off
 
 
 def brokers_of(cluster: Cluster, topic: Topic) -> set[str]:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from cometmq.errors import ConfigError
 from cometmq.text import counted, printable, printable_json
 
 from .options import HELP, namesrv_option
@@ -56,23 +57,70 @@ if TYPE_CHECKING:
     show_default=True,
     help="Messages per commit.",
 )
-@click.option("-g", "--group", metavar="NAME", help="Consumer group to publish the progress to.")
+@click.option(
+    "-g", "--group", "consumer_group", metavar="NAME", help="Consumer group to publish the progress to."
+)
+@click.option(
+    "--compression",
+    default="zstd",
+    show_default=True,
+    metavar="CODEC",
+    help="Of the Parquet files: zstd, snappy, gzip, lz4, brotli or none.",
+)
+@click.option("--compression-level", type=int, metavar="N", help="Of the codec, its own by default.")
+@click.option(
+    "--fail-on-data-loss/--no-fail-on-data-loss",
+    default=True,
+    show_default=True,
+    help="End if messages were deleted before they were archived, or count them as lost.",
+)
+@click.option(
+    "--max-bad-records",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="End once more than N messages went to quarantine.",
+)
+@click.option(
+    "--pull-batch-size",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Messages asked for in one pull.",
+)
+@click.option(
+    "--pulls-in-flight",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="On each task's connection.",
+)
+@click.option(
+    "--timeout-ms",
+    type=click.IntRange(min=1),
+    default=30_000,
+    show_default=True,
+    metavar="MS",
+    help="Of a pull, and how long a restarting broker is waited for.",
+)
+@click.option(
+    "--check-crc/--no-check-crc", default=True, show_default=True, help="Compare bodies with their checksums."
+)
+@click.option(
+    "--decompress/--no-decompress", default=True, show_default=True, help="Keep bodies plain, or as stored."
+)
 @click.option("--master", metavar="URL", help="Spark master; SPARK_MASTER, else local[*].")
 @click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Heap of Spark's driver.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def archive(
     topics: tuple[str, ...],
-    output: str,
-    namesrv: str,
     pattern: str | None,
     continuous: bool,
-    interval_s: float,
-    starting: str,
-    batch_records: int,
-    group: str | None,
     master: str | None,
     memory: str,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Write TOPICS to Parquet, each message exactly once; run again, it goes on where it stopped."""
     if topics and pattern:
@@ -86,7 +134,7 @@ def archive(
 
     spark = spark_session("cometmq archive", master=master, memory=memory, quick_start=True)
     try:
-        with stop_event() as stop, make_progress() as progress:
+        with own_names(), stop_event() as stop, make_progress() as progress:
             task = progress.add_task("archiving", total=None)
 
             def show(at: ArchiveProgress) -> None:
@@ -94,23 +142,37 @@ def archive(
 
             summary = run_archive(
                 spark,
-                namesrv,
-                topics,
-                output,
+                topics=topics,
                 pattern=pattern,
                 mode="continuous" if continuous else "available_now",
-                interval_s=interval_s,
-                starting=starting,
-                batch_records=batch_records,
-                consumer_group=group,
                 on_progress=show,
                 stop=stop,
+                **settings,
             )
     finally:
         spark.stop()
     report(summary, as_json)
     if not summary.complete:
         raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """Let errors name the command's options, where they name the arguments of `archive()`."""
+    from cometmq.pipeline.errors import ArchiveError, DataLossError
+
+    options = {str(item.name): item.opts[-1] for item in archive.params if isinstance(item, click.Option)} | {
+        "fail_on_data_loss=False": "--no-fail-on-data-loss",
+        "offsets": "--starting",
+    }
+    try:
+        yield
+    except ConfigError as error:
+        key = options.get(error.key, error.key)
+        raise ConfigError(key, error.value, error.expected) from error
+    except (ArchiveError, DataLossError) as error:
+        error.setting = options.get(error.setting, error.setting)
+        raise
 
 
 def check_spark() -> None:
@@ -161,6 +223,9 @@ def report(summary: ArchiveSummary, as_json: bool) -> None:
     )
     if summary.resumed_behind_batch is not None:
         click.echo(f"went on behind batch {summary.resumed_behind_batch}")
-    if not summary.complete:
+    if summary.lost or summary.bad:
         lost = counted(summary.lost, "message")
         click.echo(f"lost before it was archived: {lost}; bad: {counted(summary.bad, 'message')}", err=True)
+    for problem in (f"brokers away: {', '.join(summary.away)}" if summary.away else "", summary.put_off):
+        if problem:
+            click.echo(f"not complete: {printable(problem, None)}", err=True)

@@ -10,6 +10,7 @@ to its ranges is not committed.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from cometmq import logs
@@ -25,7 +28,7 @@ from cometmq.errors import CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
 from cometmq.pipeline.archive_task import QueueCount, Unit, UnitResult, run_units
 from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.errors import ArchiveError
+from cometmq.pipeline.errors import ArchiveError, DataLossError
 from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets, from_tree, parse_offsets, to_tree
 from cometmq.pipeline.options import SYSTEM_GROUP, Position, PullOptions, Topics, parse_addresses
 from cometmq.pipeline.plan import (
@@ -81,11 +84,16 @@ class ArchiveSummary(msgspec.Struct, frozen=True):
     seconds: float
     resumed_behind_batch: int | None
     queues: list[QueueSummary]
+    away: list[str] = []
+    """Brokers that hold messages of the topics, by their routes or the archive's log, but could not be read
+    when the run last looked."""
+    put_off: str | None = None
+    """What was wrong with the last look of a continuous run, which the next one would have repeated."""
 
     @property
     def complete(self) -> bool:
-        """Whether every offset of the ranges is in the table as a message."""
-        return not self.bad and not self.lost
+        """Whether every offset of the ranges is in the table as a message, and no broker was missing."""
+        return not (self.bad or self.lost or self.away or self.put_off)
 
 
 @dataclass(slots=True)
@@ -130,18 +138,16 @@ def archive(
     goes on until `stop` is set, looking for new messages every `interval_s` seconds. starting: earliest,
     latest or offsets as JSON, for queues that the archive does not know; a queue it knows goes on where it
     stopped. consumer_group: a group to publish progress to after each commit, for lag displays.
-    max_bad_records: raise ArchiveError once this run met more.
+    max_bad_records: raise ArchiveError once this run met more. compression: a codec of Parquet that pyarrow
+    has, with its level.
 
     Raises ConfigError, DataLossError (messages deleted before they were archived, unless `fail_on_data_loss`
     is False), ArchiveError (the directory is in use, or not an archive), NoRouteError and the errors of the
     network.
     """
-    if not output:
-        raise ConfigError("output", output, "a directory: a path, or a URI such as hdfs:// or s3://")
-    if mode not in ("available_now", "continuous"):
-        raise ConfigError("mode", mode, "available_now or continuous")
-    if bool(topics) == bool(pattern):
-        raise ConfigError("topics", ", ".join(topics), "topic names or a pattern, not both")
+    _check_task(topics, pattern, output, mode)
+    _check_least(0, interval_s=interval_s, max_bad_records=max_bad_records or 0)
+    _check_compression(compression, compression_level)
     pull = PullOptions(
         consumer_group=consumer_group or SYSTEM_GROUP,
         pull_batch_size=pull_batch_size,
@@ -152,6 +158,7 @@ def archive(
         fail_on_data_loss=fail_on_data_loss,
         fail_on_bad_record=False,
     )
+    _check_pull(pull, batch_records)
     job = _Job(
         spark=spark,
         namesrv=parse_addresses(namesrv),
@@ -169,6 +176,41 @@ def archive(
         return job.run(interval_s if mode == "continuous" else None, stop or threading.Event())
     finally:
         job.close()
+
+
+def _check_least(least: int, **settings: float) -> None:
+    for key, value in settings.items():
+        if not value >= least:
+            raise ConfigError(key, str(value), f"{least} or more")
+
+
+def _check_pull(pull: PullOptions, batch_records: int) -> None:
+    numbers = ("pull_batch_size", "pulls_in_flight", "timeout_ms")
+    _check_least(1, batch_records=batch_records, **{name: getattr(pull, name) for name in numbers})
+
+
+def _check_task(topics: Sequence[str], pattern: str | None, output: str, mode: str) -> None:
+    if not output:
+        raise ConfigError("output", output, "a directory: a path, or a URI such as hdfs:// or s3://")
+    if mode not in ("available_now", "continuous"):
+        raise ConfigError("mode", mode, "available_now or continuous")
+    if bool(topics) == bool(pattern):
+        raise ConfigError("topics", ", ".join(topics), "topic names or a pattern, not both")
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise ConfigError("pattern", str(pattern), f"a regular expression ({error})") from None
+
+
+def _check_compression(codec: str, level: int | None) -> None:
+    """Try it: pyarrow knows which codecs it was built with, and which of them have levels."""
+    for key, value, given in (("compression", codec, None), ("compression_level", level, level)):
+        try:
+            table = pa.table({"tried": [0]})
+            pq.write_table(table, pa.BufferOutputStream(), compression=codec, compression_level=given)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            expected = f"zstd, snappy, gzip, lz4, brotli or none, and a level that it has ({error})"
+            raise ConfigError(key, str(value), expected) from None
 
 
 def _starting(text: str) -> Position:
@@ -211,6 +253,8 @@ class _Job:
         self._expected = 0
         self._batch = 0
         self._known: Offsets = {}
+        self._away: list[str] = []
+        self._put_off: str | None = None
 
     def close(self) -> None:
         self._cluster.close()
@@ -223,10 +267,14 @@ class _Job:
             self._batch, self._known = last["batch"] + 1, from_tree(last["offsets"])
         while True:
             try:
+                self._put_off = None
                 self._round(stop)
             except CometError as error:
+                if isinstance(error, DataLossError):
+                    error.setting = "fail_on_data_loss=False"
                 if interval_s is None or not isinstance(error, Transient):
                     raise
+                self._put_off = str(error)
                 log.warning("batch %d is put off: %s", self._batch, error)
             if interval_s is None or stop.wait(interval_s):
                 return self._summary(resumed_behind)
@@ -234,6 +282,10 @@ class _Job:
     def _round(self, stop: threading.Event) -> None:
         """Archive what the brokers hold now."""
         held = self._cluster.bounds(self._cluster.queues(self._topics))
+        away = self._cluster.away(self._topics, self._known, held)
+        if away != self._away:
+            log.warning("brokers that cannot be read now: %s", ", ".join(away) or "none")
+        self._away = away
         check_not_shrunk(self._known, held, fail=self._pull.fail_on_data_loss)
         self._enter(held)
         end = {
@@ -332,7 +384,9 @@ class _Job:
         bad = self._totals.bad + sum(count.bad for count in counted.values())
         if self._max_bad is not None and bad > self._max_bad:
             raise ArchiveError(
-                self._table.output, f"{bad} bad records, the limit is {self._max_bad}: not committed"
+                self._table.output,
+                f"{bad} bad records, the limit is {self._max_bad}: not committed",
+                "max_bad_records",
             )
 
     def _count(
@@ -386,6 +440,8 @@ class _Job:
             seconds=time.monotonic() - self._started,
             resumed_behind_batch=resumed_behind,
             queues=[totals.queues[queue] for queue in sorted(totals.queues)],
+            away=self._away,
+            put_off=self._put_off,
         )
 
 

@@ -40,7 +40,7 @@ from cometmq.pipeline.requests import (
     route_request,
 )
 from cometmq.pipeline.wire import Wire
-from cometmq.protocol.bodies import TopicList, TopicRouteData
+from cometmq.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
 from cometmq.protocol.codes import TBW102, RequestCode, ResponseCode, is_system_topic
 from cometmq.protocol.frame import Frame
 
@@ -109,6 +109,30 @@ class Cluster:
             route = template_route(topic, template.data, _NEW_TOPIC_QUEUES)
             self._routes.put(route)
             return route.write_queues
+
+    def away(self, topics: Topics, known: Iterable[MessageQueue], held: Iterable[MessageQueue]) -> list[str]:
+        """Names of the brokers that hold messages of these topics but cannot be read now, sorted.
+
+        known: queues that were read before, held: those that can be read now. A broker of a known queue is
+        away unless it is registered (then it does not have the topic any more); one of the route is if the
+        topic may not be read there.
+        """
+        pattern = None if topics.pattern is None else re.compile(topics.pattern)
+        here = {(queue.topic, queue.broker_name) for queue in held}
+        gone = {
+            queue.broker_name
+            for queue in known
+            if (queue.topic in topics.names or (pattern is not None and pattern.fullmatch(queue.topic)))
+            and (queue.topic, queue.broker_name) not in here
+        }
+        if gone:
+            frame = self._ask_namesrv(Frame.request(RequestCode.GET_BROKER_CLUSTER_INFO))
+            gone -= ClusterInfo.decode(frame.body).broker_addr_table.keys()
+        for topic in {*topics.names, *(topic for topic, _ in here)}:
+            route = self._routes.get(topic) or self.route(topic)
+            routed = {item.broker_name for item in route.data.queue_datas}
+            gone |= {name for name in routed if (topic, name) not in here}
+        return sorted(gone)
 
     def _route(self, topic: str) -> TopicRoute:
         asked: list[tuple[str, str]] = []

@@ -14,8 +14,10 @@ class DataLossError(PipelineError):
     """Records that were to be read are gone from the broker.
 
     They may have been deleted by retention, or the topic was made anew. `failOnDataLoss=false` reads on
-    without them.
+    without them; `setting` is how the caller spells that.
     """
+
+    setting = "failOnDataLoss=false"
 
     def __init__(
         self, queue: MessageQueue, start: int, end: int, minimum: int, maximum: int, problem: str
@@ -29,7 +31,7 @@ class DataLossError(PipelineError):
         return (
             f"{self.problem}: wanted offsets {self.start} to {self.end} of queue {queue}, "
             f"the broker holds {self.minimum} to {self.maximum}. "
-            "Set failOnDataLoss=false to go on with what is left"
+            f"Set {self.setting} to go on with what is left"
         )
 
 
@@ -75,11 +77,14 @@ class SinkRowError(PipelineError):
 
 
 class ArchiveError(PipelineError):
-    """The archive directory is not what this job expects."""
+    """The archive directory is not what this job expects, or a batch must not become part of it.
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path, self.problem = path, problem
+    setting: what to raise, where a limit was met.
+    """
+
+    def __init__(self, path: str, problem: str, setting: str = "") -> None:
+        super().__init__(path, problem, setting)
+        self.path, self.problem, self.setting = path, problem, setting
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
+        return f"{self.path}: {self.problem}" + (f". Raise {self.setting} to go on" if self.setting else "")
