@@ -19,7 +19,7 @@ from pyarrow import fs
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.options import PullOptions
-from cometmq.pipeline.partition_writer import PartitionWriter, runs
+from cometmq.pipeline.partition_writer import PartitionWriter, runs, sync
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.reading import read_parts
 from cometmq.pipeline.table import open_filesystem
@@ -41,6 +41,8 @@ _QUARANTINE_SCHEMA = pa.schema(
         ("batch", pa.int64()),
     ]
 )
+_QUARANTINE_BYTES = 16 * 1024 * 1024  # of records that wait to be written
+_ROW_BYTES = 1024  # what a row takes beside them, generously
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def _run(unit: Unit) -> UnitResult:
         filesystem, root, unit.staging, compression=unit.compression, level=unit.compression_level
     )
     queues = {item.queue: QueueCount() for item in unit.ranges}
-    bad: list[tuple[QueueRange, BadRecord]] = []
+    quarantine = Quarantine(filesystem, root, unit.staging, unit.batch)
     for part in read_parts(unit.namesrv, unit.ranges, dict(unit.addresses), ARCHIVE_SCHEMA, unit.pull):
         writer.write(part.batch)
         _count(part.batch, queues)
@@ -116,9 +118,9 @@ def _run(unit: Unit) -> UnitResult:
             queues[queue].lost += lost
         for source, record in part.bad:
             queues[source.queue].bad += 1
-            bad.append((source, record))
+            quarantine.add(source.queue, record)
     writer.close()
-    return UnitResult(writer.files, _quarantine(filesystem, root, unit, bad), queues)
+    return UnitResult(writer.files, quarantine.close(), queues)
 
 
 def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> None:
@@ -145,29 +147,55 @@ def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> Non
         )
 
 
-def _quarantine(
-    filesystem: fs.FileSystem, root: str, unit: Unit, bad: list[tuple[QueueRange, BadRecord]]
-) -> list[dict[str, Any]]:
-    """Write the bad records to a staged file of their own."""
-    if not bad:
-        return []
-    rows = [
-        {
-            "topic": source.queue.topic,
-            "broker_name": source.queue.broker_name,
-            "queue_id": source.queue.queue_id,
-            "queue_offset": record.queue_offset,
-            "physical_offset": record.physical_offset,
-            "stage": record.stage,
-            "problem": record.problem,
-            "raw": record.raw,
-            "batch": unit.batch,
-        }
-        for source, record in bad
-    ]
-    name = f"bad-{uuid.uuid4().hex}.parquet"
-    staged = f"{unit.staging}/{name}"
-    with filesystem.open_output_stream(f"{root}/{staged}") as stream:
-        pq.write_table(pa.Table.from_pylist(rows, _QUARANTINE_SCHEMA), stream, compression="zstd")
-    size = filesystem.get_file_info(f"{root}/{staged}").size
-    return [{"staged": staged, "path": f"_cometmq/quarantine/{name}", "rows": len(rows), "bytes": size}]
+class Quarantine:
+    """Bad records, written as they come to one staged file; none is made without any. All records of a topic
+    may be bad, so few are held."""
+
+    def __init__(self, filesystem: fs.FileSystem, root: str, staging: str, batch: int) -> None:
+        self._filesystem, self._root, self._batch = filesystem, root, batch
+        self._name = f"bad-{uuid.uuid4().hex}.parquet"
+        self._staged = f"{staging}/{self._name}"
+        self._stream: Any = None
+        self._writer: pq.ParquetWriter | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._held = self._written = 0
+
+    def add(self, queue: MessageQueue, record: BadRecord) -> None:
+        self._rows.append(
+            {
+                "topic": queue.topic,
+                "broker_name": queue.broker_name,
+                "queue_id": queue.queue_id,
+                "queue_offset": record.queue_offset,
+                "physical_offset": record.physical_offset,
+                "stage": record.stage,
+                "problem": record.problem,
+                "raw": record.raw,
+                "batch": self._batch,
+            }
+        )
+        self._held += len(record.raw) + _ROW_BYTES
+        if self._held >= _QUARANTINE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self._writer is None:
+            self._stream = self._filesystem.open_output_stream(f"{self._root}/{self._staged}")
+            self._writer = pq.ParquetWriter(self._stream, _QUARANTINE_SCHEMA, compression="zstd")
+        self._writer.write_table(pa.Table.from_pylist(self._rows, _QUARANTINE_SCHEMA))
+        self._written += len(self._rows)
+        self._rows, self._held = [], 0
+
+    def close(self) -> list[dict[str, Any]]:
+        """Finish the file; what a commit says of it."""
+        if self._rows:
+            self._write()
+        if self._writer is None:
+            return []
+        self._writer.close()
+        self._stream.close()
+        where = f"{self._root}/{self._staged}"
+        sync(self._filesystem, where)
+        size = self._filesystem.get_file_info(where).size
+        path = f"_cometmq/quarantine/{self._name}"
+        return [{"staged": self._staged, "path": path, "rows": self._written, "bytes": size}]

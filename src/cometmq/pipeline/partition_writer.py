@@ -40,7 +40,7 @@ class Partition(NamedTuple):
     @property
     def directory(self) -> str:
         day = datetime.fromtimestamp(self.hour * 3600, UTC)
-        return f"topic={partition_value(self.topic)}/dt={day:%Y-%m-%d}/hour={day:%H}"
+        return f"topic={partition_value(self.topic)}/dt={day.date()}/hour={day:%H}"
 
 
 @dataclass(slots=True)
@@ -126,15 +126,14 @@ class PartitionWriter:
         del self._open[file.partition]
         staged = f"{self._staging}/{file.name}"
         where = f"{self._root}/{staged}"
-        if isinstance(self._filesystem, fs.LocalFileSystem):
-            _sync(where)
+        sync(self._filesystem, where)
         day = datetime.fromtimestamp(file.partition.hour * 3600, UTC)
         self.files.append(
             {
                 "staged": staged,
                 "path": f"{file.partition.directory}/{file.name}",
                 "topic": file.partition.topic,
-                "dt": f"{day:%Y-%m-%d}",
+                "dt": str(day.date()),
                 "hour": day.hour,
                 "rows": file.rows,
                 "bytes": self._filesystem.get_file_info(where).size,
@@ -170,7 +169,10 @@ def runs(*columns: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
             yield start, stop
 
 
-def _sync(path: str) -> None:
+def sync(filesystem: fs.FileSystem, path: str) -> None:
+    """Make a file durable; stores that are not local do it when it is closed."""
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
