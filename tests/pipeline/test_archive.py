@@ -378,6 +378,7 @@ class TestTrouble:
             ({"topics": ["a"], "output": "x", "timeout_ms": 0}, "timeout_ms"),
             ({"topics": ["a"], "output": "x", "interval_s": float("nan")}, "interval_s"),
             ({"topics": ["a"], "output": "x", "max_bad_records": -1}, "max_bad_records"),
+            ({"topics": ["a"], "output": "x", "max_plain_bytes": 1 << 31}, "max_plain_bytes"),
         ],
     )
     def test_bad_settings_are_named(self, spark: SparkSession, options: dict[str, Any], key: str) -> None:

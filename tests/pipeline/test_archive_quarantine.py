@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
+from pyspark.sql import SparkSession
+from tests.pipeline.fakes import TOPIC, fake_cluster
 
 from cometmq.message import MessageQueue
 from cometmq.pipeline import archive_task
+from cometmq.pipeline.archive import archive
+from cometmq.pipeline.archive_query import completeness
 from cometmq.pipeline.archive_task import Quarantine
 from cometmq.pipeline.partition_writer import Partition
-from cometmq.protocol.columnar import BadRecord
+from cometmq.protocol.columnar_layout import BadRecord
 
 
 def test_of_many_bad_records_only_some_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +52,37 @@ def test_without_bad_records_there_is_no_file(tmp_path: Path) -> None:
 )
 def test_every_time_that_is_one_has_a_directory(hour: int, directory: str) -> None:
     assert Partition("t", hour).directory == directory
+
+
+YEAR_300_000_MS = 300_000 * 31_556_952_000 - 62_167_219_200_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "stage"),
+    [
+        ({"store_timestamp_ms": YEAR_300_000_MS}, "time"),
+        ({"store_timestamp_ms": 2**62}, "time"),
+        ({"store_timestamp_ms": -(2**63)}, "time"),
+        ({"born_timestamp_ms": YEAR_300_000_MS}, "time"),
+        ({"born_timestamp_ms": -(2**62)}, "time"),
+        ({"queue_id": 7}, "queue"),
+        ({"queue_id": -1}, "queue"),
+        ({"topic": "Another"}, "queue"),
+    ],
+)
+def test_a_record_that_cannot_be_is_set_aside_and_the_archive_goes_on(
+    spark: SparkSession, output: str, fields: dict[str, Any], stage: str
+) -> None:
+    with fake_cluster() as fake:
+        fake.stored_ms = [1_000_000] * 5
+        record = fake.record
+        fake.record = lambda offset: record(offset, **(fields if offset == 2 else {}))
+        first = archive(spark, fake.address, [TOPIC], output)
+        fake.stored_ms += [2_000_000] * 3
+        second = archive(spark, fake.address, [TOPIC], output)
+    assert (first.records, first.bad, second.records, second.bad) == (4, 1, 3, 0)
+    rows = spark.read.parquet(output).select("queue_offset").collect()
+    assert sorted(row.queue_offset for row in rows) == [0, 1, 3, 4, 5, 6, 7]
+    (bad,) = spark.read.parquet(f"{output}/_cometmq/quarantine").collect()
+    assert (bad.topic, bad.queue_id, bad.queue_offset, bad.stage) == (TOPIC, 0, 2, stage)
+    assert sum(row.missing for row in completeness(spark, output).collect()) == 1

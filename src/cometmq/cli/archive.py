@@ -110,6 +110,14 @@ if TYPE_CHECKING:
 @click.option(
     "--decompress/--no-decompress", default=True, show_default=True, help="Keep bodies plain, or as stored."
 )
+@click.option(
+    "--max-plain-bytes",
+    type=click.IntRange(min=1),
+    default=64 * 1024 * 1024,
+    show_default="64 MiB",
+    metavar="N",
+    help="Of a body when it is decompressed; larger ones go to quarantine.",
+)
 @click.option("--master", metavar="URL", help="Spark master; SPARK_MASTER, else local[*].")
 @click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Heap of Spark's driver.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

@@ -30,7 +30,15 @@ from cometmq.pipeline.archive_task import QueueCount, Unit, UnitResult, run_unit
 from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.errors import ArchiveError, DataLossError
 from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets, from_tree, parse_offsets, to_tree
-from cometmq.pipeline.options import SYSTEM_GROUP, Position, PullOptions, Topics, parse_addresses
+from cometmq.pipeline.options import (
+    MAX_PLAIN_BYTES,
+    MOST_BYTES,
+    SYSTEM_GROUP,
+    Position,
+    PullOptions,
+    Topics,
+    parse_addresses,
+)
 from cometmq.pipeline.plan import (
     Bounds,
     QueueRange,
@@ -126,6 +134,7 @@ def archive(
     timeout_ms: int = 30_000,
     check_crc: bool = True,
     decompress: bool = True,
+    max_plain_bytes: int = MAX_PLAIN_BYTES,
     fail_on_data_loss: bool = True,
     max_bad_records: int | None = None,
     consumer_group: str | None = None,
@@ -155,6 +164,7 @@ def archive(
         timeout_ms=timeout_ms,
         check_crc=check_crc,
         decompress=decompress,
+        max_plain_bytes=max_plain_bytes,
         fail_on_data_loss=fail_on_data_loss,
         fail_on_bad_record=False,
     )
@@ -187,6 +197,8 @@ def _check_least(least: int, **settings: float) -> None:
 def _check_pull(pull: PullOptions, batch_records: int) -> None:
     numbers = ("pull_batch_size", "pulls_in_flight", "timeout_ms")
     _check_least(1, batch_records=batch_records, **{name: getattr(pull, name) for name in numbers})
+    if not 1 <= pull.max_plain_bytes <= MOST_BYTES:
+        raise ConfigError("max_plain_bytes", str(pull.max_plain_bytes), f"1 to {MOST_BYTES}")
 
 
 def _check_task(topics: Sequence[str], pattern: str | None, output: str, mode: str) -> None:

@@ -25,7 +25,7 @@ is left behind on the broker by a reading job."""
 MAX_PLAIN_BYTES = 64 * 1024 * 1024
 """A message whose body is larger when it is decompressed is a bad record. Producers take bodies of 4 MiB
 (before compression) unless they are told otherwise; of 64 MiB a worker with 512 MB can hold the copies."""
-_MOST_BYTES = 512 * 1024 * 1024
+MOST_BYTES = 512 * 1024 * 1024
 """Of one batch: a JVM of 1 GiB takes that, and 1.5 GiB end it (spark.md 1.3); Arrow has 31 bits for
 what is stored, what is plain and one message more."""
 
@@ -235,8 +235,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         pulls_in_flight=given.count("pullsInFlight", 8),
         timeout_ms=given.count("timeoutMs", 30_000),
         batch_records=given.count("batchRecords", 10_000),
-        batch_bytes=given.count("batchBytes", 16 * 1024 * 1024, most=_MOST_BYTES),
-        max_plain_bytes=given.count("maxPlainBytes", MAX_PLAIN_BYTES, most=_MOST_BYTES),
+        batch_bytes=given.count("batchBytes", 16 * 1024 * 1024, most=MOST_BYTES),
+        max_plain_bytes=given.count("maxPlainBytes", MAX_PLAIN_BYTES, most=MOST_BYTES),
         check_crc=given.flag("checkCrc", True),
         decompress=given.flag("decompress", True),
         fail_on_data_loss=given.flag("failOnDataLoss", True),
