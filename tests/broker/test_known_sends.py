@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -247,6 +248,27 @@ async def test_headers_whose_first_parts_alone_differ_in_meaning_are_known_besid
     assert len(ways.known) == 4
     for template in templates:
         assert ways.short(filled(template)) == ways.long(filled(template))
+
+
+async def test_headers_that_mean_too_many_things_are_not_all_learnt(ways):
+    """Each send would look at all of them."""
+    templates = [HEADER.replace('"f":"0"', f'"f":"{flag}"') for flag in range(known_sends.MOST_ALIKE + 3)]
+    for template in templates:
+        ways.learn(template)
+    assert len(ways.known) == known_sends.MOST_ALIKE
+    assert [ways.short(filled(template)) is None for template in templates].count(True) == 3
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b'UNIQ_KEY\\u00011"', b'UNIQ_KEY\\u00011"' + b'"opaque":', b"UNIQ_KEY\\u0001" + b"1" * 64, b"1" * 64],
+)
+def test_a_header_is_cut_in_time_that_grows_with_its_length(piece):
+    """Not with the square of it, which would be many seconds here."""
+    header = b'1795170712333","i":"' + piece * (600_000 // len(piece))
+    begun = time.process_time()
+    assert known_sends._PARTS.fullmatch(header) is None
+    assert time.process_time() - begun < 1.0
 
 
 async def test_a_queue_whose_topic_is_deleted_is_not_written_to_any_more(ways):

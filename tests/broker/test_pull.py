@@ -92,6 +92,8 @@ class TestTags:
         await peer.send(properties={"TAGS": "A"})
         assert (await peer.pull(expression=" || ")).code == 20
         assert (await peer.pull(expression="||")).code == 23
+        await peer.heartbeat(topics={"Orders": "||"})
+        assert (await peer.pull(expression=None)).code == 23
 
     async def test_sql_is_refused_with_its_name(self, peer):
         await peer.send()

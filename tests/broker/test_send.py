@@ -184,6 +184,23 @@ class TestRefusals:
         assert (await peer.send(properties={"big": "x" * 32_767})).code == 13
         assert int((await peer.send()).ext["queueOffset"]) == 1
 
+    @pytest.mark.parametrize("name", ["TAGS", "KEYS", "user"])
+    async def test_long_properties_are_refused_before_anything_of_them_is_hashed(
+        self, peer, monkeypatch, name
+    ):
+        hashed = []
+        for module in ("broker.property_string", "store.keys"):
+            monkeypatch.setattr(f"cometmq.{module}.{'tags_code' if 'broker' in module else 'java_hash'}",
+                                lambda text: hashed.append(text) or 0)  # fmt: skip
+        answers = [
+            await peer.send(properties={name: "x" * (1 << 20), "UNIQ_KEY": "u"}),
+            await peer.send(body=encode_batch([(0, b"x", b"A\x01b")]), properties={name: "x" * (1 << 20)},
+                            batch=True, code=RequestCode.SEND_BATCH_MESSAGE),
+        ]  # fmt: skip
+        assert [answer.code for answer in answers] == [13, 13]
+        assert all("32767" in answer.remark for answer in answers)
+        assert max(map(len, hashed), default=0) < 100
+
     async def test_half_messages_are_refused_until_there_are_transactions(self, peer):
         answer = await peer.send(properties={"TRAN_MSG": "true", "PGROUP": "PG"}, sys_flag=4)
         assert answer.code == 16

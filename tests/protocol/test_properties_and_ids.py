@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from ipaddress import ip_address
 
 import pytest
@@ -52,6 +53,26 @@ HASHES = {
 def test_java_hash_vectors(text: str) -> None:
     assert java_hash(text) == HASHES[text]
     assert tags_code(text) == HASHES[text]
+
+
+@pytest.mark.parametrize("text", ["x", "é", "aB3x" * 16, "aB3x" * 16 + "y", "订\U0001f600" * 43])
+def test_java_hash_of_any_length_is_the_sum_that_java_defines(text: str) -> None:
+    for count in (1, 2, 3, 64, 65):
+        units = (text * count).encode("utf-16-be")
+        total = 0
+        for at in range(0, len(units), 2):
+            total = (31 * total + int.from_bytes(units[at : at + 2], "big")) % 2**32
+        assert java_hash(text * count) % 2**32 == total
+
+
+def test_java_hash_takes_time_in_proportion_to_the_length() -> None:
+    def seconds(length: int) -> float:
+        text, begun = "k" * length, time.perf_counter()
+        java_hash(text)
+        return time.perf_counter() - begun
+
+    # Four times the length took sixteen times as long, which is 14 s for the longer one.
+    assert min(seconds(400_000) for _ in range(3)) < 10 * min(seconds(100_000) for _ in range(3))
 
 
 def test_index_hash_has_no_sign() -> None:

@@ -332,3 +332,12 @@ def test_a_batch_of_one_form_is_refused_whole_when_properties_grow_too_long(tmp_
     committed(store.commit())
     store.close()
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+
+
+@pytest.mark.parametrize("key", [b"UNIQ_KEY\x01k", b"A\x01b"])  # alike, and not
+@pytest.mark.parametrize(("count", "extra"), [(1, 32_768), (1_000, 20_000)])
+def test_what_a_request_adds_to_all_its_messages_is_bounded(key, count, extra):
+    """A thousand messages of nothing and 20 kB of properties beside them would be 20 MB of records."""
+    with pytest.raises(StoreRefused, match="at most 32767B are allowed, and 16777216B for all") as refusal:
+        batch_items(encode_batch([(0, b"", key)] * count), b"E\x01" + b"x" * (extra - 2))
+    assert refusal.value.response_code == ResponseCode.MESSAGE_ILLEGAL

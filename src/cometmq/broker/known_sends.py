@@ -33,6 +33,7 @@ from cometmq.store.queue_table import QueueTable
 MOST_KNOWN = 20_000
 MOST_BYTES = 16 << 20  # of headers kept; the usual 450 each make 9 MB
 MOST_CUTS = 8  # ways to cut headers of one length
+MOST_ALIKE = 8  # things that headers mean which differ before their born time only: each send looks at them
 # Once in so many searches a header's way to be cut as a whole is kept, which saves the next of its length a
 # search. Where names have many lengths that is a wrong guess more often than not; then hardly one is made.
 SEARCHES = 64
@@ -47,9 +48,10 @@ INT32_MAX = 2**31 - 1
 BORN = b'"g":"'
 ZERO = ord("0")  # in front: the number 0, or no number in JSON
 _word = struct.Struct(">I").pack
-# What follows BORN: three values and what stands between and behind them.
+# What follows BORN: three values and what stands between and behind them. The first unique key is the one
+# (`?>`): without that, a header that repeats itself is gone through once for each.
 _PARTS = re.compile(
-    rb'(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)((?:\\u0002|").*"opaque":)(\d+)(.*)', re.DOTALL
+    rb'(?>(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)(?=\\u0002|"))(.*"opaque":)(\d+)(.*)', re.DOTALL
 )
 
 Parts = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
@@ -215,6 +217,8 @@ class KnownSends:
         )  # fmt: skip
         queues = next((queues for queues, known in alike if known == made), None)
         if queues is None:
+            if len(alike) >= MOST_ALIKE:
+                return False
             queues = {}
             alike.append((queues, made))
         if head not in queues:

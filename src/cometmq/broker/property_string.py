@@ -6,7 +6,9 @@ duplicates the last wins.
 
 from __future__ import annotations
 
-from cometmq.protocol.properties import tags_code
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.properties import PROPERTIES_MAX_BYTES, tags_code
+from cometmq.remoting import CommandError
 from cometmq.store.keys import index_keys
 
 NAME_END = "\x01"
@@ -61,6 +63,16 @@ def append(properties: str, pair: str) -> str:
 def put(properties: str, name: str, value: str) -> str:
     """The string with this property and no other of its name."""
     return append(drop(properties, name), name + NAME_END + value)
+
+
+def check_length(properties: str | None) -> None:
+    """Refuse properties that no record holds, before anything of them is hashed or remembered."""
+    if properties and len(properties) > PROPERTIES_MAX_BYTES:
+        raise CommandError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "the message is illegal, maybe msg body or properties length not matched. msg properties length "
+            f"limit {PROPERTIES_MAX_BYTES}B, these have {len(properties)} characters",
+        )
 
 
 def stored_form(properties: str | None, cluster_pair: str) -> tuple[str, bool]:
@@ -148,9 +160,10 @@ class StoredForms:
         return before + unique + behind, code, wait, plain, unique if alone else None
 
     def derive(self, properties: str | None) -> StoredForm:
-        """The same without the help of memory."""
+        """The same without the help of memory. Raises CommandError for a string that cannot be stored."""
         if self._skip:
             self._skip -= 1
+        check_length(properties)
         text, wait = stored_form(properties, self._cluster_pair)
         tag = tag_of(text)
         plain = "DELAY\x01" not in text and "TRAN_MSG\x01" not in text

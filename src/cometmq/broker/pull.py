@@ -180,23 +180,20 @@ class PullProcessor:
             )
         if header.sys_flag & SUBSCRIPTION:
             expression, expression_type = header.subscription, header.expression_type
-            try:
-                codes = tag_codes(expression) if is_tag_type(expression_type) else None
-            except ExpressionError as error:
-                raise CommandError(
-                    ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-                    f"parse the consumer's subscription failed: {error}",
-                ) from None
         else:
             subscription = self._subscription(header, group.consume_broadcast_enable)
-            expression_type = subscription.expression_type
-            codes = tag_codes(subscription.sub_string) if is_tag_type(expression_type) else None
+            expression, expression_type = subscription.sub_string, subscription.expression_type
         if not is_tag_type(expression_type):
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
                 f"The broker does not support consumer to filter message by {expression_type}",
             )
-        return codes
+        try:
+            return tag_codes(expression)
+        except ExpressionError as error:
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            ) from None
 
     def _subscription(self, header: PullMessageRequestHeader, broadcast_allowed: bool) -> SubscriptionData:
         """What the group's heartbeats say about the topic of a pull that does not carry it."""

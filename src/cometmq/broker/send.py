@@ -18,7 +18,7 @@ from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.known_sends import KnownSends
 from cometmq.broker.names import check_topic
-from cometmq.broker.property_string import StoredForms, drop, put, stored_form, value_of
+from cometmq.broker.property_string import StoredForms, check_length, drop, put, stored_form, value_of
 from cometmq.broker.replies import Sender
 from cometmq.broker.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
 from cometmq.broker.topics import sys_flag_of_send
@@ -139,6 +139,7 @@ class SendProcessor:
             )
         if queue_id < 0:
             queue_id = random.randrange(max(route.write_queues, 1))
+        check_length(header.properties)
         shared, wait = stored_form(header.properties, self._cluster_pair)
         if compat.spreads_batch_properties(frame.version):
             # 4.9 adds the batch's properties as they came, WAIT included.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cometmq import logs
-from cometmq.protocol.properties import index_hash
+from cometmq.protocol.properties import PROPERTIES_MAX_BYTES, index_hash
 from cometmq.store.appender import Keys
 from cometmq.store.checkpoint import Mark
 from cometmq.store.clock import Clock
@@ -29,6 +29,7 @@ from cometmq.store.off_loop import Walk
 
 log = logs.logger(__name__)
 
+_LONGEST_KEY = 255 + PROPERTIES_MAX_BYTES  # characters of topic and key: no record has more
 _BATCH = 1024  # records hashed together, at least
 _SLOTS_BEHIND = 2_000_000  # entries; chained anew in 0.1 s by a recovery
 
@@ -200,6 +201,8 @@ class IndexService:
     def search(self, topic: str, key: str, limit: int, begin: int, end: int) -> Walk[list[int]]:
         """Positions of records that may have this key and were stored in [begin, end] (ms), ascending, the
         newest `limit` of them. Different keys with equal hashes are not told apart. A walk."""
+        if len(topic) + len(key) > _LONGEST_KEY:
+            return []
         key_hash = index_hash(f"{topic}#{key}")
         found: list[int] = []
         for file in self.files[::-1]:
