@@ -68,6 +68,7 @@ class Peer:
         code: int = RequestCode.SEND_MESSAGE_V2,
         version: int = 407,
         oneway: bool = False,
+        properties_text: str | None = None,
         **header: Any,
     ) -> Frame:
         kind = SendMessageRequestHeader if code == RequestCode.SEND_MESSAGE else SendMessageRequestHeaderV2
@@ -78,7 +79,7 @@ class Peer:
             "sys_flag": 0,
             "born_timestamp": time.time_ns() // 1_000_000,
             "flag": 0,
-            "properties": encode_properties(properties or {}),
+            "properties": properties_text or encode_properties(properties or {}),
         }
         request = kind(topic=topic, queue_id=queue_id, **{**fields, **header})
         if oneway:

@@ -9,10 +9,11 @@ import pytest
 
 from cometmq.broker.delay import DelayLevels
 from cometmq.protocol.bodies import DelayOffsetTable
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import UNSENDABLE_TOPICS, RequestCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, CreateTopicRequestHeader
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.protocol.record import iter_records
+from cometmq.protocol.record import iter_records, properties_of
+from cometmq.store.clock import SystemClock
 
 from .conftest import records, until
 
@@ -92,6 +93,45 @@ class TestDelays:
         assert (await peer.pull()).ext["maxOffset"] == "2"
 
 
+@pytest.fixture
+def wall_clock(monkeypatch):
+    """Steps the wall clock: append the hours."""
+    steps = []
+    real = SystemClock.time_ms
+    monkeypatch.setattr(SystemClock, "time_ms", lambda self: real(self) + round(sum(steps) * 3_600_000))
+    return steps
+
+
+class TestClocks:
+    """The wall clock steps while a message waits its 0.4 s: it comes neither early nor late for that."""
+
+    @pytest.mark.parametrize("steps", [(-1.0,), (1.0,), (-1.0, 1.0), (1.0, -1.0), (-100_000.0,)])
+    async def test_while_it_waits(self, wall_clock, fast, steps):
+        peer = fast.peer()
+        await peer.send()
+        await peer.send(body=b"first", properties={"DELAY": "4"})
+        await asyncio.sleep(0.2)  # so that the level is looked at in the middle of the second one's delay
+        begun = time.monotonic()
+        await peer.send(body=b"second", properties={"DELAY": "4"})
+        for hours in steps:
+            wall_clock.append(hours)
+            await peer.send(properties={"DELAY": "2"})  # an arrival behind the step
+        wanted = 3 + len(steps)
+        last = (await take(peer, "Orders", wanted))[-1]
+        assert last.body == b"second"
+        assert 0.4 <= time.monotonic() - begun < 3.0
+
+    async def test_back_while_the_broker_is_down(self, wall_clock, fast):
+        peer = fast.peer()
+        await peer.send()
+        begun = time.monotonic()
+        await peer.send(body=b"later", properties={"DELAY": "4"})
+        wall_clock.append(-1.0)
+        await fast.restart()
+        await take(fast.peer(), "Orders", 2)
+        assert 0.4 <= time.monotonic() - begun < 3.0
+
+
 class TestSendBack:
     async def send_back(self, peer, answer, group="G", level=0, version=407, **more):
         offset = decode_offset_id(answer.ext["msgId"]).physical_offset
@@ -146,6 +186,19 @@ class TestSendBack:
         sent = await peer.send(body=b"x")
         await self.send_back(peer, sent, version=100, max_reconsume_times=16)
         assert [m.body for m in await take(peer, "%DLQ%G", 1, timeout_s=3)] == [b"x"]
+
+    @pytest.mark.parametrize(("level", "topic"), [(3, "%RETRY%G"), (-1, "%DLQ%G")])
+    async def test_properties_that_cannot_be_written_again_come_back_as_they_are(self, fast, level, topic):
+        peer = fast.peer()
+        await peer.send()
+        stored = store_raw(fast, "Orders", b"TAGS\x01A\x02a\x01b\x01c\x02\xff\x01\xfe\x02junk")
+        header = ConsumerSendMsgBackRequestHeader(offset=stored.physical_offset, group="G", delay_level=level)
+        assert (await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == 0
+        (message,) = await take(peer, topic, 1)
+        assert message.properties["a"] == "b\x01c"
+        raw = properties_of(fast.broker.parts.store.lookup(message.physical_offset))
+        assert raw.startswith(b"TAGS\x01A\x02a\x01b\x01c\x02\xff\x01\xfe\x02junk\x02")
+        assert len(records(await peer.pull(topic, expression="A"))) == 1
 
     async def test_a_group_without_retry_queues_loses_it_silently(self, fast):
         peer = fast.peer()
@@ -219,22 +272,110 @@ async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
     await until(lambda: fast.broker.parts.schedule.to_table() == {"offsetTable": {1: 1}})
 
 
-async def test_one_bad_message_does_not_stop_its_level(fast):
-    """Records without a destination (of another program, of a bug) are dropped with a word in the log."""
-    peer = fast.peer()
-    store = fast.broker.parts.store
-    for properties in (b"", b"REAL_TOPIC\x01Orders\x02REAL_QID\x01x", b"REAL_QID\x010"):
-        store.append(
-            "SCHEDULE_TOPIC_XXXX",
-            0,
-            b"lost",
-            properties,
-            born_timestamp_ms=1,
-            born_host=bytes(8),
-            delay_ms=200,
-        )
-    await peer.send(body=b"good", properties={"DELAY": "1"})
-    assert [m.body for m in await take(peer, "Orders", 1)] == [b"good"]
+def store_raw(cluster, topic, properties, body=b"raw", queue_id=0, **more):
+    """Store a message as it is, and let it be seen."""
+    parts = cluster.broker.parts
+    stored = parts.store.append(
+        topic, queue_id, body, properties, born_timestamp_ms=1, born_host=bytes(8), **more
+    )
+    parts.writer.appended(None)
+    return stored
+
+
+def store_delayed(cluster, properties, body=b"raw"):
+    store_raw(cluster, "SCHEDULE_TOPIC_XXXX", properties, body, delay_ms=200)
+
+
+TO_ORDERS = b"REAL_TOPIC\x01Orders\x02REAL_QID\x010"
+
+
+class TestUndeliverable:
+    """What no send may do no delivery does either: it is stepped over, with a line in the log, and once."""
+
+    @pytest.mark.parametrize(
+        "properties",
+        [
+            b"",
+            b"REAL_TOPIC\x01Orders\x02REAL_QID\x01x",
+            b"REAL_TOPIC\x01Orders\x02REAL_QID\x01-1",
+            b"REAL_TOPIC\x01Orders\x02REAL_QID\x01" + b"9" * 5_000,
+            b"REAL_QID\x010",
+            b"REAL_TOPIC\x01x/../Good\x02REAL_QID\x010",
+            b"REAL_TOPIC\x01../../../../evil\x02REAL_QID\x010",
+            b"REAL_TOPIC\x01n\0ul\x02REAL_QID\x010",
+            b"REAL_TOPIC\x01%RETRY%" + b"g" * 300 + b"\x02REAL_QID\x010",
+            *(b"REAL_TOPIC\x01" + name.encode() + b"\x02REAL_QID\x010" for name in sorted(UNSENDABLE_TOPICS)),
+        ],
+    )
+    async def test_a_destination_that_no_send_may_have(self, fast, caplog, tmp_path, properties):
+        peer = fast.peer()
+        for body in (b"before", b"after"):
+            await peer.send(body=body, properties={"DELAY": "1"})
+            store_delayed(fast, properties, b"bad")
+        assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"after"]
+        schedule = fast.broker.parts.schedule
+        await until(lambda: schedule.to_table() == {"offsetTable": {1: 4}})
+        assert sum("is not delivered" in record.message for record in caplog.records) == 2
+        assert sorted(fast.broker.parts.store.topics()) == ["Orders", "SCHEDULE_TOPIC_XXXX"]
+        assert not list(tmp_path.rglob("*evil*")) + list(tmp_path.rglob("Good"))
+
+    async def test_a_topic_that_is_not_there_is_made_where_a_send_would_make_it(self, fast, start_cluster):
+        for cluster, made in ((fast, True), (await start_cluster(autoCreateTopicEnable="false"), False)):
+            store_delayed(cluster, b"REAL_TOPIC\x01Gone\x02REAL_QID\x015")
+            schedule = cluster.broker.parts.schedule
+            await until(lambda schedule=schedule: schedule.to_table() == {"offsetTable": {1: 1}})
+            assert (cluster.broker.parts.store.max_offset("Gone", 5) == 1) == made
+            assert ("Gone" in cluster.broker.parts.context.topics.table) == made
+
+    async def test_a_queue_that_the_topic_has_lost_is_replaced(self, fast):
+        peer = fast.peer()
+        await peer.send(queue_id=1)
+        store_delayed(fast, b"REAL_TOPIC\x01Orders\x02REAL_QID\x014294967297", b"moved")
+        answer = await peer.pull(queue_id=1, offset=1, hold_ms=5_000)
+        assert [m.body for m in records(answer)] == [b"moved"]
+        assert [queue.queue_id for queue in fast.broker.parts.store.queues.of_topic("Orders")] == [1]
+
+    async def test_properties_that_cannot_be_written_again_are_stored_as_they_are(self, fast):
+        peer = fast.peer()
+        await peer.send(body=b"before", properties={"DELAY": "1"})
+        raw = b"TAGS\x01A\x02a\x01b\x01c\x02\xff\x01\xfe\x02" + TO_ORDERS
+        store_delayed(fast, raw, b"odd")
+        await peer.send(body=b"after", properties={"DELAY": "1"})
+        found = await take(peer, "Orders", 3)
+        assert [m.body for m in found] == [b"before", b"odd", b"after"]
+        assert properties_of(fast.broker.parts.store.lookup(found[1].physical_offset)) == raw
+        assert [m.body for m in records(await peer.pull(expression="A"))] == [b"odd"]
+
+    async def test_a_message_with_which_we_always_fail(self, fast, monkeypatch, caplog):
+        """Its neighbours come once, and it is given up after some tries."""
+        monkeypatch.setattr("cometmq.broker.schedule.ERROR_S", 0.02)
+        real = type(fast.broker.parts.store).append
+
+        def append(self, topic, queue_id, body, *args, **named):
+            if topic == "Orders" and body == b"bad":
+                raise RuntimeError("a bug")
+            return real(self, topic, queue_id, body, *args, **named)
+
+        monkeypatch.setattr(type(fast.broker.parts.store), "append", append)
+        peer = fast.peer()
+        for body in (b"before", b"bad", b"after"):
+            await peer.send(body=body, properties={"DELAY": "1"})
+        assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"after"]
+        lines = [record.message for record in caplog.records if record.name.endswith("schedule")]
+        assert sum("delivery at 1 failed" in line for line in lines) == 3
+        assert sum("message at 1 is not delivered: a bug" in line for line in lines) == 1
+        await asyncio.sleep(0.1)
+        assert (await peer.pull()).ext["maxOffset"] == "2"
+
+    async def test_a_record_that_cannot_be_read(self, fast, caplog):
+        peer = fast.peer()
+        for body in (b"before", b"unreadable", b"after"):
+            await peer.send(body=body, properties={"DELAY": "4"})
+        buffer = fast.broker.parts.store.log.buffer
+        at = buffer.index(b"unreadable")
+        buffer[at - 4 : at] = b"\x7f\0\0\0"  # its body's length
+        assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"after"]
+        assert "message at 1 is not delivered" in caplog.text
 
 
 async def test_a_damaged_body_is_not_delivered_under_a_fresh_crc(fast, caplog):

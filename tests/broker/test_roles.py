@@ -283,7 +283,8 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     waits = []
     cursor.timer.cancel()
     monkeypatch.setattr(schedule, "_wake", lambda _cursor, delay_s=0.0: waits.append(delay_s))
-    monkeypatch.setattr(schedule._context, "clock", ManualClock(broker.context.clock.time_ms() + 5000))
+    clock = ManualClock(broker.context.clock.time_ms() + 5000, broker.context.clock.monotonic() + 5)
+    monkeypatch.setattr(schedule._context, "clock", clock)
     shut, broker.store.appender.shut = broker.store.appender.shut, "the test says so"
     for _ in range(12):
         schedule._run(cursor)

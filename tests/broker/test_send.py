@@ -201,6 +201,30 @@ class TestRefusals:
         assert all("32767" in answer.remark for answer in answers)
         assert max(map(len, hashed), default=0) < 100
 
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            "a\x01b\x01c\x02UNIQ_KEY\x01U4",
+            "TAGS\x01A\x02UNIQ_KEY\x01U4\x01x\x02",
+            "TAGS\x01A\x02UNIQ_KEY\x01U4\x02x\x02",
+            "x\x02UNIQ_KEY\x01U4\x02",
+        ],
+    )
+    async def test_a_separator_inside_of_a_property_is_refused(self, peer, bad):
+        """Whether such messages are new to the broker or many like it have come."""
+        good = "TAGS\x01A\x02UNIQ_KEY\x01U%d\x02"
+        for number in range(3):
+            assert (await peer.send(properties_text=good % number)).code == 0
+            answer = await peer.send(properties_text=bad)
+            assert (answer.code, "0x01 or 0x02" in answer.remark) == (13, True)
+        batch = {"code": RequestCode.SEND_BATCH_MESSAGE, "batch": True}
+        for texts in ([bad], [good % 1, bad], [good % 1, good % 2, bad], [bad, "KEYS\x01k"]):
+            body = encode_batch([(0, b"x", text.encode()) for text in texts])
+            assert (await peer.send(body=body, **batch)).code == 13
+        body = encode_batch([(0, b"x", b"KEYS\x01k")])
+        assert (await peer.send(body=body, properties_text=bad, **batch)).code == 13
+        assert (await peer.pull()).ext["maxOffset"] == "3"
+
     async def test_half_messages_are_refused_until_there_are_transactions(self, peer):
         answer = await peer.send(properties={"TRAN_MSG": "true", "PGROUP": "PG"}, sys_flag=4)
         assert answer.code == 16

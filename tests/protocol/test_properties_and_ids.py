@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from contextlib import suppress
 from ipaddress import ip_address
 
 import pytest
@@ -25,6 +26,7 @@ from cometmq.protocol.ids import (
 from cometmq.protocol.properties import (
     decode_properties,
     encode_properties,
+    has_stray_separator,
     index_hash,
     is_reserved,
     java_hash,
@@ -239,3 +241,21 @@ def test_queues_order_and_hash_and_pickle() -> None:
     assert [str(queue) for queue in sorted(queues)] == ["S@z:0", "T@a:2", "T@b:1"]
     assert len({*queues, MessageQueue("T", "b", 1)}) == 3
     assert pickle.loads(pickle.dumps(queues)) == queues
+
+
+STRAY = [b"a\x01b\x01c", b"a\x01b\x02c", b"c\x02a\x01b", b"a\x01b\x02c\x02d\x01e", b"c", b"\x01\x01"]
+SOUND = [b"", b"\x02", b"a\x01b", b"a\x01b\x02", b"\x02\x02a\x01b\x02\x02", b"a\x01\x02b\x01", b"\x01"]
+
+
+@pytest.mark.parametrize("text", STRAY + SOUND)
+def test_separators_inside_of_names_and_values_are_seen(text: bytes) -> None:
+    assert has_stray_separator(text) == (text in STRAY)
+    for beside in (b"x\x01y", b"x\x01y\x02", b""):
+        assert has_stray_separator(beside, text, beside) == (text in STRAY)
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text(min_size=1), max_size=4))
+def test_what_can_be_written_has_no_stray_separator(properties: dict[str, str]) -> None:
+    for last in (False, True):
+        with suppress(MessageIllegal, UnicodeEncodeError):
+            assert not has_stray_separator(encode_properties(properties, last).encode())

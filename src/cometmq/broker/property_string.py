@@ -7,7 +7,7 @@ duplicates the last wins.
 from __future__ import annotations
 
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.properties import PROPERTIES_MAX_BYTES, tags_code
+from cometmq.protocol.properties import PROPERTIES_MAX_BYTES, has_stray_separator, tags_code
 from cometmq.remoting import CommandError
 from cometmq.store.keys import index_keys
 
@@ -73,6 +73,13 @@ def check_length(properties: str | None) -> None:
             "the message is illegal, maybe msg body or properties length not matched. msg properties length "
             f"limit {PROPERTIES_MAX_BYTES}B, these have {len(properties)} characters",
         )
+
+
+def stray_separator() -> CommandError:
+    """The refusal of properties that nobody could read as they were meant."""
+    return CommandError(
+        ResponseCode.MESSAGE_ILLEGAL, "a name or value of the properties holds a separator (0x01 or 0x02)"
+    )
 
 
 def stored_form(properties: str | None, cluster_pair: str) -> tuple[str, bool]:
@@ -149,14 +156,15 @@ class StoredForms:
         end = properties.find(PAIR_END, at)
         if end < 0:
             end = len(properties)
-        if at < UNIQUE_NAME or at == end or properties[end - 1] == NAME_END:
+        value = properties[at:end]
+        if at < UNIQUE_NAME or not value or NAME_END in value:
             return self.derive(properties)
         known = self._forms.get(properties[:at] + properties[end:])
         if known is None:
             return self._learn(properties, at, end)
         before, behind, code, wait, plain, alone = known
         self._served += 1
-        unique = properties[at:end].encode()
+        unique = value.encode()
         return before + unique + behind, code, wait, plain, unique if alone else None
 
     def derive(self, properties: str | None) -> StoredForm:
@@ -165,9 +173,12 @@ class StoredForms:
             self._skip -= 1
         check_length(properties)
         text, wait = stored_form(properties, self._cluster_pair)
+        stored = text.encode()
+        if has_stray_separator(stored):
+            raise stray_separator()
         tag = tag_of(text)
         plain = "DELAY\x01" not in text and "TRAN_MSG\x01" not in text
-        return text.encode(), 0 if tag is None else self._tag_code(tag), wait, plain, None
+        return stored, 0 if tag is None else self._tag_code(tag), wait, plain, None
 
     def _learn(self, properties: str, at: int, end: int) -> StoredForm:
         form = self.derive(properties)

@@ -3,6 +3,10 @@
 The messages of a level become due in the order they were stored, so each level waits for its first one with
 one timer; an arrival on an idle level sets it. A delivered message is committed before the cursor moves: a
 crash in between delivers it again, never loses it.
+
+What cannot be delivered, whenever it is tried (no destination, one that no send may have, a damaged record),
+is stepped over with a line in the log: one message never stops its level. What may be delivered later (the
+store takes nothing) is waited for.
 """
 
 from __future__ import annotations
@@ -13,19 +17,23 @@ from typing import Any
 
 from cometmq import logs
 from cometmq.broker.context import BrokerContext
-from cometmq.broker.delay import corrected_due_time
-from cometmq.errors import StoreError
+from cometmq.broker.delay import STEP_MS, DueTimes
+from cometmq.broker.send import topic_of_send
+from cometmq.errors import RecordError, StoreError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import DelayOffsetTable
-from cometmq.protocol.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, RequestCode, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TBW102, VERSION_4_9_7, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.ids import pack_host
-from cometmq.protocol.properties import encode_properties, tags_code
-from cometmq.protocol.record import body_crc, iter_records
-from cometmq.remoting import Connection, Handler
+from cometmq.protocol.properties import REAL_QID, REAL_TOPIC
+from cometmq.protocol.record import body_crc, iter_records, properties_of
+from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.remoting.dispatch import LogBudget
 from cometmq.store.dispatch import Arrivals
 from cometmq.store.files import NotCached
+from cometmq.store.keys import stored_tags_code
 from cometmq.store.reading import GetStatus, Got
+from cometmq.store.refusal import StoreRefused
 
 log = logs.logger(__name__)
 
@@ -36,21 +44,29 @@ BATCH = 32
 RETRY_S = 0.1
 # After an error of ours, as Apache's loop does.
 ERROR_S = 10.0
-# However long a message waits, the wall clock is looked at again after this: it may have been set forward.
+# A message with which we fail in a way that nobody foresaw is stepped over when it has done so this often.
+MOST_ERRORS = 3
+# However long a message waits, the clock is looked at again after this: the loop's timers follow their own.
 LOOK_AGAIN_S = 10.0
+
+
+class Undeliverable(Exception):
+    """The message will never be delivered: why."""
 
 
 class LevelCursor:
     """One level: where it stands, and whether it waits, delivers or sleeps."""
 
-    __slots__ = ("busy", "dirty", "level", "offset", "refusals", "timer")
+    __slots__ = ("busy", "dirty", "due", "errors", "level", "offset", "refusals", "timer")
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, level: int, due: DueTimes) -> None:
         self.level = level
+        self.due = due
         self.offset = 0
         self.busy = False
         self.dirty = False
         self.refusals = 0  # in a row, of the message at `offset`
+        self.errors = 0  # the same, of those that nobody foresaw
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -60,7 +76,13 @@ class ScheduleService:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._cursors = {level: LevelCursor(level) for level in range(1, context.delays.max_level + 1)}
+        self._budget = LogBudget()
+        now_ms, monotonic_ms = self._times()
+        self._ahead_ms = monotonic_ms - now_ms  # at the last arrival
+        self._cursors = {}
+        for level, delay_ms in enumerate(context.delays.delays_ms, 1):
+            stored = context.store.max_offset(SCHEDULE_TOPIC, level - 1)
+            self._cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
         self._others: dict[int, int] = {}  # offsets of levels that the settings do not know
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -135,12 +157,28 @@ class ScheduleService:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Wake the levels that got their first message."""
-        for arrival in arrivals:
-            if arrival[0] == SCHEDULE_TOPIC:
-                cursor = self._cursors.get(arrival[1] + 1)
-                if cursor is not None and cursor.timer is None and not cursor.busy:
-                    self._wake(cursor)
+        """Note when messages came, and wake the levels that got their first."""
+        delayed = [arrival for arrival in arrivals if arrival[0] == SCHEDULE_TOPIC]
+        if not delayed:
+            return
+        now_ms, monotonic_ms = self._times()
+        ahead_ms = monotonic_ms - now_ms
+        stepped = abs(ahead_ms - self._ahead_ms) > STEP_MS
+        self._ahead_ms = ahead_ms
+        for _, queue_id, behind, _, store_timestamp_ms, _ in delayed:
+            cursor = self._cursors.get(queue_id + 1)
+            if cursor is None:
+                continue
+            # Whether a step came before or after the time stamp nobody knows: the message came now.
+            cursor.due.arrived(behind - 1, monotonic_ms - store_timestamp_ms if stepped else ahead_ms)
+            if cursor.timer is None and not cursor.busy:
+                self._wake(cursor)
+
+    def _times(self) -> tuple[int, int]:
+        """Wall and monotonic time in ms, in this order: a pause in between makes messages later, never
+        earlier."""
+        clock = self._context.clock
+        return clock.time_ms(), int(clock.monotonic() * 1000)
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
         if not self._stopped:
@@ -187,27 +225,7 @@ class ScheduleService:
                 if cursor.offset < got.max_offset:
                     self._wake(cursor)
             return
-        now_ms = context.clock.time_ms()
-        delay_ms = context.delays.delay_ms(cursor.level)
-        wait_ms = 0
-        reached = cursor.offset
-        appended = False
-        for message in iter_records(b"".join(got.buffers)):
-            due_ms = corrected_due_time(message.store_timestamp_ms + delay_ms, now_ms, delay_ms)
-            if due_ms > now_ms:
-                wait_ms = due_ms - now_ms
-                break
-            try:
-                appended = self._append(message) or appended
-            except StoreError as error:
-                if appended or reached != cursor.offset:
-                    wait_ms = int(RETRY_S * 1000)
-                else:
-                    wait_ms = int(self._refused(cursor, str(error)) * 1000)
-                break
-            reached = message.queue_offset + 1
-        else:
-            reached = got.next_begin_offset
+        reached, appended, wait_s = self._store_due(cursor, got)
 
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
@@ -217,11 +235,12 @@ class ScheduleService:
             if reached != cursor.offset:
                 if cursor.refusals:
                     log.info("delay level %d: messages are delivered again", cursor.level)
-                cursor.refusals = 0
+                cursor.refusals = cursor.errors = 0
                 cursor.offset = reached
+                cursor.due.passed(reached)
                 cursor.dirty = True
-            if wait_ms:
-                self._wake(cursor, wait_ms / 1000)
+            if wait_s:
+                self._wake(cursor, wait_s)
             elif reached < context.store.max_offset(SCHEDULE_TOPIC, cursor.level - 1):
                 self._wake(cursor)
 
@@ -229,6 +248,50 @@ class ScheduleService:
             context.writer.appended(outcome)
         else:
             outcome(int(ResponseCode.SUCCESS), None)
+
+    def _store_due(self, cursor: LevelCursor, got: Got) -> tuple[int, bool, float]:
+        """Store what is due of one read: (the offset behind it, whether anything was stored, seconds until
+        the level goes on). A message that fails comes first in the next round, so that nothing before it is
+        stored again."""
+        _, monotonic_ms = self._times()
+        data = b"".join(got.buffers)
+        at, reached, appended = 0, cursor.offset, False
+        try:
+            for message in iter_records(data):
+                due_ms = cursor.due.due_ms(message.queue_offset, message.store_timestamp_ms)
+                if due_ms > monotonic_ms:
+                    return reached, appended, (due_ms - monotonic_ms) / 1000
+                try:
+                    self._append(message, properties_of(data, at))
+                    appended = True
+                except (Undeliverable, CommandError) as error:
+                    why = error.remark if isinstance(error, CommandError) else error
+                    self._step_over(cursor, message.queue_offset, message.physical_offset, why)
+                reached = message.queue_offset + 1
+                at += message.store_size
+            return got.next_begin_offset, appended, 0.0
+        except Exception as error:
+            if reached != cursor.offset:
+                return reached, appended, RETRY_S
+            if isinstance(error, RecordError):
+                self._step_over(cursor, reached, None, error)
+                return reached + 1, False, 0.0
+            if isinstance(error, StoreError):
+                return reached, False, self._refused(cursor, str(error))
+            cursor.errors += 1
+            log.exception("delay level %d: delivery at %d failed", cursor.level, reached)
+            if cursor.errors < MOST_ERRORS:
+                return reached, False, ERROR_S
+            self._step_over(cursor, reached, None, error)
+            return reached + 1, False, 0.0
+
+    def _step_over(self, cursor: LevelCursor, offset: int, position: int | None, why: object) -> None:
+        """Say that a message is not delivered, of many only of some."""
+        if self._budget.take():
+            where = "" if position is None else f", log position {position}"
+            log.error(
+                "delay level %d: message at %d%s is not delivered: %s", cursor.level, offset, where, why
+            )
 
     def _refused(self, cursor: LevelCursor, why: str) -> float:
         """Seconds to wait after the store refused the message at the cursor; the first time it is said."""
@@ -242,32 +305,43 @@ class ScheduleService:
         cursor.refusals += 1
         return min(RETRY_S * (1 << min(cursor.refusals - 1, 7)), ERROR_S)
 
-    def _append(self, message: MessageExt) -> bool:
-        """Store the real message; False if it has no destination and is dropped."""
-        properties = message.properties
-        topic, queue_id = properties.get("REAL_TOPIC"), properties.get("REAL_QID")
-        if not topic or not queue_id or not queue_id.isdecimal() or topic == TRANS_HALF_TOPIC:
-            log.warning("delayed message %s has no destination and is dropped", message.offset_msg_id)
-            return False
+    def _append(self, message: MessageExt, properties: bytes) -> None:
+        """Store the real message, with its properties as they are stored. Raises Undeliverable and
+        CommandError if that will never be possible, StoreError if it is not possible now."""
         if message.body and body_crc(message.body) != message.body_crc:
             # Stored again it would get a CRC that vouches for the damage.
-            log.error(
-                "delayed message %s for %s/%s is damaged at log position %d and is not delivered",
-                message.msg_id, topic, queue_id, message.physical_offset,
-            )  # fmt: skip
-            return False
-        tag = properties.get("TAGS")
-        self._context.store.append(
-            topic,
-            int(queue_id),
-            message.body,
-            encode_properties(properties).encode(),
-            flag=message.flag,
-            sys_flag=message.sys_flag,
-            born_timestamp_ms=message.born_timestamp_ms,
-            born_host=pack_host(message.born_host),
-            reconsume_times=message.reconsume_times,
-            prepared_transaction_offset=message.prepared_transaction_offset,
-            tags_code=tags_code(tag),
-        )
-        return True
+            raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
+        topic, queue_id = self._destination(message.properties)
+        try:
+            self._context.store.append(
+                topic,
+                queue_id,
+                message.body,
+                properties,
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                born_timestamp_ms=message.born_timestamp_ms,
+                born_host=pack_host(message.born_host),
+                reconsume_times=message.reconsume_times,
+                prepared_transaction_offset=message.prepared_transaction_offset,
+                tags_code=stored_tags_code(properties),
+            )
+        except StoreRefused as refusal:
+            if refusal.response_code == ResponseCode.MESSAGE_ILLEGAL:
+                raise Undeliverable(refusal.remark) from None
+            raise
+
+    def _destination(self, properties: Mapping[str, str]) -> tuple[str, int]:
+        """Topic and queue id, checked as those of a send are; the topic is created if a send could do that. A
+        queue that the topic has lost meanwhile is replaced."""
+        topic, queue_text = properties.get(REAL_TOPIC), properties.get(REAL_QID)
+        if not topic or not queue_text or not queue_text.isdecimal() or len(queue_text) > 10:
+            raise Undeliverable(f"it has no destination: topic {topic}, queue {queue_text}")
+        queue_id = int(queue_text)
+        known = topic_of_send(self._context, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
+        queues = max(known.read_queue_nums, known.write_queue_nums)
+        if queue_id < queues:
+            return topic, queue_id
+        if not known.write_queue_nums:
+            raise Undeliverable(f"topic {topic} has no queue {queue_id}, and none to write to")
+        return topic, queue_id % known.write_queue_nums

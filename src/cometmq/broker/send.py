@@ -18,10 +18,19 @@ from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.known_sends import KnownSends
 from cometmq.broker.names import check_topic
-from cometmq.broker.property_string import StoredForms, check_length, drop, put, stored_form, value_of
+from cometmq.broker.property_string import (
+    StoredForms,
+    check_length,
+    drop,
+    put,
+    stored_form,
+    stray_separator,
+    value_of,
+)
 from cometmq.broker.replies import Sender
 from cometmq.broker.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
 from cometmq.broker.topics import sys_flag_of_send
+from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import (
     DLQ_PREFIX,
     RETRY_PREFIX,
@@ -33,9 +42,11 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from cometmq.protocol.properties import has_stray_separator
 from cometmq.remoting import CommandError, Connection, Handler, Shortcut
 from cometmq.store.appender import COPIED
 from cometmq.store.refusal import StoreRefused
+from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
 MULTI_TAGS = int(SysFlag.MULTI_TAGS)
@@ -146,6 +157,8 @@ class SendProcessor:
             shared = put(header.properties or "", "CLUSTER", self._context.config.broker_cluster_name)
         else:
             shared = self._cluster_pair
+        if has_stray_separator(shared.encode()):
+            raise stray_separator()
         born_host = connection.peer_host
         sys_flag = header.sys_flag | route.sys_flag | (BORN_V6 if len(born_host) != 8 else 0)
         try:
@@ -195,18 +208,9 @@ class SendProcessor:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"the broker[{config.broker_ip1}] sending message is forbidden"
             )
-        topic = check_topic(header.topic, frame.version)
-        if not topics.is_sendable(topic):
-            raise CommandError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
-        known = topics.get(topic)
-        if known is None:
-            flag = sys_flag_of_send(topic, header.unit_mode)
-            wanted = 4 if header.default_topic_queue_nums is None else header.default_topic_queue_nums
-            known = topics.create_by_send(topic, header.default_topic, wanted, flag)
-            if known is None and topic.startswith(RETRY_PREFIX):
-                known = topics.ensure(topic, 1, sys_flag=flag)
-        if known is None:
-            raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        topic = header.topic
+        wanted = 4 if header.default_topic_queue_nums is None else header.default_topic_queue_nums
+        known = topic_of_send(context, topic, frame.version, header.default_topic, wanted, header.unit_mode)
         route = TopicRoute(
             max(known.read_queue_nums, known.write_queue_nums),
             known.write_queue_nums,
@@ -248,13 +252,40 @@ class SendProcessor:
         return delayed(context, topic, queue_id, properties)
 
 
+def topic_of_send(
+    context: BrokerContext,
+    topic: str,
+    version: int,
+    default_topic: str | None,
+    queue_nums: int,
+    unit_mode: bool | None,
+) -> TopicConfig:
+    """The topic that a message is for, created if that is allowed. Raises CommandError for one that no client
+    may send to."""
+    check_topic(topic, version)
+    topics = context.topics
+    if not topics.is_sendable(topic):
+        raise CommandError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+    known = topics.get(topic)
+    if known is None:
+        flag = sys_flag_of_send(topic, unit_mode)
+        known = topics.create_by_send(topic, default_topic, queue_nums, flag)
+        if known is None and topic.startswith(RETRY_PREFIX):
+            known = topics.ensure(topic, 1, sys_flag=flag)
+    if known is None:
+        raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+    return known
+
+
 def delayed(context: BrokerContext, topic: str, queue_id: int, properties: str) -> Place:
     """The place of a message with a DELAY above 0; anything else comes back as it is."""
     text = value_of(properties, "DELAY")
     try:
         level = context.delays.effective(int(text)) if text is not None else 0
     except ValueError:
-        raise CommandError(ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {text}") from None
+        raise CommandError(
+            ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {printable(text or '', 40)}"
+        ) from None
     if level == 0:
         return topic, queue_id, properties, None
     if text != str(level):

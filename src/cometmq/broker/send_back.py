@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from cometmq.broker.context import BrokerContext
+from cometmq.broker.property_string import put
 from cometmq.broker.retry import DLQ_QUEUES, maximum_times, plan_send_back
 from cometmq.broker.send import delayed
 from cometmq.broker.topics import UNIT_SUB_FLAG
@@ -12,9 +13,9 @@ from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.ids import pack_host
-from cometmq.protocol.properties import encode_properties, tags_code
-from cometmq.protocol.record import decode_record
+from cometmq.protocol.record import decode_record, properties_of
 from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.store.keys import stored_tags_code
 from cometmq.store.refusal import StoreRefused
 
 
@@ -56,11 +57,13 @@ class SendBackProcessor:
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)
-        properties = dict(message.properties)
-        properties.setdefault("RETRY_TOPIC", message.topic)
-        if not properties.get("ORIGIN_MESSAGE_ID", "").strip():
-            properties["ORIGIN_MESSAGE_ID"] = message.offset_msg_id
-        properties["WAIT"] = "false"
+        # As they are stored, so that nothing is lost or refused of what cannot be written again.
+        properties = properties_of(record).decode("utf-8", "surrogateescape")
+        if not message.properties.get("RETRY_TOPIC"):
+            properties = put(properties, "RETRY_TOPIC", message.topic)
+        if not message.properties.get("ORIGIN_MESSAGE_ID", "").strip():
+            properties = put(properties, "ORIGIN_MESSAGE_ID", message.offset_msg_id)
+        properties = put(properties, "WAIT", "false")
         maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
         queue_id = 0
@@ -68,22 +71,21 @@ class SendBackProcessor:
             context.topics.ensure(plan.topic, DLQ_QUEUES)
         else:
             queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
-        properties["DELAY"] = str(plan.delay_level)
-        tag = properties.get("TAGS")
-        text = encode_properties(properties)
-        topic, queue_id, text, delay_ms = delayed(context, plan.topic, queue_id, text)
+        properties = put(properties, "DELAY", str(plan.delay_level))
+        topic, queue_id, properties, delay_ms = delayed(context, plan.topic, queue_id, properties)
+        stored = properties.encode("utf-8", "surrogateescape")
         try:
             context.store.append(
                 topic,
                 queue_id,
                 message.body,
-                text.encode(),
+                stored,
                 flag=message.flag,
                 sys_flag=message.sys_flag,
                 born_timestamp_ms=message.born_timestamp_ms,
                 born_host=pack_host(message.born_host),
                 reconsume_times=message.reconsume_times + 1,
-                tags_code=tags_code(tag),
+                tags_code=stored_tags_code(stored),
                 delay_ms=delay_ms,
             )
         except StoreRefused as refusal:

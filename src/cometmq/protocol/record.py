@@ -299,6 +299,19 @@ def decode_record(
     )
 
 
+def properties_of(data: Buffer, pos: int = 0) -> bytes:
+    """The property string, as it is stored, of a record at `pos` that decode_record can read."""
+    size, magic = _two(data, pos)
+    (sys_flag,) = _SYS_FLAG.unpack_from(data, pos + SYS_FLAG_AT)
+    body_at = pos + _BY_SYS_FLAG[sys_flag >> 4 & 3].size
+    topic_at = body_at + int.from_bytes(data[body_at - 4 : body_at], "big")
+    if magic == MAGIC_V1:
+        topic_end = topic_at + 1 + data[topic_at]
+    else:
+        topic_end = topic_at + 2 + _U2.unpack_from(data, topic_at)[0]
+    return bytes(data[topic_end + 2 : pos + size])
+
+
 def _start_of(data: Buffer, pos: int) -> tuple[int, int]:
     """(size, magic) of the record at `pos`, which must lie wholly in the buffer unless it is blank."""
     left = len(data) - pos

@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 from itertools import accumulate
 
+from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record import BLANK_SIZE, head_of
 from cometmq.store.appender import PROPERTIES_MAX, Appender, BatchRecords, illegal_number, no_segment
 from cometmq.store.batch_items import Common, Items, batch_items
 from cometmq.store.clock import Clock
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.queue_table import QueueTable
+from cometmq.store.refusal import StoreRefused
 
 
 class BatchAppender:
@@ -35,6 +37,11 @@ class BatchAppender:
         if len(body) > appender.largest_body:
             appender.refuse_size(len(body), 0, 0)
         items = batch_items(body, properties)
+        if items.stray_separator:
+            raise StoreRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a name or value in the properties of a message holds a separator (0x01 or 0x02)",
+            )
         queue = self._queues.get(topic, queue_id)
         topic_bytes = queue.record_topic or appender.record_topic(queue)
         host = appender.store_host if store_host is None else store_host

@@ -17,7 +17,7 @@ from cometmq.errors import BodyError
 from cometmq.protocol.batch import ITEM_HEAD, MIN_ITEM, iter_batch
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.properties import PROPERTIES_MAX_BYTES
+from cometmq.protocol.properties import PROPERTIES_MAX_BYTES, has_stray_separator
 from cometmq.protocol.record import (
     BODY_CRC_AT,
     HEADS,
@@ -80,6 +80,11 @@ class Alike(NamedTuple):
         before, keys, behind = self.before, self.keys, self.behind
         return lambda: [before + key + behind for key in keys]
 
+    @property
+    def stray_separator(self) -> bool:
+        """Whether `has_stray_separator` of the properties of any."""
+        return has_stray_separator(self.before + self.keys[0] + self.behind)
+
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
         """Tags codes, and unique keys if those are the only keys."""
         return [self.code] * len(self.keys), self.keys
@@ -122,6 +127,10 @@ class Mixed(NamedTuple):
     def properties(self) -> Callable[[], Sequence[bytes]]:
         texts = self.texts
         return lambda: texts
+
+    @property
+    def stray_separator(self) -> bool:
+        return has_stray_separator(*self.texts)
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
         return codes_and_keys(self.texts)
@@ -186,7 +195,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
         raise _too_much_shared(len(extra), count)
     if (
         heads.count(heads[0]) == befores.count(befores[0]) == behinds.count(behinds[0]) == count
-        and b"\x02" not in b"".join(keys)  # a separator would end the key
+        and not _has_separator(b"".join(keys))  # which would end the key
     ):
         return Alike(flag, bodies, properties[:key_at], keys, properties[key_end:], code)
     return None
@@ -232,6 +241,10 @@ def _mixed(data: bytes, extra: bytes) -> Mixed:
         raise _too_much_shared(len(extra), len(texts))
     texts = _joined(texts, extra)
     return Mixed(flags, bodies, texts, list(map(len, texts)))
+
+
+def _has_separator(text: bytes) -> bool:
+    return b"\x02" in text or b"\x01" in text
 
 
 def _joined(texts: list[bytes], extra: bytes) -> list[bytes]:
