@@ -6,6 +6,7 @@ import time
 
 from cometmq.broker.admin_stats import StatsAdmin
 from cometmq.broker.context import BrokerContext
+from cometmq.broker.names import check_group
 from cometmq.broker.turns import Turns, encoded
 from cometmq.protocol.bodies import (
     Body,
@@ -116,6 +117,7 @@ class GroupAdmin:
         """314: give a group the offsets of another. An online source clones what it subscribes only."""
         header = frame.header(CloneGroupOffsetRequestHeader)
         context = self._context
+        check_group(header.dest_group, frame.version)
         topics = {header.topic} if header.topic else context.offsets.topics_of(header.src_group)
         online = context.consumers.groups.get(header.src_group)
         turns = Turns()

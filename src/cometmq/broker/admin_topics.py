@@ -8,7 +8,7 @@ from cometmq import logs
 from cometmq.broker import compat
 from cometmq.broker.attributes import changed
 from cometmq.broker.context import BrokerContext
-from cometmq.broker.names import check_topic
+from cometmq.broker.names import check_group, check_topic
 from cometmq.broker.pull import PullProcessor
 from cometmq.errors import BodyError, ConfigError
 from cometmq.protocol.bodies import (
@@ -168,8 +168,7 @@ class TopicAdmin:
             config = SubscriptionGroupConfig.decode(frame.body)
         except BodyError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        if not config.group_name or not config.group_name.strip():
-            raise CommandError(compat.invalid_parameter(frame.version), "The specified group is blank.")
+        check_group(config.group_name, frame.version)
         self._check_queues("retryQueueNums", config.retry_queue_nums, frame.version)
         self._context.groups.put(config)
         log.info("group %s set by %s", config.group_name, connection.peer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cometmq.broker.clients import LONGEST_CLIENT_ID, MOST_GROUPS, MOST_TOPICS, WEIGHT_CHARACTERS
 from cometmq.broker.context import BrokerContext
+from cometmq.broker.names import check_group, check_topic
 from cometmq.broker.notices import GroupNotices
 from cometmq.broker.subscriptions import is_tag_type
 from cometmq.broker.topics import UNIT_SUB_FLAG
@@ -17,7 +18,7 @@ from cometmq.protocol.bodies import (
     LockBatchBody,
     LockBatchResult,
 )
-from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
+from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, has_retry_topic
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
 from cometmq.remoting import CommandError, Connection, Handler
@@ -48,6 +49,7 @@ class ClientProcessor:
         """34: the client's groups and subscriptions."""
         data = HeartbeatData.decode(frame.body)
         context = self._context
+        _check_names(data, frame.version)
         weights = self._check(connection, data)
         now_ms = context.mono_ms()
         client = (data.client_id, str(frame.language)[:LONGEST_LANGUAGE], frame.version)
@@ -93,7 +95,7 @@ class ClientProcessor:
         context = self._context
         group = data.group_name
         settings = context.groups.find(group)
-        if settings is not None:
+        if settings is not None and has_retry_topic(group):
             flag = UNIT_SUB_FLAG if data.unit_mode else 0
             context.topics.ensure(RETRY_PREFIX + group, settings.retry_queue_nums, sys_flag=flag)
         described = (str(data.consume_type), str(data.message_model), str(data.consume_from_where))
@@ -153,7 +155,7 @@ class ClientProcessor:
 
     async def lock(self, _connection: Connection, frame: Frame) -> Frame:
         """41: take or renew queue locks; answers those held now."""
-        body = LockBatchBody.decode(frame.body)
+        body = _queues(frame)
         context = self._context
         for what, name in (("group", body.consumer_group), ("client id", body.client_id)):
             if len(name) > LONGEST_CLIENT_ID:
@@ -167,7 +169,7 @@ class ClientProcessor:
 
     async def unlock(self, _connection: Connection, frame: Frame) -> Frame:
         """42: give queue locks up."""
-        body = LockBatchBody.decode(frame.body)
+        body = _queues(frame)
         async for queues in slices(body.mq_set):
             self._context.locks.unlock(body.consumer_group, body.client_id, queues)
         return frame.response(ResponseCode.SUCCESS)
@@ -187,3 +189,24 @@ def weight_of(data: ConsumerData) -> int:
         texts += each.tags_set
         numbers += len(each.code_set) + len(each.tags_set)
     return 1 + (sum(map(len, texts)) + 16 * numbers) // WEIGHT_CHARACTERS
+
+
+def _check_names(data: HeartbeatData, version: int) -> None:
+    """Refuse a heartbeat, before anything of it counts, for a name that nobody may give."""
+    for producer in data.producer_data_set:
+        check_group(producer.group_name, version)
+    for consumer in data.consumer_data_set:
+        group = check_group(consumer.group_name, version)
+        for subscription in consumer.subscription_data_set:
+            # The retry topic of a group with a long name is none, and subscribed all the same.
+            if subscription.topic != RETRY_PREFIX + group:
+                check_topic(subscription.topic, version)
+
+
+def _queues(frame: Frame) -> LockBatchBody:
+    """The queues that a client locks or unlocks, their names checked."""
+    body = LockBatchBody.decode(frame.body)
+    check_group(body.consumer_group, frame.version)
+    for topic in {queue.topic for queue in body.mq_set}:
+        check_topic(topic, frame.version)
+    return body

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from cometmq import logs
 from cometmq.broker.config import BrokerConfig
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
+from cometmq.protocol.codes import GROUP_LENGTH_MAX, check_group_name, is_legal_name
 
 log = logs.logger(__name__)
 
@@ -48,13 +49,14 @@ class SubscriptionGroups:
         self.saved: Callable[[], Awaitable[None]]
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
-        """A group's settings, created if that is allowed; None if the group is unknown."""
+        """A group's settings, created if that is allowed; None if the group is unknown, or cannot be one."""
         known = self.table.get(group) if group else None
         if (
             known is None
             and group
             and (self._config.auto_create_subscription_group or is_system_group(group))
             and len(self.table) < MOST_BY_ITSELF
+            and is_legal_name(group, GROUP_LENGTH_MAX)
         ):
             known = SubscriptionGroupConfig(group_name=group)
             log.info("subscription group %s created", group)
@@ -64,7 +66,8 @@ class SubscriptionGroups:
         return known
 
     def put(self, config: SubscriptionGroupConfig) -> None:
-        """Create or replace a group."""
+        """Create or replace a group. Raises MessageIllegal for a name that is none."""
+        check_group_name(config.group_name)
         self.table[config.group_name] = config
         self._bump()
 
@@ -76,16 +79,20 @@ class SubscriptionGroups:
         return True
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
-        """Merge the file's entries over the built-in ones: the file wins, up to maxTopicQueueNums."""
+        """Merge the file's entries over the built-in ones: the file wins, up to maxTopicQueueNums. Those with
+        names that nobody may give a group are left out."""
         most = self._config.max_topic_queue_nums
-        for name, config in groups.items():
+        legal = {name: config for name, config in groups.items() if is_legal_name(name, GROUP_LENGTH_MAX)}
+        if len(legal) < len(groups):
+            log.warning("groups with illegal names are left out: %s", ", ".join(groups.keys() - legal.keys()))
+        for name, config in legal.items():
             if config.retry_queue_nums > most:
                 log.warning(
                     "group %s had %d retry queues, more than maxTopicQueueNums=%d: it gets so many",
                     name, config.retry_queue_nums, most,
                 )  # fmt: skip
                 config.retry_queue_nums = most
-        self.table.update(groups)
+        self.table.update(legal)
         if version is not None:
             self.version = version
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 
 from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
+from cometmq.broker.names import check_group, check_topic
 from cometmq.broker.offsets import SEPARATOR
 from cometmq.broker.store_views import is_on_disk
 from cometmq.broker.turns import Turns, encoded
@@ -74,6 +75,9 @@ class OffsetProcessor:
         """15: store an offset; mostly oneway."""
         header = frame.header(UpdateConsumerOffsetRequestHeader)
         context = self._context
+        if not (header.topic and header.consumer_group):  # what else they may be is checked already
+            check_topic(header.topic, frame.version)
+            check_group(header.consumer_group, frame.version)
         if compat.is_5x(frame.version):
             self._check_update(header)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
+from cometmq import logs
+from cometmq.protocol.codes import GROUP_LENGTH_MAX, STORED_LENGTH_MAX, is_legal_name
+
+log = logs.logger(__name__)
+
 SEPARATOR = "@"
 # Offsets of all groups in all queues: clients of 4.9 may store them for topics and queues that do not exist.
 # 1,000 groups on 1,000 queues; 130 MB.
@@ -119,11 +124,17 @@ class ConsumerOffsets:
         """Replace everything by a file's content; integer keys may come as text."""
         for index in (self._table, self._topics, self._groups):
             index.clear()
+        illegal = []
         for key, queues in (table.get("offsetTable") or {}).items():
-            if isinstance(queues, Mapping):
+            topic, group = split_key(str(key))
+            if not (is_legal_name(topic, STORED_LENGTH_MAX) and is_legal_name(group, GROUP_LENGTH_MAX)):
+                illegal.append(str(key))
+            elif isinstance(queues, Mapping):
                 self._new(str(key)).update(
                     {int(queue_id): int(offset) for queue_id, offset in queues.items()}
                 )
+        if illegal:
+            log.warning("offsets of illegal names are left out: %s", ", ".join(illegal))
         self._count = sum(map(len, self._table.values()))
         self.dirty = False
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import random
 
+from cometmq.broker import compat
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.property_string import put
 from cometmq.broker.retry import DLQ_QUEUES, maximum_times, plan_send_back
 from cometmq.broker.send import delayed
 from cometmq.broker.topics import UNIT_SUB_FLAG
-from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode
+from cometmq.protocol.codes import (
+    RETRY_PREFIX,
+    TOPIC_LENGTH_MAX,
+    Perm,
+    RequestCode,
+    ResponseCode,
+    has_retry_topic,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.ids import pack_host
@@ -46,6 +54,12 @@ class SendBackProcessor:
             )
         if settings.retry_queue_nums <= 0:
             return frame.response(ResponseCode.SUCCESS)
+        if not has_retry_topic(group):
+            raise CommandError(
+                compat.invalid_parameter(frame.version),
+                f"the group's name has {len(group)} characters: its retry topic's would have "
+                f"{len(RETRY_PREFIX) + len(group)}, more than {TOPIC_LENGTH_MAX}, so it has none",
+            )
         retry_topic = RETRY_PREFIX + group
         flag = UNIT_SUB_FLAG if header.unit_mode else 0
         known = context.topics.ensure(retry_topic, settings.retry_queue_nums, sys_flag=flag)

@@ -24,6 +24,7 @@ from cometmq.broker.context import BrokerContext
 from cometmq.broker.delay import DelayLevels
 from cometmq.broker.groups import SubscriptionGroups
 from cometmq.broker.locks import QueueLocks
+from cometmq.broker.names import CHECK_BY_THEMSELVES, names_checked
 from cometmq.broker.offset_requests import OffsetProcessor
 from cometmq.broker.offsets import ConsumerOffsets
 from cometmq.broker.persist import Tables
@@ -198,7 +199,11 @@ class BrokerParts:
             self.runtime,
         ):
             handlers |= part.handlers()
-        kept = {code: handler for code, handler in handlers.items() if code not in without}
+        kept = {
+            code: handler if code in CHECK_BY_THEMSELVES else names_checked(handler)
+            for code, handler in handlers.items()
+            if code not in without
+        }
         return RemotingServer(kept, shortcuts=self.sends.shortcuts(), on_close=self._closed, tick=tick)
 
     def use_address(self, port: int) -> None:

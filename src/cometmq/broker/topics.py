@@ -15,11 +15,14 @@ from cometmq.protocol.codes import (
     OFFSET_MOVED_EVENT,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    STORED_LENGTH_MAX,
     SYSTEM_TOPICS,
     TBW102,
     UNSENDABLE_TOPICS,
     Perm,
     ResponseCode,
+    check_topic_name,
+    is_legal_name,
 )
 from cometmq.remoting import CommandError
 
@@ -154,7 +157,8 @@ class TopicTable:
         return known
 
     def put(self, config: TopicConfig) -> None:
-        """Create or replace a topic."""
+        """Create or replace a topic. Raises MessageIllegal for a name that is none."""
+        check_topic_name(config.topic_name)
         self.table[config.topic_name] = config
         self._bump(config.topic_name)
 
@@ -189,12 +193,20 @@ class TopicTable:
         topics: Mapping[str, TopicConfig],
         stored: Callable[[str], int] = lambda _topic: 0,
     ) -> None:
-        """Merge the file's entries over the built-in ones: the file wins.
+        """Merge the file's entries over the built-in ones: the file wins. Those with names that nobody may
+        give a topic are left out; a cluster or broker whose name is none has a topic of it all the same.
 
         A topic with more queues than maxTopicQueueNums gets so many, or those that have messages, of which
         `stored` says how many there are.
         """
-        for name, config in topics.items():
+        legal = {
+            name: config
+            for name, config in topics.items()
+            if is_legal_name(name, STORED_LENGTH_MAX) or name in self.table
+        }
+        if len(legal) < len(topics):
+            log.warning("topics with illegal names are left out: %s", ", ".join(topics.keys() - legal.keys()))
+        for name, config in legal.items():
             asked = max(config.read_queue_nums, config.write_queue_nums)
             built_in = self.table.get(name)
             most = max(self._config.max_topic_queue_nums, built_in.write_queue_nums if built_in else 0)
@@ -207,7 +219,7 @@ class TopicTable:
                 )  # fmt: skip
                 config.read_queue_nums = min(config.read_queue_nums, most)
                 config.write_queue_nums = min(config.write_queue_nums, most)
-        self.table.update(topics)
+        self.table.update(legal)
         if version is not None:
             self.version = version
 

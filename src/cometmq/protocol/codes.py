@@ -381,7 +381,9 @@ SELF_TEST_PRODUCER_GROUP = "SELF_TEST_P_GROUP"
 
 TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255
-NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
+STORED_LENGTH_MAX = 255
+"""Longest topic name in a store: 5.x makes longer retry topics than clients may name (storage.md 12.2)."""
+_legal = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
 
 MASTER_ID = 0
 DEFAULT_NAMESRV_PORT = 9876
@@ -393,6 +395,17 @@ MAX_FRAME_LENGTH = 16_777_216
 def is_system_topic(topic: str) -> bool:
     """Whether a topic belongs to the system, by either line's rule."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def is_legal_name(name: str, longest: int) -> bool:
+    """Whether this may be the name of a topic or group, of at most so many characters. Names become
+    directories and parts of table keys: every name from outside is asked for here before it is used."""
+    return len(name) <= longest and _legal(name) is not None
+
+
+def has_retry_topic(group: str) -> bool:
+    """Whether the names of a group's retry and dead-letter topics are short enough to be topics."""
+    return len(RETRY_PREFIX) + len(group) <= TOPIC_LENGTH_MAX
 
 
 def check_topic_name(topic: str) -> None:
@@ -414,7 +427,7 @@ def _check_name(name: str, kind: str, longest: int) -> None:
         raise MessageIllegal(
             f"the {kind} name has {len(name)} characters, at most {longest} are allowed", name, kind
         )
-    if not NAME_PATTERN.fullmatch(name):
+    if not is_legal_name(name, longest):
         raise MessageIllegal(
             f"the {kind} name {name!r} has characters other than letters, digits, %, |, _ and -", name, kind
         )

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 from cometmq import logs
 from cometmq.errors import StoreError
+from cometmq.protocol.codes import STORED_LENGTH_MAX, is_legal_name
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.disk import NO_FILE, Disk
 from cometmq.store.files import StoreFiles
+from cometmq.store.refusal import QueueRefused
 
 log = logs.logger(__name__)
 
@@ -70,7 +72,22 @@ class QueueTable:
         return self._queues.get((topic, queue_id))
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made (in memory only) if it is not there."""
+        """The queue, made (in memory only) if it is not there. Raises QueueRefused for what cannot be one."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            if not (topic in self._topics or is_legal_name(topic, STORED_LENGTH_MAX)) or queue_id < 0:
+                raise QueueRefused(topic, queue_id)
+            queue = self._add(topic, queue_id)
+        return queue
+
+    def of_record(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The same for a record of the log: whoever took it may have taken other names. Raises QueueRefused
+        for one that can be no directory's."""
+        if not names_a_directory(topic) or queue_id < 0:
+            raise QueueRefused(topic, queue_id)
+        return self._add(topic, queue_id)
+
+    def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             topic = sys.intern(topic)  # one object for all queues: each that a message touches costs
@@ -169,10 +186,10 @@ class QueueTable:
             for name in disk.listdir(topic_dir):
                 path = os.path.join(topic_dir, name)
                 self._refuse_link(path)
-                if not (name.isascii() and name.isdecimal() and disk.is_dir(path)):
+                if not (name.isascii() and name.isdecimal() and str(int(name)) == name and disk.is_dir(path)):
                     notes.append(f"{path}: not a queue directory, left alone")
                     continue
-                notes += self.get(topic, int(name)).load(log_end)
+                notes += self._add(topic, int(name)).load(log_end)
         return notes
 
     def _refuse_link(self, path: str) -> None:

@@ -31,9 +31,10 @@ from cometmq.store.index import IndexService
 from cometmq.store.keys import key_prefix
 from cometmq.store.log_walk import LogWalk
 from cometmq.store.queue_check import LIGHT, QueueCheck
-from cometmq.store.queue_table import QueueTable, names_a_directory
+from cometmq.store.queue_table import QueueTable
 from cometmq.store.reads import ReadOnlyFiles
 from cometmq.store.recovery import tags_code_of
+from cometmq.store.refusal import QueueRefused
 from cometmq.store.scan import Facts
 from cometmq.store.shape import Shape, read_shape
 from cometmq.store.upkeep import sync_paths
@@ -206,10 +207,11 @@ class Rebuild:
             )  # fmt: skip
         if superseded or kind in (_PREPARED, _ROLLBACK):
             return
-        if not names_a_directory(facts.topic):
-            self._leave_out(facts, "a topic that can name no directory")
+        try:
+            queue = queues.of_record(facts.topic, facts.queue_id)
+        except QueueRefused:
+            self._leave_out(facts, "a topic that can name no directory, or a queue that can be none")
             return
-        queue = queues.get(facts.topic, facts.queue_id)
         ahead = self._ahead.pop(queue, None)
         if ahead is not None:
             if facts.queue_offset > ahead.queue_offset:

@@ -34,7 +34,8 @@ from cometmq.store.gaps import Gaps
 from cometmq.store.index import IndexService
 from cometmq.store.keys import codes_and_keys, key_prefix, property_value, stored_tags_code
 from cometmq.store.log_places import LogPlaces
-from cometmq.store.queue_table import QueueTable, names_a_directory
+from cometmq.store.queue_table import QueueTable
+from cometmq.store.refusal import QueueRefused
 from cometmq.store.scan import Damage, Facts, Run, SegmentScan, record_facts
 from cometmq.store.start_point import mark_holds, trusted_segment, walk_from
 
@@ -146,6 +147,7 @@ class Recovery:
         self._delays = config.delay_levels_ms
         self._gaps = Gaps()
         self._ahead: dict[ConsumeQueue, Facts] = {}  # records that do not follow on their queue's end
+        self._refused = False  # records have been passed over whose topic cannot have a queue
 
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything and leave log, queues and index ready for appends. Raises StoreError,
@@ -295,7 +297,10 @@ class Recovery:
             self._walk(start, start, result)
         for topic, queue_id, end in self._shorter(result):
             # Its last messages are lost, or have expired with its files: no offset is given out twice.
-            queue = self._queues.get(topic, queue_id)
+            try:
+                queue = self._queues.of_record(topic, queue_id)
+            except QueueRefused:
+                continue
             if end - queue.max_offset <= _WIDEST_GAP or not queue.max_offset:
                 queue.skip_to(end)
                 queue.write()
@@ -427,12 +432,13 @@ class Recovery:
             return
         if self._deleted and self._deleted.hides(topic, position):
             return
-        if not names_a_directory(topic):
-            result.notes.append(
-                f"record at {position}: its topic {topic!r} can name no directory, not served"
-            )
+        try:
+            queue = self._queues.of_record(topic, queue_id)
+        except QueueRefused as refusal:
+            if not self._refused:
+                result.notes.append(f"record at {position}, maybe others, not served: {refusal.remark}")
+            self._refused = True
             return
-        queue = self._queues.get(topic, queue_id)
         ahead = self._ahead.pop(queue, None)
         if ahead is not None:
             if offset > ahead.queue_offset:

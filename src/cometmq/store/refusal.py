@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from cometmq.errors import StoreError, Transient
+from cometmq.protocol.codes import STORED_LENGTH_MAX, ResponseCode
+from cometmq.text import printable
 
 
 class StoreRefused(StoreError, Transient):
@@ -17,3 +19,17 @@ class StoreRefused(StoreError, Transient):
 
     def __str__(self) -> str:
         return f"[{self.response_code}] {self.remark}"
+
+
+class QueueRefused(StoreRefused):
+    """No queue is made with such a topic or queue id: its directory would lie anywhere."""
+
+    def __init__(self, topic: str, queue_id: int) -> None:
+        super().__init__(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"no queue is made for topic {printable(topic)!r}, queue {queue_id}: a topic has 1 to "
+            f"{STORED_LENGTH_MAX} letters, digits, %, |, _ and -, a queue a number from 0 on",
+        )
+        self.topic = topic
+        self.queue_id = queue_id
+        self.args = (topic, queue_id)

@@ -1,0 +1,145 @@
+"""The store does not trust its callers, nor what lies on disk, with names that become directories."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from contextlib import contextmanager
+
+import pytest
+from tests.store.kit import HOST, START_MS, committed, everything, open_store, put, send, small
+
+from cometmq.protocol.batch import encode_batch
+from cometmq.protocol.codes import ResponseCode
+from cometmq.store import queue_table
+from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.rebuild import rebuild
+from cometmq.store.refusal import QueueRefused
+
+ELSEWHERE = [
+    "x/../Good",
+    "../../evil",
+    "/tmp/cometmq-evil",
+    "x/../../config/topics.json",
+    ".",
+    "..",
+    "a/b",
+    ".deleted",
+]
+NAMES = [*ELSEWHERE, "", " ", "a b", "a.b", "n\0ul", "订单", "T\n", "t" * 256, "\ud800"]
+
+
+def tree(root):
+    return sorted(os.path.join(path, name) for path, _, names in os.walk(root) for name in names)
+
+
+@contextmanager
+def careless(monkeypatch):
+    """Stores take every name, as they did before."""
+    with monkeypatch.context() as patches:
+        patches.setattr(queue_table, "is_legal_name", lambda _name, _longest: True)
+        yield patches
+
+
+@pytest.mark.parametrize(("topic", "queue_id"), [*((name, 0) for name in NAMES), ("T", -1)])
+def test_no_queue_is_made_for_a_name_that_is_none(tmp_path, topic, queue_id):
+    root = tmp_path / "a" / "store"
+    store = open_store(root)
+    send(store, topic="Good")
+    before = store.log.next
+    with pytest.raises(QueueRefused) as refusal:
+        put(store, topic=topic, queue_id=queue_id)
+    assert refusal.value.response_code == ResponseCode.MESSAGE_ILLEGAL
+    assert pickle.loads(pickle.dumps(refusal.value)).remark == refusal.value.remark
+    with pytest.raises(QueueRefused):
+        store.append_batch(
+            topic, queue_id, encode_batch([(0, b"x", b"")]), b"", born_timestamp_ms=START_MS, born_host=HOST
+        )
+    assert store.log.next == before
+    committed(store.commit())
+    store.close()
+    assert os.listdir(tmp_path / "a") == ["store"]
+    assert os.listdir(root / "consumequeue") == ["Good"]
+
+
+@pytest.mark.parametrize("topic", ELSEWHERE)
+def test_no_deletion_reaches_beyond_the_topics(tmp_path, topic):
+    root = tmp_path / "a" / "store"
+    store = open_store(root)
+    send(store, topic="Good")
+    store.upkeep.settle_all()
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "topics.json").write_text("{}")
+    before = tree(tmp_path)
+    assert store.delete_topic(topic) == 0
+    assert set(before) <= set(tree(tmp_path))
+    assert everything(store, "Good") == [b"hello"]
+    store.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("topic", [*ELSEWHERE[:4], "n\0ul"])
+def test_a_store_opens_that_has_taken_messages_for_such_a_name(tmp_path, monkeypatch, topic, clean):
+    """As stores did before: their records are in the log. They are passed over, and nothing else is."""
+    root = tmp_path / "a" / "store"
+    with careless(monkeypatch) as patches:
+        patches.setattr(ConsumeQueue, "write", lambda _queue: None)
+        store = open_store(root)
+        for number in range(3):
+            send(store, b"good %d" % number, "Good")
+            send(store, b"bad", topic)
+        store.crash()
+    if clean:
+        os.unlink(root / "abort")
+    for _ in range(2):
+        store = open_store(root)
+        assert everything(store, "Good") == [b"good 0", b"good 1", b"good 2"]
+        assert store.queues.find(topic, 0) is None
+        store.close()
+    assert os.listdir(root / "consumequeue") == ["Good"]
+    assert not (tmp_path / "evil").exists()
+    rebuild(str(root), config=small(root))
+    store = open_store(root)
+    assert everything(store, "Good") == [b"good 0", b"good 1", b"good 2"]
+    store.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_topic_that_was_mixed_with_another_is_set_right(tmp_path, monkeypatch, clean):
+    with careless(monkeypatch):
+        store = open_store(tmp_path)
+        for body in (b"1", b"2"):
+            send(store, body, "Good")
+            send(store, b"bad", "x/../Good")
+        store.close() if clean else store.crash()
+    store = open_store(tmp_path)
+    assert everything(store, "Good") == [b"1", b"2"]
+    store.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("topic", ["a b", "a.b", "订单"])
+def test_what_a_directory_with_an_odd_name_holds_stays_readable(tmp_path, monkeypatch, topic, clean):
+    with careless(monkeypatch):
+        store = open_store(tmp_path)
+        send(store, b"first", topic)
+        store.close()
+        store = open_store(tmp_path)
+        send(store, b"second", topic)
+        store.close() if clean else store.crash()
+    store = open_store(tmp_path)
+    assert everything(store, topic) == [b"first", b"second"]
+    assert store.delete_topic(topic) == 1
+    store.close()
+    assert os.listdir(tmp_path / "consumequeue") == []
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "00", "-1", "x"])
+def test_a_directory_that_is_no_queue_does_not_keep_a_store_from_opening(tmp_path, name):
+    store = open_store(tmp_path)
+    send(store)
+    store.close()
+    (tmp_path / "consumequeue" / "T" / name).mkdir()
+    store = open_store(tmp_path)
+    assert everything(store) == [b"hello"]
+    store.close()
