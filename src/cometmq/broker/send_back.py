@@ -10,6 +10,7 @@ from cometmq.broker.property_string import put
 from cometmq.broker.retry import DLQ_QUEUES, maximum_times, plan_send_back
 from cometmq.broker.send import delayed
 from cometmq.broker.topics import UNIT_SUB_FLAG
+from cometmq.message import MessageExt
 from cometmq.protocol.codes import (
     RETRY_PREFIX,
     TOPIC_LENGTH_MAX,
@@ -71,13 +72,7 @@ class SendBackProcessor:
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)
-        # As they are stored, so that nothing is lost or refused of what cannot be written again.
-        properties = properties_of(record).decode("utf-8", "surrogateescape")
-        if not message.properties.get("RETRY_TOPIC"):
-            properties = put(properties, "RETRY_TOPIC", message.topic)
-        if not message.properties.get("ORIGIN_MESSAGE_ID", "").strip():
-            properties = put(properties, "ORIGIN_MESSAGE_ID", message.offset_msg_id)
-        properties = put(properties, "WAIT", "false")
+        properties = _kept(message, record)
         maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
         queue_id = 0
@@ -113,3 +108,14 @@ class SendBackProcessor:
 
         context.writer.appended(answer)
         return None
+
+
+def _kept(message: MessageExt, record: bytes) -> str:
+    """The properties of a message as they are stored, so that nothing is lost or refused of what could not be
+    written again, with what a message that comes back needs."""
+    properties = properties_of(record).decode("utf-8", "surrogateescape")
+    if not message.properties.get("RETRY_TOPIC"):
+        properties = put(properties, "RETRY_TOPIC", message.topic)
+    if not message.properties.get("ORIGIN_MESSAGE_ID", "").strip():
+        properties = put(properties, "ORIGIN_MESSAGE_ID", message.offset_msg_id)
+    return put(properties, "WAIT", "false")

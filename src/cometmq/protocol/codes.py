@@ -383,7 +383,7 @@ TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255
 STORED_LENGTH_MAX = 255
 """Longest topic name in a store: 5.x makes longer retry topics than clients may name (storage.md 12.2)."""
-_legal = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
+NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 MASTER_ID = 0
 DEFAULT_NAMESRV_PORT = 9876
@@ -400,7 +400,7 @@ def is_system_topic(topic: str) -> bool:
 def is_legal_name(name: str, longest: int) -> bool:
     """Whether this may be the name of a topic or group, of at most so many characters. Names become
     directories and parts of table keys: every name from outside is asked for here before it is used."""
-    return len(name) <= longest and _legal(name) is not None
+    return len(name) <= longest and NAME_PATTERN.fullmatch(name) is not None
 
 
 def has_retry_topic(group: str) -> bool:
