@@ -250,10 +250,25 @@ def hostile_broker_bodies() -> list[tuple[str, bytes]]:
         "a\x01b",
         "\x02\x02\x02",
         "a\x01b\x01c\x02",
+        "TAGS\x01" + "t" * (1 << 20),
+        "KEYS\x01" + "k " * (1 << 20),
+        "UNIQ_KEY\x01" + "u" * (1 << 20) + "\x02",
+        "UNIQ_KEY\x01u\x02" * 100_000,
         "x" * 40_000,
         "\x01" * 9999,
     ):
         cases.append((f"properties {text[:20]!r}", command(310, b"body", ext={**SEND_V2, "i": text})))
+    for count in (1, 10_000):
+        body = batch_item(b"", b"KEYS\x01k") * count
+        for length in (30_000, 1 << 20):
+            ext_of_batch = {**ext, "i": "A\x01" + "x" * length}
+            cases.append((f"{count} with {length} shared", command(320, body, ext=ext_of_batch)))
+    for name in ("x/../Good", "../../evil", "n\0ul", "t" * 70_000, "a\x02REAL_TOPIC\x01b"):
+        cases.append((f"send to {name[:20]!r}", command(310, b"body", ext={**SEND_V2, "b": name})))
+        back = {**BROKER_REQUESTS[36].ext, "group": name}
+        cases.append((f"send back of {name[:20]!r}", command(36, ext=back)))
+    pull = {**PULL, "subscription": "t" * (1 << 20)}
+    cases.append(("a long subscription", command(11, ext=pull)))
     for level in ("-1", "19", "x", "99999999999999999999"):
         properties = f"DELAY\x01{level}\x02"
         cases.append((f"delay level {level}", command(310, b"body", ext={**SEND_V2, "i": properties})))

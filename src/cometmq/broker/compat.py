@@ -4,7 +4,7 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 
 | point | 4.9 requests | 5.x requests |
 |---|---|---|
-| bad topic name, bad queue id | 1 SYSTEM_ERROR | 29 INVALID_PARAMETER |
+| bad topic or group name, bad queue id | 1 SYSTEM_ERROR | 29 INVALID_PARAMETER |
 | search offset by time (29) | nearest message | first at or after it; boundaryType UPPER: last at or before |
 | offset query (14), topic unknown | 0, offset 0 | 22 QUERY_NOT_FOUND |
 | offset query (14), nothing stored | 0 while the queue is young | same; 22 if setZeroIfNotFound=false |

@@ -123,16 +123,17 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 _OTHERS = bytes(set(range(256)) - {1, 2})
+_ALTERNATING = b"\x01\x02" * 16_384
 
 
-def has_stray_separator(*texts: bytes) -> bool:
-    """Whether a name or value in one of these property strings holds a separator: 0x01 in a value, and 0x02
-    in either with no 0x01 in what follows. Such a string cannot be written again from what was read of it.
-    """
-    found = b"\x02".join(texts).translate(None, _OTHERS)  # the separators alone: 0.3 µs, of many 0.1 µs each
-    if len(found) & 1 and found == (b"\x01\x02" * (len(found) // 2 + 1))[:-1]:
+def has_stray_separator(text: bytes) -> bool:
+    """Whether a name or value in a property string, or in some with 0x02 in between, holds a separator: 0x01
+    in a value, and 0x02 in either with no 0x01 in what follows. Such a string cannot be written again from
+    what was read of it. 0.2 µs."""
+    found = text.translate(None, _OTHERS)
+    if len(found) & 1 and _ALTERNATING.startswith(found):
         return False
-    return any(pair.count(b"\x01") != 1 for text in texts for pair in text.split(b"\x02") if pair)
+    return any(pair.count(b"\x01") != 1 for pair in text.split(b"\x02") if pair)
 
 
 # -- Java's string hash

@@ -130,7 +130,7 @@ class Mixed(NamedTuple):
 
     @property
     def stray_separator(self) -> bool:
-        return has_stray_separator(*self.texts)
+        return has_stray_separator(b"\x02".join(self.texts))
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
         return codes_and_keys(self.texts)
