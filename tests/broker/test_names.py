@@ -31,8 +31,10 @@ ILLEGAL = [
 ]
 
 
-# Names that the broker does not use: a send's group, the origin of what is sent back, the whole of 46.
-UNUSED = {(10, "PG"), (310, "PG"), (320, "PG"), (36, "TopicA"), (46, "TopicA"), (46, "CG")}
+# Names that the broker does not use: a send's group, the origin of what is sent back, the whole of 46; and
+# queues that are passed over when others are locked.
+UNUSED = {(10, "PG"), (310, "PG"), (320, "PG"), (36, "TopicA"), (46, "TopicA"), (46, "CG"),
+          (41, "TopicA"), (42, "TopicA")}  # fmt: skip
 
 
 def with_name(code, what, name):
@@ -56,10 +58,11 @@ def _replaced(value, what, name):
 def names_in(broker):
     """Every name that the broker has a table entry or a queue for."""
     context = broker.parts.context
+    locked = {queue.topic for held in context.locks._groups.values() for queue in held}
     offsets = [part for key in context.offsets.to_table()["offsetTable"] for part in key.split("@")]
     return {
         *context.topics.table, *context.groups.table, *offsets, *context.consumers.groups,
-        *context.producers.groups, *context.locks._groups, *context.store.topics(),
+        *context.producers.groups, *context.locks._groups, *locked, *context.store.topics(),
     }  # fmt: skip
 
 

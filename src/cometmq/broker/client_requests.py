@@ -18,13 +18,20 @@ from cometmq.protocol.bodies import (
     LockBatchBody,
     LockBatchResult,
 )
-from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, has_retry_topic
+from cometmq.protocol.codes import (
+    RETRY_PREFIX,
+    TOPIC_LENGTH_MAX,
+    RequestCode,
+    ResponseCode,
+    has_retry_topic,
+    is_legal_name,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
 from cometmq.remoting import CommandError, Connection, Handler
 
 LONGEST_LANGUAGE = 32  # characters
-LONGEST_QUEUE = 512  # characters of a topic's and a broker's name; a queue beyond that is nobody's to lock
+LONGEST_BROKER = 255  # characters of a broker's name; a queue of a longer one is nobody's to lock
 
 
 class ClientProcessor:
@@ -157,13 +164,13 @@ class ClientProcessor:
         """41: take or renew queue locks; answers those held now."""
         body = _queues(frame)
         context = self._context
-        for what, name in (("group", body.consumer_group), ("client id", body.client_id)):
-            if len(name) > LONGEST_CLIENT_ID:
-                raise refused(f"the {what} has {len(name)} characters, at most {LONGEST_CLIENT_ID}")
+        if len(body.client_id) > LONGEST_CLIENT_ID:
+            raise refused(f"the client id has {len(body.client_id)} characters, at most {LONGEST_CLIENT_ID}")
         held: list[MessageQueue] = []
         async for queues in slices(body.mq_set):
-            named = [queue for queue in queues if len(queue.topic) + len(queue.broker_name) <= LONGEST_QUEUE]
-            held += context.locks.lock(body.consumer_group, body.client_id, named, context.mono_ms())
+            held += context.locks.lock(
+                body.consumer_group, body.client_id, filter(_may_be_locked, queues), context.mono_ms()
+            )
         answer = await encoded(LockBatchResult(lock_ok_mq_set=held), len(held))
         return frame.response(ResponseCode.SUCCESS, body=answer)
 
@@ -204,9 +211,12 @@ def _check_names(data: HeartbeatData, version: int) -> None:
 
 
 def _queues(frame: Frame) -> LockBatchBody:
-    """The queues that a client locks or unlocks, their names checked."""
+    """The queues that a client locks or unlocks."""
     body = LockBatchBody.decode(frame.body)
     check_group(body.consumer_group, frame.version)
-    for topic in {queue.topic for queue in body.mq_set}:
-        check_topic(topic, frame.version)
     return body
+
+
+def _may_be_locked(queue: MessageQueue) -> bool:
+    """Whether there may be such a queue: no others are kept."""
+    return is_legal_name(queue.topic, TOPIC_LENGTH_MAX) and len(queue.broker_name) <= LONGEST_BROKER

@@ -177,8 +177,7 @@ class ScheduleService:
     def _times(self) -> tuple[int, int]:
         """Wall and monotonic time in ms, in this order: a pause in between makes messages later, never
         earlier."""
-        clock = self._context.clock
-        return clock.time_ms(), int(clock.monotonic() * 1000)
+        return self._context.clock.time_ms(), self._context.mono_ms()
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
         if not self._stopped:
