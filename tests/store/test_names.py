@@ -129,6 +129,10 @@ def test_what_a_directory_with_an_odd_name_holds_stays_readable(tmp_path, monkey
         store.close() if clean else store.crash()
     store = open_store(tmp_path)
     assert everything(store, topic) == [b"first", b"second"]
+    store.close()
+    rebuild(str(tmp_path), config=small(tmp_path))
+    store = open_store(tmp_path)
+    assert everything(store, topic) == [b"first", b"second"]
     assert store.delete_topic(topic) == 1
     store.close()
     assert os.listdir(tmp_path / "consumequeue") == []
