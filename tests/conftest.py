@@ -24,3 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         room = item.path.relative_to(Path(__file__).parent).parts[0]
         item.add_marker(pytest.mark.xdist_group(room if room in SHARING else str(item.path)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--hostile-frames", type=int, default=200_000, help="frames of tests/faults/test_hostile_requests.py"
+    )

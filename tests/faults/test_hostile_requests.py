@@ -1,0 +1,178 @@
+"""Whatever a stranger asks: the server stays up, quick and flat, in its directory, and starts again.
+
+How many frames are sent: `--hostile-frames`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.faults import hostile
+from tests.faults.good_requests import BROKER_REQUESTS, NAMESRV_REQUESTS, Request
+from tests.faults.malformed import command
+from tests.faults.servers import BROKER, NAMESRV, ServerProcess, server_process
+from tests.remoting.peers import RawPeer
+
+from cometmq.protocol.codes import RequestCode
+
+MIB = 1024 * 1024
+AFTER = 424_242  # opaque of the good request behind a lot
+LOT_FRAMES, LOT_BYTES = 64, 4 * MIB
+CONNECTIONS = 4
+QUICK_S = 5.0  # of a witness's request, beside the flood and on a busy machine; what hangs takes minutes
+FLAT = 24 * MIB  # growth over the second half of the flood; a leak of 1 KiB a frame would be 100 MiB
+
+# As users run it: topics and groups come into being when they are first named.
+OPEN_BROKER = BROKER.replace('"autoCreateTopicEnable": "false", "autoCreateSubscriptionGroup": "false",', "")
+KINDS: dict[str, tuple[str, Mapping[int, Request], int]] = {
+    "namesrv": (NAMESRV, NAMESRV_REQUESTS, RequestCode.GET_BROKER_CLUSTER_INFO),
+    "broker": (OPEN_BROKER, BROKER_REQUESTS, RequestCode.GET_BROKER_RUNTIME_INFO),
+}
+# What neither kind handles is asked of both.
+UNHANDLED = Request({"topic": "TopicA", "group": "CG", "consumerGroup": "CG", "queueId": "0"}, b"{}")
+# Each server is flooded with its share: the broker has three times as many requests.
+SHARE = {"namesrv": 0.25, "broker": 0.75}
+
+
+async def flood(server: ServerProcess, frames: Iterator[bytes], count: int, good: bytes) -> int:
+    """Send so many frames over a few connections, each lot with a good request behind it, which is answered
+    unless the connection is closed. Returns how many were sent."""
+    sent = 0
+
+    def next_lot() -> list[bytes]:
+        nonlocal sent
+        lot: list[bytes] = []
+        size = 0
+        while sent < count and len(lot) < LOT_FRAMES and size < LOT_BYTES:
+            frame = next(frames, None)
+            if frame is None:
+                break
+            lot.append(frame)
+            size += len(frame)
+            sent += 1
+        return lot
+
+    async def worker() -> None:
+        raw = await RawPeer.connect(server.port)
+        while lot := next_lot():
+            try:
+                await raw.send(b"".join((*lot, good)))
+                await answer_of(raw, AFTER)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                assert server.alive, lot
+                await raw.close()
+                raw = await RawPeer.connect(server.port)  # a connection may be closed, the server may not
+        await raw.close()
+
+    await asyncio.gather(*(worker() for _ in range(CONNECTIONS)))
+    return sent
+
+
+async def answer_of(raw: RawPeer, opaque: int) -> dict[str, object]:
+    wanted = b'"opaque":%d,' % opaque
+    while True:
+        async with asyncio.timeout(60):
+            size, word = struct.unpack(">II", await raw.reader.readexactly(8))
+            header = await raw.reader.readexactly(word & 0xFFFFFF)
+            await raw.reader.readexactly(size - 4 - (word & 0xFFFFFF))
+        if wanted in header:
+            found: dict[str, object] = json.loads(header)
+            if found["opaque"] == opaque:
+                return found
+
+
+class Witness:
+    """A client beside the flood, whose good requests are answered in time."""
+
+    def __init__(self, server: ServerProcess, good: bytes) -> None:
+        self._server = server
+        self._good = good
+        self._raw: RawPeer | None = None
+        self.slowest_s = 0.0
+        self.asked = 0
+
+    async def close(self) -> None:
+        if self._raw is not None:
+            await self._raw.close()
+
+    async def run(self) -> None:
+        raw = self._raw = await RawPeer.connect(self._server.port)
+        while True:
+            begun = time.monotonic()
+            await raw.send(self._good)
+            header = await answer_of(raw, AFTER)
+            assert header["code"] == 0, header
+            self.slowest_s = max(self.slowest_s, time.monotonic() - begun)
+            self.asked += 1
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_known_code_is_in_the_table(kind: str, tmp_path: Path) -> None:
+    program, requests, _ = KINDS[kind]
+    with server_process(program, tmp_path) as server:
+        raw = await RawPeer.connect(server.port)
+        handled = set()
+        for code in RequestCode:
+            await raw.send(command(code, opaque=int(code)))
+            header = await answer_of(raw, int(code))
+            if header["code"] != 3:
+                handled.add(int(code))
+        await raw.close()
+
+    assert handled == set(requests)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_flood_of_hostile_requests(kind: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    program, known, good_code = KINDS[kind]
+    requests = {int(code): known.get(code, UNHANDLED) for code in RequestCode}
+    good = command(good_code, opaque=AFTER)
+    total = int(pytestconfig.getoption("--hostile-frames") * SHARE[kind])
+    home = tmp_path / "home"
+    home.mkdir()
+    with server_process(program, home) as server:
+        witness = Witness(server, good)
+        watching = asyncio.ensure_future(witness.run())
+        sent = await flood(server, hostile.table(requests), total, good)
+        halves = [max(0, total - sent) // 2] * 2
+        resident = []
+        for seed, half in enumerate(halves):
+            sent += await flood(server, hostile.mixtures(requests, seed), half, good)
+            resident.append(server.resident())
+        await asyncio.sleep(0)
+        if watching.done():
+            watching.result()
+        watching.cancel()
+        await witness.close()
+
+        assert server.alive
+        assert server.complaints() == []
+        assert sent >= total - 1
+        assert witness.asked > 10
+        assert witness.slowest_s < QUICK_S
+        assert resident[1] - resident[0] < FLAT, resident
+    assert_nothing_left_its_directory(tmp_path)
+    with server_process(program, home) as server:  # what the requests left behind does not stop a start
+        raw = await RawPeer.connect(server.port)
+        await raw.send(good)
+        assert (await answer_of(raw, AFTER))["code"] == 0
+        await raw.close()
+        assert server.complaints() == []
+
+
+def assert_nothing_left_its_directory(path: Path) -> None:
+    assert [entry.name for entry in path.iterdir()] == ["home"]
+    queues = path / "home" / "store" / "consumequeue"
+    if queues.exists():
+        names = [entry.name for entry in queues.iterdir()]
+        assert [name for name in names if not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,127}", name)] == []
+        assert all(entry.name.isdecimal() for topic in queues.iterdir() for entry in topic.iterdir())
