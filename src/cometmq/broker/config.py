@@ -48,6 +48,8 @@ NOT_BY_REQUEST = frozenset(
 )  # fmt: skip
 QUEUES_MAX = 1 << 16
 """The most that maxTopicQueueNums can be: what the name server takes too. Clients keep an object for each."""
+HELD_PULLS_MAX = 1 << 20
+"""The most that the settings of held pulls can be: each pull costs about a kilobyte."""
 
 
 def host_name() -> str:
@@ -201,8 +203,8 @@ RANGES: dict[str, Range] = {
     "maxTopicQueueNums": Range(1, QUEUES_MAX),
     "flushConsumerOffsetInterval": _PERIOD,
     "shortPollingTimeMills": _MS,
-    "maxHeldPullsPerConnection": Range(1, INT_MAX),
-    "maxHeldPullsPerQueue": Range(1, INT_MAX),
+    "maxHeldPullsPerConnection": Range(1, HELD_PULLS_MAX),
+    "maxHeldPullsPerQueue": Range(1, HELD_PULLS_MAX),
     "startAcceptSendRequestTimeStamp": Range(0, LONG_MAX, "milliseconds since 1970"),
     "registerNameServerPeriod": _MS,
     # The start waits so long for a name server that does not answer.
