@@ -147,7 +147,6 @@ class Recovery:
         self._delays = config.delay_levels_ms
         self._gaps = Gaps()
         self._ahead: dict[ConsumeQueue, Facts] = {}  # records that do not follow on their queue's end
-        self._refused = False  # records have been passed over whose topic cannot have a queue
 
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything and leave log, queues and index ready for appends. Raises StoreError,
@@ -435,9 +434,7 @@ class Recovery:
         try:
             queue = self._queues.of_record(topic, queue_id)
         except QueueRefused as refusal:
-            if not self._refused:
-                result.notes.append(f"record at {position}, maybe others, not served: {refusal.remark}")
-            self._refused = True
+            result.notes.append(f"record at {position}: {refusal.remark}, not served")
             return
         ahead = self._ahead.pop(queue, None)
         if ahead is not None:
