@@ -335,6 +335,18 @@ class TestUndeliverable:
         assert [m.body for m in records(answer)] == [b"moved"]
         assert [queue.queue_id for queue in fast.broker.parts.store.queues.of_topic("Orders")] == [1]
 
+    async def test_a_message_outgrown_by_a_new_limit_is_delivered_and_can_come_back(self, fast):
+        peer = fast.peer()
+        await peer.send(body=b"x" * 5_000, properties={"DELAY": "1"})
+        fast.broker.parts.store.appender.set_largest(1_000)
+        (message,) = await take(peer, "Orders", 1)
+        header = ConsumerSendMsgBackRequestHeader(
+            offset=message.physical_offset, group="G", delay_level=1, origin_topic="Orders"
+        )
+        answer = await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        assert (message.body, answer.code) == (b"x" * 5_000, 0)
+        assert [m.body for m in await take(peer, "%RETRY%G", 1)] == [b"x" * 5_000]
+
     async def test_properties_that_cannot_be_written_again_are_stored_as_they_are(self, fast):
         peer = fast.peer()
         await peer.send(body=b"before", properties={"DELAY": "1"})

@@ -324,6 +324,7 @@ class ScheduleService:
                 reconsume_times=message.reconsume_times,
                 prepared_transaction_offset=message.prepared_transaction_offset,
                 tags_code=stored_tags_code(properties),
+                stored_before=True,
             )
         except StoreRefused as refusal:
             if refusal.response_code == ResponseCode.MESSAGE_ILLEGAL:

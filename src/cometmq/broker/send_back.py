@@ -96,6 +96,7 @@ class SendBackProcessor:
                 reconsume_times=message.reconsume_times + 1,
                 tags_code=stored_tags_code(stored),
                 delay_ms=delay_ms,
+                stored_before=True,
             )
         except StoreRefused as refusal:
             context.stats.put_failed += 1

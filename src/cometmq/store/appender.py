@@ -172,7 +172,7 @@ class Appender:
     def append(
         self, topic: str, queue_id: int, body: Body, properties: bytes, flag: int,
         sys_flag: int, born_ms: int, born_host: bytes, reconsume_times: int, prepared_position: int,
-        tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None,
+        tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None, stored_before: bool,
     ) -> Appended:  # fmt: skip
         """See MessageStore.append."""
         queue = self.queue_of(topic, queue_id)
@@ -180,7 +180,13 @@ class Appender:
         refused = len(self._refused)
         traits = (flag, sys_flag, reconsume_times, prepared_position, tags_code, store_host, delay_ms)
         self.gathered.append((queue, queue, body, properties, born_ms, born_host, keys, traits))
-        self.settle()
+        largest = self.largest_body, self.largest_record
+        if stored_before:
+            self.largest_body = self.largest_record = self._log.segment_size - BLANK_SIZE
+        try:
+            self.settle()
+        finally:
+            self.largest_body, self.largest_record = largest
         if len(self._refused) > refused:
             raise self._refused.pop()[1]
         _, position, queue_offset = self._placed.pop()

@@ -223,16 +223,18 @@ class MessageStore:
         index_keys: Sequence[str] | None = None,
         store_host: bytes | None = None,
         delay_ms: int | None = None,
+        stored_before: bool = False,
     ) -> Appended:
         """Take one message into this tick. `body` is copied at once.
 
         index_keys: keys to index (None: taken from the properties). delay_ms: the queue unit gets store
-        time plus this as its tags code (messages that wait for their delivery). Raises StoreRefused;
-        nothing has changed then.
+        time plus this as its tags code (messages that wait for their delivery). stored_before: the
+        message moves on within the store, so maxMessageSize, which may have been lowered since, does not
+        count. Raises StoreRefused; nothing has changed then.
         """
         return self.appender.append(
             topic, queue_id, body, properties, flag, sys_flag, born_timestamp_ms, born_host, reconsume_times,
-            prepared_transaction_offset, tags_code, index_keys, store_host, delay_ms,
+            prepared_transaction_offset, tags_code, index_keys, store_host, delay_ms, stored_before,
         )  # fmt: skip
 
     def append_batch(
