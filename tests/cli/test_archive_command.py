@@ -122,11 +122,15 @@ def test_errors_name_the_options_of_the_command(error: CometError, words: str) -
         raise error
 
 
-def test_a_broker_that_was_away_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = ArchiveSummary("/a", 1, 7, 70, 1, 7, 0, 0, 1.0, None, [], away=["broker-b"], put_off="no route")
+def test_what_is_not_complete_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = ArchiveSummary(
+        "/a", 1, 7, 70, 1, 7, 0, 0, 1.0, None, [], away=["broker-b"], replaced=2, put_off="no route"
+    )
     report(summary, as_json=False)
     assert not summary.complete
-    assert capsys.readouterr().err == ("not complete: brokers away: broker-b\nnot complete: no route\n")
+    assert capsys.readouterr().err == (
+        "not complete: brokers away: broker-b\nnot complete: began anew: 2 queues\nnot complete: no route\n"
+    )
 
 
 def test_without_java_it_says_so_at_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,9 @@ from cometmq.protocol.record import encode_record
 
 TOPIC = "Fake"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
+MINUTES = [1_000_000 + 60_000 * number for number in range(40)]
+"""Store times of one message a minute."""
+
 HOST = b"\x7f\0\0\1\0\0\x2a\x9f"
 
 
@@ -27,6 +30,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.minimum = 0
         self.log_at = 0  # where the log begins, of which each message takes 100 bytes
+        self.cut_at: int | None = None  # from this offset on messages lie elsewhere in the log
         self.stored_ms: list[int] = []
         self.bodies: dict[int, tuple[bytes, int]] = {}  # offset -> (stored body, sysFlag), else its number
         self.refusals: deque[int] = deque()  # codes that answer the next pulls
@@ -44,6 +48,19 @@ class FakeCluster:
     @property
     def maximum(self) -> int:
         return self.minimum + len(self.stored_ms)
+
+    def make_anew(self, count: int) -> None:
+        """The topic is deleted and made again behind MINUTES; the log goes on."""
+        self.log_at += 10**6
+        self.stored_ms = [MINUTES[-1] + 1000 + number for number in range(count)]
+
+    def cut_and_grow(self, keep: int, count: int) -> None:
+        """The broker lost what is behind `keep` in a crash, and went on from there."""
+        self.cut_at = keep
+        self.stored_ms = [
+            *self.stored_ms[:keep],
+            *(MINUTES[-1] + 1000 + number for number in range(count - keep)),
+        ]
 
     def close(self) -> None:
         """As a process that ends."""
@@ -108,9 +125,12 @@ class FakeCluster:
 
     def record(self, offset: int, **fields: Any) -> bytes:
         body, sys_flag = self.bodies.get(offset, (b"%d" % offset, 0))
+        at = self.log_at + offset * 100
+        if self.cut_at is not None and offset >= self.cut_at:
+            at += 77_000_000
         told: dict[str, Any] = {
             "topic": TOPIC, "queue_id": 0, "body": body, "properties": b"", "queue_offset": offset,
-            "physical_offset": self.log_at + offset * 100, "born_timestamp_ms": 1, "born_host": HOST,
+            "physical_offset": at, "born_timestamp_ms": 1, "born_host": HOST,
             "store_host": HOST, "sys_flag": sys_flag,
             "store_timestamp_ms": self.stored_ms[offset - self.minimum],
         }  # fmt: skip

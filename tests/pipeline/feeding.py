@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
+from cometmq.admin.admin import Admin
 from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.options import Topics, write_options
@@ -54,6 +56,16 @@ class Topic:
             address = cluster.master_of(cluster.write_queues(self.name)[0])
         with Wire(address, 10.0) as wire:
             assert wire.call(RequestCode.SEND_MESSAGE_V2, header, body).code == 0
+
+    def delete(self) -> None:
+        """From brokers and name servers."""
+
+        async def delete() -> None:
+            async with Admin(self.namesrv) as admin:
+                await admin.delete_topic_in_brokers(self.name, "DefaultCluster")
+                await admin.delete_topic_in_name_servers(self.name)
+
+        asyncio.run(delete())
 
     def bounds(self) -> dict[MessageQueue, Bounds]:
         with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:

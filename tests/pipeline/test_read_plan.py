@@ -15,7 +15,6 @@ from cometmq.pipeline.offsets import batch_range, from_tree, parse_offsets, to_t
 from cometmq.pipeline.plan import (
     Bounds,
     QueueRange,
-    check_not_shrunk,
     default_tasks,
     limit_ends,
     pack,
@@ -161,12 +160,6 @@ class TestRanges:
         assert queue_ranges({queue(0): 2}, {queue(0): 9}, {}, fail_on_data_loss=True) == [
             QueueRange(queue(0), 2, 9)
         ]
-
-    def test_a_queue_shorter_than_what_was_read_is_data_loss(self) -> None:
-        with pytest.raises(DataLossError):
-            check_not_shrunk({queue(0): 50}, {queue(0): Bounds(0, 10)}, fail=True)
-        check_not_shrunk({queue(0): 50}, {queue(0): Bounds(0, 10)}, fail=False)
-        check_not_shrunk({queue(0): 10}, {queue(0): Bounds(0, 10)}, fail=True)
 
 
 class TestPacking:

@@ -3,7 +3,6 @@ in them as if nothing had happened, never stalls, and leaves nothing of them out
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,21 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.pipeline.fakes import QUEUE, TOPIC, FakeCluster, fake_cluster
+from tests.pipeline.fakes import MINUTES, QUEUE, TOPIC, FakeCluster, fake_cluster
 from tests.pipeline.feeding import Topic
 from tests.pipeline.test_stream import Job
 
-from cometmq.admin.admin import Admin
 from cometmq.errors import ConfigError
-from cometmq.pipeline import source
+from cometmq.pipeline import cluster
 from cometmq.pipeline.errors import DataLossError
 from cometmq.pipeline.marks import CLOCKS_MS, Mark, mark_of, marks_in
 from cometmq.pipeline.options import read_options
 from cometmq.pipeline.source import CometStreamReader, ReadTask, full_schema
 
-MINUTES = [1_000_000 + 60_000 * number for number in range(40)]  # one message a minute
-
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    monkeypatch.setattr(source, "_SHRUNK_S", 0.0)
+    monkeypatch.setattr(cluster, "_SHRUNK_S", 0.0)
     with fake_cluster() as made:
         made.stored_ms = list(MINUTES)
         yield made
@@ -67,23 +63,6 @@ def position(offset: int) -> dict[str, Any]:
     return {TOPIC: {"broker-a": {"0": offset}}}
 
 
-def make_anew(fake: FakeCluster, count: int) -> None:
-    """The topic is deleted and made again; the log goes on."""
-    fake.log_at += 10**6
-    fake.stored_ms = [MINUTES[-1] + 1000 + number for number in range(count)]
-
-
-def cut_and_grow(fake: FakeCluster, keep: int, count: int) -> None:
-    """The broker lost what is behind `keep` in a crash, and went on from there."""
-    before = fake.record
-
-    def record(offset: int, **fields: Any) -> bytes:
-        return before(offset, **({"physical_offset": 77_000_000 + offset} if offset >= keep else {}))
-
-    fake.record = record  # type: ignore[method-assign]
-    fake.stored_ms = [*MINUTES[:keep], *(MINUTES[-1] + 1000 + number for number in range(count - keep))]
-
-
 def test_a_position_carries_the_mark_of_the_record_before_it(stream: Stream) -> None:
     end = stream.next(position(10))
     assert end == {"@last": {TOPIC: {"broker-a": {"0": [3900, MINUTES[-1]]}}}, **position(40)}
@@ -103,7 +82,7 @@ def test_where_a_stream_begins_is_marked_though_nothing_was_read(fake: FakeClust
     start = stream.reader.initialOffset()
     end = stream.next(start)
     assert (end["@start"], end[TOPIC]) == (position(40), position(40)[TOPIC])
-    make_anew(fake, 60)
+    fake.make_anew(60)
     with pytest.raises(DataLossError):
         stream.next(end)
 
@@ -111,7 +90,7 @@ def test_where_a_stream_begins_is_marked_though_nothing_was_read(fake: FakeClust
 @pytest.mark.parametrize("count", [41, 60, 5, 0])
 def test_a_topic_made_anew_is_an_error_that_names_both(fake: FakeCluster, stream: Stream, count: int) -> None:
     end = stream.next(position(10))
-    make_anew(fake, count)
+    fake.make_anew(count)
     with pytest.raises(DataLossError) as caught:
         stream.next(end)
     assert caught.value.queue == QUEUE
@@ -126,7 +105,7 @@ def test_without_fail_on_data_loss_all_of_the_new_one_is_read(
     fake: FakeCluster, tolerant: Stream, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     end = tolerant.next(position(10))
-    make_anew(fake, count)
+    fake.make_anew(count)
     later = tolerant.next(end)
     assert later["@start"] == position(0)
     assert tolerant.ranges(end, later) == ([(0, count)] if count else [])
@@ -138,9 +117,18 @@ def test_without_fail_on_data_loss_all_of_the_new_one_is_read(
     assert "@start" not in last
 
 
+def test_one_of_the_same_length_is_seen_when_the_stream_is_to_end(fake: FakeCluster, stream: Stream) -> None:
+    end = stream.next(position(10))
+    fake.make_anew(40)
+    assert stream.next(end) == end  # it would not read anything of it
+    stream.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLossError):
+        stream.next(end)
+
+
 def test_after_a_crash_the_last_minute_is_read_again(fake: FakeCluster, tolerant: Stream) -> None:
     end = tolerant.next(position(10))
-    cut_and_grow(fake, 35, 50)
+    fake.cut_and_grow(35, 50)
     assert MINUTES[-1] - CLOCKS_MS == MINUTES[38]
     later = tolerant.next(end)
     assert tolerant.ranges(end, later) == [(35, 50)]  # all that was stored since; 35 to 39 a second time
@@ -166,7 +154,7 @@ def test_a_logged_batch_is_compared_when_it_is_planned_again(
     second = stream.next(first)
     again = Stream(fake)
     assert again.ranges(first, second) == [(40, 41)]
-    make_anew(fake, 60)
+    fake.make_anew(60)
     with pytest.raises(DataLossError, match="log position"):
         again.ranges(first, second)
     again.reader.stop()
@@ -181,7 +169,7 @@ def test_a_stream_of_spark_reads_all_of_a_topic_made_anew(
     topic.send(40)
     job = Job(spark, topic, tmp_path, startingOffsets="earliest")
     job.run()
-    asyncio.run(delete(topic))
+    topic.delete()
     again = Topic(topic.name, topic.namesrv)
     again.send(100)
     query = job.start(availableNow=True)
@@ -189,12 +177,6 @@ def test_a_stream_of_spark_reads_all_of_a_topic_made_anew(
         query.awaitTermination(60)
     Job(spark, topic, tmp_path, failOnDataLoss="false").run()
     job.check(topic.sent + again.sent)
-
-
-async def delete(topic: Topic) -> None:
-    async with Admin(topic.namesrv) as admin:
-        await admin.delete_topic_in_brokers(topic.name, "DefaultCluster")
-        await admin.delete_topic_in_name_servers(topic.name)
 
 
 class TestMarks:

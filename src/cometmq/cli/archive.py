@@ -234,6 +234,10 @@ def report(summary: ArchiveSummary, as_json: bool) -> None:
     if summary.lost or summary.bad:
         lost = counted(summary.lost, "message")
         click.echo(f"lost before it was archived: {lost}; bad: {counted(summary.bad, 'message')}", err=True)
-    for problem in (f"brokers away: {', '.join(summary.away)}" if summary.away else "", summary.put_off):
+    for problem in (
+        f"brokers away: {', '.join(summary.away)}" if summary.away else "",
+        f"began anew: {counted(summary.replaced, 'queue')}" if summary.replaced else "",
+        summary.put_off,
+    ):
         if problem:
             click.echo(f"not complete: {printable(problem, None)}", err=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -27,8 +27,9 @@ from cometmq import logs
 from cometmq.errors import CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
 from cometmq.pipeline.archive_task import QueueCount, Unit, UnitResult, run_units
-from cometmq.pipeline.cluster import Cluster
+from cometmq.pipeline.cluster import Cluster, settled
 from cometmq.pipeline.errors import ArchiveError, DataLossError
+from cometmq.pipeline.marks import Marks, marks_in, replaced, with_marks
 from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets, from_tree, parse_offsets, to_tree
 from cometmq.pipeline.options import (
     MAX_PLAIN_BYTES,
@@ -42,7 +43,6 @@ from cometmq.pipeline.options import (
 from cometmq.pipeline.plan import (
     Bounds,
     QueueRange,
-    check_not_shrunk,
     default_tasks,
     limit_ends,
     pack,
@@ -66,7 +66,8 @@ class ArchiveProgress:
 
 
 class QueueSummary(msgspec.Struct, frozen=True):
-    """One queue in this run: offsets `start` <= o < `end` were taken."""
+    """One queue in this run: offsets `start` <= o < `end` were taken. One that began anew meanwhile has
+    another for what it is now."""
 
     topic: str
     broker_name: str
@@ -95,13 +96,16 @@ class ArchiveSummary(msgspec.Struct, frozen=True):
     away: list[str] = []
     """Brokers that hold messages of the topics, by their routes or the archive's log, but could not be read
     when the run last looked."""
+    replaced: int = 0
+    """Queues that began anew: what they had held beyond what was archived is not known."""
     put_off: str | None = None
     """What was wrong with the last look of a continuous run, which the next one would have repeated."""
 
     @property
     def complete(self) -> bool:
-        """Whether every offset of the ranges is in the table as a message, and no broker was missing."""
-        return not (self.bad or self.lost or self.away or self.put_off)
+        """Whether every offset of the ranges is in the table as a message, no broker was missing and no queue
+        was replaced."""
+        return not (self.bad or self.lost or self.away or self.replaced or self.put_off)
 
 
 @dataclass(slots=True)
@@ -113,7 +117,9 @@ class _Totals:
     file_bytes: int = 0
     bad: int = 0
     lost: int = 0
+    replaced: int = 0
     queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
+    before: list[QueueSummary] = field(default_factory=list)  # of those that were replaced
 
 
 def archive(
@@ -150,9 +156,9 @@ def archive(
     max_bad_records: raise ArchiveError once this run met more. compression: a codec of Parquet that pyarrow
     has, with its level.
 
-    Raises ConfigError, DataLossError (messages deleted before they were archived, unless `fail_on_data_loss`
-    is False), ArchiveError (the directory is in use, or not an archive), NoRouteError and the errors of the
-    network.
+    Raises ConfigError, DataLossError (messages deleted before they were archived, or queues that began anew,
+    unless `fail_on_data_loss` is False), ArchiveError (the directory is in use, or not an archive),
+    NoRouteError and the errors of the network.
     """
     _check_task(topics, pattern, output, mode)
     _check_least(0, interval_s=interval_s, max_bad_records=max_bad_records or 0)
@@ -265,6 +271,7 @@ class _Job:
         self._expected = 0
         self._batch = 0
         self._known: Offsets = {}
+        self._marks: Marks = {}
         self._away: list[str] = []
         self._put_off: str | None = None
 
@@ -277,6 +284,7 @@ class _Job:
         resumed_behind = None if last is None else last["batch"]
         if last is not None:
             self._batch, self._known = last["batch"] + 1, from_tree(last["offsets"])
+            self._marks = marks_in(last)
         while True:
             try:
                 self._put_off = None
@@ -293,12 +301,12 @@ class _Job:
 
     def _round(self, stop: threading.Event) -> None:
         """Archive what the brokers hold now."""
-        held = self._cluster.bounds(self._cluster.queues(self._topics))
+        held = settled(lambda: self._cluster.bounds(self._cluster.queues(self._topics)), self._known)
         away = self._cluster.away(self._topics, self._known, held)
         if away != self._away:
             log.warning("brokers that cannot be read now: %s", ", ".join(away) or "none")
         self._away = away
-        check_not_shrunk(self._known, held, fail=self._pull.fail_on_data_loss)
+        self._begin_anew(held)
         self._enter(held)
         end = {
             queue: max(held[queue].maximum, offset) if queue in held else offset
@@ -306,7 +314,25 @@ class _Job:
         }
         self._expected = self._totals.records + sum(end.values()) - sum(self._known.values())
         while not stop.is_set() and end != self._known:
-            self._one_batch(self._known, limit_ends(self._known, end, self._batch_records), held)
+            if not self._one_batch(self._known, limit_ends(self._known, end, self._batch_records), held):
+                self._round(stop)
+                return
+
+    def _begin_anew(self, held: dict[MessageQueue, Bounds]) -> None:
+        """Commit, of queues that are not those that were archived any more, where they are read from."""
+        fail = self._pull.fail_on_data_loss
+        anew = self._cluster.replaced(self._known, self._marks, held, fail=fail, idle=True)
+        if not anew:
+            return
+        rows = [
+            _range(queue, start, start, QueueCount()) | {"replaces": self._known[queue]}
+            for queue, start in sorted(anew.items())
+        ]
+        offsets = self._known | anew
+        self._commit(offsets, self._marks_at(offsets, held, anew), rows, [], 0.0)
+        totals = self._totals
+        totals.replaced += len(anew)
+        totals.before += [totals.queues.pop(queue) for queue in sorted(anew) if queue in totals.queues]
 
     def _enter(self, held: dict[MessageQueue, Bounds]) -> None:
         """Commit where queues begin that are new to the archive, before anything of them is read: "latest"
@@ -321,26 +347,66 @@ class _Job:
             wanted = tuple(item for item in starting.offsets if item[0] in fresh)
             starting = Position(starting.word, wanted)
         grown = {queue: held[queue].minimum for queue in new if queue.topic in topics}
-        self._commit(self._known | grown | self._cluster.resolve(starting, fresh), [], [], 0.0)
+        offsets = self._known | grown | self._cluster.resolve(starting, fresh)
+        self._commit(offsets, self._marks_at(offsets, held), [], [], 0.0)
+
+    def _marks_at(
+        self, offsets: Offsets, held: dict[MessageQueue, Bounds], anew: Container[MessageQueue] = ()
+    ) -> Marks:
+        """The marks of these positions, asked for where they moved or the queue is another one (`anew`)."""
+        same = {
+            queue: mark
+            for queue, mark in self._marks.items()
+            if offsets[queue] == self._known[queue] and queue not in anew
+        }
+        wanted = {queue: offsets[queue] - 1 for queue in offsets.keys() & held.keys() - same.keys()}
+        return same | self._cluster.marks({queue: at for queue, at in wanted.items() if at >= 0})
 
     def _commit(
-        self, offsets: Offsets, ranges: list[dict[str, Any]], results: list[UnitResult], seconds: float
+        self,
+        offsets: Offsets,
+        marks: Marks,
+        ranges: list[dict[str, Any]],
+        results: list[UnitResult],
+        seconds: float,
     ) -> None:
-        self._table.commit(_commit(self._batch, self._table.run_id, offsets, ranges, results, seconds))
-        self._batch, self._known = self._batch + 1, offsets
+        commit = _commit(self._batch, self._table.run_id, offsets, ranges, results, seconds)
+        self._table.commit(with_marks(commit, marks))
+        self._batch, self._known, self._marks = self._batch + 1, offsets, marks
 
-    def _one_batch(self, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]) -> None:
+    def _one_batch(self, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]) -> bool:
+        """False, and nothing committed, if a queue was replaced while it was read."""
         began, batch = time.monotonic(), self._batch
+        marks = self._marks_at(end, held)
         ranges = queue_ranges(start, end, held, fail_on_data_loss=self._pull.fail_on_data_loss)
         results = self._spark_job(batch, [item for item in ranges if item.count])
         counted = _added_up(ranges, results)
         self._check(counted, start, end, results)
+        if self._replaced_meanwhile(counted, ((start, self._marks), (end, marks)), held):
+            return False
         rows = [_range(queue, start[queue], end[queue], count) for queue, count in counted.items()]
-        self._commit(end, rows, results, time.monotonic() - began)
+        self._commit(end, marks, rows, results, time.monotonic() - began)
         self._count(start, end, counted, results)
         if self._group is not None:
             self._cluster.commit(self._group, end)
         self._report(batch, 0)
+        return True
+
+    def _replaced_meanwhile(
+        self,
+        queues: Iterable[MessageQueue],
+        edges: Iterable[tuple[Offsets, Marks]],
+        held: dict[MessageQueue, Bounds],
+    ) -> bool:
+        """Whether the records before the start and the end of what was read are others than they were: then
+        the rows may be of two lives."""
+        for offsets, marks in edges:
+            kept = {queue: marks[queue] for queue in queues if queue in marks}
+            found = self._cluster.marks({queue: offsets[queue] - 1 for queue in kept})
+            for queue, error in replaced(offsets, kept, found, held).items():
+                log.warning("batch %d is read again: %s: %s", self._batch, queue, error.problem)
+                return True
+        return False
 
     def _spark_job(self, batch: int, ranges: list[QueueRange]) -> list[UnitResult]:
         context = self._spark.sparkContext
@@ -451,8 +517,9 @@ class _Job:
             lost=totals.lost,
             seconds=time.monotonic() - self._started,
             resumed_behind_batch=resumed_behind,
-            queues=[totals.queues[queue] for queue in sorted(totals.queues)],
+            queues=[*totals.before, *(totals.queues[queue] for queue in sorted(totals.queues))],
             away=self._away,
+            replaced=totals.replaced,
             put_off=self._put_off,
         )
 

@@ -10,8 +10,10 @@ from cometmq.pipeline.table import COMMIT_NAME
 
 _RANGE = (
     "topic string, broker_name string, queue_id int, start bigint, `end` bigint, records bigint, bad bigint, "
-    "lost bigint, bytes bigint, first_store_ms bigint, last_store_ms bigint"
+    "lost bigint, bytes bigint, first_store_ms bigint, last_store_ms bigint, "
+    "replaces bigint"
 )
+_QUEUE = ("topic", "broker_name", "queue_id")
 _FILE = "path string, topic string, dt string, hour int, rows bigint, bytes bigint"
 
 
@@ -25,11 +27,16 @@ def _commits(spark: SparkSession, output: str) -> DataFrame:
 
 def manifest(spark: SparkSession, output: str) -> DataFrame:
     """One row for each committed range: offsets `start` <= o < `end` of a queue, and how many became rows
-    (records), were set aside (bad) or were gone from the broker (lost)."""
+    (records), were set aside (bad) or were gone from the broker (lost).
+
+    An empty range that `replaces` something says that the queue began anew, and up to which offset the one
+    before it had been read; `life` counts these: offsets of different lives are different messages."""
+    so_far = Window.partitionBy(*_QUEUE).orderBy("batch")
     return (
         _commits(spark, output)
         .select("batch", "run", "time", F.explode("ranges").alias("r"))
         .select("batch", "run", "time", "r.*")
+        .withColumn("life", F.count("replaces").over(so_far))
     )
 
 
@@ -39,12 +46,12 @@ def files(spark: SparkSession, output: str) -> DataFrame:
 
 
 def completeness(spark: SparkSession, output: str) -> DataFrame:
-    """One row for each queue: its range, its records, and what is wrong with it.
+    """One row for each life of a queue (manifest): its range, its records, and what is wrong with it.
 
     gaps, overlaps: places where a range does not begin where the one before it ended; missing: offsets of the
     ranges that are no rows of the table. All three are 0 when each message is in the table once.
     """
-    queue = ["topic", "broker_name", "queue_id"]
+    queue = [*_QUEUE, "life"]
     before = F.lag("end").over(Window.partitionBy(*queue).orderBy("start", "end"))
     ranges = manifest(spark, output).filter("start < end").withColumn("before", before)
     return (

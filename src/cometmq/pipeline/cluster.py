@@ -22,10 +22,10 @@ from cometmq.client.remote_offsets import commit_rounds
 from cometmq.client.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.marks import Marks, mark_of
+from cometmq.pipeline.marks import Marks, mark_of, resume
 from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets
 from cometmq.pipeline.options import SYSTEM_GROUP, Position, Topics
-from cometmq.pipeline.plan import Bounds
+from cometmq.pipeline.plan import Bounds, shrunk
 from cometmq.pipeline.pulling import Reply
 from cometmq.pipeline.requests import (
     BUSY,
@@ -50,6 +50,7 @@ _RETRY_S = 0.2
 _AT_ONCE = 256  # requests in flight: more could fill the buffers of both directions and stand still
 _RECORDS_AT_ONCE = 8  # whose answers may be of 4 MiB each
 _AWAY_S = (1.0, 30.0)  # between two looks for a broker that is away: at first, and doubled up to
+_SHRUNK_S = 1.0  # before a queue that looks shorter than it was is looked at again
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
 _NEW_TOPIC_QUEUES = 4  # what producers ask for when their first message creates a topic
 T = TypeVar("T")
@@ -278,6 +279,18 @@ class Cluster:
                     found[queue] = mark
         return found
 
+    def replaced(
+        self, read: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds], *, fail: bool, idle: bool
+    ) -> Offsets:
+        """marks.resume, after a look at the last records read of the queues that have grown; idle: also of
+        those that have not."""
+        looked_at = {
+            queue: read[queue] - 1
+            for queue in kept.keys() & held.keys()
+            if held[queue].maximum >= read[queue] + (not idle) and read[queue] > held[queue].minimum
+        }
+        return resume(read, kept, self.marks(looked_at), held, fail=fail, offset_at=self.offset_at)
+
     def _pull_one(self, wanted: Sequence[tuple[MessageQueue, int]]) -> list[Reply]:
         """The first record at or behind each offset of one broker's queues. Raises BrokerError for a refusal:
         it says nothing about what the queue holds."""
@@ -435,6 +448,18 @@ class _Away:
     address: str | None
     pause: float
     until: float
+
+
+def settled(
+    look: Callable[[], dict[MessageQueue, Bounds]], read: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, Bounds]:
+    """What `look` finds. A broker that has just started may still be making its queues from its log: if one
+    is shorter than what was `read` from it, the look is taken again a little later."""
+    held = look()
+    if shrunk(read, held):
+        time.sleep(_SHRUNK_S)
+        held = look()
+    return held
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:

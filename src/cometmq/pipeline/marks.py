@@ -97,13 +97,13 @@ def resume(
     fail: bool,
     offset_at: Callable[[MessageQueue, Bounds, int], int],
 ) -> Offsets:
-    """Where to go on: `read`, with another position for each queue that was replaced, and a warning.
+    """Where to go on in each queue that was replaced, with a warning; the others are left out.
 
     That is the first record stored no earlier than the last one read, less what clocks may differ; from there
     everything is read, some of it perhaps again. Without a mark it is the queue's beginning. Raises the error
     instead if `fail`. offset_at: as Cluster.offset_at.
     """
-    positions = dict(read)
+    positions: Offsets = {}
     for queue, error in replaced(read, kept, found, bounds).items():
         if fail:
             raise error

@@ -99,17 +99,6 @@ def queue_ranges(
     return ranges
 
 
-def check_not_shrunk(
-    read: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds], *, fail: bool
-) -> None:
-    """Raise DataLossError if a queue is shorter than what was read from it: its topic was deleted and made
-    anew.
-    """
-    for queue in shrunk(read, bounds):
-        held = bounds[queue]
-        _lost(fail, queue, read[queue], read[queue], held, "the queue is shorter than what was read from it")
-
-
 def shrunk(read: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> list[MessageQueue]:
     """The queues that are shorter than what was read from them."""
     return [q for q, held in bounds.items() if held.maximum < read.get(q, 0) and not held.replica]

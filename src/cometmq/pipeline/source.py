@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,8 @@ from pyspark.sql.types import StructType
 from cometmq import logs
 from cometmq.errors import BrokerError, ConfigError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.marks import Marks, marks_in, replaced, resume, with_marks
+from cometmq.pipeline.cluster import Cluster, settled
+from cometmq.pipeline.marks import marks_in, replaced, with_marks
 from cometmq.pipeline.offsets import START_KEY, Offsets, Tree, batch_range, from_tree, to_tree, with_start
 from cometmq.pipeline.options import PullOptions, ReadOptions, read_options, write_options
 from cometmq.pipeline.plan import (
@@ -47,7 +47,6 @@ from cometmq.pipeline.plan import (
     limit_ends,
     pack,
     queue_ranges,
-    shrunk,
 )
 from cometmq.pipeline.reading import read_batches
 from cometmq.pipeline.requests import BUSY
@@ -58,7 +57,6 @@ log = logs.logger(__name__)
 
 FORMAT_NAME = "cometmq"
 _IDLE_POLL_S = 0.1  # least time between two looks at the brokers while there is nothing new
-_SHRUNK_S = 1.0  # before a queue that looks shorter than it was is looked at again
 _REGISTERED_S = 30.0  # brokers tell a name server about themselves that often (registerNameServerPeriod)
 
 
@@ -201,7 +199,10 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = to_tree({queue: bounds.maximum for queue, bounds in held.items()})
         self._planned = None
         kept = {queue: mark for queue, mark in marks_in(start).items() if queue in begin}
-        read = self._checked(begin, kept, held)
+        fail = self._options.pull.fail_on_data_loss
+        # A stream that goes on compares what has grown: it looks ten times a second.
+        idle = self._target is not None
+        read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
         # Queues that the route does not show now (a broker is away) keep their positions; a queue that is new
         # enters with its first offset and is read from there by the next batch, so that every range has a
         # logged start.
@@ -220,17 +221,6 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = with_marks(logged, same | self._planner.cluster.marks(moved))
         return self._planned
 
-    def _checked(self, begin: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Where to go on from `begin`: elsewhere in queues that are not those that were read any more."""
-        cluster = self._planner.cluster
-        before = {
-            queue: begin[queue] - 1
-            for queue in kept.keys() & held.keys()
-            if held[queue].maximum > begin[queue] > held[queue].minimum
-        }
-        fail = self._options.pull.fail_on_data_loss
-        return resume(begin, kept, cluster.marks(before), held, fail=fail, offset_at=cluster.offset_at)
-
     def _look(self, begin: Offsets) -> dict[MessageQueue, Bounds]:
         """What the brokers that answer hold. Raises what went wrong when none has answered for the time-out
         and as long as a name server that has just started may know no brokers."""
@@ -239,11 +229,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._looked_at = time.monotonic()
         cluster, topics = self._planner.cluster, self._options.topics
         try:
-            held = cluster.look(topics, begin)
-            if shrunk(begin, held):
-                # A broker that has just started may still be making its queues from its log.
-                time.sleep(_SHRUNK_S)
-                held = cluster.look(topics, begin)
+            held = settled(lambda: cluster.look(topics, begin), begin)
         except (RemotingError, NoRouteError, BrokerError) as error:
             if isinstance(error, BrokerError) and error.code not in BUSY:
                 raise
