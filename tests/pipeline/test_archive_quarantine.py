@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 from pyspark.sql import SparkSession
-from tests.pipeline.fakes import TOPIC, fake_cluster
+from tests.pipeline.fake_servers import TOPIC, fake_cluster
 
 from cometmq.message import MessageQueue
 from cometmq.pipeline import archive_task

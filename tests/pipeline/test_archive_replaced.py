@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.fakes import MINUTES, QUEUE, TOPIC, FakeCluster, fake_cluster
+from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster, fake_cluster
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.pipeline import archive as archive_module

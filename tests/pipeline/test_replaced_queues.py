@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.pipeline.fakes import MINUTES, QUEUE, TOPIC, FakeCluster, fake_cluster
+from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster, fake_cluster
 from tests.pipeline.feeding import Topic
 from tests.pipeline.test_stream import Job
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.pipeline.fakes import QUEUE, TOPIC, FakeCluster, fake_cluster
+from tests.pipeline.fake_servers import QUEUE, TOPIC, FakeCluster, fake_cluster
 
 from cometmq.errors import BrokerError, ConnectError, NoRouteError, SendFailed
 from cometmq.message import MessageQueue
