@@ -11,6 +11,7 @@ from cometmq.broker.retry import DLQ_QUEUES, maximum_times, plan_send_back
 from cometmq.broker.send import delayed
 from cometmq.broker.topics import UNIT_SUB_FLAG
 from cometmq.message import MessageExt
+from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import (
     RETRY_PREFIX,
     TOPIC_LENGTH_MAX,
@@ -61,13 +62,7 @@ class SendBackProcessor:
                 f"the group's name has {len(group)} characters: its retry topic's would have "
                 f"{len(RETRY_PREFIX) + len(group)}, more than {TOPIC_LENGTH_MAX}, so it has none",
             )
-        retry_topic = RETRY_PREFIX + group
-        flag = UNIT_SUB_FLAG if header.unit_mode else 0
-        known = context.topics.ensure(retry_topic, settings.retry_queue_nums, sys_flag=flag)
-        if not known.perm & Perm.WRITE:
-            raise CommandError(
-                ResponseCode.NO_PERMISSION, f"the topic[{retry_topic}] sending message is forbidden"
-            )
+        known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
         record = await context.store.ask(lambda: context.store.lookup(header.offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
@@ -109,6 +104,15 @@ class SendBackProcessor:
 
         context.writer.appended(answer)
         return None
+
+    def _retry_topic(self, group: str, queues: int, unit_mode: bool) -> TopicConfig:
+        """The group's retry topic, made if need be. Raises CommandError if nobody may write to it."""
+        topic = RETRY_PREFIX + group
+        flag = UNIT_SUB_FLAG if unit_mode else 0
+        known = self._context.topics.ensure(topic, queues, sys_flag=flag)
+        if not known.perm & Perm.WRITE:
+            raise CommandError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
+        return known
 
 
 def _kept(message: MessageExt, record: bytes) -> str:
