@@ -4,10 +4,10 @@ BIN := .venv/bin
 RUN_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: help install java run test check bench clean
+.PHONY: help install java run test test-long check bench clean
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 install: .venv/.installed  ## make .venv and install the project with everything its tests need
 
@@ -32,6 +32,12 @@ check: install  ## lint, format, strict types, import directions
 
 test: install check  ## everything that must hold, in under 20 minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TEST_ARGS)
+
+test-long: install  ## the long forms of the tests that have one: about half an hour
+	COMETMQ_INTEROP_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=12 \
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --hostile-frames 2000000 tests/faults/test_power_loss.py \
+	tests/faults/test_hostile_requests.py tests/store/test_kill.py tests/pipeline/test_jobs_killed.py \
+	tests/interop/test_expired_stores.py $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
