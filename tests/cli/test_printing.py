@@ -158,6 +158,13 @@ class TestEncodings:
         assert "Traceback" not in done.stderr
         assert "internal error" not in done.stderr
 
+    @pytest.mark.parametrize("words", [("send", b"\xff", "x"), ("tail", "t", "-n", b"\xff:1")])
+    def test_so_are_the_facts_of_an_error_as_json(self, words: tuple[str | bytes, ...]) -> None:
+        command = [str(BIN / "cometmq"), *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=END_S)
+
+        assert "\\udcff" in str(json.loads(done.stderr)["details"])
+
     def test_a_body_is_sent_as_it_is(self, run: Run) -> None:
         subprocess.run([str(BIN / "cometmq"), "send", "bytes-body", b"\xff\x01"], check=True, timeout=END_S)
         taken = run("cometmq", "consume", "bytes-body", "-c", "1", "--timeout", "30", "--json")

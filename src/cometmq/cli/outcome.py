@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from cometmq.errors import CometError, ConfigError, StoreError
-from cometmq.text import printable, printable_json
+from cometmq.text import printable, printable_json, shortened
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells expect
 ERROR_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
@@ -118,10 +118,18 @@ def show_json_error(error: Exception, text: str) -> None:
     import msgspec
 
     facts = vars(error) if isinstance(error, CometError) else {}
-    details = {camel_case(name): fact for name, fact in facts.items() if not name.startswith("_")}
+    details = {camel_case(name): plain(fact) for name, fact in facts.items() if not name.startswith("_")}
     value = {"error": type(error).__name__, "message": text, "details": details}
-    data = msgspec.json.encode(value, enc_hook=lambda fact: printable(str(fact), ERROR_LIMIT))
-    click.echo(printable_json(data), err=True)
+    click.echo(printable_json(msgspec.json.encode(value)), err=True)
+
+
+def plain(fact: object) -> object:
+    """A fact as JSON has it: short, and UTF-8 whatever an argument or a server's answer held."""
+    if fact is None or isinstance(fact, bool | int | float):
+        return fact
+    if isinstance(fact, list | tuple):
+        return [plain(each) for each in fact]
+    return shortened(str(fact), ERROR_LIMIT).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def camel_case(name: str) -> str:
