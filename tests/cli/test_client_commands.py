@@ -115,6 +115,13 @@ class TestFromLast:
         assert consumer.output.endswith("  first")
 
 
+def test_what_keeps_a_consumer_waiting_is_told_once_and_as_the_reason_of_its_end(run: Run) -> None:
+    ended = run("cometmq", "consume", "absent", "--timeout", "4")
+
+    starts = [line.split(": ")[:2] for line in ended.stderr.splitlines()]
+    assert starts == [["waiting", "absent"], ["cometmq", "nothing received"]]
+
+
 def test_both_ids_of_a_sent_message_are_told_and_find_it(run: Run) -> None:
     words = run("cometmq", "send", "ids", "x").stdout.rstrip(")\n").split()
 

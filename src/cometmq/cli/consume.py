@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 import click
 
 from cometmq import logs
-from cometmq.protocol.codes import check_topic_name
+from cometmq.protocol.codes import RETRY_PREFIX, check_topic_name
 from cometmq.text import printable
 
 from .options import HELP, check_utf8, namesrv_option, raw_option, stop_on_signals
+from .outcome import ERROR_LIMIT
 from .printing import LinePrinter, as_line
 
 if TYPE_CHECKING:
     from cometmq.client import ClientInstance, PushConsumer
     from cometmq.message import MessageExt
 
+MEMBERSHIP = logs.logger("cometmq.client.consumer.membership")
 PATIENCE_S = 3.0
 DRAIN_S = 0.1
 """At the end, for printed messages to be acknowledged. Those that are held back do not end at all."""
@@ -83,6 +85,7 @@ def consume(
                 await printer.print(as_line(message, as_json=as_json, raw=raw))
 
         stop = stop_on_signals()
+        MEMBERSHIP.setLevel(logging.ERROR)  # `tell_why_nothing_comes` says the same
         async with ClientInstance(namesrv) as client:
             if start == "last":
                 await skip_to_end(client, name, topic)
@@ -93,7 +96,7 @@ def consume(
                 await printer.close()
                 # That messages are held back is what was asked for, and no warning.
                 logs.logger("cometmq.client").setLevel(logging.ERROR)
-                problems = () if printer.printed else consumer.health().problems
+                problems = [] if printer.printed else problems_of(consumer)
         printer.check()
         if problems:
             raise click.ClickException(f"nothing received: {'; '.join(problems)}")
@@ -142,6 +145,13 @@ async def has_offsets(client: ClientInstance, addr: str, group: str, topic: str)
 async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -> None:
     """After a moment without a message, what the consumer itself says keeps it from its work."""
     await asyncio.sleep(PATIENCE_S)
+    MEMBERSHIP.setLevel(logging.NOTSET)
     if not printer.printed:
-        for problem in consumer.health().problems:
-            click.echo(f"waiting: {printable(problem, None)}", err=True)
+        for problem in problems_of(consumer):
+            click.echo(f"waiting: {printable(problem, ERROR_LIMIT)}", err=True)
+
+
+def problems_of(consumer: PushConsumer) -> list[str]:
+    """What keeps a consumer from its work. The retry topic, which nobody asked for, only if it stands alone."""
+    problems = consumer.health().problems
+    return [problem for problem in problems if not problem.startswith(RETRY_PREFIX)] or list(problems)

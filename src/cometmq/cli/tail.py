@@ -13,6 +13,7 @@ from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, check_topic_name
 from cometmq.text import printable
 
 from .options import HELP, check_utf8, namesrv_option, raw_option, stop_on_signals
+from .outcome import ERROR_LIMIT
 from .printing import LinePrinter, as_line
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class Watch:
 
     def _tell(self, source: MessageQueue | str, error: Exception) -> None:
         """Say once what is in the way, though it be so of many queues; it is tried again."""
-        text = printable(str(error), None)
+        text = printable(str(error), ERROR_LIMIT)
         if text not in self._told.values():
             click.echo(f"waiting: {text}", err=True)
         self._told[source] = text

@@ -23,7 +23,7 @@ _TAKEN_AT_ONCE = 32
 _RETRY_TOPIC_PATIENCE = 10
 """Quick rounds that wait for the retry topic; a broker may be forbidden to create it."""
 
-log = logs.logger("cometmq.client.consumer")
+log = logs.logger("cometmq.client.consumer.membership")
 
 _UNBALANCED_INTERVAL_S = 1.0
 """Between rounds while something is missing (a route, the member list, a start offset); 5.x does the same."""
