@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from enum import IntEnum
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsume
 from cometmq.client.subscription import as_subscriptions
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt
+
+
+class Level(IntEnum):
+    THIRD = 3
 
 
 @pytest.mark.parametrize(
@@ -34,6 +39,8 @@ from cometmq.message import MessageExt
         ({"tags": "a || b"}, "tags", "cannot be subscribed"),
         ({"tags": " a"}, "tags", "cannot be subscribed"),
         ({"tags": "a |"}, "tags", "cannot be subscribed"),
+        ({"tags": "a | b"}, "tags", "cannot be subscribed"),
+        ({"tags": "*"}, "tags", "is all"),
         ({"tags": "a\x01b"}, "tags", "separator"),
         ({"tags": "\ud800"}, "tags", "UTF-8"),
         ({"keys": "word"}, "keys", r"\['word'\] is one"),
@@ -41,7 +48,8 @@ from cometmq.message import MessageExt
         ({"keys": b"word"}, "keys", "list or tuple"),
         ({"keys": 7}, "keys", "list or tuple"),
         ({"keys": None}, "keys", "list or tuple"),
-        ({"keys": {"a"}}, "keys", "list or tuple"),
+        ({"keys": {"a"}}, "keys", r"not \{'a'\}$"),
+        ({"keys": [1]}, "keys", "a key is a str, not 1"),
         ({"keys": ("a b",)}, "keys", "not one word"),
         ({"keys": ("a\u3000b",)}, "keys", "not one word"),
         ({"keys": [" a"]}, "keys", "not one word"),
@@ -89,6 +97,7 @@ def test_a_wrong_field_is_named(wrong: dict[str, Any], field: str, words: str) -
         {"keys": ()},
         {"flag": -(2**31)},
         {"delay_level": 18},
+        {"delay_level": Level.THIRD, "flag": Level.THIRD},
         {"properties": {"Straße": "a\tb\n"}},
         {"body": b""},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -61,9 +62,9 @@ class Message(msgspec.Struct, kw_only=False):
         keys = self.keys
         if (keys or type(keys) is not tuple) and not (type(keys) is tuple and _plain_words(keys)):
             self.keys = _as_keys(keys, self.topic)
-        if type(self.flag) is not int or not -0x80000000 <= self.flag <= 0x7FFFFFFF:
+        if not _is_number(self.flag) or not -0x80000000 <= self.flag <= 0x7FFFFFFF:
             raise MessageIllegal(f"flag is a number of 32 bits, not {self.flag!r}", self.topic, "flag")
-        if type(self.delay_level) is not int or self.delay_level < 0:
+        if not _is_number(self.delay_level) or self.delay_level < 0:
             problem = f"delay_level is 0 or a level from 1 on, not {self.delay_level!r}"
             raise MessageIllegal(problem, self.topic, "delay_level")
         if self.properties or type(self.properties) is not dict:
@@ -96,13 +97,18 @@ _good_tags: set[str] = set()
 """Names that passed their check, so that it is not made for each message."""
 
 
+def _is_number(value: object) -> bool:
+    """An int or IntEnum; True and False are no numbers."""
+    return type(value) is int or (isinstance(value, int) and not isinstance(value, bool))
+
+
 def _check_topic(topic: str) -> None:
     check_topic_name(topic)
     _remember(_good_topics, topic)
 
 
 def _check_tags(tags: str, topic: str) -> None:
-    check_text(tags, "tags", topic)
+    check_text(tags, "tags", topic, "the tag")
     if tags:  # as good as None: no tag
         check_tag(tags, topic)
     _remember(_good_tags, tags)
@@ -114,25 +120,33 @@ def _remember(good: set[str], name: str) -> None:
     good.add(name)
 
 
+LONE_BAR = re.compile(r"^\||\|$|\s\||\|\s")
+"""A `|` that is meant as `||`, and no subscription takes as part of a tag."""
+
+
 def check_tag(tag: str, topic: str) -> None:
-    """Raise MessageIllegal for a tag that no subscription can name: they are divided by `||` and trimmed."""
-    if "||" in tag or tag != tag.strip() or tag.startswith("|") or tag.endswith("|"):
+    """Raise MessageIllegal for a tag that no subscription can name: they are divided by `||` and trimmed, and
+    `*` is every tag."""
+    if "||" in tag or tag != tag.strip() or LONE_BAR.search(tag) or tag == "*":
         problem = f"the tag {shown(tag)} cannot be subscribed to: `||` divides tags, blanks around them go"
+        problem += ", `*` is all" if tag == "*" else ""
         raise MessageIllegal(problem, topic, "tags")
 
 
-def check_text(text: object, field: str, topic: str = "") -> None:
-    """Raise MessageIllegal for what is no str, or cannot stand in a message's properties."""
+def check_text(text: object, field: str, topic: str = "", what: str = "") -> None:
+    """Raise MessageIllegal for what is no str, or cannot stand in a message's properties. `what`: the field
+    as a sentence calls it."""
+    what = what or field
     if not isinstance(text, str):
-        raise MessageIllegal(f"{field} is a str, not {shown(text)}", topic, field)
+        raise MessageIllegal(f"{what} is a str, not {shown(text)}", topic, field)
     if text.isascii() and text.isprintable():
         return
     if names.NAME_END in text or names.VALUE_END in text:
-        raise MessageIllegal(f"{field} holds a separator (0x01 or 0x02): {shown(text)}", topic, field)
+        raise MessageIllegal(f"{what} holds a separator (0x01 or 0x02): {shown(text)}", topic, field)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise MessageIllegal(f"{field} is no text that UTF-8 has: {error.reason}", topic, field) from None
+        raise MessageIllegal(f"{what} is no text that UTF-8 has: {error.reason}", topic, field) from None
 
 
 def _as_bytes(body: object, topic: str) -> bytes:
@@ -154,9 +168,10 @@ def _plain_words(keys: tuple[str, ...]) -> bool:
 def _as_keys(keys: object, topic: str) -> tuple[str, ...]:
     if isinstance(keys, str | bytes) or not isinstance(keys, Sequence):
         problem = f"keys are a list or tuple of words, not {shown(keys)}"
-        raise MessageIllegal(problem + (f": [{shown(keys)}] is one" if keys else ""), topic, "keys")
+        hint = f": [{shown(keys)}] is one" if keys and isinstance(keys, str) else ""
+        raise MessageIllegal(problem + hint, topic, "keys")
     for key in keys:
-        check_text(key, "keys", topic)
+        check_text(key, "keys", topic, "a key")
         if key.split() != [key]:
             raise MessageIllegal(
                 f"the key {shown(key)} is not one word: blanks divide keys on the wire", topic, "keys"
@@ -168,8 +183,8 @@ def _check_properties(properties: object, topic: str) -> None:
     if not isinstance(properties, dict):
         raise MessageIllegal(f"properties are a dict, not {shown(properties)}", topic, "properties")
     for name, value in properties.items():
-        check_text(name, "properties", topic)
-        check_text(value, name, topic)
+        check_text(name, "properties", topic, "the name of a property")
+        check_text(value, name, topic, f"property {shown(name)}")
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True, rename="camel"):

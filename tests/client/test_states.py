@@ -93,6 +93,20 @@ def test_used_in_another_event_loop(make: Callable[..., Any], call: Callable[[An
     asyncio.run(use(client))
 
 
+@pytest.mark.parametrize("call", [lambda it: it.suspend(), lambda it: it.resume()], ids=["suspend", "resume"])
+def test_used_where_no_event_loop_runs(call: Callable[[Any], Any]) -> None:
+    async def started() -> Any:
+        async with FakeNamesrv() as namesrv, FakeBroker("broker-a") as broker:
+            namesrv.serve("T", broker)
+            client = push(namesrv=namesrv.addr)
+            await client.start()
+            return client
+
+    client = asyncio.run(started())
+    with pytest.raises(ClientStateError, match="was started in another event loop, which is closed"):
+        call(client)
+
+
 def test_a_shared_instance_in_another_event_loop() -> None:
     async def made() -> ClientInstance:
         return ClientInstance("127.0.0.1:1")

@@ -152,6 +152,6 @@ async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -
 
 
 def problems_of(consumer: PushConsumer) -> list[str]:
-    """What keeps a consumer from its work. The retry topic, which nobody asked for, only if it stands alone."""
+    """What keeps a consumer from its work. The retry topic, which nobody named, only if alone."""
     problems = consumer.health().problems
     return [problem for problem in problems if not problem.startswith(RETRY_PREFIX)] or list(problems)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cometmq.errors import ConfigError, MessageIllegal
-from cometmq.message import MessageExt, check_tag, check_text
+from cometmq.message import LONE_BAR, MessageExt, check_tag, check_text
 from cometmq.protocol.bodies import SubscriptionData
 from cometmq.protocol.codes import check_topic_name
 from cometmq.protocol.properties import tags_code
 
 __all__ = ["Subscription", "Subscriptions", "as_subscription", "as_subscriptions", "sql92", "tags"]
-
-
-_LONE_BAR = re.compile(r"^\||\|$|\s\||\|\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +41,10 @@ class Subscription:
         if not wanted:
             raise _wrong(topic, expression, "a tag: this one would match nothing")
         for tag in wanted:
-            if _LONE_BAR.search(tag):
+            if LONE_BAR.search(tag):
                 raise _wrong(topic, expression, "|| between tags, not |")
             try:
-                check_text(tag, "tags", topic)
+                check_text(tag, "tags", topic, "the tag")
             except MessageIllegal as error:
                 raise _wrong(topic, expression, f"a tag that a message can have: {error}") from None
         return cls(topic, text, tags=wanted)
@@ -81,7 +77,7 @@ class Subscription:
 def tags(*names: str) -> str:
     """The expression for any of these tags. Raises MessageIllegal for what no message can have as its tag."""
     for name in names:
-        check_text(name, "tags")
+        check_text(name, "tags", what="the tag")
         check_tag(name, "")
     return " || ".join(names) if names else "*"
 
