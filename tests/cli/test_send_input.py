@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+import click
 import pytest
 from tests.cli.conftest import BIN, Run
 
@@ -150,6 +151,18 @@ class TestInputLines:
         given = [text async for some in lines.read(asyncio.Event()) for text in some]
 
         assert given == [b"2", b"3", b"four", b"five"]
+
+    async def test_a_line_without_end_is_refused_behind_those_before(
+        self, pipe: IO[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(send, "LINE_MAX", 10)
+        lines = send.InputLines()
+        pipe.write(b"one\ntwo\n" + b"x" * 12)
+        read = lines.read(asyncio.Event())
+
+        assert await anext(read) == [b"one", b"two"]
+        with pytest.raises(click.ClickException, match="more than the 10 bytes"):
+            await anext(read)
 
     async def test_no_batch_is_longer_than_its_limit(self, pipe: IO[bytes]) -> None:
         lines = send.InputLines()

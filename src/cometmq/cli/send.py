@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 LINES_AT_ONCE = 1024  # sent together where so many are there
 CHUNK_BYTES = 65_536  # what a pipe holds
-CHUNKS_AHEAD = 16  # read while others are sent; bounds what is held in memory
+CHUNKS_AHEAD = 16  # read while others are sent; with LINE_MAX it bounds what is held in memory
+LINE_MAX = 4 * 1024 * 1024  # bytes: the producer's max_message_size
 
 
 def name_and_value(text: str) -> tuple[str, str]:
@@ -143,6 +144,7 @@ class InputLines:
         self._room = threading.Semaphore(CHUNKS_AHEAD)
         self._begun: list[bytes] = []
         """Pieces of a line that has not ended yet."""
+        self._begun_size = 0
 
     async def read(self, stop: asyncio.Event) -> AsyncIterator[list[bytes]]:
         """Yield whatever lines are there, as soon as there are any, until the end or until `stop` is set."""
@@ -152,16 +154,22 @@ class InputLines:
         stopped = asyncio.ensure_future(stop.wait())
         stopped.add_done_callback(lambda _: self._news.set())
         ended = False
+        failure: Exception | None = None
         while not ended and (self._chunks or not stop.is_set()):
             lines: list[bytes] = []
             while self._chunks and not ended and len(lines) < LINES_AT_ONCE:
-                ended = self._split(self._chunks.popleft(), lines)
+                try:
+                    ended = self._split(self._chunks.popleft(), lines)
+                except (OSError, click.ClickException) as error:
+                    failure, ended = error, True  # the lines before are good
             for at in range(0, len(lines), LINES_AT_ONCE):
                 yield lines[at : at + LINES_AT_ONCE]
             if not (self._chunks or stop.is_set() or ended):
                 self._news.clear()
                 await self._news.wait()
         stopped.cancel()
+        if failure is not None:
+            raise failure
         if self._begun:
             click.echo("the last line had not ended and was not sent", err=True)
 
@@ -170,16 +178,24 @@ class InputLines:
         self._news.set()
 
     def _split(self, chunk: bytes | OSError, lines: list[bytes]) -> bool:
-        """Add the lines that a chunk ends; whether it is the last. Raises the OSError of a failed read."""
+        """Add the lines that a chunk ends; whether it is the last.
+
+        Raises the OSError of a failed read, and ClickException for a line that can be no message: how much of
+        it is still to come is anybody's guess.
+        """
         self._room.release()
         if isinstance(chunk, OSError):
             raise chunk
         first, *more = chunk.split(b"\n") if chunk else (b"", b"")
         self._begun.append(first)
+        self._begun_size += len(first)
         if more:
             whole = [b"".join(self._begun), *more[:-1]]
             self._begun = [more[-1]] if more[-1] else []
+            self._begun_size = len(more[-1])
             lines += [text for line in whole if (text := line.removesuffix(b"\r"))]
+        if self._begun_size > LINE_MAX + 1:  # \r
+            raise click.ClickException(f"a line has more than the {LINE_MAX} bytes that a message may have")
         return not chunk
 
     def _read_chunks(self) -> None:
