@@ -138,6 +138,19 @@ async def test_a_message_that_is_too_large_is_sent_back_and_the_queue_goes_on(
     assert broker.offsets["T", 0] == 4
 
 
+async def test_a_listener_is_not_blamed_for_what_it_never_got(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    async def listener(messages: list[MessageExt]) -> None: ...
+
+    broker.records["T", 0] = [packed(60 * KIB, number) for number in range(4)]
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_body=50 * KIB)
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
+        await broker.wait_for(lambda: len(broker.sent_back) == 4)
+        assert member.health().failed == 4
+        assert not [problem for problem in member.health().problems if "listener" in problem]
+
+
 async def test_what_the_client_sends_back_itself_stays_marked_as_compressed(
     namesrv: FakeNamesrv, broker: FakeBroker
 ) -> None:

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 
 from cometmq import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer, PushOptions
 from cometmq.client import broker_api
 from cometmq.errors import BodyError
 from cometmq.protocol.bodies import BrokerData, ConsumerList, QueueData
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
 
 
 @pytest.fixture
@@ -79,3 +80,21 @@ async def test_a_group_of_too_many_members_is_named(
     async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
         assert any("group g has 11 members" in problem for problem in member.health().problems)
         assert member.assignment == ()
+
+
+async def test_a_broker_that_holds_no_pulls_is_not_asked_as_fast_as_it_answers(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    asked = 0
+
+    def nothing_new(frame: Frame) -> Frame:
+        nonlocal asked
+        asked += 1
+        return pull_answer(frame, ResponseCode.PULL_NOT_FOUND, 0, 0)
+
+    async def listener(messages: list[MessageExt]) -> None: ...
+
+    broker.on(RequestCode.PULL_MESSAGE, nothing_new)
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr):
+        await asyncio.sleep(0.5)
+    assert 1 <= asked < 50  # thousands where each answer is followed by the next question

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ROUTE_INTERVAL_S = 5.0  # between two looks for new queues and brokers
 RETRY_S = 1.0  # after a pull that failed
+IDLE_S = 0.1  # after a pull that brought nothing
 SUSPEND_S = 15.0  # how long a broker waits for a message, as Java's consumers have it
 PULL_BATCH = 32  # brokers give no more
 CLOCKS_MS = 60_000  # by which a broker's clock may be behind ours
@@ -217,6 +218,9 @@ class Watch:
             self._told.pop(queue, None)
             broker_id = result.suggest_which_broker_id
             await self._show(result)
+            if not result.messages and result.next_begin_offset <= offset:
+                # It was held by the broker. One that does not hold pulls is not asked as fast as it answers.
+                await asyncio.sleep(IDLE_S)
             offset = result.next_begin_offset
 
     def _tell(self, source: MessageQueue | str, error: Exception) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from cometmq import logs
+from cometmq.text import printable
 
 from .listener import BoundListener, ConsumeContext, ConsumeStatus
 from .process_queue import Batch
@@ -137,9 +138,9 @@ class ConcurrentConsuming:
         batch.started_at = loop.time()
         if batch.refusal is None:
             status = await self._call(batch, context)
+            self._failures_in_a_row = 0 if status is ConsumeStatus.SUCCESS else self._failures_in_a_row + 1
         else:
             self.last_error = batch.refusal
-            self._last_failure = str(batch.refusal)
             status = ConsumeStatus.RECONSUME_LATER
             log.warning(
                 "no listener gets offset %d of %s: %s",
@@ -147,10 +148,8 @@ class ConcurrentConsuming:
             )  # fmt: skip
         if status is ConsumeStatus.SUCCESS:
             self.consumed += len(batch.messages)
-            self._failures_in_a_row = 0
         else:
             self.failed += len(batch.messages)
-            self._failures_in_a_row += 1
         batch.queue.last_consume_at = loop.time()
         try:
             await self._settle(batch, status, context)
@@ -170,7 +169,7 @@ class ConcurrentConsuming:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # we are cancelled; otherwise something that the listener awaited was
             self.last_error = error
-            self._last_failure = repr(error)
+            self._last_failure = printable(repr(error))  # it may quote a body
             log.warning(
                 "listener failed on %s from offset %d (%d messages); they will be consumed again: %r",
                 batch.queue.message_queue,

@@ -22,6 +22,8 @@ __all__ = ["QueuePuller"]
 log = logs.logger("cometmq.client.consumer")
 
 _FLOW_CONTROL_DELAY_S = 0.02
+_IDLE_S = 0.1
+"""From one pull that brings nothing to the next, at least."""
 _HELD_S = 1.0
 """A broker that refuses does so at once; one that has not answered after this holds the pull."""
 _FIRST_ERRORS_DELAY_S = 0.1
@@ -178,7 +180,12 @@ class QueuePuller:
             )
             await self._offset_illegal(queue, result.next_begin_offset)
             return 0.0
+        idle = not result.messages and result.next_begin_offset <= queue.next_offset
         self._take(result, subscription.filter(result.messages))
+        if idle and self._asked_at is not None:
+            # A broker holds a pull that finds nothing. One that does not is not asked as fast as it answers.
+            held_s = asyncio.get_running_loop().time() - self._asked_at
+            return max(group.options.pull_interval_s, _IDLE_S - held_s)
         return group.options.pull_interval_s
 
     def _batches(self, messages: list[MessageExt], oversized: set[int]) -> list[Batch]:
