@@ -185,6 +185,13 @@ class TestMarks:
         v6 = bytes(15) + b"\1" + b"\0\0\x2a\x9f"
         assert mark_of(fake.record(7, born_host=v6, sys_flag=0x10)) == (7, Mark(700, MINUTES[7]))
 
+    @pytest.mark.parametrize("record", [b"x", b"x" * 30, b"\0" * 200])
+    def test_a_damaged_record_has_none(
+        self, fake: FakeCluster, stream: Stream, monkeypatch: pytest.MonkeyPatch, record: bytes
+    ) -> None:
+        monkeypatch.setattr(fake, "record", lambda _: record)
+        assert stream.next(position(10)) == position(40)
+
     @pytest.mark.parametrize("tree", [3, {"T": 3}, {"T": {"b": {"x": [1, 2]}}}, {"T": {"b": {"0": [1]}}}])
     def test_what_is_none_is_named(self, tree: Any) -> None:
         with pytest.raises(ConfigError, match="@last"):

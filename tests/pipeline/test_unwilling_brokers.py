@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.pipeline.fake_servers import QUEUE, TOPIC, FakeCluster, fake_cluster
 
-from cometmq.errors import BrokerError, ConnectError, NoRouteError, SendFailed
+from cometmq.errors import BrokerError, ConnectError, NoRouteError, RecordError, SendFailed
 from cometmq.message import MessageQueue
 from cometmq.pipeline import reading, source
 from cometmq.pipeline.cluster import Cluster
@@ -90,6 +90,14 @@ class TestStartingAtATime:
             pytest.raises(BrokerError, match="PULL_OFFSET_MOVED"),
         ):
             cluster.offset_at(QUEUE, Bounds(0, 400), 10**6)
+
+    @pytest.mark.parametrize("record", [b"x", b"x" * 30, b"\0" * 200])
+    def test_a_damaged_message_is_no_position(
+        self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, record: bytes
+    ) -> None:
+        monkeypatch.setattr(fake, "record", lambda _: record)
+        with pytest.raises(RecordError):
+            self.at(fake, 1101)
 
     def test_messages_deleted_meanwhile_are_stepped_over(self, fake: FakeCluster) -> None:
         fake.minimum, fake.stored_ms = 30, TIMES[30:]
@@ -188,6 +196,14 @@ class TestAStreamWhoseBrokersAreAway:
         fake.brokers = {}  # it is back, somewhere else
         fake.stored_ms.append(5000)
         assert reader.latestOffset(end, reader.getDefaultReadLimit())[TOPIC] == position(41)[TOPIC]
+        reader.stop()
+
+    def test_a_batch_is_planned_without_those_it_does_not_read(self, fake: FakeCluster) -> None:
+        reader = stream(fake)
+        end = reader.latestOffset(position(10), reader.getDefaultReadLimit())
+        fake.asked.clear()
+        assert reader.partitions(end, end) == []
+        assert not fake.asked
         reader.stop()
 
     def test_one_that_stays_away_is_left_alone_for_ever_longer(self, fake: FakeCluster) -> None:

@@ -20,7 +20,7 @@ from cometmq import logs
 from cometmq.client.namesrv_api import NO_ROUTE_HINT, UNREACHABLE_HINT
 from cometmq.client.remote_offsets import commit_rounds
 from cometmq.client.routes import RouteTable, TopicRoute, template_route, topic_route
-from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, RemotingError
+from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, RecordError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.marks import Marks, mark_of, resume
 from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets
@@ -259,8 +259,8 @@ class Cluster:
         return found
 
     def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:
-        """The marks of the records at these offsets; those that are not there, or whose broker is away, are
-        left out. Raises BrokerError when a broker refuses."""
+        """The marks of the records at these offsets; those that are not there or damaged, or whose broker is
+        away, are left out. Raises BrokerError when a broker refuses."""
         found: Marks = {}
         for own in _by_broker(sorted(offsets)):
             with contextlib.suppress(RemotingError, NoRouteError):
@@ -274,9 +274,10 @@ class Cluster:
         replies = self._pull_one([(queue, offsets[queue]) for queue in queues])
         for queue, reply in zip(queues, replies, strict=True):
             if reply.body:
-                offset, mark = mark_of(reply.body)
-                if offset == offsets[queue]:
-                    found[queue] = mark
+                with contextlib.suppress(RecordError):
+                    offset, mark = mark_of(reply.body)
+                    if offset == offsets[queue]:
+                        found[queue] = mark
         return found
 
     def replaced(
@@ -345,7 +346,8 @@ class Cluster:
 
     def _store_time(self, queue: MessageQueue, offset: int) -> tuple[int, int | None]:
         """Store time of the first message at or behind `offset`, None if it is gone; and the next offset that
-        is not gone. Raises BrokerError while the broker refuses, or does not hold the offset."""
+        is not gone. Raises BrokerError while the broker refuses, or does not hold the offset, RecordError
+        for a damaged one: its time would put the queue anywhere."""
         (reply,) = self._pull_one([(queue, offset)])
         if reply.body:
             at, mark = mark_of(reply.body)

@@ -13,12 +13,12 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from cometmq import logs
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, RecordError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.errors import DataLossError
 from cometmq.pipeline.offsets import MARKS_KEY, Offsets, Tree, to_tree
 from cometmq.pipeline.plan import Bounds, shrunk
-from cometmq.protocol.columnar_layout import BORN_V6, V6_EXTRA
+from cometmq.protocol.columnar_layout import BORN_V6, V6_EXTRA, record_starts
 
 log = logs.logger(__name__)
 
@@ -40,7 +40,9 @@ Marks = dict[MessageQueue, Mark]
 
 
 def mark_of(record: bytes) -> tuple[int, Mark]:
-    """(queue offset, mark) of the stored record that these bytes begin with."""
+    """(queue offset, mark) of the stored record that these bytes begin with. Raises RecordError."""
+    if not record_starts(record)[0]:
+        raise RecordError(0, "length", "no record of that length and magic number")
     offset, position, sys_flag = _FIXED(record, 20)
     return offset, Mark(position, _TIME(record, 56 + (V6_EXTRA if sys_flag & BORN_V6 else 0))[0])
 

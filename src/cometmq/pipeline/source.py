@@ -98,7 +98,9 @@ class _Planner:
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         options = self.options
-        bounds = self.cluster.bounds(sorted(end), missing_ok=True)
+        # A broker of which nothing is read may be away, and asking it takes its time-out.
+        read = sorted(queue for queue, offset in end.items() if start.get(queue) != offset)
+        bounds = self.cluster.bounds(read, missing_ok=True)
         ranges = queue_ranges(start, end, bounds, fail_on_data_loss=options.pull.fail_on_data_loss)
         lost = sum(item.lost for item in ranges)
         if lost:
