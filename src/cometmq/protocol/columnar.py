@@ -185,8 +185,8 @@ class ColumnDecoder:
                     break
                 except _RowProblems as problem:
                     run = keep(run, bad, data, problem.rows, problem.stage, problem.text)
-            yield Decoded(batch, bad)
-            bad = []
+            yield Decoded(batch, bad.copy())
+            bad.clear()  # the same list: `_runs` adds to it
 
     def _runs(self, data: Bytes, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
         """Runs of rows whose plain bodies fit into one batch, with those that were compressed, by start."""
