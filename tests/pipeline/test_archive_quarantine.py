@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 from pyspark.sql import SparkSession
-from tests.pipeline.fake_servers import TOPIC, fake_cluster
+from tests.pipeline.fake_servers import QUEUE, TOPIC, fake_cluster
 
 from cometmq.message import MessageQueue
 from cometmq.pipeline import archive_task
 from cometmq.pipeline.archive import archive
 from cometmq.pipeline.archive_query import completeness
-from cometmq.pipeline.archive_task import Quarantine
+from cometmq.pipeline.archive_task import Quarantine, Unit, run_units
+from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.partition_writer import Partition
+from cometmq.pipeline.plan import QueueRange
 from cometmq.protocol.columnar_layout import BadRecord
 
 
@@ -86,3 +91,23 @@ def test_a_record_that_cannot_be_is_set_aside_and_the_archive_goes_on(
     (bad,) = spark.read.parquet(f"{output}/_cometmq/quarantine").collect()
     assert (bad.topic, bad.queue_id, bad.queue_offset, bad.stage) == (TOPIC, 0, 2, stage)
     assert sum(row.missing for row in completeness(spark, output).collect()) == 1
+
+
+@pytest.mark.parametrize(("code", "is_result"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_a_full_disk_is_said_in_a_line_and_other_faults_are_for_spark_to_try_again(
+    monkeypatch: pytest.MonkeyPatch, output: str, code: int, is_result: bool
+) -> None:
+    class Disk(fs.LocalFileSystem):
+        def open_output_stream(self, *_: Any, **__: Any) -> Any:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(archive_task, "open_filesystem", lambda _: (Disk(), output))
+    with fake_cluster() as fake:
+        fake.stored_ms = [1_000_000] * 5
+        unit = Unit(
+            batch=0, ranges=(QueueRange(QUEUE, 0, 5),), addresses=(), namesrv=(fake.address,), output=output,
+            staging="s", compression="zstd", compression_level=None, pull=PullOptions(timeout_ms=1000),
+        )  # fmt: skip
+        with nullcontext() if is_result else pytest.raises(OSError, match="output error"):
+            (error,) = run_units([unit])
+            assert str(error) == f"{output}: not committed: No space left on device"

@@ -6,6 +6,8 @@ them through Spark's own Parquet writer costs 3 to 5 times as much (docs/pipelin
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from pyarrow import fs
 
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
+from cometmq.pipeline.errors import ArchiveError
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.partition_writer import PartitionWriter, runs, sync
 from cometmq.pipeline.plan import QueueRange
@@ -42,6 +45,7 @@ _QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 _QUARANTINE_BYTES = 16 * 1024 * 1024  # of records that wait to be written
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _ROW_BYTES = 1024  # what a row takes beside them, generously
 
 
@@ -95,13 +99,17 @@ class UnitResult:
 
 def run_units(units: Iterable[Unit]) -> Iterable[UnitResult | CometError]:
     """For `RDD.mapPartitions`. Errors of ours are results: the driver raises them as they are, and Spark does
-    not repeat what was tried for as long as the time-out allows. Spark repeats what a worker's death cut
-    short."""
+    not repeat what was tried for as long as the time-out allows, or what a full disk refused. Spark repeats
+    what a worker's death cut short."""
     for unit in units:
         try:
             yield _run(unit)
         except CometError as error:
             yield error
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            yield ArchiveError(unit.output, f"not committed: {os.strerror(error.errno)}")
 
 
 def _run(unit: Unit) -> UnitResult:
