@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.fake_servers import NameServer, serving
+from tests.pipeline.fake_servers import TOPIC, NameServer, fake_cluster, serving
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConnectError, NoRouteError
@@ -204,6 +204,17 @@ def test_a_broker_is_away_if_it_is_known_and_cannot_be_read(
     known = [MessageQueue("t", broker_name, 0) for broker_name in "ab"]
     with serving(names.answer) as namesrv, Cluster((namesrv,), timeout_ms=5000) as cluster:
         assert cluster.away(wanted, known, cluster.queues(wanted)) == away
+
+
+def test_a_replica_is_read_and_its_master_is_away(spark: SparkSession, output: str) -> None:
+    with fake_cluster() as fake:
+        fake.stored_ms = [1_000_000] * 5
+        fake.brokers = {1: fake.address}
+        first = archive(spark, fake.address, [TOPIC], output)
+        fake.brokers = {}
+        second = archive(spark, fake.address, [TOPIC], output)
+    assert (first.records, first.away, first.complete) == (5, ["broker-a"], False)
+    assert (second.records, second.away, second.complete) == (0, [], True)
 
 
 def test_a_look_that_failed_is_in_the_summary_of_a_continuous_run(

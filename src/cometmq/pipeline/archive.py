@@ -95,7 +95,7 @@ class ArchiveSummary(msgspec.Struct, frozen=True):
     queues: list[QueueSummary]
     away: list[str] = []
     """Brokers that hold messages of the topics, by their routes or the archive's log, but could not be read
-    when the run last looked."""
+    when the run last looked, or only from a replica, which may lack the newest."""
     replaced: int = 0
     """Queues that began anew: what they had held beyond what was archived is not known."""
     put_off: str | None = None
@@ -302,9 +302,11 @@ class _Job:
     def _round(self, stop: threading.Event) -> None:
         """Archive what the brokers hold now."""
         held = settled(lambda: self._cluster.bounds(self._cluster.queues(self._topics)), self._known)
-        away = self._cluster.away(self._topics, self._known, held)
+        # A replica that stands in may not have got its master's newest messages.
+        certain = [queue for queue, bounds in held.items() if not bounds.replica]
+        away = self._cluster.away(self._topics, self._known, certain)
         if away != self._away:
-            log.warning("brokers that cannot be read now: %s", ", ".join(away) or "none")
+            log.warning("brokers whose masters cannot be read now: %s", ", ".join(away) or "none")
         self._away = away
         self._begin_anew(held)
         self._enter(held)
