@@ -78,7 +78,7 @@ record, microseconds in Arrow."""
 
 _FROM_PROPERTIES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 
-_LEAST_MS, _MOST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999
+_LEAST_MS, _MOST_MS = -62_104_060_800_000, 253_370_764_799_999  # years 2 to 9998
 _NATIVE: dict[pa.DataType, npt.DTypeLike] = {pa.int32(): "i4", pa.int64(): "i8"}
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
 
@@ -304,10 +304,11 @@ def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
 
 def _times(ms: Ints, column: str) -> pa.Array:
     """Milliseconds to microseconds, with a check: what lies outside the years 1 to 9999 is no time to most
-    readers (Python's dates, SQL), and the greatest numbers would wrap."""
+    readers (Python's dates, SQL), a year inside there is none in all time zones, and the greatest numbers
+    would wrap."""
     wrong = np.flatnonzero((ms < _LEAST_MS) | (ms > _MOST_MS))
     if len(wrong):
-        raise _RowProblems(wrong, "time", f"{column} {ms[wrong[0]]} is outside the years 1 to 9999")
+        raise _RowProblems(wrong, "time", f"{column} {ms[wrong[0]]} is outside the years 2 to 9998")
     return pa.array(ms * 1000)
 
 
