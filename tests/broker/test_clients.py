@@ -339,7 +339,7 @@ class TestBounds:
     async def test_groups_and_topics_come_by_themselves_up_to_a_number(self, cluster, peer, monkeypatch):
         context = cluster.broker.parts.context
         monkeypatch.setattr("cometmq.broker.groups.MOST_BY_ITSELF", len(context.groups.table) + 3)
-        monkeypatch.setattr("cometmq.broker.topics.MOST_BY_SEND", len(context.topics.table) + 6)
+        monkeypatch.setattr("cometmq.broker.topics.BYTES_BY_SEND", context.topics._bytes + 1000)
         for start in range(0, 10, 2):
             assert (await self.beat(peer, [(f"G{start + n}", ()) for n in range(2)])).code == 0
         made = {name for name in context.groups.table if name.startswith("G")}
@@ -356,6 +356,12 @@ class TestBounds:
         settings = b'{"groupName":"G9"}'
         assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)).code == 0
         assert len(records(await peer.pull("T0", group="G9"))) == 1
+        monkeypatch.setattr("cometmq.broker.groups.MOST_GROUPS", len(context.groups.table))
+        for name, code in (("G9", 0), ("G10", 1)):
+            body = b'{"groupName":"%s"}' % name.encode()
+            answer = await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+            assert answer.code == code
+        assert "no more are kept" in answer.remark
 
     async def test_offsets_beyond_what_there_is_room_for_are_refused(self, peer, monkeypatch):
         monkeypatch.setattr("cometmq.broker.offsets.MOST_OFFSETS", 3)

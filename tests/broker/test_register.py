@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import msgspec
 import pytest
 
 from cometmq.namesrv.config import NamesrvConfig
@@ -13,6 +14,7 @@ from cometmq.protocol.bodies import RegisterBrokerBody, TopicRouteData
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
+    DeleteTopicRequestHeader,
     GetRouteInfoRequestHeader,
     RegisterBrokerRequestHeader,
 )
@@ -134,3 +136,49 @@ async def test_what_is_sent(start_cluster, compressed):
     await cluster.close_peers()
     await cluster.standalone.stop()
     await server.stop()
+
+
+async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_cluster, monkeypatch):
+    """A frame too long is never sent: a broker with one topic too many would be in no route any more."""
+    cluster = await start_cluster()
+    parts = cluster.broker.parts
+    peer = cluster.peer()
+    start = parts.context.topics._bytes
+    for number, name in enumerate(("BYTES_BY_SEND", "BYTES_BY_GROUPS", "BYTES_MAX"), 1):
+        monkeypatch.setattr(f"cometmq.broker.topics.{name}", start + number * 5000)
+    table = parts.context.topics.table
+
+    async def until_refused(make):
+        for number in range(30):
+            before = len(table)
+            answer = await make(number)
+            if answer.code or len(table) == before:
+                return answer
+        raise AssertionError("there is no end")
+
+    sent = await until_refused(lambda n: peer.send(f"{n}".rjust(127, "t")))
+    beaten = await until_refused(lambda n: peer.heartbeat(group=f"{n}".rjust(120, "g"), topics={}))
+    header = CreateTopicRequestHeader(
+        topic="", read_queue_nums=1024, write_queue_nums=1024, perm=6, topic_sys_flag=-(2**31),
+        attributes="+message.type=TRANSACTION,+retention.bytes=100000000000000000",
+    )  # fmt: skip
+    made = await until_refused(
+        lambda n: peer.call(17, msgspec.structs.replace(header, topic=f"{n}".rjust(127, "a")))
+    )
+    assert (sent.code, beaten.code, made.code) == (17, 0, 1)
+    assert "only administrators make more" in sent.remark
+    assert f"{start + 15_000}" in made.remark
+    name = "0".rjust(127, "t")
+    longer = [
+        await peer.call(17, msgspec.structs.replace(header, topic=f"{n}".rjust(127, "t"))) for n in range(10)
+    ]
+    assert longer[-1].code == 1
+    assert (await peer.send(name)).code == 0
+    assert (
+        len(parts.registrar.registration()[1]) < start + 15_000 < 2 * len(parts.registrar.registration()[1])
+    )
+    header = DeleteTopicRequestHeader(topic=name)
+    assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, header)).code == 0
+    counted = parts.context.topics._bytes
+    await cluster.restart()
+    assert cluster.broker.parts.context.topics._bytes == counted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from cometmq.broker.clients import LONGEST_CLIENT_ID, MOST_GROUPS, MOST_TOPICS, WEIGHT_CHARACTERS
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.names import check_group, check_topic
@@ -104,7 +106,8 @@ class ClientProcessor:
         settings = context.groups.find(group)
         if settings is not None and has_retry_topic(group):
             flag = UNIT_SUB_FLAG if data.unit_mode else 0
-            context.topics.ensure(RETRY_PREFIX + group, settings.retry_queue_nums, sys_flag=flag)
+            with contextlib.suppress(CommandError):  # without room for it the group consumes all the same
+                context.topics.ensure(RETRY_PREFIX + group, settings.retry_queue_nums, sys_flag=flag)
         described = (str(data.consume_type), str(data.message_model), str(data.consume_from_where))
         changed = context.consumers.register(
             group, connection, client, described, data.subscription_data_set, now_ms, weight

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from cometmq import logs
 from cometmq.broker.config import BrokerConfig
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
-from cometmq.protocol.codes import GROUP_LENGTH_MAX, check_group_name, is_legal_name
+from cometmq.protocol.codes import GROUP_LENGTH_MAX, ResponseCode, check_group_name, is_legal_name
+from cometmq.remoting import CommandError
 
 log = logs.logger(__name__)
 
@@ -27,6 +28,8 @@ BROADCAST = frozenset({"CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL", "CID_ONSAPI_PERM
 CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 # With so many groups in the table they do not come by themselves any more, only administrators make them.
 MOST_BY_ITSELF = 15_000
+# With so many not even they do: 30 MB.
+MOST_GROUPS = 50_000
 
 
 def is_system_group(group: str) -> bool:
@@ -66,8 +69,14 @@ class SubscriptionGroups:
         return known
 
     def put(self, config: SubscriptionGroupConfig) -> None:
-        """Create or replace a group. Raises MessageIllegal for a name that is none."""
+        """Create or replace a group. Raises MessageIllegal for a name that is none, CommandError if there are
+        too many already."""
         check_group_name(config.group_name)
+        if len(self.table) >= MOST_GROUPS and config.group_name not in self.table:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"group {config.group_name} is not created: there are {MOST_GROUPS}, and no more are kept",
+            )
         self.table[config.group_name] = config
         self._bump()
 

@@ -12,6 +12,7 @@ from cometmq import logs
 from cometmq.broker.config import QUEUES_MAX, BrokerConfig
 from cometmq.protocol.bodies import DataVersion, TopicConfig
 from cometmq.protocol.codes import (
+    MAX_FRAME_LENGTH,
     OFFSET_MOVED_EVENT,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
@@ -34,10 +35,15 @@ SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 REPLY_SUFFIX = "_REPLY_TOPIC"
 READ_WRITE = Perm.READ | Perm.WRITE
-# With so many topics in the table sends create no more, only administrators do: what the name servers are
-# told must fit a frame (16 MiB, 170 bytes a topic), with the retry and dead-letter topics of all groups that
-# come by themselves (see groups.py).
-MOST_BY_SEND = 60_000
+# What the name servers are told of all topics must fit a frame (16 MiB), or the broker drops out of every
+# route: with so many bytes of it taken sends create no more topics, groups no more retry and dead-letter
+# topics, administrators none at all.
+BYTES_BY_SEND = 11 << 20
+BYTES_BY_GROUPS = 14 << 20
+BYTES_MAX = MAX_FRAME_LENGTH - (256 << 10)
+# Of a topic in a registration, beside its name, which stands there twice, and its attributes. Numbers of any
+# length fit, and so many topics of one frame are fewer than the 100,000 that a name server takes.
+TOPIC_BYTES = 168
 # topicSysFlag: the topic belongs to a unit; a group of a unit subscribes it.
 UNIT_FLAG = 1
 UNIT_SUB_FLAG = 2
@@ -83,6 +89,18 @@ class TopicTable:
             self.table[name] = TopicConfig(
                 topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=int(perm)
             )
+        self._count_bytes()
+
+    def _count_bytes(self) -> None:
+        self._bytes = sum(map(_bytes_of, self.table.values()))
+
+    def _check_room(self, topic: str, most: int, code: int, more: int = 0) -> None:
+        if self._bytes + more > most:
+            raise CommandError(
+                code,
+                f"topic[{topic}] not exist, and is not created: name servers are told {self._bytes} bytes of "
+                f"{len(self.table)} topics; from {most} on only administrators make more, up to {BYTES_MAX}",
+            )
 
     def get(self, topic: str) -> TopicConfig | None:
         """A topic's configuration."""
@@ -110,12 +128,7 @@ class TopicTable:
         known = self.table.get(topic)
         if known is not None:
             return known
-        if len(self.table) >= MOST_BY_SEND:
-            raise CommandError(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{topic}] not exist, and is not created: the broker has {len(self.table)} topics, "
-                f"from {MOST_BY_SEND} on only administrators make more",
-            )
+        self._check_room(topic, BYTES_BY_SEND, ResponseCode.TOPIC_NOT_EXIST)
         template = self.table.get(default_topic) if default_topic else None
         if template is None:
             log.warning("topic %s not created: the template %s does not exist", topic, default_topic)
@@ -141,9 +154,11 @@ class TopicTable:
     def ensure(
         self, topic: str, queue_nums: int, perm: int = int(READ_WRITE), sys_flag: int = 0
     ) -> TopicConfig:
-        """The topic, created with these values if it is missing (retry and dead-letter topics)."""
+        """The topic, created with these values if it is missing (retry and dead-letter topics). Raises
+        CommandError if there are too many already."""
         known = self.table.get(topic)
         if known is None:
+            self._check_room(topic, BYTES_BY_GROUPS, ResponseCode.SYSTEM_ERROR)
             queue_nums = max(0, min(queue_nums, self._config.max_topic_queue_nums))
             known = TopicConfig(
                 topic_name=topic,
@@ -157,15 +172,24 @@ class TopicTable:
         return known
 
     def put(self, config: TopicConfig) -> None:
-        """Create or replace a topic. Raises MessageIllegal for a name that is none."""
-        check_topic_name(config.topic_name)
-        self.table[config.topic_name] = config
+        """Create or replace a topic. Raises MessageIllegal for a name that is none, CommandError if there is
+        no room for it."""
+        name = config.topic_name
+        check_topic_name(name)
+        known = self.table.get(name)
+        more = _bytes_of(config) - (0 if known is None else _bytes_of(known))
+        if more > 0:
+            self._check_room(name, BYTES_MAX, ResponseCode.SYSTEM_ERROR, more)
+        self._bytes += more
+        self.table[name] = config
         self._bump(config.topic_name)
 
     def delete(self, topic: str) -> bool:
         """Forget a topic; False if it was not known."""
-        if self.table.pop(topic, None) is None:
+        known = self.table.pop(topic, None)
+        if known is None:
             return False
+        self._bytes -= _bytes_of(known)
         self._bump(None)
         return True
 
@@ -220,8 +244,17 @@ class TopicTable:
                 config.read_queue_nums = min(config.read_queue_nums, most)
                 config.write_queue_nums = min(config.write_queue_nums, most)
         self.table.update(legal)
+        self._count_bytes()
         if version is not None:
             self.version = version
+
+
+def _bytes_of(config: TopicConfig) -> int:
+    """What a topic takes of a registration, at most."""
+    attributes = (config.attributes or {}).items()
+    return (
+        TOPIC_BYTES + 2 * len(config.topic_name) + sum(len(key) + len(value) + 6 for key, value in attributes)
+    )
 
 
 def sys_flag_of_send(topic: str, unit_mode: bool | None) -> int:
