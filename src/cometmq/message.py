@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
@@ -309,8 +309,3 @@ class PullResult(msgspec.Struct, frozen=True):
     suggest_which_broker_id: int = 0
     damaged: list[int] = []
     oversized: list[int] = []
-
-
-def keys_of(words: str | Iterable[str]) -> tuple[str, ...]:
-    """Keys from one blank-separated text or from several words."""
-    return tuple(words.split()) if isinstance(words, str) else tuple(words)

@@ -18,6 +18,7 @@ import msgspec
 from cometmq.broker.delay import DelayLevels
 from cometmq.broker.inert import INERT
 from cometmq.errors import ConfigError
+from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TOPIC_QUEUES_MAX
 from cometmq.settings import (
     INT_MAX,
     LONG_MAX,
@@ -46,8 +47,6 @@ NOT_BY_REQUEST = frozenset(
         "maxHashSlotNum", "maxIndexNum",
     }
 )  # fmt: skip
-QUEUES_MAX = 1 << 16
-"""The most that maxTopicQueueNums can be: what the name server takes too. Clients keep an object for each."""
 HELD_PULLS_MAX = 1 << 20
 """The most that the settings of held pulls can be: each pull costs about a kilobyte."""
 
@@ -143,8 +142,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         DelayLevels.of(self.store)
         for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
             # Both name topics too.
-            if not 0 < len(name.strip()) <= 127 or "/" in name or name in (".", ".."):
-                raise ConfigError(key, name, "a name that is not blank, of at most 127 characters, without /")
+            if not 0 < len(name.strip()) <= TOPIC_LENGTH_MAX or "/" in name or name in (".", ".."):
+                expected = f"a name that is not blank, of at most {TOPIC_LENGTH_MAX} characters, without /"
+                raise ConfigError(key, name, expected)
         check_host("brokerIP1", self.broker_ip1)
         for key, host in (("brokerIP2", self.broker_ip2), ("bindAddress", self.bind_address)):
             if host:
@@ -199,8 +199,8 @@ RANGES: dict[str, Range] = {
     "brokerId": Range(0, LONG_MAX, "0 for a master, a positive number for a slave"),
     "listenPort": Range(0, 65_535, "a port (0: any free one)"),
     "brokerPermission": Range(0, 7, "2 write, 4 read, 6 both"),
-    "defaultTopicQueueNums": Range(1, QUEUES_MAX),
-    "maxTopicQueueNums": Range(1, QUEUES_MAX),
+    "defaultTopicQueueNums": Range(1, TOPIC_QUEUES_MAX),
+    "maxTopicQueueNums": Range(1, TOPIC_QUEUES_MAX),
     "flushConsumerOffsetInterval": _PERIOD,
     "shortPollingTimeMills": _MS,
     "maxHeldPullsPerConnection": Range(1, HELD_PULLS_MAX),

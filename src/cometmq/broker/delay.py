@@ -29,18 +29,9 @@ class DelayLevels(msgspec.Struct, frozen=True):
         """The levels of the setting `messageDelayLevel`. Raises ConfigError."""
         return cls(tuple(config.delay_levels_ms.values()))
 
-    @property
-    def max_level(self) -> int:
-        """The highest level; higher requests are lowered to it."""
-        return len(self.delays_ms)
-
     def delay_ms(self, level: int) -> int:
         """Delay of a level in ms; 1 s for one that does not exist."""
         return self.delays_ms[level - 1] if 0 < level <= len(self.delays_ms) else UNKNOWN_LEVEL_MS
-
-    def deliver_at(self, level: int, store_timestamp_ms: int) -> int:
-        """When a message of this level, stored at that time, is due (ms)."""
-        return store_timestamp_ms + self.delay_ms(level)
 
     def effective(self, requested: int) -> int:
         """The level a request for `requested` gets: 0 for none, never above the last."""

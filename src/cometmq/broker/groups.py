@@ -14,7 +14,7 @@ from cometmq.remoting import CommandError
 
 log = logs.logger(__name__)
 
-# Created at start (storage.md 12.4). The CID_ONS ones may consume by broadcast.
+# Created at start (storage.md 12.4).
 BUILT_IN = (
     "TOOLS_CONSUMER",
     "FILTERSRV_CONSUMER",
@@ -24,7 +24,6 @@ BUILT_IN = (
     "CID_ONSAPI_PERMISSION",
     "CID_ONSAPI_OWNER",
 )
-BROADCAST = frozenset({"CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER"})
 CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 # With so many groups in the table they do not come by themselves any more, only administrators make them.
 MOST_BY_ITSELF = 15_000

@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from cometmq import logs
-from cometmq.broker.config import QUEUES_MAX, BrokerConfig
+from cometmq.broker.config import BrokerConfig
 from cometmq.protocol.bodies import DataVersion, TopicConfig
 from cometmq.protocol.codes import (
+    BENCHMARK_TOPIC,
     MAX_FRAME_LENGTH,
     OFFSET_MOVED_EVENT,
+    REPLY_TOPIC_POSTFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
     STORED_LENGTH_MAX,
+    SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
     TBW102,
+    TOPIC_QUEUES_MAX,
+    TRACE_TOPIC,
     UNSENDABLE_TOPICS,
     Perm,
     ResponseCode,
@@ -29,11 +35,6 @@ from cometmq.remoting import CommandError
 
 log = logs.logger(__name__)
 
-SYSTEM_PREFIX = "rmq_sys_"
-BENCHMARK_TOPIC = "BenchmarkTest"
-SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
-REPLY_SUFFIX = "_REPLY_TOPIC"
 READ_WRITE = Perm.READ | Perm.WRITE
 # What the name servers are told of all topics must fit a frame (16 MiB), or the broker drops out of every
 # route: with so many bytes of it taken sends create no more topics, groups no more retry and dead-letter
@@ -78,7 +79,7 @@ class TopicTable:
             (config.broker_name, 1, inherit | READ_WRITE if config.broker_topic_enable else inherit),
             (OFFSET_MOVED_EVENT, 1, READ_WRITE),
             (SCHEDULE_TOPIC, 18, READ_WRITE),
-            (config.broker_cluster_name + REPLY_SUFFIX, 1, READ_WRITE),
+            (config.broker_cluster_name + REPLY_TOPIC_POSTFIX, 1, READ_WRITE),
         ]
         if config.auto_create_topic_enable:
             built_in.append((TBW102, config.default_topic_queue_nums, inherit | READ_WRITE))
@@ -108,7 +109,7 @@ class TopicTable:
 
     def is_system(self, topic: str) -> bool:
         """Whether administration may not create or delete it."""
-        return topic in self.system or topic.startswith(SYSTEM_PREFIX)
+        return topic in self.system or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
     @staticmethod
     def is_sendable(topic: str) -> bool:
@@ -235,7 +236,7 @@ class TopicTable:
             built_in = self.table.get(name)
             most = max(self._config.max_topic_queue_nums, built_in.write_queue_nums if built_in else 0)
             if asked > most:
-                most = min(max(most, stored(name)), QUEUES_MAX)
+                most = min(max(most, stored(name)), TOPIC_QUEUES_MAX)
             if asked > most:
                 log.warning(
                     "topic %s had %d queues, more than maxTopicQueueNums=%d: it is served with %d",

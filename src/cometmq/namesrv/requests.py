@@ -24,11 +24,14 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import (
     NAME_PATTERN,
     ORDER_TOPIC_CONFIG,
+    STORED_LENGTH_MAX,
+    TOPIC_QUEUES_MAX,
     VERSION_4_9_4,
     VERSION_5_0_0,
     RequestCode,
     ResponseCode,
     TopicSysFlag,
+    is_legal_name,
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
@@ -39,8 +42,7 @@ from cometmq.text import shortened
 log = logs.logger(__name__)
 
 CRC_MASK = 0x7FFF_FFFF
-NAME_MAX = 255  # of 5.x's retry topics, the longest names that brokers have
-QUEUE_NUMS_MAX = 65_536
+NAME_MAX = 255  # of a broker, a cluster, a zone
 FILTER_SERVERS_MAX = 64  # of one broker
 HEARTBEAT_TIMEOUT_MAX_MS = 3_600_000
 
@@ -371,9 +373,7 @@ def registration(
         data_version=body.data_version,
         topics=topics,
         filter_servers=filter_servers,
-        heartbeat_timeout_ms=None
-        if timeout_ms is None
-        else min(max(0, timeout_ms), HEARTBEAT_TIMEOUT_MAX_MS),
+        heartbeat_timeout_ms=timeout_ms,
         zone_name=asked.zone_name,
         single_topic_needs_known=request.version >= VERSION_5_0_0,
     )
@@ -385,10 +385,10 @@ def _refused(field: str, value: str | None, problem: str) -> CommandError:
 
 def topic_problem(topic: str, *queue_nums: int) -> str:
     """Why a topic is not routed, "" if it is."""
-    if len(topic) > NAME_MAX or not NAME_PATTERN.fullmatch(topic):
-        return f"a topic has 1 to {NAME_MAX} of the characters {NAME_PATTERN.pattern}"
-    if not all(0 <= number <= QUEUE_NUMS_MAX for number in queue_nums):
-        return f"a topic has 0 to {QUEUE_NUMS_MAX} queues"
+    if not is_legal_name(topic, STORED_LENGTH_MAX):
+        return f"a topic has 1 to {STORED_LENGTH_MAX} of the characters {NAME_PATTERN.pattern}"
+    if not all(0 <= number <= TOPIC_QUEUES_MAX for number in queue_nums):
+        return f"a topic has 0 to {TOPIC_QUEUES_MAX} queues"
     return ""
 
 

@@ -383,6 +383,9 @@ TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255
 STORED_LENGTH_MAX = 255
 """Longest topic name in a store: 5.x makes longer retry topics than clients may name (storage.md 12.2)."""
+TOPIC_QUEUES_MAX = 1 << 16
+"""Queues that a topic can have at most, for brokers (maxTopicQueueNums is lower) and name servers. Clients
+keep an object for each."""
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 MASTER_ID = 0
