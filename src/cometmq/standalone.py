@@ -100,9 +100,10 @@ class Standalone:
         self.namesrv_addr = f"{HOST}:{await self._namesrv.start()}"
         confs = [self.prepare(number) for number in range(self._count)]
         if len(confs) == 1:
-            name, _, properties = confs[0]
+            name, path, properties = confs[0]
             self.broker = Broker(BrokerConfig.from_properties(properties))
-            await self.broker.start()
+            with settings_of(path, self._settings):
+                await self.broker.start()
             self.broker_addrs[name] = self.broker.addr
             return
         self._children = [BrokerChild(name, path, self._settings) for name, path, _ in confs]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.broker.config import NOT_BY_REQUEST
-from cometmq.errors import ConfigError
+from cometmq.errors import CometError, ConfigError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.java_properties import parse_properties
@@ -151,3 +151,14 @@ async def test_a_poisoned_file_of_a_store_stops_the_start_with_file_line_and_key
     with pytest.raises(ConfigError) as raised:  # given with the start, not by the file
         await Standalone(tmp_path, 0, 0, settings={"cleanResourceInterval": "1"}).start()
     assert str(raised.value).startswith("cleanResourceInterval = '1': expected ")
+
+
+@pytest.mark.parametrize("brokers", [1, 2])
+async def test_a_name_in_the_file_of_a_store_that_nobody_knows_does_too(tmp_path, brokers, capfd):
+    conf = Path(Standalone(tmp_path, 0, 0).prepare(0)[1])
+    conf.write_text("brokerIP2=no-such-host.invalid\n" + conf.read_text())
+    with pytest.raises(CometError) as raised:
+        await Standalone(tmp_path, 0, 0, brokers=brokers).start()
+    said = str(raised.value) if brokers == 1 else capfd.readouterr().err
+    assert f"{conf} line " in said
+    assert ": brokerIP2 = 'no-such-host.invalid'" in said

@@ -129,11 +129,31 @@ class TestOptions:
         assert not (tmp_path / "store").exists()
 
     @pytest.mark.parametrize(
+        ("key", "directory", "line"),
+        [
+            ("storePathRootDir", "/dev/null", 4),
+            ("storePathRootDir", "/dev/null/x/y", 4),
+            ("storePathCommitLog", "/dev/null/x", 9),
+            ("readOnlyCommitLogStorePaths", "/dev/null/x", 9),
+        ],
+    )
+    def test_so_does_what_can_be_no_directory(
+        self, run: Run, tmp_path: Path, key: str, directory: str, line: int
+    ) -> None:
+        failed = run("mqbroker", "-c", broker_conf(tmp_path, **{key: directory}))
+
+        assert failed.returncode == 255
+        assert f"broker.conf line {line}: {key} = '{directory}': expected a directory" in failed.stderr
+        assert failed.stderr.count("\n") == 1
+
+    @pytest.mark.parametrize(
         ("setting", "words"),
         [
             ("scanNotActiveBrokerInterval=0", "namesrv.conf line 2: scanNotActiveBrokerInterval = '0'"),
             ("bindAddress=no-such-host.invalid", "namesrv.conf line 2: bindAddress = 'no-such-host.invalid'"),
             ("useTLS=true", "namesrv.conf line 2: useTLS = 'true'"),
+            ("kvConfigPath=/dev/null/x", "namesrv.conf line 2: kvConfigPath = '/dev/null/x'"),
+            ("configStorePath=/dev", "namesrv.conf line 2: configStorePath = '/dev'"),
         ],
     )
     def test_so_does_one_of_the_name_servers(

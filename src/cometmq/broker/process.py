@@ -81,8 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    others = {text.partition("=")[0].strip() for text in options.set}
     try:
-        run(serve(read_config(options.config, options.set), say_ready, options.with_parent))
+        with settings_of(options.config, others):
+            run(serve(read_config(options.config, options.set), say_ready, options.with_parent))
     except (CometError, OSError, ValueError) as error:
         log.critical("the broker cannot run: %s", error)
         return 1

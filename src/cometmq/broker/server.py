@@ -7,6 +7,7 @@ servers. A stop goes the other way: unregister, answer what is held, drain, writ
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Sequence
 
@@ -39,12 +40,13 @@ from cometmq.broker.send_back import SendBackProcessor
 from cometmq.broker.stats import Stats
 from cometmq.broker.topics import TopicTable
 from cometmq.broker.writer import Writer
-from cometmq.errors import ClientStateError, StoreError
+from cometmq.errors import ClientStateError, CometError, ConfigError, StoreError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick, listen, resolve
 from cometmq.store.clock import Clock, SystemClock
+from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk, OsDisk, replace_file
 from cometmq.store.dispatch import Arrivals
 from cometmq.store.message_store import MessageStore
@@ -57,6 +59,8 @@ NOT_ON_VIP = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 VIP_OFFSET = -2
 HA_OFFSET = 1
 STATS_PERIOD_S = 1.0
+# What a directory says that cannot be one, and will not be at the next start either.
+NO_DIRECTORY = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Broker:
@@ -95,8 +99,7 @@ class Broker:
         try:
             store = await asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
         except OSError as error:
-            path = error.filename or self.config.store.root
-            raise StoreError(f"the store cannot be opened: {error.strerror or error}", path) from error
+            raise not_opened(config.store, error) from error
         try:
             parts = self._parts = BrokerParts(config, store, self._disk, self._clock, ip)
             await asyncio.to_thread(parts.tables.load)
@@ -319,6 +322,18 @@ def write_settings(disk: Disk, path: str, text: str) -> None:
         replace_file(disk, os.path.abspath(path), text.encode())
     except OSError as error:
         log.error("settings not written to %s: %s", path, error)
+
+
+def not_opened(config: StoreConfig, error: OSError) -> CometError:
+    """What keeps a store from being opened: the setting of a directory that cannot be one, or the store."""
+    path = error.filename or config.root
+    reason = error.strerror or str(error)
+    if error.errno in NO_DIRECTORY:
+        for key, directories in config.directories.items():
+            for directory in directories:
+                if directory in (path, os.path.dirname(path)) or directory.startswith(path + os.sep):
+                    return ConfigError(key, directory, f"a directory to make or write to ({path}: {reason})")
+    return StoreError(f"the store cannot be opened: {reason}", path)
 
 
 def host_port(host: str, port: int) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 
 from cometmq import logs
+from cometmq.errors import ConfigError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.kv import KvTables, read_file, write_file
 from cometmq.namesrv.requests import RequestProcessor
@@ -44,7 +46,14 @@ class NameServer:
         """Load the key-value configuration and listen. Returns the port. Raises OSError, BodyError,
         ConfigError."""
         self.config.check()
-        content = await asyncio.to_thread(read_file, self.config.kv_config_path)
+        path = self.config.kv_config_path
+        try:
+            content = await asyncio.to_thread(read_file, path)
+        except OSError as error:
+            expected = f"a file that can be read ({error.strerror or error})"
+            raise ConfigError("kvConfigPath", path, expected) from error
+        if await asyncio.to_thread(os.path.isdir, self.config.config_store_path):
+            raise ConfigError("configStorePath", self.config.config_store_path, "a file, not a directory")
         if content is not None:
             self._kv = KvTables.from_json(content)
         processor = RequestProcessor(self._tables, self._kv, self, self._now_ms)

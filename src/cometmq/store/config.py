@@ -88,6 +88,15 @@ class StoreConfig:
         return os.path.expanduser(self.store_path_root_dir)
 
     @property
+    def directories(self) -> dict[str, tuple[str, ...]]:
+        """The directories of each key that has some."""
+        return {
+            "storePathCommitLog": _paths(self.store_path_commit_log),
+            "readOnlyCommitLogStorePaths": self.read_only_commit_log_dirs,
+            "storePathRootDir": (self.root,),
+        }
+
+    @property
     def commit_log_dirs(self) -> tuple[str, ...]:
         """Where segments of the log lie, those that are only read included."""
         own = _paths(self.store_path_commit_log) or (os.path.join(self.root, "commitlog"),)
