@@ -218,7 +218,9 @@ class TestRefusals:
             answer = await peer.send(properties_text=bad)
             assert (answer.code, "0x01 or 0x02" in answer.remark) == (13, True)
         batch = {"code": RequestCode.SEND_BATCH_MESSAGE, "batch": True}
-        for texts in ([bad], [good % 1, bad], [good % 1, good % 2, bad], [bad, "KEYS\x01k"]):
+        alike = [good.replace("U%d", key) for key in ("\x01a", "\x02a", "a\x01")]
+        mixed = [[good % 1, *[good % 2] * 3, each] for each in alike]
+        for texts in ([bad], [good % 1, bad], [good % 1, good % 2, bad], [bad, "KEYS\x01k"], *mixed):
             body = encode_batch([(0, b"x", text.encode()) for text in texts])
             assert (await peer.send(body=body, **batch)).code == 13
         body = encode_batch([(0, b"x", b"KEYS\x01k")])

@@ -315,6 +315,17 @@ class TestRegistration:
             clock.ms += 10_001
             assert await raw.read_end() == b""
 
+    @pytest.mark.parametrize(("asked", "counts_as"), [("4611686018427387904", 3_600_000), ("-5", 0)])
+    async def test_a_time_out_that_no_broker_wants_is_bounded(
+        self, tmp_path: Path, asked: str, counts_as: int
+    ) -> None:
+        clock = Clock()
+        async with running(tmp_path, clock) as server, peer(server) as raw:
+            await register(raw, heartbeatTimeoutMillis=asked)
+            clock.ms += counts_as
+            assert server._tables.scan(clock.ms) == []
+            assert [gone.broker_addr for gone in server._tables.scan(clock.ms + 1)] == ["10.0.0.1:10911"]
+
     async def test_a_closed_connection_takes_its_broker_away_at_once(self, tmp_path: Path) -> None:
         async with running(tmp_path) as server, peer(server) as raw:
             async with peer(server) as broker:

@@ -24,7 +24,6 @@ from cometmq.broker.property_string import (
     drop,
     put,
     stored_form,
-    stray_separator,
     value_of,
 )
 from cometmq.broker.replies import Sender
@@ -42,7 +41,6 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from cometmq.protocol.properties import has_stray_separator
 from cometmq.remoting import CommandError, Connection, Handler, Shortcut
 from cometmq.store.appender import COPIED
 from cometmq.store.refusal import StoreRefused
@@ -157,8 +155,6 @@ class SendProcessor:
             shared = put(header.properties or "", "CLUSTER", self._context.config.broker_cluster_name)
         else:
             shared = self._cluster_pair
-        if has_stray_separator(shared.encode()):
-            raise stray_separator()
         born_host = connection.peer_host
         sys_flag = header.sys_flag | route.sys_flag | (BORN_V6 if len(born_host) != 8 else 0)
         try:
