@@ -22,7 +22,7 @@ from tests.namesrv.test_name_server import (
 )
 
 from cometmq.errors import BodyError
-from cometmq.namesrv import kv, tables
+from cometmq.namesrv import kv, requests, tables
 from cometmq.namesrv.kv import KvRefused, KvTables
 from cometmq.namesrv.server import NameServer
 from cometmq.namesrv.tables import Registration, RouteTables
@@ -132,16 +132,33 @@ class TestRegistrations:
         assert (good[0], worse[0], header["code"]) == (0, 17, 1)
         assert sum("is left out" in record.message for record in caplog.records) == 1
 
+    async def test_filter_servers_that_cannot_be_dialled_are_left_out(self, tmp_path: Path) -> None:
+        body = json.loads(registration([TOPIC_A]))
+        good = [f"10.0.0.2:{port}" for port in range(1, 101)]
+        body["filterServerList"] = ["..:1", "a\0:1", *good]
+        async with running(tmp_path) as server, peer(server) as raw:
+            await ask(raw, 103, identity(), json.dumps(body).encode())
+            _, found = await route(raw)
+
+        (servers,) = found["filterServerTable"].values()
+        assert servers == good[: requests.FILTER_SERVERS_MAX - 2]
+
     async def test_a_small_registration_cannot_become_a_large_one(self, tmp_path: Path) -> None:
         version = b'{"counter":1,"timestamp":3}'
         topic = b"T0 4 4 6 SINGLE_TAG"
-        head = struct.pack(">i", len(version)) + version + struct.pack(">i", 100_001)
-        bombs = {
-            "number of topics": head + (struct.pack(">i", len(topic)) + topic) * 100_001,
-            "larger than 16777216 bytes": bytes((16 << 20) + 1),
-        }
+
+        def of_topics(topic: bytes, count: int) -> bytes:
+            head = struct.pack(">i", len(version)) + version + struct.pack(">i", count)
+            return head + (struct.pack(">i", len(topic)) + topic) * count
+
+        bombs = [
+            ("number of topics", of_topics(topic, 100_001)),
+            ("larger than 16777216 bytes", bytes((16 << 20) + 1)),
+            ("not standard JSON", of_topics(topic + b" {" + b"a:1," * 3_000_000 + b"a:1}", 1)),
+            ("not standard JSON", of_topics(topic + b" {" + b"a:1," * 30 + b"a:1}", 90_000)),
+        ]
         async with running(tmp_path) as server, peer(server) as raw:
-            for words, plain in bombs.items():
+            for words, plain in bombs:
                 header, _ = await ask(raw, 103, identity(compressed="true"), zlib.compress(plain, 9))
                 assert (header["code"], words in header["remark"]) == (1, True), header
 

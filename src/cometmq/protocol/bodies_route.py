@@ -15,6 +15,7 @@ from cometmq.protocol.codes import VERSION_5_0_0
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.json_body import (
     CLIENT_MAX,
+    SERVER_MAX,
     Body,
     Buffer,
     always,
@@ -308,12 +309,13 @@ class RegisterBrokerBody(Body):
         _check_number(count)
         topics: dict[str, TopicConfig] = {}
         for _ in range(count):
-            topic = _topic_of(reader.take("topic").decode("utf-8", "replace"))
+            topic = _topic_of(reader)
             topics[topic.topic_name] = topic
         filters: list[str] | None = None
         if reader.left:
             try:
-                filters = msgspec.convert(loads(reader.take("filter servers")) or [], list[str], strict=False)
+                found = reader.json(reader.take("filter servers"), "filter servers")
+                filters = msgspec.convert(found or [], list[str], strict=False)
             except (msgspec.ValidationError, BodyError):
                 filters = None  # Java logs it and goes on
         return cls(TopicConfigTable(topics, version), filters)
@@ -324,8 +326,9 @@ def _check_number(topics: int) -> None:
         raise BodyError("registration", f"{topics}, at most {MAX_TOPICS} are taken", "number of topics")
 
 
-def _topic_of(text: str) -> TopicConfig:
+def _topic_of(reader: _Counted) -> TopicConfig:
     """A topic of `name read write perm filterType`, and 5.x's attributes after that."""
+    text = reader.take("topic").decode("utf-8", "replace")
     words = text.split(" ", 5)
     if len(words) < 5:
         raise BodyError(
@@ -337,8 +340,10 @@ def _topic_of(text: str) -> TopicConfig:
         raise BodyError(
             "compressed registration", f"topic {text[:100]!r} has a word that is no number", "topic"
         ) from None
-    attributes = loads(words[5], "topic attributes") if len(words) == 6 and words[5].strip() else None
     topic = TopicConfig(words[0], read, write, perm, words[4])
+    attributes = None
+    if len(words) == 6 and words[5].strip():
+        attributes = reader.json(words[5].encode(), "topic attributes")
     if isinstance(attributes, dict):
         topic.attributes = {str(key): str(value) for key, value in attributes.items()}
     return topic
@@ -354,6 +359,7 @@ class _Counted:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._pos = 0
+        self._lenient_left = SERVER_MAX
 
     @property
     def left(self) -> int:
@@ -373,3 +379,14 @@ class _Counted:
         start = self._pos
         self._pos += length
         return self._data[start : self._pos]
+
+    def json(self, text: bytes, what: str) -> Json:
+        """The value of a part in either dialect; of parts that are no standard JSON there may be as much as
+        in any other body. Raises BodyError."""
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            self._lenient_left -= len(text)
+        if self._lenient_left < 0:
+            raise BodyError("compressed registration", f"{SERVER_MAX} bytes are not standard JSON", what)
+        return loads(text, what)
