@@ -250,6 +250,13 @@ def test_a_directory_without_a_store_ends_with_1(call: Run, tmp_path: Path) -> N
         assert list((tmp_path / "empty").iterdir()) == []
 
 
+def test_names_that_are_no_utf8_are_shown_in_json_too(call: Run, root: Path) -> None:
+    os.mkdir(os.fsencode(root / "commitlog") + b"/\xff")
+    result = call("cometmq", "store", "verify", "--json", str(root))
+    assert result.returncode == 0, result.stdout
+    assert json.loads(result.stdout)["findings"][0]["path"] == rf"{root}/commitlog/\udcff"
+
+
 def test_a_log_over_several_directories(call: Run, root: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "one", tmp_path / "two"
     first.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -15,6 +16,7 @@ from cometmq.store import queue_table
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.rebuild import rebuild
 from cometmq.store.refusal import QueueRefused
+from cometmq.store.verify import verify
 
 ELSEWHERE = [
     "x/../Good",
@@ -147,3 +149,50 @@ def test_a_directory_that_is_no_queue_does_not_keep_a_store_from_opening(tmp_pat
     store = open_store(tmp_path)
     assert everything(store) == [b"hello"]
     store.close()
+
+
+@pytest.mark.parametrize("place", ["commitlog", "consumequeue/T/0", "consumequeue_ext/T/0", "index"])
+@pytest.mark.parametrize("digit", ["²", "٣"])
+def test_a_file_whose_digits_are_no_number_is_left_alone(tmp_path, place, digit):
+    store = open_store(tmp_path)
+    send(store, properties=b"KEYS\x01k")
+    store.close()
+    file = tmp_path / place / (digit * (17 if place == "index" else 20))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    for _ in range(2):
+        store = open_store(tmp_path)
+        assert everything(store) == [b"hello"]
+        store.crash()
+    assert file.exists()
+
+
+def test_a_numbered_file_of_somebody_elses_is_not_deleted_with_a_damaged_index(tmp_path):
+    store = open_store(tmp_path)
+    send(store, properties=b"KEYS\x01k")
+    store.close()
+    (index,) = (tmp_path / "index").iterdir()
+    index.write_bytes(b"damaged")
+    other = tmp_path / "index" / "99"
+    other.touch()
+    store = open_store(tmp_path)
+    assert store.query_by_key("T", "k", 1, 0, 1 << 62)
+    store.close()
+    assert other.exists()
+
+
+def test_a_directory_whose_name_is_no_utf8_is_left_alone(tmp_path):
+    """A table could not hold it: the store opened, and failed when it was closed."""
+    store = open_store(tmp_path)
+    send(store)
+    store.close()
+    queues = os.fsencode(tmp_path / "consumequeue")
+    shutil.copytree(queues + b"/T", queues + b"/\xff")
+    for _ in range(2):
+        store = open_store(tmp_path)
+        assert store.queues.topics() == ["T"]
+        store.close()
+    assert b"\xff" in os.listdir(queues)
+    report = verify(str(tmp_path), config=small(tmp_path))
+    assert report.sound
+    assert [finding.path for finding in report.findings] == [f"{tmp_path}/consumequeue/\udcff"]

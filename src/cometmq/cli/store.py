@@ -6,6 +6,8 @@ wants the store for itself.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -71,7 +73,12 @@ def log_progress(what: str) -> Iterator[Callable[[int, int], None]]:
 def echo_json(value: object) -> None:
     import msgspec
 
-    click.echo(printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2)))
+    try:
+        data = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # a file's name that is no UTF-8: as texts for readers show it
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        data = re.sub("[\ud800-\udfff]", lambda found: rf"\\u{ord(found[0]):x}", text).encode()
+    click.echo(printable_json(msgspec.json.format(data, indent=2)))
 
 
 @click.group(context_settings=HELP)

@@ -20,7 +20,7 @@ import numpy as np
 
 from cometmq.errors import StoreError
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
-from cometmq.store.disk import NO_FILE, Buffer, is_zero, write_all, zero_out
+from cometmq.store.disk import NO_FILE, Buffer, is_numbered, is_zero, write_all, zero_out
 from cometmq.store.files import NotCached, StoreFiles
 
 UNIT_STRUCT = struct.Struct(">qiq")
@@ -336,7 +336,7 @@ class ConsumeQueue(_Touched):
         self._dir_made = True
         allocated: dict[int, int] = {}
         for name in disk.listdir(self.path):
-            if len(name) != 20 or not name.isdecimal():
+            if not is_numbered(name, 20):
                 notes.append(f"{os.path.join(self.path, name)}: not a queue file, left alone")
                 continue
             path = os.path.join(self.path, name)

@@ -263,6 +263,11 @@ class OsDisk:
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
+def is_numbered(name: str, digits: int) -> bool:
+    """Whether a name is a number of so many digits: `isdigit` alone also takes what `int` does not."""
+    return len(name) == digits and name.isascii() and name.isdigit()
+
+
 def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:
     """Write every byte of `data` at `offset`, going on after short writes.
 

@@ -22,6 +22,7 @@ from cometmq.store.appender import Keys
 from cometmq.store.checkpoint import Mark
 from cometmq.store.clock import Clock
 from cometmq.store.config import StoreConfig
+from cometmq.store.disk import is_numbered
 from cometmq.store.files import StoreFiles
 from cometmq.store.index_file import IndexFile, IntArray
 from cometmq.store.keys import UNIQUE_KEY, behind_prefix, hash_equal, hash_keys
@@ -229,7 +230,7 @@ class IndexService:
         marked = self._trusted(mark)
         for name in self._files.disk.listdir(self._directory):
             path = os.path.join(self._directory, name)
-            if len(name) != 17 or not name.isdigit():
+            if not is_numbered(name, 17):
                 notes.append(f"{path}: not an index file, left alone")
                 continue
             file = IndexFile(self._files, path, self.slots, self.capacity)
@@ -255,7 +256,7 @@ class IndexService:
             return notes, self.enabled and (lost or not self.files)
         names = self._files.disk.listdir(self._directory)
         for name in names:
-            if name.isdigit() and name >= os.path.basename(self.files[-1].path):
+            if is_numbered(name, 17) and name >= os.path.basename(self.files[-1].path):
                 self._doomed.append(os.path.join(self._directory, name))
         self.files.pop()
         return notes, self.enabled

@@ -18,7 +18,7 @@ from cometmq.errors import StoreError
 from cometmq.store.config import StoreConfig
 from cometmq.store.disk import Disk
 from cometmq.store.ends import QueueEnds, sizes_of
-from cometmq.store.queue_table import TRASH
+from cometmq.store.queue_table import names_a_directory
 from cometmq.store.reads import ReadOnlyFiles, first_byte
 from cometmq.store.shape import StoreFile, log_files, numbered_files
 
@@ -56,7 +56,7 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: QueueEnds) -> None:
 def _queue_files(disk: Disk, directory: str) -> Iterator[StoreFile]:
     for topic in disk.listdir(directory):
         topic_dir = os.path.join(directory, topic)
-        if topic == TRASH or disk.is_link(topic_dir) or not disk.is_dir(topic_dir):
+        if not names_a_directory(topic) or disk.is_link(topic_dir) or not disk.is_dir(topic_dir):
             continue
         for name in disk.listdir(topic_dir):
             path = os.path.join(topic_dir, name)

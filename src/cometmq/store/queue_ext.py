@@ -13,7 +13,7 @@ import struct
 from collections.abc import Collection
 
 from cometmq.store.consume_queue import file_name
-from cometmq.store.disk import Disk
+from cometmq.store.disk import Disk, is_numbered
 from cometmq.store.reads import ReadOnlyFiles
 
 LEAST_CODE = -0x80000000
@@ -56,7 +56,7 @@ class ExtFiles:
         if not self._is_own(directory):
             return []
         names = self._disk.listdir(directory)
-        return [os.path.join(directory, name) for name in names if len(name) == 20 and name.isdecimal()]
+        return [os.path.join(directory, name) for name in names if is_numbered(name, 20)]
 
     def paths_before(self, topic: str, queue_id: int, code: int) -> list[str]:
         """Those that lie before the ext unit which a tags code is the address of: of units before it readers
@@ -103,7 +103,7 @@ class ExtUnits:
         bases = self._bases.get(directory)
         if bases is None:
             names = self._files.disk.listdir(directory)
-            bases = self._bases[directory] = sorted(int(name) for name in names if name.isdecimal())
+            bases = self._bases[directory] = sorted(int(name) for name in names if is_numbered(name, 20))
         position = address - _LOWEST
         base = max((base for base in bases if base <= position), default=-1)
         if base < 0:

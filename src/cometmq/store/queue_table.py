@@ -12,9 +12,10 @@ from cometmq.errors import StoreError
 from cometmq.protocol.codes import STORED_LENGTH_MAX, is_legal_name
 from cometmq.store.config import CONSUME_QUEUE_UNIT, StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
-from cometmq.store.disk import NO_FILE, Disk
+from cometmq.store.disk import NO_FILE, Disk, is_numbered
 from cometmq.store.files import StoreFiles
 from cometmq.store.refusal import QueueRefused
+from cometmq.text import is_utf8
 
 log = logs.logger(__name__)
 
@@ -32,7 +33,8 @@ def names_a_directory(topic: str) -> bool:
         topic not in ("", ".", "..", TRASH)
         and "/" not in topic
         and "\0" not in topic
-        and len(topic.encode("utf-8", "replace")) <= _LONGEST_NAME
+        and is_utf8(topic)
+        and len(topic.encode()) <= _LONGEST_NAME
     )
 
 
@@ -180,7 +182,7 @@ class QueueTable:
                 continue
             topic_dir = os.path.join(self.directory, topic)
             self._refuse_link(topic_dir)
-            if not disk.is_dir(topic_dir):
+            if not disk.is_dir(topic_dir) or not names_a_directory(topic):
                 notes.append(f"{topic_dir}: not a topic directory, left alone")
                 continue
             for name in disk.listdir(topic_dir):
@@ -246,7 +248,7 @@ class QueueTable:
             disk.unlink(queue_dir)
         elif disk.is_dir(queue_dir):
             for name in disk.listdir(queue_dir):
-                if len(name) == 20 and name.isdigit():
+                if is_numbered(name, 20):
                     disk.unlink(os.path.join(queue_dir, name))
             _remove_if_empty(disk, queue_dir)
 

@@ -28,7 +28,7 @@ from cometmq.store.commit_log import CommitLog
 from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
-from cometmq.store.disk import NO_FILE, Disk, zero_out
+from cometmq.store.disk import NO_FILE, Disk, is_numbered, zero_out
 from cometmq.store.ends import QueueEnds
 from cometmq.store.gaps import Gaps
 from cometmq.store.index import IndexService
@@ -85,7 +85,7 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
     short: list[tuple[str, int]] = []
     for directory, name in places.files():
         path = f"{directory}/{name}"
-        if len(name) != 20 or not name.isdigit():
+        if not is_numbered(name, 20):
             if not disk.is_dir(path):
                 notes.append(f"{path}: not a segment, left alone")
             continue

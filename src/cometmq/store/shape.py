@@ -16,10 +16,10 @@ import numpy as np
 from cometmq.errors import StoreError
 from cometmq.settings import properties_of, settings_of
 from cometmq.store.config import SMALL_FILES, StoreConfig
-from cometmq.store.disk import Disk, read_file
+from cometmq.store.disk import Disk, is_numbered, read_file
 from cometmq.store.guards import AbortMark, lock_held
 from cometmq.store.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
-from cometmq.store.queue_table import TRASH
+from cometmq.store.queue_table import TRASH, names_a_directory
 
 CONF = "broker.conf"
 _PROBE_ENTRIES = 64
@@ -149,7 +149,7 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
         if made and len(name) == digits and name > min(made):
             continue
         path = os.path.join(directory, name)
-        if len(name) != digits or not (name.isascii() and name.isdigit()):
+        if not is_numbered(name, digits):
             strays.append(path)
             continue
         facts = disk.facts(path)
@@ -173,7 +173,7 @@ def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
         if topic == TRASH:
             continue  # a deletion that is under way, or that the next start will finish
         topic_dir = os.path.join(directory, topic)
-        if disk.is_link(topic_dir) or not disk.is_dir(topic_dir):
+        if disk.is_link(topic_dir) or not disk.is_dir(topic_dir) or not names_a_directory(topic):
             strays.append(topic_dir)
             continue
         for name in disk.listdir(topic_dir):

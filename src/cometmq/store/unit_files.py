@@ -9,7 +9,7 @@ import numpy as np
 
 from cometmq.store.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.consume_queue import file_name
-from cometmq.store.disk import is_zero
+from cometmq.store.disk import is_numbered, is_zero
 from cometmq.store.reads import ReadOnlyFiles
 from cometmq.store.shape import QueueFiles
 
@@ -62,7 +62,7 @@ class UnitFiles:
 
     def first_now(self) -> int:
         """Offset at which the files begin by now: retention may have taken some since."""
-        names = [name for name in self._files.disk.listdir(self.path) if len(name) == 20 and name.isdigit()]
+        names = [name for name in self._files.disk.listdir(self.path) if is_numbered(name, 20)]
         return int(names[0]) // UNIT if names else self.end
 
     def place(self, offset: int) -> tuple[str, int]:
