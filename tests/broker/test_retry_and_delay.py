@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from cometmq.broker.delay import DelayLevels
+from cometmq.broker.delay import STEP_MS, DelayLevels
+from cometmq.broker.schedule import ScheduleService
 from cometmq.protocol.bodies import DelayOffsetTable
-from cometmq.protocol.codes import UNSENDABLE_TOPICS, RequestCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, RequestCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, CreateTopicRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.record import iter_records, properties_of
-from cometmq.store.clock import SystemClock
+from cometmq.store.clock import ManualClock, SystemClock
 
 from .conftest import records, until
 
@@ -120,6 +122,25 @@ class TestClocks:
         last = (await take(peer, "Orders", wanted))[-1]
         assert last.body == b"second"
         assert 0.4 <= time.monotonic() - begun < 3.0
+
+    @pytest.mark.parametrize("hours", [-1, 1])
+    async def test_while_two_messages_wait_for_their_syncs(self, hours):
+        """Both were stored before the step, and are heard of one after the other behind it."""
+        clock, mono_ms = ManualClock(), 1_000_000
+        context = SimpleNamespace(
+            clock=clock, mono_ms=lambda: mono_ms, delays=DelayLevels((60_000,)),
+            store=SimpleNamespace(max_offset=lambda *_: 0),
+        )  # fmt: skip
+        schedule = ScheduleService(context)
+        await schedule.stop()  # nothing is delivered here
+        stored_ms, stored_at = clock.now_ms, mono_ms
+        clock.now_ms += 5 + hours * 3_600_000
+        mono_ms += 5
+        for offset in range(2):
+            schedule.arrived([(SCHEDULE_TOPIC, 0, offset + 1, 0, stored_ms, None)])
+        due = schedule._cursors[1].due
+        waits = [due.due_ms(offset, stored_ms) - stored_at for offset in range(2)]
+        assert all(60_000 <= wait <= 60_000 + 5 + STEP_MS for wait in waits), waits
 
     async def test_back_while_the_broker_is_down(self, wall_clock, fast):
         peer = fast.peer()

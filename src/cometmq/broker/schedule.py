@@ -48,6 +48,8 @@ ERROR_S = 10.0
 MOST_ERRORS = 3
 # However long a message waits, the clock is looked at again after this: the loop's timers follow their own.
 LOOK_AGAIN_S = 10.0
+# A message that is heard of so much later than it was stored, or earlier, tells of a step of the wall clock.
+LONGEST_SYNC_MS = 1_000
 
 
 class Undeliverable(Exception):
@@ -169,8 +171,10 @@ class ScheduleService:
             cursor = self._cursors.get(queue_id + 1)
             if cursor is None:
                 continue
-            # Whether a step came before or after the time stamp nobody knows: the message came now.
-            cursor.due.arrived(behind - 1, monotonic_ms - store_timestamp_ms if stepped else ahead_ms)
+            # Whether a step came before or after the time stamp nobody knows: the message came now. One that
+            # waited for a sync may be heard of after others that had the step noticed.
+            doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= LONGEST_SYNC_MS
+            cursor.due.arrived(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
                 self._wake(cursor)
 
