@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.store.cold_disk import ColdDisk
-from tests.store.kit import bodies, committed, drop_first_segment, got, open_store, put, send
+from tests.store.kit import (
+    bodies,
+    committed,
+    drop_first_segment,
+    everything,
+    got,
+    open_store,
+    put,
+    send,
+    small,
+)
 
-from cometmq.store import GetStatus, MessageStore
+from cometmq.store import GetStatus, MessageStore, gaps
 from cometmq.store.files import NotCached
+from cometmq.store.rebuild import rebuild
 
 GAP = 200_000
 
@@ -114,4 +127,38 @@ def test_a_walk_of_the_whole_log_does_not_take_a_gap_for_what_lies_before_the_lo
     assert (store.recovered.start, store.recovered.notes) == (64 << 10, [])
     assert drained(store)[0] == [b"%d" % number for number in range(7)]
     assert store.max_offset("T", 0) == 7 + gap
+    store.close()
+
+
+def rebuilt(root: Path) -> None:
+    assert rebuild(str(root), config=small(root)).not_served == 0
+
+
+def without_queues(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue")
+
+
+@pytest.mark.parametrize("again", [rebuilt, without_queues])
+def test_what_comes_behind_a_lost_end_of_the_log_is_served_after_the_next_walk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: Callable[[Path], None]
+) -> None:
+    """The queue goes on behind its former end, and the log where it now ends: there is no room in between."""
+    monkeypatch.setattr(gaps, "_SPARE", 10)
+    store = open_store(tmp_path)
+    send(store, b"first")
+    while len(store.log.segments) < 2:
+        send(store, bytes(30_000), "Other")
+    for _ in range(1000):
+        send(store, b"lost")
+    store.close()
+    for segment in sorted((tmp_path / "commitlog").iterdir())[1:]:
+        segment.unlink()
+    store = open_store(tmp_path)
+    assert store.max_offset("T", 0) == 1001
+    send(store, b"new")
+    store.close()
+    again(tmp_path)
+    store = open_store(tmp_path)
+    assert everything(store) == [b"first", b"new"]
+    assert store.max_offset("T", 0) == 1002
     store.close()

@@ -22,6 +22,7 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.deleted import DeletedTopics
 from cometmq.store.disk import Disk, OsDisk
+from cometmq.store.ends import QueueEnds
 from cometmq.store.evidence import Evidence
 from cometmq.store.files import StoreFiles
 from cometmq.store.findings import NOTHING, WARNING, Finding, Findings
@@ -83,7 +84,7 @@ class Rebuild:
         self._findings = Findings()
         self._not_served = self._hidden = self._records = 0
         self._ahead: dict[ConsumeQueue, Facts] = {}  # as in recovery: the next record tells who is right
-        self._gaps = Gaps()
+        self._gaps = Gaps({})
         self._evidence = Evidence()
         self._superseded: Iterator[int] = iter(())
         self._next_superseded = -1
@@ -157,6 +158,7 @@ class Rebuild:
 
     def _fill(self, shape: Shape, queues: QueueTable, index: IndexService) -> None:
         deleted = DeletedTopics(self._disk, self._root)
+        self._gaps = Gaps(QueueEnds(self._disk, self._root).ends)
         delays = shape.config.delay_levels_ms
         total = len(shape.segments) * shape.config.mapped_file_size_commit_log
         self._look_at_old_queues(shape, deleted, total)

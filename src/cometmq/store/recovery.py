@@ -145,7 +145,7 @@ class Recovery:
         self._segments: list[int] = []
         self._index_until = 1 << 62  # records up to here are dispatched to the index
         self._delays = config.delay_levels_ms
-        self._gaps = Gaps()
+        self._gaps = Gaps(ends.ends)
         self._ahead: dict[ConsumeQueue, Facts] = {}  # records that do not follow on their queue's end
 
     def run(self, *, clean: bool) -> Recovered:
@@ -320,7 +320,7 @@ class Recovery:
         end = start
         touched: set[ConsumeQueue] = set()
         self._ahead.clear()
-        self._gaps = Gaps()
+        self._gaps = Gaps(self._ends.ends)
         for run in self._runs(min(start, index_from), result):
             end = run.end
             result.last_store_ms = int(run.store_ms[-1])
