@@ -13,6 +13,7 @@ from tests.store.kit import START_MS, committed, everything, open_store, put, se
 
 from cometmq.protocol.record import decode_record
 from cometmq.store import ManualClock, MessageStore
+from cometmq.store import lookup as lookup_module
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.index_file import ENTRIES_A_TURN, IndexFile
@@ -186,6 +187,43 @@ async def test_many_such_queries_take_turns(
     first, *others = (calls for calls in turns.each if calls)
     assert first <= 10 * ENTRIES_A_TURN
     assert max(others) <= ENTRIES_A_TURN
+
+
+async def test_few_of_their_answers_are_put_together_at_once(
+    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of 100 bytes may have an answer of 16 MiB."""
+    store, _ = keyed
+    under_way: list[int] = []
+    seen: list[int] = []
+    real = Lookup._newest
+
+    def watched(lookup: Lookup, positions: list[int], max_bytes: int) -> Walk[list[bytes]]:
+        under_way.append(0)
+        seen.append(len(under_way))
+        found = yield from real(lookup, positions, max_bytes)
+        under_way.pop()
+        return found
+
+    monkeypatch.setattr(Lookup, "_newest", watched)
+    monkeypatch.setattr(lookup_module, "_BYTES_A_TURN", 1)
+    answers = await asyncio.gather(*(store.walk(by_key(store, "k")) for _ in range(20)))
+    assert [len(answer) for answer in answers] == [9] * 20
+    assert max(seen) == 2
+
+
+async def test_a_query_that_is_given_up_leaves_its_place_to_others(
+    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = keyed
+    monkeypatch.setattr(lookup_module, "_BYTES_A_TURN", 1)
+    asked = [asyncio.ensure_future(store.walk(by_key(store, "k"))) for _ in range(6)]
+    while not store.off_loop._room.locked():
+        await asyncio.sleep(0)
+    for query in asked[:4]:
+        assert query.cancel()
+    async with asyncio.timeout(10):
+        assert [len(answer) for answer in await asyncio.gather(*asked[4:])] == [9, 9]
 
 
 async def test_a_key_query_goes_on_where_something_was_not_in_memory(

@@ -13,7 +13,7 @@ from cometmq.store.config import StoreConfig
 from cometmq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.files import NotCached, NotInMemory
 from cometmq.store.index import IndexService
-from cometmq.store.off_loop import Walk, patiently
+from cometmq.store.off_loop import Need, Walk, patiently
 from cometmq.store.queue_table import QueueTable
 from cometmq.store.scan import record_facts
 
@@ -67,10 +67,12 @@ class Lookup:
         except OSError as failure:
             log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
         limit = min(max_count, self._config.max_msgs_num_batch)
-        for _ in range(_QUERY_ROUNDS):
+        for round_ in range(_QUERY_ROUNDS):
             positions = yield from self._index.search(topic, key, limit, begin_ms, end_ms)
             if not positions:
                 return []
+            if not round_:
+                yield Need.ROOM
             found = yield from self._newest(positions, max_bytes)
             if found:
                 return found

@@ -7,8 +7,10 @@ that hands its waits to an `OffLoop`; `in_place` runs such a coroutine to its en
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
@@ -18,11 +20,19 @@ from cometmq.store.files import NotCached, NotInMemory, StoreFiles
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
-Walk = Generator[NotCached | None, None, T]
-"""A question in steps, each of which keeps its place. It stops at a range that is not in memory, to go on
-once that has been read, and with None where other work of the loop should get a turn. Its value is the
-answer."""
 
+class Need(enum.Enum):
+    """What a walk may want to go on with."""
+
+    ROOM = enum.auto()  # in memory, for an answer of many megabytes; at most once, and held to the end
+
+
+Walk = Generator[NotCached | Need | None, None, T]
+"""A question in steps, each of which keeps its place. It stops at a range that is not in memory, to go on
+once that has been read, with None where other work of the loop should get a turn, and with what it needs. Its
+value is the answer."""
+
+_LARGE_ANSWERS = 2  # put together at once
 _SAME_MISS = 3  # times that a range which was just read is not in memory again, before it is carried
 
 
@@ -40,7 +50,7 @@ def walked(walk: Walk[T]) -> T:
         except StopIteration as end:
             answer: T = end.value
             return answer
-        if missing is not None:
+        if isinstance(missing, NotCached):
             walk.close()
             raise NotInMemory(missing)
 
@@ -73,6 +83,7 @@ class OffLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Executor | None = None
         self._ending = asyncio.Event()
+        self._room = asyncio.Semaphore(_LARGE_ANSWERS)
         self._turns = asyncio.Lock()  # long walks take turns, else each would lengthen every turn of the loop
 
     def attach(self, loop: asyncio.AbstractEventLoop, pool: Executor) -> None:
@@ -135,6 +146,11 @@ class OffLoop:
         other work gets a turn between steps."""
         if self._loop is None:
             return walked(walk)
+        async with AsyncExitStack() as held:
+            return await self._walk(walk, held)
+
+    async def _walk(self, walk: Walk[T], held: AsyncExitStack) -> T:
+        assert self._loop is not None
         last: NotCached | None = None
         same = 0
         while True:
@@ -149,6 +165,9 @@ class OffLoop:
             if isinstance(outcome, _Answer):
                 answer: T = outcome.value
                 return answer
+            if outcome is Need.ROOM:
+                await held.enter_async_context(self._room)
+                continue
             async with self._turns:
                 await asyncio.sleep(0)
 
@@ -162,7 +181,7 @@ class OffLoop:
             self._files.impatient = False
 
 
-def _step(walk: Walk[Any]) -> NotCached | _Answer | None:
+def _step(walk: Walk[Any]) -> NotCached | Need | _Answer | None:
     try:
         return next(walk)
     except StopIteration as end:
