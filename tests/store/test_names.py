@@ -119,6 +119,20 @@ def test_a_topic_that_was_mixed_with_another_is_set_right(tmp_path, monkeypatch,
     store.close()
 
 
+def test_of_many_such_messages_some_are_named_and_all_counted(tmp_path, monkeypatch):
+    with careless(monkeypatch) as patches:
+        patches.setattr(ConsumeQueue, "write", lambda _queue: None)
+        store = open_store(tmp_path)
+        for _ in range(300):
+            send(store, b"bad", "x/../Good")
+        store.crash()
+    store = open_store(tmp_path)
+    *named, last = [note for note in store.recovered.notes if "not served" in note]
+    assert len(named) == 200
+    assert last == "300 records in all are not served"
+    store.close()
+
+
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("topic", ["a b", "a.b", "订单"])
 def test_what_a_directory_with_an_odd_name_holds_stays_readable(tmp_path, monkeypatch, topic, clean):

@@ -44,6 +44,7 @@ log = logs.logger(__name__)
 _TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 _WIDEST_GAP = 1_000_000  # units; as in Gaps
 _WRITE_UNITS = 4096
+_MOST_NAMED = 200  # of the records that are not served; a stranger may have sent any number
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Recovered:
     last_position: int = -1  # of the last record walked over
     records: int = 0
     rebuilt: bool = False  # queues or index were built anew, and are not durable yet
+    not_served: int = 0  # records of the walk that fit no queue; the first of them are among the notes
     notes: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
 
@@ -114,10 +116,17 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
 
 
 def _not_served(facts: Facts, expected: int, result: Recovered) -> None:
-    result.notes.append(
+    _note_not_served(
+        result,
         f"record at {facts.position}: queue offset {facts.queue_offset} of {facts.topic}/{facts.queue_id} "
-        f"where {expected} was expected, not served"
+        f"where {expected} was expected, not served",
     )
+
+
+def _note_not_served(result: Recovered, note: str) -> None:
+    result.not_served += 1
+    if result.not_served <= _MOST_NAMED:
+        result.notes.append(note)
 
 
 class Recovery:
@@ -315,7 +324,7 @@ class Recovery:
 
     def _walk(self, start: int, index_from: int, result: Recovered) -> None:
         result.start = start
-        result.records = 0
+        result.records = result.not_served = 0
         result.damage.clear()
         end = start
         touched: set[ConsumeQueue] = set()
@@ -434,7 +443,7 @@ class Recovery:
         try:
             queue = self._queues.of_record(topic, queue_id)
         except QueueRefused as refusal:
-            result.notes.append(f"record at {position}: {refusal.remark}, not served")
+            _note_not_served(result, f"record at {position}: {refusal.remark}, not served")
             return
         ahead = self._ahead.pop(queue, None)
         if ahead is not None:
@@ -488,6 +497,8 @@ class Recovery:
         self._log.resume(keep, result.end)
         for damage in result.damage:
             log.error("damage in %s: no valid record in positions %d to %d, skipped", *damage)
+        if result.not_served > _MOST_NAMED:
+            result.notes.append(f"{result.not_served} records in all are not served")
         for note in result.notes:
             log.warning("%s", note)
 
