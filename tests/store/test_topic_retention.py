@@ -136,6 +136,20 @@ def test_bytes_are_counted_on_from_where_the_last_pass_ended(
     store.close()
 
 
+def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.topic_retention.set_limits({"T": TopicLimit(bytes_per_queue=30_000)})
+    for _ in range(10):
+        send(store, bytes(2500))
+    store.topic_retention.round()
+    store.delete_topic("T")
+    for _ in range(50):
+        send(store, bytes(100))
+    assert store.topic_retention.round() == 0
+    assert store.min_offset("T", 0) == 0
+    store.close()
+
+
 def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
     assert walked(store.purge_plan("T")) == [(0, 0, 10, 10)]

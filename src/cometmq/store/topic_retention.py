@@ -58,14 +58,18 @@ class TopicRetention:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._limits: dict[str, TopicLimit] = {}
-        self._counted: dict[tuple[str, int], _Counted] = {}
+        self._counted: dict[ConsumeQueue, _Counted] = {}
         self._turn = 0
         self._units_left = 0
 
     def set_limits(self, limits: Mapping[str, TopicLimit]) -> None:
         """The topics that have limits, all of them; in force from the next pass on."""
         self._limits = dict(limits)
-        self._counted = {key: kept for key, kept in self._counted.items() if key[0] in self._limits}
+        self._counted = {
+            queue: kept
+            for queue, kept in self._counted.items()
+            if queue.topic in limits and not queue.deleted
+        }
 
     def round(self) -> int:
         """One pass, in place: for a store without a loop."""
@@ -126,10 +130,9 @@ class TopicRetention:
 
     def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int) -> int:
         """The first offset from which on at most `limit` bytes follow, as far as they are counted yet."""
-        key = (queue.topic, queue.queue_id)
-        counted = self._counted.get(key)
+        counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
-            counted = self._counted[key] = _Counted(begin, begin)
+            counted = self._counted[queue] = _Counted(begin, begin)
         while counted.begin < begin:  # what the age limit has taken
             sizes = self._slice(queue, counted.begin, begin)
             counted.total -= int(sizes.sum())
