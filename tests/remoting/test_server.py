@@ -326,6 +326,21 @@ async def test_a_busy_connection_does_not_starve_another() -> None:
         connection.connection_lost(None)
 
 
+async def test_frames_that_take_long_end_the_callback_and_its_reads() -> None:
+    done: list[int] = []
+    transport = CountingTransport()
+    connection = Connection(lambda _, request: done.append(request.opaque), Tick(), Limits(callback_s=0.0))
+    connection.connection_made(transport)
+    for numbers, reading in (([1], False), ([2, 3], False)):
+        data = b"".join(raw_frame(LATER, n) for n in numbers)
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
+        assert done == list(range(1, numbers[0] + 1))
+        assert transport.reading is reading
+        await until(lambda last=numbers[-1]: done[-1] == last and transport.reading)  # type: ignore[misc]
+    connection.connection_lost(None)
+
+
 async def test_frames_beyond_the_share_of_a_callback_are_handled_before_the_peer_sends_more() -> None:
     limits = Limits(frames_per_callback=3)
     async with serving(limits=limits) as (_, port), peer(port) as raw:

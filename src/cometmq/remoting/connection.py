@@ -16,6 +16,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any, cast
 
 from cometmq import logs
@@ -386,6 +387,7 @@ class Connection(asyncio.BufferedProtocol):
         write_high = limits.write_high
         most_working = limits.handlers
         left = limits.frames_per_callback if self._working < most_working else 0
+        until = 0.0
         dispatch = self._dispatch
         shortcuts = self._shortcuts
         self._backlog = False
@@ -422,9 +424,14 @@ class Connection(asyncio.BufferedProtocol):
                 if not self._calls.resolve(frame):
                     log.debug("%s answered %d, which nobody waits for", self.peer, frame.opaque)
             else:
+                until = until or monotonic() + limits.callback_s
                 dispatch(self, frame)
                 if self._working >= most_working:
                     left = 0
+                elif monotonic() >= until:
+                    left = 0
+                    self._pause_reading()  # the loop may read several times before it turns to others
+                    self._resume_soon()
             if self.closed:
                 return end
         return pos

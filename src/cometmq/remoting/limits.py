@@ -13,6 +13,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_frame: a whole frame, length word included (RocketMQ's `com.rocketmq.remoting.frameMaxLength`).
     frames_per_callback: frames of one connection handled before the other connections get their turn.
+    callback_s: when the frames of a callback have taken so long, the others get their turn sooner.
     write_high, write_low: unsent bytes at which reading from the peer stops, and starts again.
     write_evict: unsent bytes at which the connection is cut: replies held back for it (long polls) still
         arrive after reading has stopped.
@@ -29,6 +30,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_frame: int = 16 * MIB
     frames_per_callback: int = 64
+    callback_s: float = 0.01
     write_high: int = 1 * MIB
     write_low: int = 256 * 1024
     write_evict: int = 64 * MIB
