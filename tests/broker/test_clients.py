@@ -319,6 +319,15 @@ class TestBounds:
         assert (context.consumers.groups, context.producers.groups) == ({}, {})
         assert "%RETRY%G0" not in context.topics.table
 
+    async def test_a_heartbeat_is_not_read_if_it_names_too_much(self, peer):
+        groups = b",".join([b'{"groupName":"G"}'] * 50_000)
+        answer = await peer.call(RequestCode.HEART_BEAT, body=b'{"producerDataSet":[%b]}' % groups)
+
+        assert (answer.code, answer.remark) == (
+            1,
+            "a heartbeat with 50001 groups and subscriptions, at most 50000",
+        )
+
     async def test_many_heartbeats_bring_no_more_groups_than_one(self, cluster, peer):
         for start in range(0, MOST_GROUPS, 250):
             names = [f"{start + n}" for n in range(250)]

@@ -365,6 +365,8 @@ class TestTables:
         assert b.ClusterInfo.decode(b"{'clusterAddrTable':{'%b':[]}}" % ids).cluster_addr_table == {
             ids.decode(): []
         }
+        with pytest.raises(BodyError, match="too many values"):
+            b.ConsumerList.decode(b"{'consumerIdList':[" + b"0," * 70_000 + b"]}")
 
     @pytest.mark.parametrize("cls", sorted(set(RECORDED.values()), key=lambda cls: cls.__name__))
     def test_hostile_text(self, cls: type[b.Body]) -> None:
