@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 import zlib
@@ -170,6 +171,43 @@ class TestRegistrations:
                 f'{{"topicConfigSerializeWrapper":{{"topicConfigTable":{{{topics}}}}}}}'.encode()
             )
 
+    def test_a_small_one_cannot_keep_the_server_busy_with_the_other_dialect(self) -> None:
+        def counted(text: bytes) -> bytes:
+            return struct.pack(">i", len(text)) + text
+
+        def compressed(topics: list[bytes], filters: bytes) -> RegisterBrokerBody:
+            parts = [counted(b'{"timestamp":1,"counter":1}'), struct.pack(">i", len(topics))]
+            plain = b"".join([*parts, *map(counted, topics), counted(filters)])
+            return RegisterBrokerBody.decode(zlib.compress(plain), compressed=True)
+
+        assert compressed([], b"['10.0.0.1:1']").filter_servers == ["10.0.0.1:1"]
+        assert compressed([], b"[,'" + b"','" * 5_000 + b"']").filter_servers is None
+        assert compressed([b'T 1 1 6 S {"a":"b"}'], b"[]").topics["T"].attributes == {"a": "b"}
+        with pytest.raises(BodyError, match="topic attributes"):
+            compressed([b"T 1 1 6 S [," + b"{}," * 100 + b"]"], b"[]")
+
+    async def test_the_queues_of_one_topic_are_few(self, tmp_path: Path) -> None:
+        async with running(tmp_path) as server, peer(server) as raw:
+            body = b"{'queueDatas':[" + b"{}," * 50_000 + b"]}"
+            header, _ = await ask(raw, 217, {"topic": "TopicA"}, body)
+
+        assert header["code"] == 1
+        assert "150017 bytes" in header["remark"]
+
+    async def test_others_have_their_turn_while_many_brokers_are_removed(self, tmp_path: Path) -> None:
+        known = []
+        async with running(tmp_path) as server:
+            async with peer(server) as raw:
+                for n in range(5):
+                    await register(raw, name=f"broker-{n}", addr=f"10.0.0.{n}:10911")
+            for _ in range(1000):
+                known.append(len(server._tables.live()))
+                if not known[-1]:
+                    break
+                await asyncio.sleep(0)
+
+        assert sorted(set(known), reverse=True) == [5, 4, 3, 2, 1, 0]
+
     def test_the_tables_have_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tables, "BROKERS_MAX", 2)
         monkeypatch.setattr(tables, "TOPICS_MAX", 3)
@@ -194,6 +232,25 @@ class TestRegistrations:
         assert register_broker(3, "e") == (False, 0)
         assert register_broker(1, "a", "b") == (True, 0)
         assert sorted(routes.topics()) == ["a", "b", "c"]
+
+    def test_the_brokers_of_all_topics_are_bounded_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tables, "QUEUES_MAX", 5)
+        routes = RouteTables()
+
+        def left_out(number: int) -> int:
+            said = Registration(
+                cluster="c",
+                broker_name=f"b{number}",
+                broker_addr=f"10.0.0.{number}:1",
+                broker_id=0,
+                data_version=DataVersion(timestamp=0, counter=number),
+                topics={topic: TopicConfig(topic_name=topic) for topic in "abc"},
+            )
+            return routes.register(0, said).left_out
+
+        assert [left_out(1), left_out(2), left_out(3)] == [0, 1, 3]
+        routes.unregister("10.0.0.1:1", "b1")
+        assert left_out(4) == 0
 
 
 async def test_a_step_of_the_clock_removes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

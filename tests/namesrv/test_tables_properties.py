@@ -64,7 +64,7 @@ class Brokers(RuleBasedStateMachine):
 
     @rule(connection=connections)
     def lose(self, connection: str) -> None:
-        lost = self.tables.connection_lost(connection)
+        lost = list(self.tables.connection_lost(connection))
         assert set(lost) == {addr for addr, (_, _, over) in self.alive.items() if over == connection}
         for addr in lost:
             del self.alive[addr]
@@ -79,7 +79,7 @@ class Brokers(RuleBasedStateMachine):
     @rule(passed=st.sampled_from([1, 60_000, EXPIRY_MS, EXPIRY_MS + 1]))
     def scan(self, passed: int) -> None:
         self.now += passed
-        gone = {item.broker_addr for item in self.tables.scan(self.now)}
+        gone = {item.broker_addr for item in list(self.tables.scan(self.now))}
         assert gone == {addr for addr, (_, last, _) in self.alive.items() if last + EXPIRY_MS < self.now}
         for addr in gone:
             del self.alive[addr]

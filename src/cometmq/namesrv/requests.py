@@ -43,6 +43,7 @@ log = logs.logger(__name__)
 
 CRC_MASK = 0x7FFF_FFFF
 NAME_MAX = 255  # of a broker, a cluster, a zone
+ROUTE_BODY_MAX = 64 << 10  # bytes of a request that names the queues of one topic: 600 brokers
 FILTER_SERVERS_MAX = 64  # of one broker
 HEARTBEAT_TIMEOUT_MAX_MS = 3_600_000
 
@@ -240,6 +241,9 @@ class RequestProcessor:
     def register_topic(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
         """217"""
         asked = request.header(headers.RegisterTopicRequestHeader)
+        if len(request.body) > ROUTE_BODY_MAX:
+            problem = f"{len(request.body)} bytes of one topic's queues are more than {ROUTE_BODY_MAX}"
+            raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
         route = TopicRouteData.decode(request.body)
         for queue in route.queue_datas:
             problem = topic_problem(asked.topic, queue.read_queue_nums, queue.write_queue_nums)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.kv import KvTables, read_file, write_file
 from cometmq.namesrv.requests import RequestProcessor
-from cometmq.namesrv.tables import RouteTables
+from cometmq.namesrv.tables import Expired, RouteTables
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Limits, RemotingServer, listen
 
@@ -110,11 +110,21 @@ class NameServer:
 
     def _scan(self) -> None:
         self._schedule_scan()
-        for gone in self._tables.scan(self._now_ms()):
+        self._remove_silent(self._tables.scan(self._now_ms()))
+
+    def _remove_silent(self, expired: Iterator[Expired]) -> None:
+        for gone in expired:
             log.warning("broker %s was silent for too long and is removed", gone.broker_addr)
             if isinstance(gone.connection, Connection):
                 gone.connection.close()
+            asyncio.get_running_loop().call_soon(self._remove_silent, expired)
+            return
 
     def _connection_closed(self, connection: Connection) -> None:
-        for addr in self._tables.connection_lost(connection):
+        self._remove_lost(self._tables.connection_lost(connection))
+
+    def _remove_lost(self, lost: Iterator[str]) -> None:
+        for addr in lost:
             log.warning("broker %s lost its connection and is removed", addr)
+            asyncio.get_running_loop().call_soon(self._remove_lost, lost)
+            return
