@@ -20,12 +20,13 @@ class Cuttable(CountingTransport):
     """A transport that tells whether it was aborted."""
 
     aborted = False
+    unsent = 0
 
     def abort(self) -> None:
         self.aborted = True
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent
 
 
 class Line:
@@ -145,6 +146,26 @@ async def test_all_half_sent_frames_share_one_budget_and_the_oldest_goes() -> No
     assert tick.partial.total == 0
     for line in lines:
         line.connection.connection_lost(None)
+
+
+async def test_all_unsent_answers_share_one_budget_and_who_has_waited_longest_goes() -> None:
+    tick, limits = Tick(), Limits(write_total=4 * MIB)
+    lines = [Line(tick, limits) for _ in range(6)]
+    for line in lines:
+        line.transport.unsent = MIB
+        line.connection.pause_writing()
+        line.connection.write(b"x")
+        line.connection.flush()
+    assert [line.transport.aborted for line in lines] == [True] * 2 + [False] * 4
+    lines[2].connection.resume_writing()
+    lines[3].connection.connection_lost(None)
+    lines[4].transport.unsent = 3 * MIB
+    lines[4].wait(1)
+    assert tick.unsent.total == 4 * MIB
+    assert not any(line.transport.aborted for line in lines[2:])
+    for line in lines:
+        line.connection.connection_lost(None)
+    assert tick.unsent.total == 0
 
 
 async def test_a_connection_that_goes_gives_its_part_of_the_budget_back() -> None:

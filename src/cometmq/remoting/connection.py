@@ -181,6 +181,8 @@ class Connection(asyncio.BufferedProtocol):
             if waiting > self._limits.write_evict:
                 log.warning("%s does not read its answers: %d bytes wait; cut", self.peer, waiting)
                 self.abort()
+            else:
+                self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
 
     # -- calls of ours
 
@@ -262,7 +264,9 @@ class Connection(asyncio.BufferedProtocol):
                 transport.abort()
             return
         if self._write_paused:
-            taken = self._sent_bytes - transport.get_write_buffer_size()
+            waiting = transport.get_write_buffer_size()
+            self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
+            taken = self._sent_bytes - waiting
             if taken != self._stalled_sent:
                 self._stalled_sent = taken
                 self._stalled_at = now
@@ -315,6 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         self.fd = -1
         self._out.clear()
         self._forget()
+        self._tick.unsent.drop(self)
         self._calls.fail_all(self._lost)
         if self._on_close is not None:
             try:
@@ -342,6 +347,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """The peer took enough of its answers."""
         self._write_paused = False
+        self._tick.unsent.drop(self)
         self._resume_soon()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)

@@ -17,6 +17,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     write_high, write_low: unsent bytes at which reading from the peer stops, and starts again.
     write_evict: unsent bytes at which the connection is cut: replies held back for it (long polls) still
         arrive after reading has stopped.
+    write_total: the same of all connections of a loop together: 64 of the largest frames. Beyond it the one
+        that has not taken its answers for longest is cut.
     write_stall_s: a peer that takes nothing of what waits for it for so long is cut.
     idle_s: neither read nor written for so long: closed, as both Apache's sides do.
     frame_grace_s, frame_rate: a frame may be under way for so long; from then on as many bytes of it must
@@ -34,6 +36,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     write_high: int = 1 * MIB
     write_low: int = 256 * 1024
     write_evict: int = 64 * MIB
+    write_total: int = 1024 * MIB
     write_stall_s: float = 30.0
     idle_s: float = 120.0
     frame_grace_s: float = 30.0

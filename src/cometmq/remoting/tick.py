@@ -41,12 +41,13 @@ class Tick:
     """Runs callbacks and flushes connections once per loop iteration; servers of one broker share one.
 
     `scratch` is the buffer that all its connections read into: a loop fills it for one and has that handled
-    before the next; `partial` is what they keep of frames that have not come whole. `scheduled`: a tick will
-    end, there is no need to ask for one.
+    before the next; `partial` is what they keep of frames that have not come whole, `unsent` of answers that
+    the peers do not take. `scheduled`: a tick will end, there is no need to ask for one.
     """
 
     __slots__ = (
         "_callbacks", "_dirty", "_fewest_for_ring", "_loop", "_ring", "partial", "scheduled", "scratch",
+        "unsent",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -58,6 +59,7 @@ class Tick:
         self.scheduled = False
         self.scratch = memoryview(bytearray(SCRATCH_SIZE))
         self.partial = PartialFrames()
+        self.unsent = PartialFrames("unsent answers")
 
     def at_end(self, callback: Callable[[], None]) -> None:
         """Run `callback` at the end of every tick, in order of registration, before replies leave."""
