@@ -19,6 +19,7 @@ from cometmq.protocol.headers import (
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
+from cometmq.store.off_loop import OffLoop
 
 from .conftest import offset_of, records
 
@@ -163,6 +164,30 @@ class TestQueries:
             await peer.send(body=b"%d" % number + bytes(4_000_000), properties={"KEYS": "large"})
         found = records(await self.query(peer, "large"))
         assert [m.body[:1] for m in found] == [b"1", b"2", b"3", b"4"]
+
+    async def test_few_queries_at_once_have_their_answers_in_memory(self, cluster, monkeypatch):
+        walk = OffLoop.walk
+        most_at_once = {}
+        peers = [cluster.peer() for _ in range(6)]
+
+        async def counted(off_loop, steps):
+            nonlocal under_way
+            under_way += 1
+            most_at_once[asked] = max(most_at_once.get(asked, 0), under_way)
+            await asyncio.sleep(0.001)
+            under_way -= 1
+            return await walk(off_loop, steps)
+
+        for peer in peers:
+            await peer.send(properties={"KEYS": "a"})
+        monkeypatch.setattr(OffLoop, "walk", counted)
+        for asked in (1, 6):
+            under_way = 0
+            found = await asyncio.gather(
+                *(self.query(peer, "a") for peer in peers[:asked] for _ in range(30))
+            )
+            assert {answer.code for answer in found} == {0}
+        assert most_at_once == {1: 4, 6: 16}
 
     async def test_the_number_asked_for_is_clamped(self, peer):
         for _ in range(67):

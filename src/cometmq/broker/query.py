@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.store_views import index_position
 from cometmq.protocol.codes import MAX_FRAME_LENGTH, RequestCode, ResponseCode
@@ -9,6 +12,10 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from cometmq.remoting import CommandError, Connection, Handler
 
+# As so many bytes of a body a query counts among the requests that its connection has under way: the answers of
+# four by key, of fifteen by id are in memory together.
+_HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
+_AT_ONCE = 16  # queries by key of all connections that gather records; each may gather 16 MiB
 _MOST_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of an answer's records: what one frame holds beside its header
 
 
@@ -17,23 +24,27 @@ class QueryProcessor:
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
+        self._room = asyncio.Semaphore(_AT_ONCE)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
-        return {RequestCode.QUERY_MESSAGE: self.by_key, RequestCode.VIEW_MESSAGE_BY_ID: self.by_id}
+        return {
+            RequestCode.QUERY_MESSAGE: _holding(self.by_key, _HELD_BY_KEY),
+            RequestCode.VIEW_MESSAGE_BY_ID: _holding(self.by_id, _HELD_BY_ID),
+        }
 
-    async def by_key(self, _connection: Connection, frame: Frame) -> Frame:
+    async def by_key(self, frame: Frame) -> Frame:
         """12: records whose index entry has the key's hash, stored between two times, the newest that one
         frame holds; the client compares the key.
         """
         header = frame.header(QueryMessageRequestHeader)
         store = self._context.store
         maximum = store.config.default_query_max_num if header.unique_key_query else header.max_num
-        records = await store.walk(
-            store.lookups.by_key(
-                header.topic, header.key, maximum, header.begin_timestamp, header.end_timestamp, _MOST_BYTES
+        span = header.begin_timestamp, header.end_timestamp
+        async with self._room:
+            records = await store.walk(
+                store.lookups.by_key(header.topic, header.key, maximum, *span, _MOST_BYTES)
             )
-        )
         newest_ms, newest_position = index_position(store)
         answer = {
             "indexLastUpdateTimestamp": str(newest_ms),
@@ -45,7 +56,7 @@ class QueryProcessor:
             )
         return frame.response(ResponseCode.SUCCESS, ext=answer, body=b"".join(records))
 
-    async def by_id(self, _connection: Connection, frame: Frame) -> Frame:
+    async def by_id(self, frame: Frame) -> Frame:
         """33: the record at a commit-log offset."""
         offset = frame.header(ViewMessageRequestHeader).offset
         store = self._context.store
@@ -53,3 +64,19 @@ class QueryProcessor:
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return frame.response(ResponseCode.SUCCESS, body=bytes(record))
+
+
+def _holding(answer: Callable[[Frame], Awaitable[Frame]], size: int) -> Handler:
+    """A handler whose requests count for so many bytes from the read on that brings them."""
+
+    async def finish(connection: Connection, frame: Frame) -> Frame:
+        try:
+            return await answer(frame)
+        finally:
+            connection.release(size)
+
+    def handle(connection: Connection, frame: Frame) -> Awaitable[Frame]:
+        connection.hold(size)
+        return finish(connection, frame)
+
+    return handle
