@@ -12,8 +12,8 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from cometmq.remoting import CommandError, Connection, Handler
 
-# As so many bytes of a body a query counts among the requests that its connection has under way: the answers of
-# four by key, of fifteen by id are in memory together.
+# As so many bytes of a body a query counts among the requests that its connection has under way: four by key
+# and fifteen by id have their answers in memory together.
 _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
 _AT_ONCE = 16  # queries by key of all connections that gather records; each may gather 16 MiB
 _MOST_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of an answer's records: what one frame holds beside its header
