@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from cometmq.broker.context import BrokerContext
@@ -15,7 +14,6 @@ from cometmq.remoting import CommandError, Connection, Handler
 # As so many bytes of a body a query counts among the requests that its connection has under way: four by key
 # and fifteen by id have their answers in memory together.
 _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
-_AT_ONCE = 16  # queries by key of all connections that gather records; each may gather 16 MiB
 _MOST_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of an answer's records: what one frame holds beside its header
 
 
@@ -24,7 +22,6 @@ class QueryProcessor:
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self._room = asyncio.Semaphore(_AT_ONCE)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -41,10 +38,9 @@ class QueryProcessor:
         store = self._context.store
         maximum = store.config.default_query_max_num if header.unique_key_query else header.max_num
         span = header.begin_timestamp, header.end_timestamp
-        async with self._room:
-            records = await store.walk(
-                store.lookups.by_key(header.topic, header.key, maximum, *span, _MOST_BYTES)
-            )
+        records = await store.walk(
+            store.lookups.by_key(header.topic, header.key, maximum, *span, _MOST_BYTES)
+        )
         newest_ms, newest_position = index_position(store)
         answer = {
             "indexLastUpdateTimestamp": str(newest_ms),

@@ -35,9 +35,7 @@ EXPIRY_MS = 120_000
 # Bounds of the tables, far beyond any cluster: without access control whoever reaches the port may register.
 BROKERS_MAX = 5_000
 TOPICS_MAX = 200_000
-QUEUES_MAX = (
-    2_000_000  # entries of topics, one for each broker of each: 100 brokers with 20,000 topics, 400 MB
-)
+QUEUES_MAX = 2_000_000  # one for each broker of each topic: 100 brokers with 20,000 topics, 400 MB
 
 T = TypeVar("T")
 
