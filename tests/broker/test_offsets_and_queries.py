@@ -187,7 +187,7 @@ class TestQueries:
                 *(self.query(peer, "a") for peer in peers[:asked] for _ in range(30))
             )
             assert {answer.code for answer in found} == {0}
-        assert most_at_once == {1: 4, 6: 16}
+        assert most_at_once == {1: 4, 6: 24}
 
     async def test_the_number_asked_for_is_clamped(self, peer):
         for _ in range(67):

@@ -323,7 +323,7 @@ class TestRegistration:
         async with running(tmp_path, clock) as server, peer(server) as raw:
             await register(raw, heartbeatTimeoutMillis=asked)
             clock.ms += counts_as
-            assert server._tables.scan(clock.ms) == []
+            assert list(server._tables.scan(clock.ms)) == []
             assert [gone.broker_addr for gone in server._tables.scan(clock.ms + 1)] == ["10.0.0.1:10911"]
 
     async def test_a_closed_connection_takes_its_broker_away_at_once(self, tmp_path: Path) -> None:

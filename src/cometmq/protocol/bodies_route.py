@@ -14,6 +14,7 @@ from cometmq.errors import BodyError
 from cometmq.protocol.codes import VERSION_5_0_0
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.json_body import (
+    BYTES_OF_A_VALUE,
     CLIENT_MAX,
     SERVER_MAX,
     Body,
@@ -386,7 +387,8 @@ class _Counted:
         try:
             return msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            self._lenient_left -= len(text)
+            values = 1 + text.count(b",") + text.count(b"{") + text.count(b"[")
+            self._lenient_left -= max(len(text), BYTES_OF_A_VALUE * values)
         if self._lenient_left < 0:
             raise BodyError("compressed registration", f"{SERVER_MAX} bytes are not standard JSON", what)
         return loads(text, what)

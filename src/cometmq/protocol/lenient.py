@@ -238,14 +238,14 @@ def _hashable(value: Json) -> Json:
     return value
 
 
-def loads(data: bytes | bytearray | memoryview | str, what: str = "JSON", *, most: int = sys.maxsize) -> Json:
-    """Any JSON text, strict or fastjson's, as plain values. most: as for read_lenient. Raises BodyError."""
+def loads(data: bytes | bytearray | memoryview | str, what: str = "JSON") -> Json:
+    """Any JSON text, strict or fastjson's, as plain values. Raises BodyError."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         pass  # the lenient reader says what is wrong
     try:
-        return read_lenient(data, most=most)
+        return read_lenient(data)
     except LenientError as error:
         raise BodyError(what, str(error)) from None
 
