@@ -68,10 +68,9 @@ def names_checked(handler: Handler) -> Handler:
     def checked(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
         ext = frame.ext
         if ext:
-            for field, check in FIELDS.items():
-                name = ext.get(field)
-                if name:
-                    check(name, frame.version)
+            for field, name in ext.items():
+                if name and field in FIELDS:
+                    FIELDS[field](name, frame.version)
         return handler(connection, frame)
 
     return checked
