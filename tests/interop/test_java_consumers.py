@@ -200,9 +200,11 @@ def test_the_survivor_takes_over_when_a_consumer_is_killed(
         return set(before + after) - seen
 
     wait_until("every message seen", lambda: not missing(), 30)
+    # Only what the dead one had not committed comes again, and once. A warm-up message may: Java's client
+    # does not commit what it was handling when its queue went to the second consumer.
     counts = Counter(body_of(each) for each in healthy.delivered(survivor))
-    twice = {body for body, count in counts.items() if count > 1}
-    assert not twice  # only what the dead one had not committed comes again, and once
+    twice = {body for body in (*before, *after) if counts[body] > 1}
+    assert not twice
 
 
 def _queues(space: Space, java: Driver, consumer: str) -> set[int]:

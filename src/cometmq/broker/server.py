@@ -60,7 +60,8 @@ VIP_OFFSET = -2
 HA_OFFSET = 1
 STATS_PERIOD_S = 1.0
 # What a directory says that cannot be one, and will not be at the next start either.
-NO_DIRECTORY = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_DIRECTORY = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, *NOT_ALLOWED)
 
 
 class Broker:
@@ -329,9 +330,11 @@ def not_opened(config: StoreConfig, error: OSError) -> CometError:
     path = error.filename or config.root
     reason = error.strerror or str(error)
     if error.errno in NO_DIRECTORY:
+        # A file in a directory that is there, and that may not be written, is the store's trouble.
+        within = "" if error.errno in NOT_ALLOWED else os.path.dirname(path)
         for key, directories in config.directories.items():
             for directory in directories:
-                if directory in (path, os.path.dirname(path)) or directory.startswith(path + os.sep):
+                if directory in (path, within) or directory.startswith(path + os.sep):
                     return ConfigError(key, directory, f"a directory to make or write to ({path}: {reason})")
     return StoreError(f"the store cannot be opened: {reason}", path)
 
