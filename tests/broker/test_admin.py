@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.broker.conftest import records, until
 
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
@@ -50,8 +51,6 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.java_properties import parse_properties
 from cometmq.protocol.properties import java_hash
-
-from .conftest import records, until
 
 NEW = 513
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+from tests.broker.conftest import Peer, records, until
 
 from cometmq.broker import attributes
 from cometmq.broker.clients import EXPIRED_MS, MOST_GROUPS, ConsumerTable, ProducerTable
@@ -33,8 +34,6 @@ from cometmq.protocol.headers import (
 )
 from cometmq.standalone import Standalone, small_files
 from cometmq.store.clock import ManualClock
-
-from .conftest import Peer, records, until
 
 T0 = 1_000_000
 PUSH = ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")

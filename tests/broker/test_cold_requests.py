@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.broker.conftest import Peer, offset_of
 from tests.store.cold_disk import ColdDisk
 
 from cometmq.broker.config import BrokerConfig
@@ -27,8 +28,6 @@ from cometmq.protocol.headers import (
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
-
-from .conftest import Peer, offset_of
 
 Q = {"topic": "Orders", "queue_id": 0}
 REQUESTS = {

@@ -8,6 +8,8 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from tests.broker.conftest import records
+from tests.broker.test_table_files import running, table_on_disk
 
 from cometmq.broker import turns as turns_module
 from cometmq.message import MessageQueue
@@ -24,9 +26,6 @@ from cometmq.protocol.headers import (
     ResetOffsetRequestHeader,
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
-
-from .conftest import records
-from .test_table_files import running, table_on_disk
 
 INT_MAX = (1 << 31) - 1
 CREATE, GROUP = RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from tests.broker.conftest import records
 from tests.faults.good_requests import BROKER_REQUESTS
 
 from cometmq.broker.names import FIELDS
@@ -14,8 +15,6 @@ from cometmq.protocol.codes import RequestCode, is_legal_name
 from cometmq.protocol.ext import Header, plan_of
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.ids import decode_offset_id
-
-from .conftest import records
 
 ILLEGAL = [
     "x/../Good",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.broker.conftest import offset_of, records
 
 from cometmq.protocol.bodies import ConsumerOffsetTable
 from cometmq.protocol.codes import RequestCode
@@ -20,8 +21,6 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.store.off_loop import OffLoop
-
-from .conftest import offset_of, records
 
 OLD, NEW = 409, 513
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from tests.broker.conftest import COMMIT, SUSPEND, Peer, records, until
 
 from cometmq.broker.backlog import Backlog
 from cometmq.broker.config import BrokerConfig
@@ -21,8 +22,6 @@ from cometmq.remoting import Limits
 from cometmq.standalone import small_files
 from cometmq.store.disk import OsDisk
 from cometmq.store.reading import GetStatus, Got
-
-from .conftest import COMMIT, SUSPEND, Peer, records, until
 
 
 def bounds(answer):

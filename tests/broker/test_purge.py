@@ -6,13 +6,12 @@ import json
 import os
 
 import pytest
+from tests.broker.conftest import records, until
 
 from cometmq.protocol.bodies_admin import PurgeResult
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import CreateTopicRequestHeader
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
-
-from .conftest import records, until
 
 TOO_SMALL = ResponseCode.PULL_OFFSET_MOVED
 

@@ -7,6 +7,7 @@ import socket
 
 import msgspec
 import pytest
+from tests.broker.conftest import Peer, until
 
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
@@ -19,8 +20,6 @@ from cometmq.protocol.headers import (
     RegisterBrokerRequestHeader,
 )
 from cometmq.remoting import RemotingServer
-
-from .conftest import Peer, until
 
 
 async def name_server(directory) -> NameServer:

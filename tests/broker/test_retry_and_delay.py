@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from tests.broker.conftest import records, until
 
 from cometmq.broker.delay import STEP_MS, DelayLevels
 from cometmq.broker.schedule import ScheduleService
@@ -16,8 +17,6 @@ from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, CreateTop
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.record import iter_records, properties_of
 from cometmq.store.clock import ManualClock, SystemClock
-
-from .conftest import records, until
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import time
 
 import pytest
+from tests.broker.conftest import COMMIT, Peer, records, until
 
 from cometmq.broker.config import BrokerConfig
 from cometmq.broker.server import Broker
@@ -16,8 +17,6 @@ from cometmq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueryMessageRequestHeader
 from cometmq.standalone import small_files
 from cometmq.store import ManualClock
-
-from .conftest import COMMIT, Peer, records, until
 
 
 def settings(root, **more):

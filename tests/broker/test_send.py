@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from tests.broker.conftest import records
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -16,8 +17,6 @@ from cometmq.protocol.headers import ViewMessageRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.properties import encode_properties
 from cometmq.store.disk import OsDisk
-
-from .conftest import records
 
 MIB = 1 << 20
 ILLEGAL = ResponseCode.MESSAGE_ILLEGAL

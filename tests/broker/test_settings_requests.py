@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.broker.conftest import records
+from tests.broker.test_table_files import running
 
 from cometmq.broker.config import NOT_BY_REQUEST
 from cometmq.errors import CometError, ConfigError
@@ -20,9 +22,6 @@ from cometmq.standalone import Standalone
 from cometmq.store.disk import OsDisk
 from cometmq.store.shape import read_shape
 from cometmq.testing.faulty_disk import FaultyDisk
-
-from .conftest import records
-from .test_table_files import running
 
 
 async def change(peer, body: bytes):

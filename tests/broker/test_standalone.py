@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.broker.conftest import Peer, records, until
 
 from cometmq.errors import CometError, ConfigError
 from cometmq.protocol.bodies import ClusterInfo
@@ -19,8 +20,6 @@ from cometmq.standalone import Standalone, StandaloneError, broker_name
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.faulty_disk import FaultyDisk
 from cometmq.testing.recording_disk import RecordingDisk
-
-from .conftest import Peer, records, until
 
 
 def settings_of(path) -> dict[str, str]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.broker.conftest import Peer, records, until
 
 from cometmq.broker import table_file
 from cometmq.broker.config import BrokerConfig
@@ -30,8 +31,6 @@ from cometmq.protocol.lenient import read_lenient
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.faulty_disk import FaultyDisk
 from cometmq.testing.recording_disk import RecordingDisk
-
-from .conftest import Peer, records, until
 
 SETTINGS = {
     "brokerName": "broker-a",

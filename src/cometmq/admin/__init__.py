@@ -1,9 +1,9 @@
 """The administration API and the `mqadmin` commands over it."""
 
-from .admin import Admin, TopicSettings
-from .errors import MessageNotFound, UnknownNameError
-from .messages import ReadRange
-from .values import (
+from cometmq.admin.admin import Admin, TopicSettings
+from cometmq.admin.errors import MessageNotFound, UnknownNameError
+from cometmq.admin.messages import ReadRange
+from cometmq.admin.values import (
     BrokerStatus,
     GroupProgress,
     GroupSummary,

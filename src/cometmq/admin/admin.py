@@ -15,6 +15,16 @@ from typing import Self
 
 import msgspec
 
+from cometmq.admin import groups, messages
+from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.values import (
+    BrokerStatus,
+    GroupProgress,
+    GroupSummary,
+    MessageTrack,
+    QueueStatus,
+    TopicUse,
+)
 from cometmq.client.instance import ClientInstance
 from cometmq.client.namesrv_api import NameServersUnreachable
 from cometmq.client.options import ClientOptions
@@ -31,17 +41,6 @@ from cometmq.protocol.bodies_admin import PurgedQueue
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode
 from cometmq.protocol.headers import GetTopicStatsInfoRequestHeader
 from cometmq.protocol.properties import is_reserved
-
-from . import groups, messages
-from .errors import UnknownNameError
-from .values import (
-    BrokerStatus,
-    GroupProgress,
-    GroupSummary,
-    MessageTrack,
-    QueueStatus,
-    TopicUse,
-)
 
 __all__ = ["Admin", "TopicSettings"]
 

@@ -7,9 +7,9 @@ import time
 
 import click
 
-from . import formats
-from .admin import Admin
-from .shell import (
+from cometmq.admin import formats
+from cometmq.admin.admin import Admin
+from cometmq.admin.shell import (
     SETTINGS,
     json_option,
     namesrv_option,

@@ -6,17 +6,24 @@ from importlib.metadata import version
 
 import click
 
-from .cluster_commands import broker_status, cluster_list
-from .consumer_commands import consumer_progress
-from .message_commands import (
+from cometmq.admin.cluster_commands import broker_status, cluster_list
+from cometmq.admin.consumer_commands import consumer_progress
+from cometmq.admin.message_commands import (
     consume_message,
     query_msg_by_id,
     query_msg_by_key,
     query_msg_by_unique_key,
     send_message,
 )
-from .shell import SETTINGS, MqAdmin
-from .topic_commands import delete_topic, purge_topic, topic_list, topic_route, topic_status, update_topic
+from cometmq.admin.shell import SETTINGS, MqAdmin
+from cometmq.admin.topic_commands import (
+    delete_topic,
+    purge_topic,
+    topic_list,
+    topic_route,
+    topic_status,
+    update_topic,
+)
 
 
 @click.group(cls=MqAdmin, context_settings=SETTINGS, invoke_without_command=True)

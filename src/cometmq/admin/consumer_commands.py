@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from . import formats
-from .admin import Admin
-from .shell import SETTINGS, json_option, namesrv_option, show, show_json, with_admin
+from cometmq.admin import formats
+from cometmq.admin.admin import Admin
+from cometmq.admin.shell import SETTINGS, json_option, namesrv_option, show, show_json, with_admin
 
 
 @click.command("consumerProgress", context_settings=SETTINGS)

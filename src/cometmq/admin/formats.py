@@ -8,12 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from cometmq.message import MessageExt, SendResult
-from cometmq.protocol.bodies import ConsumeMessageDirectlyResult
-from cometmq.protocol.bodies_admin import PurgedQueue
-from cometmq.text import local_time
-
-from .values import (
+from cometmq.admin.values import (
     BrokerStatus,
     GroupProgress,
     GroupSummary,
@@ -21,6 +16,10 @@ from .values import (
     QueueStatus,
     TopicUse,
 )
+from cometmq.message import MessageExt, SendResult
+from cometmq.protocol.bodies import ConsumeMessageDirectlyResult
+from cometmq.protocol.bodies_admin import PurgedQueue
+from cometmq.text import local_time
 
 MS_PER_HOUR = 3_600_000
 

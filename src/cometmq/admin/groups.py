@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from cometmq.admin.messages import broker_addrs
+from cometmq.admin.values import GroupProgress, GroupSummary, MessageTrack, QueueProgress, TrackType
 from cometmq.client.instance import ClientInstance
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
@@ -24,9 +26,6 @@ from cometmq.protocol.headers import (
     QueryTopicConsumeByWhoRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
-
-from .messages import broker_addrs
-from .values import GroupProgress, GroupSummary, MessageTrack, QueueProgress, TrackType
 
 PULL_TYPE = "CONSUME_ACTIVELY"
 STATS_TIMEOUT_S = 15.0  # a broker with thousands of queues counts for a while

@@ -7,15 +7,14 @@ from collections.abc import Callable
 
 import click
 
+from cometmq.admin import formats
+from cometmq.admin.admin import Admin
+from cometmq.admin.body_files import write_body
+from cometmq.admin.messages import UNIQUE_HITS_MAX, ReadRange
+from cometmq.admin.shell import SETTINGS, F, json_option, namesrv_option, show, show_json, with_admin
+from cometmq.admin.values import MessageView, SendView
 from cometmq.message import Message, MessageExt
 from cometmq.text import local_time
-
-from . import formats
-from .admin import Admin
-from .body_files import write_body
-from .messages import UNIQUE_HITS_MAX, ReadRange
-from .shell import SETTINGS, F, json_option, namesrv_option, show, show_json, with_admin
-from .values import MessageView, SendView
 
 TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
 KEY_HITS_MAX = 64

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from cometmq.admin.errors import MessageNotFound, UnknownNameError
 from cometmq.client.instance import ClientInstance
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
@@ -14,8 +15,6 @@ from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties import UNIQ_KEY
-
-from .errors import MessageNotFound, UnknownNameError
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from the start
 PULL_BATCH = 32

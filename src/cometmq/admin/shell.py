@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from cometmq.admin.admin import Admin
 from cometmq.text import is_utf8, printable, printable_json
-
-from .admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
 PROBLEM_LIMIT = 4096  # characters: a remark of a server may be as long as a frame

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 import click
 import msgspec
 
-from cometmq.protocol.bodies import TopicRouteData
-from cometmq.text import counted
-
-from . import formats
-from .admin import Admin, TopicSettings
-from .shell import (
+from cometmq.admin import formats
+from cometmq.admin.admin import Admin, TopicSettings
+from cometmq.admin.shell import (
     SETTINGS,
     json_option,
     namesrv_option,
@@ -22,6 +19,8 @@ from .shell import (
     target_options,
     with_admin,
 )
+from cometmq.protocol.bodies import TopicRouteData
+from cometmq.text import counted
 
 TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
 QUEUE_NUMS_MAX = 65_535

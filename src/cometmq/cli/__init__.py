@@ -13,24 +13,24 @@ STARTED_S = time.monotonic()
 
 def main() -> None:
     """`cometmq`: everything in one command."""
-    from .app import cometmq
-    from .outcome import run_command
+    from cometmq.cli.app import cometmq
+    from cometmq.cli.outcome import run_command
 
     run_command(cometmq, "cometmq")
 
 
 def mqnamesrv() -> None:
     """`mqnamesrv`: a name server in the foreground, with the options of Apache's script."""
-    from .outcome import SERVER_EXITS, run_command
-    from .servers import mqnamesrv
+    from cometmq.cli.outcome import SERVER_EXITS, run_command
+    from cometmq.cli.servers import mqnamesrv
 
     run_command(mqnamesrv, "mqnamesrv", SERVER_EXITS)
 
 
 def mqbroker() -> None:
     """`mqbroker`: a broker in the foreground, with the options of Apache's script."""
-    from .outcome import SERVER_EXITS, run_command
-    from .servers import mqbroker
+    from cometmq.cli.outcome import SERVER_EXITS, run_command
+    from cometmq.cli.servers import mqbroker
 
     run_command(mqbroker, "mqbroker", SERVER_EXITS)
 
@@ -38,15 +38,14 @@ def mqbroker() -> None:
 def mqadmin() -> None:
     """`mqadmin`: RocketMQ's administration commands."""
     from cometmq.admin.commands import mqadmin
-
-    from .outcome import ADMIN_EXITS, run_command
+    from cometmq.cli.outcome import ADMIN_EXITS, run_command
 
     run_command(mqadmin, "mqadmin", ADMIN_EXITS)
 
 
 def mqshutdown() -> None:
     """`mqshutdown`: ask the running name servers or brokers of this user to stop."""
-    from .outcome import SERVER_EXITS, run_command
-    from .shutdown import mqshutdown
+    from cometmq.cli.outcome import SERVER_EXITS, run_command
+    from cometmq.cli.shutdown import mqshutdown
 
     run_command(mqshutdown, "mqshutdown", SERVER_EXITS)

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import click
 
-from .lazy import LazyGroup
+from cometmq.cli.lazy import LazyGroup
 
 COMMANDS = {
     "standalone": ("cometmq.cli.standalone:standalone", "Run a whole cluster on this machine."),

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cometmq.cli.options import HELP, namesrv_option
+from cometmq.cli.progress import make_progress
 from cometmq.errors import ConfigError
 from cometmq.text import counted, printable, printable_json
-
-from .options import HELP, namesrv_option
-from .progress import make_progress
 
 if TYPE_CHECKING:
     from cometmq.pipeline.archive import ArchiveSummary

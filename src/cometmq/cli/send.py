@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.cli.options import HELP, check_utf8, namesrv_option, stop_on_signals
+from cometmq.cli.progress import progress_bar
 from cometmq.text import counted, printable, printable_json
-
-from .options import HELP, check_utf8, namesrv_option, stop_on_signals
-from .progress import progress_bar
 
 if TYPE_CHECKING:
     from cometmq.client import Producer

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.cli.serving import serve, set_up_logging
 from cometmq.settings import check_addresses, read_properties_file, settings_of
-
-from .serving import serve, set_up_logging
 
 if TYPE_CHECKING:
     from cometmq.broker.config import BrokerConfig

@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeVar
 import click
 
 from cometmq import logs, remoting
-
-from .running import RunFile
+from cometmq.cli.running import RunFile
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 import click
 
-from .running import running
+from cometmq.cli.running import running
 
 POLL_S = 0.05
 

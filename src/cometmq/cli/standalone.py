@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import STARTED_S
-from .serving import serve, set_up_logging
+from cometmq.cli import STARTED_S
+from cometmq.cli.serving import serve, set_up_logging
 
 if TYPE_CHECKING:
     from cometmq.standalone import Standalone as StandaloneServer

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cometmq.cli.options import HELP
+from cometmq.cli.progress import make_progress
 from cometmq.settings import read_properties_file, settings_of
 from cometmq.text import counted, printable, printable_json
-
-from .options import HELP
-from .progress import make_progress
 
 if TYPE_CHECKING:
     from cometmq.message import MessageExt
@@ -103,7 +102,7 @@ def verify(directory: str, config_file: str | None, commit_log_dir: str, as_json
     if as_json:
         echo_json(report)
     else:
-        from .store_text import verify_text
+        from cometmq.cli.store_text import verify_text
 
         click.echo(verify_text(report))
     if not report.sound:
@@ -155,7 +154,7 @@ def stats(
     if as_json:
         echo_json(found)
         return
-    from .store_text import print_stats
+    from cometmq.cli.store_text import print_stats
 
     print_stats(found, by_queue=by_queue)
 
@@ -212,9 +211,8 @@ def dump(
         raise click.UsageError("Give one of --offset, --id, --key and --queue.")
     if (queue_id is not None and topic is None) or (topic is not None and queue_id is None and key is None):
         raise click.UsageError("--topic goes with --key or with --queue.")
+    from cometmq.cli.store_text import message_json, message_line, message_text
     from cometmq.store.find import RecordFinder
-
-    from .store_text import message_json, message_line, message_text
 
     with (
         log_progress("searching") as progress,

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.cli.options import HELP, check_utf8, namesrv_option, raw_option, stop_on_signals
+from cometmq.cli.outcome import ERROR_LIMIT
+from cometmq.cli.printing import LinePrinter, as_line
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, check_topic_name
 from cometmq.text import printable
-
-from .options import HELP, check_utf8, namesrv_option, raw_option, stop_on_signals
-from .outcome import ERROR_LIMIT
-from .printing import LinePrinter, as_line
 
 if TYPE_CHECKING:
     from cometmq.client import ClientInstance

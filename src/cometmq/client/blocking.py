@@ -13,19 +13,18 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from cometmq.client.background import LoopThread
+from cometmq.client.health import ConsumerHealth
+from cometmq.client.listener import Listener
+from cometmq.client.options import ClientOptions, ProducerOptions, PullOptions, PushOptions
+from cometmq.client.producer import Producer
+from cometmq.client.pull import PullConsumer
+from cometmq.client.push import PushConsumer
+from cometmq.client.selectors import QueueSelector
+from cometmq.client.state import not_running
+from cometmq.client.subscription import Subscriptions, sql92
 from cometmq.errors import ClientStateError
 from cometmq.message import Message, MessageExt, MessageQueue, PullResult, SendResult
-
-from .background import LoopThread
-from .health import ConsumerHealth
-from .listener import Listener
-from .options import ClientOptions, ProducerOptions, PullOptions, PushOptions
-from .producer import Producer
-from .pull import PullConsumer
-from .push import PushConsumer
-from .selectors import QueueSelector
-from .state import not_running
-from .subscription import Subscriptions, sql92
 
 __all__ = ["SyncProducer", "SyncPullConsumer", "SyncPushConsumer"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cometmq.client.calls import Calls, broker_error
+from cometmq.client.decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
 from cometmq.errors import BodyError, BrokerError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.bodies import (
@@ -40,9 +42,6 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
 from cometmq.text import printable
-
-from .calls import Calls, broker_error
-from .decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
 
 __all__ = ["BrokerApi"]
 

@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from cometmq import logs
+from cometmq.client.listener import BoundListener, ConsumeContext, ConsumeStatus
+from cometmq.client.process_queue import Batch
 from cometmq.text import printable
-
-from .listener import BoundListener, ConsumeContext, ConsumeStatus
-from .process_queue import Batch
 
 __all__ = ["ConcurrentConsuming", "Consuming"]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cometmq.client.instance import ClientInstance
+from cometmq.client.offsets import OffsetStore
+from cometmq.client.options import MessageModel, PushOptions
+from cometmq.client.subscription import Subscription
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties import RETRY_TOPIC
-
-from .instance import ClientInstance
-from .offsets import OffsetStore
-from .options import MessageModel, PushOptions
-from .subscription import Subscription
 
 __all__ = ["ConsumerGroup"]
 

@@ -8,10 +8,9 @@ import socket
 import time
 from datetime import datetime
 
+from cometmq.client.options import ClientOptions
 from cometmq.protocol.ids import UniqueKeys
 from cometmq.remoting import parse_addr
-
-from .options import ClientOptions
 
 __all__ = ["KeyMaker", "client_id_of", "local_address"]
 

@@ -13,19 +13,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from cometmq import logs
+from cometmq.client.broker_api import BrokerApi
+from cometmq.client.identity import KeyMaker, client_id_of, local_address
+from cometmq.client.namesrv_api import NamesrvApi
+from cometmq.client.options import ClientOptions, namesrv_addresses
+from cometmq.client.routes import RouteTable, TopicRoute, template_route, topic_route
+from cometmq.client.server_requests import ConsumerPeer, ServerRequests
+from cometmq.client.state import check_loop, not_running
 from cometmq.errors import ClientStateError, CometError, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
 from cometmq.protocol.codes import TBW102
 from cometmq.remoting import Connection, RemotingClient
-
-from .broker_api import BrokerApi
-from .identity import KeyMaker, client_id_of, local_address
-from .namesrv_api import NamesrvApi
-from .options import ClientOptions, namesrv_addresses
-from .routes import RouteTable, TopicRoute, template_route, topic_route
-from .server_requests import ConsumerPeer, ServerRequests
-from .state import check_loop, not_running
 
 __all__ = ["ClientInstance"]
 

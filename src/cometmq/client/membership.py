@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cometmq import logs
+from cometmq.client.consuming import Consuming
+from cometmq.client.group import ConsumerGroup
+from cometmq.client.process_queue import FlowLimits, ProcessQueue
+from cometmq.client.pulling import QueuePuller
+from cometmq.client.rebalance import changes, share_of
+from cometmq.client.start_offset import StartAt, StartAtMax, start_of
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue
-
-from .consuming import Consuming
-from .group import ConsumerGroup
-from .process_queue import FlowLimits, ProcessQueue
-from .pulling import QueuePuller
-from .rebalance import changes, share_of
-from .start_offset import StartAt, StartAtMax, start_of
 
 __all__ = ["Held", "Membership"]
 

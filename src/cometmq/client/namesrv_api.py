@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from cometmq.client.calls import Calls, broker_error, hint_of
 from cometmq.errors import BrokerError, NoRouteError, RemotingError
 from cometmq.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -17,8 +18,6 @@ from cometmq.protocol.headers import (
     PutKVConfigRequestHeader,
 )
 from cometmq.remoting import RemotingClient
-
-from .calls import Calls, broker_error, hint_of
 
 __all__ = ["NameServersUnreachable", "NamesrvApi"]
 

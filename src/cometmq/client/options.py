@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from cometmq.client.allocate import AllocateAveragely, AllocateStrategy
+from cometmq.client.decoding import MAX_BODY
+from cometmq.client.process_queue import FlowLimits
+from cometmq.client.retry import RETRY_RESPONSE_CODES
 from cometmq.errors import ConfigError
 from cometmq.protocol.addresses import parse_address
-
-from .allocate import AllocateAveragely, AllocateStrategy
-from .decoding import MAX_BODY
-from .process_queue import FlowLimits
-from .retry import RETRY_RESPONSE_CODES
 
 __all__ = [
     "ClientOptions",

@@ -6,6 +6,9 @@ import time
 import zlib
 from collections.abc import Sequence
 
+from cometmq.client.calls import broker_error
+from cometmq.client.identity import KeyMaker
+from cometmq.client.options import ProducerOptions
 from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageQueue, SendResult, SendStatus
 from cometmq.protocol import properties as names
@@ -20,10 +23,6 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageResponseHeader
 from cometmq.protocol.properties import encode_properties, is_reserved
-
-from .calls import broker_error
-from .identity import KeyMaker
-from .options import ProducerOptions
 
 __all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_system"]
 

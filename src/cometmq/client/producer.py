@@ -15,20 +15,19 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
+from cometmq.client.instance import ClientInstance
+from cometmq.client.namesrv_api import UNREACHABLE_HINT, NameServersUnreachable
+from cometmq.client.options import ClientOptions, ProducerOptions
+from cometmq.client.outgoing import Outgoing, prepare, prepare_batch
+from cometmq.client.retry import SendAttempts
+from cometmq.client.routes import TopicRoute
+from cometmq.client.selectors import QueueSelector, RoundRobin
+from cometmq.client.slots import Slots
+from cometmq.client.state import check_loop, not_running, starts_once
 from cometmq.errors import BrokerError, CometError, MessageIllegal, NoRouteError, RemotingError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import check_group_name
 from cometmq.text import seconds
-
-from .instance import ClientInstance
-from .namesrv_api import UNREACHABLE_HINT, NameServersUnreachable
-from .options import ClientOptions, ProducerOptions
-from .outgoing import Outgoing, prepare, prepare_batch
-from .retry import SendAttempts
-from .routes import TopicRoute
-from .selectors import QueueSelector, RoundRobin
-from .slots import Slots
-from .state import check_loop, not_running, starts_once
 
 __all__ = ["Producer", "select_by_random"]
 

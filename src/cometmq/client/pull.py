@@ -22,18 +22,17 @@ from typing import Self
 
 import msgspec
 
+from cometmq.client.fetching import Fetched, Fetcher
+from cometmq.client.instance import ClientInstance
+from cometmq.client.offsets import OffsetStore
+from cometmq.client.options import ClientOptions, PullOptions
+from cometmq.client.remote_offsets import RemoteOffsets
+from cometmq.client.start_offset import StartAt, StartAtMax, start_of
+from cometmq.client.state import check_loop, not_running, starts_once
+from cometmq.client.subscription import Subscription, as_subscription, sql92
 from cometmq.errors import ClientStateError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.protocol.codes import check_group_name
-
-from .fetching import Fetched, Fetcher
-from .instance import ClientInstance
-from .offsets import OffsetStore
-from .options import ClientOptions, PullOptions
-from .remote_offsets import RemoteOffsets
-from .start_offset import StartAt, StartAtMax, start_of
-from .state import check_loop, not_running, starts_once
-from .subscription import Subscription, as_subscription, sql92
 
 __all__ = ["PullConsumer"]
 

@@ -8,14 +8,13 @@ from collections.abc import Awaitable, Callable
 from itertools import groupby
 
 from cometmq import logs
+from cometmq.client import rebalance
+from cometmq.client.consuming import Consuming
+from cometmq.client.group import ConsumerGroup
+from cometmq.client.process_queue import Batch, FlowLimits, ProcessQueue
 from cometmq.errors import BodyTooLarge, BrokerError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.codes import ResponseCode
-
-from . import rebalance
-from .consuming import Consuming
-from .group import ConsumerGroup
-from .process_queue import Batch, FlowLimits, ProcessQueue
 
 __all__ = ["QueuePuller"]
 

@@ -19,20 +19,19 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from cometmq.client.health import ConsumerHealth
+from cometmq.client.instance import ClientInstance
+from cometmq.client.listener import Listener, check_listener, name_of
+from cometmq.client.namesrv_api import NameServersUnreachable
+from cometmq.client.options import ClientOptions, MessageModel, PushOptions
+from cometmq.client.push_peer import PushPeer
+from cometmq.client.push_session import PushSession
+from cometmq.client.state import check_loop, not_running, starts_once
+from cometmq.client.subscription import Subscription, Subscriptions, as_subscription, as_subscriptions, sql92
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageQueue
 from cometmq.protocol.codes import check_group_name
 from cometmq.text import printable
-
-from .health import ConsumerHealth
-from .instance import ClientInstance
-from .listener import Listener, check_listener, name_of
-from .namesrv_api import NameServersUnreachable
-from .options import ClientOptions, MessageModel, PushOptions
-from .push_peer import PushPeer
-from .push_session import PushSession
-from .state import check_loop, not_running, starts_once
-from .subscription import Subscription, Subscriptions, as_subscription, as_subscriptions, sql92
 
 __all__ = ["PushConsumer"]
 

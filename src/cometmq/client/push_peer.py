@@ -6,6 +6,9 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping
 
+from cometmq.client.listener import ConsumeStatus
+from cometmq.client.membership import Held
+from cometmq.client.push_session import PushSession
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -14,10 +17,6 @@ from cometmq.protocol.bodies import (
     ProcessQueueInfo,
 )
 from cometmq.protocol.codes import VERSION_4_9_7, version_name
-
-from .listener import ConsumeStatus
-from .membership import Held
-from .push_session import PushSession
 
 __all__ = ["PushPeer"]
 

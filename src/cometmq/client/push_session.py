@@ -8,25 +8,24 @@ from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from cometmq import logs
+from cometmq.client.consuming import ConcurrentConsuming
+from cometmq.client.group import ConsumerGroup
+from cometmq.client.health import QueueHealth
+from cometmq.client.instance import ClientInstance
+from cometmq.client.listener import ConsumeContext, ConsumeStatus, Listener, bind_listener, is_async
+from cometmq.client.membership import Membership
+from cometmq.client.offset_files import LocalOffsets
+from cometmq.client.offsets import OffsetStore
+from cometmq.client.options import PushOptions
+from cometmq.client.process_queue import ProcessQueue
+from cometmq.client.producer import Producer
+from cometmq.client.remote_offsets import RemoteOffsets
+from cometmq.client.send_back import SendBack
+from cometmq.client.settle import Settler
+from cometmq.client.subscription import Subscription
 from cometmq.errors import CometError
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP
-
-from .consuming import ConcurrentConsuming
-from .group import ConsumerGroup
-from .health import QueueHealth
-from .instance import ClientInstance
-from .listener import ConsumeContext, ConsumeStatus, Listener, bind_listener, is_async
-from .membership import Membership
-from .offset_files import LocalOffsets
-from .offsets import OffsetStore
-from .options import PushOptions
-from .process_queue import ProcessQueue
-from .producer import Producer
-from .remote_offsets import RemoteOffsets
-from .send_back import SendBack
-from .settle import Settler
-from .subscription import Subscription
 
 __all__ = ["PushSession"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from cometmq.client.allocate import AllocateStrategy
 from cometmq.message import MessageQueue
-
-from .allocate import AllocateStrategy
 
 __all__ = ["Changes", "changes", "share_of"]
 

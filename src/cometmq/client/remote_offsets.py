@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 
+from cometmq.client.instance import ClientInstance
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
-
-from .instance import ClientInstance
 
 __all__ = ["RemoteOffsets", "commit_rounds"]
 

@@ -4,15 +4,14 @@ topic."""
 from __future__ import annotations
 
 from cometmq import logs
+from cometmq.client.group import ConsumerGroup
+from cometmq.client.outgoing import prepare_system
+from cometmq.client.producer import Producer
 from cometmq.errors import CometError
 from cometmq.message import Message, MessageExt
 from cometmq.protocol import properties as names
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.compression import COMPRESSED, TYPE_MASK
-
-from .group import ConsumerGroup
-from .outgoing import prepare_system
-from .producer import Producer
 
 __all__ = ["SendBack", "retry_message"]
 

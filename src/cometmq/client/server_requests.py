@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from cometmq import logs
+from cometmq.client.decoding import decode_one
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -24,8 +25,6 @@ from cometmq.protocol.headers import (
     ResetOffsetRequestHeader,
 )
 from cometmq.remoting import CommandError, Connection, Handler
-
-from .decoding import decode_one
 
 __all__ = ["ConsumerPeer", "ServerRequests"]
 

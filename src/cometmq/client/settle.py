@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from cometmq import logs
+from cometmq.client.consuming import Consuming
+from cometmq.client.group import ConsumerGroup
+from cometmq.client.listener import ConsumeContext, ConsumeStatus
+from cometmq.client.process_queue import Batch, ProcessQueue
+from cometmq.client.send_back import SendBack
 from cometmq.errors import CometError
 from cometmq.message import MessageExt
-
-from .consuming import Consuming
-from .group import ConsumerGroup
-from .listener import ConsumeContext, ConsumeStatus
-from .process_queue import Batch, ProcessQueue
-from .send_back import SendBack
 
 __all__ = ["Settler"]
 

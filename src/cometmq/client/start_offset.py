@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cometmq.client.options import ConsumeFromWhere
 from cometmq.protocol.codes import RETRY_PREFIX
-
-from .options import ConsumeFromWhere
 
 __all__ = ["Start", "StartAt", "StartAtMax", "StartAtTime", "start_of"]
 

@@ -5,7 +5,7 @@ As a pytest plugin: `pytest_plugins = ["cometmq.testing.plugin"]` in conftest.py
 tests of crashes and signals.
 """
 
-from .local import LocalBroker, local_broker
-from .process import ProcessFailed, ServerProcess, StandaloneProcess
+from cometmq.testing.local import LocalBroker, local_broker
+from cometmq.testing.process import ProcessFailed, ServerProcess, StandaloneProcess
 
 __all__ = ["LocalBroker", "ProcessFailed", "ServerProcess", "StandaloneProcess", "local_broker"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .local import LocalBroker, local_broker
+from cometmq.testing.local import LocalBroker, local_broker
 
 StartBroker = Callable[..., LocalBroker]
 
