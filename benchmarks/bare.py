@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tests.interop import attached
 
-from cometmq.broker.send import SendProcessor
+from cometmq.broker.send.send import SendProcessor
 from cometmq.remoting import Connection, Shortcut
 
 OPAQUE = b'"opaque":'

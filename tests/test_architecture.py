@@ -50,16 +50,29 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"client", "admin"},
 }
 
+# room -> its sub-rooms, lowest first: each may import those before it. Modules that lie in the room itself
+# stand above all of them.
+SUB_ROOMS: dict[str, tuple[str, ...]] = {
+    "store": (
+        *("base", "log", "derived", "tables", "writing", "reading", "recovery", "background", "inspect"),
+    ),
+    "broker": ("base", "tables", "groups", "send", "pull", "timers", "admin"),
+    "client": ("cluster", "producer", "consumer"),
+}
+
+# Parts that are still handed a whole that they are a part of.
+NOT_YET_APART = ("cometmq.broker.context", "cometmq.client.options", "cometmq.store.message_store")
+
 # Decisions are functions of (now, event): these modules may not reach for the world themselves.
 SANS_IO_PACKAGES = ("protocol",)
 SANS_IO_MODULES = (
     "message.py",
     "errors.py",
     "namesrv/tables.py",
-    "client/allocate.py",
-    "client/rebalance.py",
-    "client/process_queue.py",
-    "client/selectors.py",
+    "client/consumer/allocate.py",
+    "client/consumer/rebalance.py",
+    "client/consumer/process_queue.py",
+    "client/producer/selectors.py",
 )
 WORLD = {
     *("asyncio", "socket", "selectors", "ssl", "threading", "multiprocessing", "concurrent", "subprocess"),
@@ -70,7 +83,7 @@ WORLD_CALLS = {"open", "input", "print"}
 IN_MEMORY = {"io.BytesIO"}
 
 # The store reaches files through its Disk and time through its Clock, so that both can be played in tests.
-STORE_SEAMS = ("store/disk.py", "store/clock.py", "store/sync_child.py")
+STORE_SEAMS = ("store/base/disk.py", "store/base/clock.py", "store/log/sync_child.py")
 BESIDE_THE_SEAMS = {"shutil", "io", "pathlib", "tempfile", "glob", "mmap", "fcntl", "random"}
 HARMLESS = {
     "os": {"path", "strerror", "sysconf"},
@@ -81,7 +94,12 @@ HARMLESS = {
 # Heavy or optional packages, and the only places that may import them.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("pipeline/", "../pyspark_cometmq"),
-    "pyarrow": ("pipeline/", "../pyspark_cometmq", "protocol/columnar"),
+    "pyarrow": (
+        "pipeline/",
+        "../pyspark_cometmq",
+        "protocol/record/arrow.py",
+        "protocol/properties/columns.py",
+    ),
     "click": ("cli/", "cli.py", "admin/"),
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
@@ -146,6 +164,21 @@ def forbidden_room_imports(path: Path, tree: ast.AST) -> Iterator[str]:
         yield f"{name_of(path)}:{line} imports {module}: {room} may not use {target}"
 
 
+def forbidden_sub_room_imports(path: Path, tree: ast.AST) -> Iterator[str]:
+    """What a module imports of its own room from a sub-room above its own, or from the room's top."""
+    room, *inside = path.relative_to(PACKAGE).parts
+    order = SUB_ROOMS.get(room)
+    if order is None or len(inside) < 2:
+        return
+    for line, module in imported_modules(tree, package_of(path)):
+        parts = module.split(".")
+        if parts[:2] != ["cometmq", room] or module.startswith(NOT_YET_APART):
+            continue
+        target = parts[2] if len(parts) > 2 else ""
+        if target not in order or order.index(target) > order.index(inside[0]):
+            yield f"{name_of(path)}:{line} imports {module}"
+
+
 def world_uses(path: Path, tree: ast.AST) -> Iterator[str]:
     for line, module in imported_modules(tree, package_of(path)):
         if module.split(".")[0] in WORLD and module not in IN_MEMORY:
@@ -180,6 +213,22 @@ def test_imports_go_only_where_the_plan_allows() -> None:
     assert wrong == []
 
 
+def test_sub_rooms_import_only_those_below_them() -> None:
+    wrong = [
+        found for path in PACKAGE.rglob("*.py") for found in forbidden_sub_room_imports(path, parse(path))
+    ]
+
+    assert wrong == []
+
+
+def test_every_sub_room_has_its_place_in_the_order() -> None:
+    found = {
+        room: {path.parent.name for path in (PACKAGE / room).glob("*/__init__.py")} for room in SUB_ROOMS
+    }
+
+    assert found == {room: set(order) for room, order in SUB_ROOMS.items()}
+
+
 def test_spark_short_name_modules_import_only_the_pipeline() -> None:
     wrong = [
         f"{name_of(path)}:{line} imports {module}"
@@ -202,7 +251,7 @@ def test_protocol_and_decision_cores_touch_no_clock_socket_or_file() -> None:
 
 
 def test_the_store_reaches_files_and_time_through_its_seams_only() -> None:
-    paths = [path for path in sorted((PACKAGE / "store").glob("*.py")) if name_of(path) not in STORE_SEAMS]
+    paths = [path for path in sorted((PACKAGE / "store").rglob("*.py")) if name_of(path) not in STORE_SEAMS]
 
     assert len(paths) > 30
     assert [found for path in paths for found in beside_the_seams(path, parse(path))] == []
@@ -283,23 +332,37 @@ class TestTheChecksThemselves:
         [
             ("pipeline/archive.py", "from cometmq.store import message_store"),
             ("pipeline/archive.py", "import cometmq.broker.server"),
-            ("store/disk.py", "from cometmq import remoting"),
+            ("store/base/disk.py", "from cometmq import remoting"),
             ("protocol/frame.py", "from cometmq.client.api import BrokerApi"),
-            ("client/producer.py", "def f():\n    from cometmq.broker import server"),
+            ("client/producer/producer.py", "def f():\n    from cometmq.broker import server"),
             ("remoting/server.py", "from ..broker import server"),
-            ("store/disk.py", "from cometmq import Producer"),
+            ("store/base/disk.py", "from cometmq import Producer"),
         ],
     )
     def test_a_forbidden_import_is_found(self, room_file: str, source: str) -> None:
         assert len(self.check(room_file, source)) == 1
 
     @pytest.mark.parametrize(
+        ("room_file", "source", "wrong"),
+        [
+            ("store/log/flush.py", "from cometmq.store.base import disk", 0),
+            ("store/log/flush.py", "from cometmq.store.log.recent import RecentBytes", 0),
+            ("store/log/flush.py", "from cometmq.store.writing.appender import Appender", 1),
+            ("store/log/flush.py", "from cometmq.store.message_store import MessageStore", 0),
+            ("store/log/flush.py", "from cometmq.store import MessageStore", 1),
+            ("store/message_store.py", "from cometmq.store.background.retention import Retention", 0),
+        ],
+    )
+    def test_a_step_back_between_sub_rooms_is_found(self, room_file: str, source: str, wrong: int) -> None:
+        assert len(list(forbidden_sub_room_imports(PACKAGE / room_file, ast.parse(source)))) == wrong
+
+    @pytest.mark.parametrize(
         ("room_file", "source"),
         [
-            ("broker/send.py", "from cometmq.store import message_store"),
-            ("store/disk.py", "from cometmq.protocol import record"),
-            ("store/disk.py", "from . import clock"),
-            ("client/producer.py", "from cometmq.message import Message"),
+            ("broker/send/send.py", "from cometmq.store import message_store"),
+            ("store/base/disk.py", "from cometmq.protocol import record"),
+            ("store/base/disk.py", "from . import clock"),
+            ("client/producer/producer.py", "from cometmq.message import Message"),
             ("testing/cluster.py", "from cometmq.broker import server"),
         ],
     )
@@ -321,9 +384,9 @@ class TestTheChecksThemselves:
         ],
     )  # fmt: skip
     def test_a_way_around_the_seams_is_found(self, source: str) -> None:
-        assert len(list(beside_the_seams(PACKAGE / "store/commit_log.py", ast.parse(source)))) == 1
+        assert len(list(beside_the_seams(PACKAGE / "store/log/commit_log.py", ast.parse(source)))) == 1
 
     def test_names_that_only_look_like_it_pass(self) -> None:
         source = "import os\nos.path.join(path.stem, self.time.now, disk.open(x), time.strftime('x'))"
         source = source.replace("path.stem", "file.path.stem")
-        assert list(beside_the_seams(PACKAGE / "store/commit_log.py", ast.parse(source))) == []
+        assert list(beside_the_seams(PACKAGE / "store/log/commit_log.py", ast.parse(source))) == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsumer, sql92, tags
-from cometmq.client.subscription import as_subscriptions
+from cometmq.client.consumer.subscription import as_subscriptions
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt
 

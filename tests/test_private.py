@@ -11,13 +11,13 @@ import pytest
 from tests.store.kit import open_store, send, small
 
 from cometmq.cli.running import RunFile
-from cometmq.client.offset_files import LocalOffsets
+from cometmq.client.consumer.offset_files import LocalOffsets
 from cometmq.message import MessageQueue
 from cometmq.namesrv.kv import write_file
 from cometmq.private import make_private_directory
 from cometmq.standalone import Standalone
 from cometmq.store import JsonTable
-from cometmq.store.rebuild import rebuild
+from cometmq.store.inspect.rebuild import rebuild
 
 
 @pytest.fixture(autouse=True)

@@ -286,3 +286,16 @@ class StoreFull(StoreError, Transient):
 
 class StoreClosed(StoreError, Terminal):
     """The store was closed, or another process holds it."""
+
+
+class CommandError(CometError):
+    """Raised by a handler: the request is answered with this code and remark."""
+
+    def __init__(self, code: int, remark: str, ext: dict[str, str] | None = None) -> None:
+        super().__init__(code, remark, ext)
+        self.code = code
+        self.remark = remark
+        self.ext = ext
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.remark}"

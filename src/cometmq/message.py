@@ -9,10 +9,10 @@ from enum import Enum
 import msgspec
 
 from cometmq.errors import MessageIllegal, shown
-from cometmq.protocol import properties as names
 from cometmq.protocol.codes import check_topic_name
 from cometmq.protocol.ids import offset_id_of
-from cometmq.protocol.properties import is_reserved
+from cometmq.protocol.properties import text as names
+from cometmq.protocol.properties.text import is_reserved
 
 __all__ = [
     "Message",

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from cometmq import logs
-from cometmq.broker.config import BrokerConfig
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.errors import CometError
 from cometmq.namesrv.config import NamesrvConfig
@@ -29,8 +29,8 @@ from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import new_event_loop
 from cometmq.settings import properties_of, settings_of
-from cometmq.store.config import SMALL_FILES, WIRE_NAMES, StoreConfig
-from cometmq.store.disk import Disk, OsDisk, read_file, replace_file
+from cometmq.store.base.config import SMALL_FILES, WIRE_NAMES, StoreConfig
+from cometmq.store.base.disk import Disk, OsDisk, read_file, replace_file
 
 log = logs.logger(__name__)
 

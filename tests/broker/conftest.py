@@ -20,8 +20,8 @@ from cometmq.protocol.headers import (
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
 )
-from cometmq.protocol.properties import encode_properties, java_hash
-from cometmq.protocol.record import iter_records
+from cometmq.protocol.properties.text import encode_properties, java_hash
+from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import RemotingClient
 from cometmq.standalone import Standalone
 

@@ -50,7 +50,7 @@ from cometmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 from cometmq.protocol.java_properties import parse_properties
-from cometmq.protocol.properties import java_hash
+from cometmq.protocol.properties.text import java_hash
 
 NEW = 513
 
@@ -422,7 +422,7 @@ class TestConsumersAreTold:
         assert asked.ext == {"consumerGroup": "G", "clientId": "c1", "jstackEnable": "false"}
 
     async def test_old_clients_and_silent_clients(self, cluster, peer, monkeypatch):
-        monkeypatch.setattr("cometmq.broker.admin_offsets.FORWARD_TIMEOUT_S", 0.2)
+        monkeypatch.setattr("cometmq.broker.admin.consumers.FORWARD_TIMEOUT_S", 0.2)
         header = GetConsumerRunningInfoRequestHeader(consumer_group="G", client_id="c1")
         consumer = cluster.peer()
         await consumer.heartbeat("c1", version=61)

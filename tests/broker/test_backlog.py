@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.broker.backlog import AT_ONCE, CALM_S, MOST_READERS, MOST_WAITING, PART, Backlog
+from cometmq.broker.pull.backlog import AT_ONCE, CALM_S, MOST_READERS, MOST_WAITING, PART, Backlog
 
 PULL_S = 60e-6
 

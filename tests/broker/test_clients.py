@@ -8,11 +8,11 @@ import socket
 import pytest
 from tests.broker.conftest import Peer, records, until
 
-from cometmq.broker import attributes
-from cometmq.broker.clients import EXPIRED_MS, MOST_GROUPS, ConsumerTable, ProducerTable
-from cometmq.broker.config import BrokerConfig
-from cometmq.broker.locks import LOCK_LIVE_MS
-from cometmq.broker.notices import REST_S
+from cometmq.broker.base import attributes
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.notices import REST_S
+from cometmq.broker.groups.clients import EXPIRED_MS, MOST_GROUPS, ConsumerTable, ProducerTable
+from cometmq.broker.groups.locks import LOCK_LIVE_MS
 from cometmq.broker.server import Broker
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
@@ -33,7 +33,7 @@ from cometmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 from cometmq.standalone import Standalone, small_files
-from cometmq.store.clock import ManualClock
+from cometmq.store.base.clock import ManualClock
 
 T0 = 1_000_000
 PUSH = ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
@@ -346,8 +346,10 @@ class TestBounds:
 
     async def test_groups_and_topics_come_by_themselves_up_to_a_number(self, cluster, peer, monkeypatch):
         context = cluster.broker.parts.context
-        monkeypatch.setattr("cometmq.broker.groups.MOST_BY_ITSELF", len(context.groups.table) + 3)
-        monkeypatch.setattr("cometmq.broker.topics.BYTES_BY_SEND", context.topics._bytes + 1000)
+        monkeypatch.setattr(
+            "cometmq.broker.tables.subscription_groups.MOST_BY_ITSELF", len(context.groups.table) + 3
+        )
+        monkeypatch.setattr("cometmq.broker.tables.topics.BYTES_BY_SEND", context.topics._bytes + 1000)
         for start in range(0, 10, 2):
             assert (await self.beat(peer, [(f"G{start + n}", ()) for n in range(2)])).code == 0
         made = {name for name in context.groups.table if name.startswith("G")}
@@ -364,7 +366,9 @@ class TestBounds:
         settings = b'{"groupName":"G9"}'
         assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)).code == 0
         assert len(records(await peer.pull("T0", group="G9"))) == 1
-        monkeypatch.setattr("cometmq.broker.groups.MOST_GROUPS", len(context.groups.table))
+        monkeypatch.setattr(
+            "cometmq.broker.tables.subscription_groups.MOST_GROUPS", len(context.groups.table)
+        )
         for name, code in (("G9", 0), ("G10", 1)):
             body = b'{"groupName":"%s"}' % name.encode()
             answer = await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
@@ -372,7 +376,7 @@ class TestBounds:
         assert "no more are kept" in answer.remark
 
     async def test_offsets_beyond_what_there_is_room_for_are_refused(self, peer, monkeypatch):
-        monkeypatch.setattr("cometmq.broker.offsets.MOST_OFFSETS", 3)
+        monkeypatch.setattr("cometmq.broker.tables.consumer_offsets.MOST_OFFSETS", 3)
         codes = []
         for queue_id in (0, 1, 2, 3, 1):
             header = UpdateConsumerOffsetRequestHeader(

@@ -10,7 +10,7 @@ import pytest
 from tests.broker.conftest import Peer, offset_of
 from tests.store.cold_disk import ColdDisk
 
-from cometmq.broker.config import BrokerConfig
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from cometmq.broker.config import FIELD_OF_KEY, RANGES, STORE_KEYS, BrokerConfig
+from cometmq.broker.base.config import FIELD_OF_KEY, RANGES, STORE_KEYS, BrokerConfig
 from cometmq.errors import ConfigError
-from cometmq.store.config import RANGES as STORE_RANGES
+from cometmq.store.base.config import RANGES as STORE_RANGES
 
 # storage.md 11.2, as Apache's 4.9 prints them.
 DEFAULTS = {

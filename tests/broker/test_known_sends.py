@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.broker.conftest import records
 
-from cometmq.broker import known_sends
+from cometmq.broker.send import send_templates as known_sends
 from cometmq.errors import CometError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import decode_frame
-from cometmq.store.appender import Incoming, Keys
-from cometmq.store.flags import Flag
+from cometmq.store.base.flags import Flag
+from cometmq.store.writing.appender import Incoming, Keys
 
 HEADER = (
     '{"code":310,"extFields":{"a":"PG","b":"Orders","c":"TBW102","d":"4","e":"2","f":"0","g":"%d","h":"7",'

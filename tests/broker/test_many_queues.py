@@ -11,7 +11,7 @@ import pytest
 from tests.broker.conftest import records
 from tests.broker.test_table_files import running, table_on_disk
 
-from cometmq.broker import turns as turns_module
+from cometmq.broker.base import turns as turns_module
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import LockBatchBody, TopicConfig, TopicList
 from cometmq.protocol.codes import RequestCode

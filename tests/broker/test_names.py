@@ -9,7 +9,7 @@ import pytest
 from tests.broker.conftest import records
 from tests.faults.good_requests import BROKER_REQUESTS
 
-from cometmq.broker.names import FIELDS
+from cometmq.broker.base.names import FIELDS
 from cometmq.protocol import headers, headers_admin
 from cometmq.protocol.codes import RequestCode, is_legal_name
 from cometmq.protocol.ext import Header, plan_of

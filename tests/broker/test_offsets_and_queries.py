@@ -20,7 +20,7 @@ from cometmq.protocol.headers import (
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.store.off_loop import OffLoop
+from cometmq.store.base.off_loop import OffLoop
 
 OLD, NEW = 409, 513
 

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.broker.property_string import (
+from cometmq.errors import CommandError
+from cometmq.protocol.properties import keys
+from cometmq.protocol.properties.edits import (
     FORMS_LIMIT,
     LONGEST_FORM,
     LONGEST_TAG,
@@ -18,10 +20,13 @@ from cometmq.broker.property_string import (
     tag_of,
     value_of,
 )
-from cometmq.protocol.properties import decode_properties, encode_properties, has_stray_separator, tags_code
-from cometmq.remoting import CommandError
-from cometmq.store import keys
-from cometmq.store.keys import index_keys, stored_tags_code
+from cometmq.protocol.properties.keys import index_keys, stored_tags_code
+from cometmq.protocol.properties.text import (
+    decode_properties,
+    encode_properties,
+    has_stray_separator,
+    tags_code,
+)
 
 CLUSTER = "CLUSTER\x01DefaultCluster"
 

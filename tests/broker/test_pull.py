@@ -8,9 +8,9 @@ import time
 import pytest
 from tests.broker.conftest import COMMIT, SUSPEND, Peer, records, until
 
-from cometmq.broker.backlog import Backlog
-from cometmq.broker.config import BrokerConfig
-from cometmq.broker.pull import PullProcessor
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.pull.backlog import Backlog
+from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.server import Broker
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
@@ -20,8 +20,8 @@ from cometmq.protocol.headers import (
 )
 from cometmq.remoting import Limits
 from cometmq.standalone import small_files
-from cometmq.store.disk import OsDisk
-from cometmq.store.reading import GetStatus, Got
+from cometmq.store.base.disk import OsDisk
+from cometmq.store.reading.queue_reader import GetStatus, Got
 
 
 def bounds(answer):
@@ -162,7 +162,7 @@ class TestHolding:
     async def test_many_groups_wake_from_one_message_however_few_a_tick_serves(
         self, cluster, peer, monkeypatch, limit, value
     ):
-        monkeypatch.setattr(f"cometmq.broker.pull.{limit}", value)
+        monkeypatch.setattr(f"cometmq.broker.pull.pull.{limit}", value)
         served, serve = [0], PullProcessor._serve_late
         cluster.broker.parts.context.tick.at_end(lambda: served.append(0))
 
@@ -258,7 +258,7 @@ class TestWhatChangesMeanwhile:
         await peer.heartbeat(topics={"Orders": "A"})
         await peer.send(properties={"TAGS": "A"})
         if waits == "in line":
-            monkeypatch.setattr("cometmq.broker.pull.WOKEN_PER_TICK", 0)
+            monkeypatch.setattr("cometmq.broker.pull.pull.WOKEN_PER_TICK", 0)
         pulling = asyncio.create_task(peer.pull(offset=1, expression=None, sub_version=1, hold_ms=15_000))
         await until(lambda: len(pulls.long_poll))
         other = cluster.peer()
@@ -507,7 +507,7 @@ class TestColdReads:
             return offsets
 
         with monkeypatch.context() as far:
-            far.setattr("cometmq.broker.pull.NEAR", 0)
+            far.setattr("cometmq.broker.pull.pull.NEAR", 0)
             offsets, *sent = await asyncio.gather(drain(), *(sender.send("Other") for _ in range(50)))
             assert len(sent) == 50
             assert waited == offsets[1:-1]
@@ -518,7 +518,7 @@ class TestColdReads:
         await sender.close()
 
     async def test_a_pull_that_waits_and_fails_is_answered(self, cold, monkeypatch):
-        monkeypatch.setattr("cometmq.broker.pull.NEAR", 0)
+        monkeypatch.setattr("cometmq.broker.pull.pull.NEAR", 0)
         peer = Peer(cold.addr)
         assert (await peer.pull()).code == 0
         with monkeypatch.context() as broken:
@@ -533,7 +533,7 @@ class TestColdReads:
         await peer.close()
 
     async def test_a_pull_that_waits_is_answered_when_the_broker_stops(self, cold, monkeypatch):
-        monkeypatch.setattr("cometmq.broker.pull.NEAR", 0)
+        monkeypatch.setattr("cometmq.broker.pull.pull.NEAR", 0)
         peer = Peer(cold.addr)
         assert (await peer.pull()).code == 0
         waits = asyncio.Event()

@@ -82,7 +82,7 @@ async def test_a_dead_and_a_deaf_name_server_do_not_hold_up_the_living_one(tmp_p
 async def test_a_name_server_that_comes_later_is_told_by_the_periodic_registration(
     tmp_path, start_cluster, monkeypatch
 ):
-    monkeypatch.setattr("cometmq.broker.config.BrokerConfig.register_period_ms", 50)
+    monkeypatch.setattr("cometmq.broker.base.config.BrokerConfig.register_period_ms", 50)
     late = await name_server(tmp_path / "late")
     port = late.port
     await late.stop()
@@ -144,7 +144,7 @@ async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_clust
     peer = cluster.peer()
     start = parts.context.topics._bytes
     for number, name in enumerate(("BYTES_BY_SEND", "BYTES_BY_GROUPS", "BYTES_MAX"), 1):
-        monkeypatch.setattr(f"cometmq.broker.topics.{name}", start + number * 5000)
+        monkeypatch.setattr(f"cometmq.broker.tables.topics.{name}", start + number * 5000)
     table = parts.context.topics.table
 
     async def until_refused(make):

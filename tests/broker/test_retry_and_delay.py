@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 from tests.broker.conftest import records, until
 
-from cometmq.broker.delay import STEP_MS, DelayLevels
-from cometmq.broker.schedule import ScheduleService
+from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels
+from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, RequestCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, CreateTopicRequestHeader
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.protocol.record import iter_records, properties_of
-from cometmq.store.clock import ManualClock, SystemClock
+from cometmq.protocol.record.one import iter_records, properties_of
+from cometmq.store.base.clock import ManualClock, SystemClock
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ class TestClientsOwnRetries:
 
 
 async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
-    from cometmq.store.refusal import StoreRefused
+    from cometmq.store.base.refusal import StoreRefused
 
     peer = fast.peer()
     store = fast.broker.parts.store
@@ -380,7 +380,7 @@ class TestUndeliverable:
 
     async def test_a_message_with_which_we_always_fail(self, fast, monkeypatch, caplog):
         """Its neighbours come once, and it is given up after some tries."""
-        monkeypatch.setattr("cometmq.broker.schedule.ERROR_S", 0.02)
+        monkeypatch.setattr("cometmq.broker.timers.schedule.ERROR_S", 0.02)
         real = type(fast.broker.parts.store).append
 
         def append(self, topic, queue_id, body, *args, **named):
@@ -422,7 +422,7 @@ async def test_a_damaged_body_is_not_delivered_under_a_fresh_crc(fast, caplog):
 
 
 async def test_an_error_of_ours_is_survived(fast, monkeypatch):
-    monkeypatch.setattr("cometmq.broker.schedule.ERROR_S", 0.1)
+    monkeypatch.setattr("cometmq.broker.timers.schedule.ERROR_S", 0.1)
     peer = fast.peer()
     real, raised = iter_records, []
 
@@ -432,7 +432,7 @@ async def test_an_error_of_ours_is_survived(fast, monkeypatch):
             raise RuntimeError("a bug")
         return real(data)
 
-    monkeypatch.setattr("cometmq.broker.schedule.iter_records", broken)
+    monkeypatch.setattr("cometmq.broker.timers.schedule.iter_records", broken)
     await peer.send(body=b"good", properties={"DELAY": "1"})
     assert [m.body for m in await take(peer, "Orders", 1)] == [b"good"]
     assert raised

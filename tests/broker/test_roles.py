@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.broker.conftest import COMMIT, Peer, records, until
 
-from cometmq.broker.config import BrokerConfig
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.errors import ConfigError
 from cometmq.protocol.batch import encode_batch

@@ -15,8 +15,8 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import ViewMessageRequestHeader
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.protocol.properties import encode_properties
-from cometmq.store.disk import OsDisk
+from cometmq.protocol.properties.text import encode_properties
+from cometmq.store.base.disk import OsDisk
 
 MIB = 1 << 20
 ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
@@ -188,7 +188,7 @@ class TestRefusals:
         self, peer, monkeypatch, name
     ):
         hashed = []
-        for module in ("broker.property_string", "store.keys"):
+        for module in ("protocol.properties.edits", "store.keys"):
             monkeypatch.setattr(f"cometmq.{module}.{'tags_code' if 'broker' in module else 'java_hash'}",
                                 lambda text: hashed.append(text) or 0)  # fmt: skip
         answers = [

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.broker.config import FIELD_OF_KEY, NOT_BY_REQUEST, RANGES, STORE_KEYS, BrokerConfig
-from cometmq.broker.inert import NOT_BUILT, UNSAFE, WITHOUT_USE
+from cometmq.broker.base.config import FIELD_OF_KEY, NOT_BY_REQUEST, RANGES, STORE_KEYS, BrokerConfig
+from cometmq.broker.base.inert import NOT_BUILT, UNSAFE, WITHOUT_USE
 from cometmq.namesrv.config import FIELDS, NamesrvConfig
 from cometmq.namesrv.config import RANGES as NAMESRV_RANGES
 from cometmq.store import MessageStore
-from cometmq.store.config import RANGES as STORE_RANGES
-from cometmq.store.config import WIRE_NAMES, StoreConfig
+from cometmq.store.base.config import RANGES as STORE_RANGES
+from cometmq.store.base.config import WIRE_NAMES, StoreConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 ROWS = {

@@ -12,15 +12,15 @@ import pytest
 from tests.broker.conftest import records
 from tests.broker.test_table_files import running
 
-from cometmq.broker.config import NOT_BY_REQUEST
+from cometmq.broker.base.config import NOT_BY_REQUEST
 from cometmq.errors import CometError, ConfigError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.java_properties import parse_properties
 from cometmq.remoting import resolve
 from cometmq.standalone import Standalone
-from cometmq.store.disk import OsDisk
-from cometmq.store.shape import read_shape
+from cometmq.store.base.disk import OsDisk
+from cometmq.store.recovery.store_layout import read_shape
 from cometmq.testing.faulty_disk import FaultyDisk
 
 

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.broker.conftest import Peer, records, until
 
-from cometmq.broker import table_file
-from cometmq.broker.config import BrokerConfig
-from cometmq.broker.delay import DelayLevels
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.server import Broker
-from cometmq.broker.table_file import TableFile
+from cometmq.broker.tables import table_file
+from cometmq.broker.tables.table_file import TableFile
 from cometmq.errors import StoreCorrupt
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode

@@ -6,18 +6,18 @@ import random
 
 import pytest
 
-from cometmq.broker import offsets as offsets_module
-from cometmq.broker import subscriptions
-from cometmq.broker.delay import STEP_MS, DelayLevels, DueTimes
-from cometmq.broker.locks import LOCK_LIVE_MS, QueueLocks
-from cometmq.broker.offsets import ConsumerOffsets
-from cometmq.broker.retry import is_dead_by_send, maximum_times, plan_send_back
-from cometmq.broker.stats import Stats
-from cometmq.broker.subscriptions import LONGEST_EXPRESSION, ExpressionError, tag_codes
+from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.groups import subscriptions
+from cometmq.broker.groups.locks import LOCK_LIVE_MS, QueueLocks
+from cometmq.broker.groups.subscriptions import LONGEST_EXPRESSION, ExpressionError, tag_codes
+from cometmq.broker.send.retry import is_dead_by_send, maximum_times, plan_send_back
+from cometmq.broker.tables import consumer_offsets as offsets_module
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
-from cometmq.protocol.properties import java_hash
-from cometmq.store.config import StoreConfig
+from cometmq.protocol.properties.text import java_hash
+from cometmq.store.base.config import StoreConfig
 
 T0 = 1_700_000_000_000
 Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
@@ -96,7 +96,7 @@ class TestOffsets:
         assert offsets.to_table() == {"offsetTable": {}}
 
     def test_there_are_so_many_offsets_and_no_more(self, monkeypatch):
-        monkeypatch.setattr("cometmq.broker.offsets.MOST_OFFSETS", 4)
+        monkeypatch.setattr("cometmq.broker.tables.consumer_offsets.MOST_OFFSETS", 4)
         offsets = ConsumerOffsets()
         offsets.load({"offsetTable": {"T@G": {0: 4, "1": 9}}})
         offsets.clone("G", "H", "T")

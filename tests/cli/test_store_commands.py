@@ -378,7 +378,7 @@ def test_reading_commands_change_nothing(call: Run, root: Path) -> None:
 
 def test_a_broker_in_the_same_process_keeps_its_lock(tmp_path: Path, run_process: RunProcess) -> None:
     """A POSIX lock is lost when its process closes any descriptor of the file."""
-    from cometmq.store.verify import verify
+    from cometmq.store.inspect.verify import verify
 
     with local_broker(tmp_path) as broker:
         directory = str(broker.data_dir / broker.broker_name)

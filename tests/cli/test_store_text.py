@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cometmq.cli.store_text import print_stats
-from cometmq.store.stats import Outlook, QueueStats, StoreStats, TopicStats
+from cometmq.store.inspect.stats import Outlook, QueueStats, StoreStats, TopicStats
 
 NAME = "[red]:smile:\x1b[2J"
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from cometmq.errors import CommandError
 from cometmq.protocol.bodies import (
     BrokerData,
     ConsumerList,
@@ -23,8 +24,8 @@ from cometmq.protocol.headers import (
     SendMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from cometmq.protocol.record import encode_record
-from cometmq.remoting import CommandError, Connection, RemotingServer
+from cometmq.protocol.record.one import encode_record
+from cometmq.remoting import Connection, RemotingServer
 
 Script = Callable[[Frame], "Frame | None"]
 

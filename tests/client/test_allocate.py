@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.client.allocate import (
+from cometmq.client.consumer.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
     AllocateByConfig,
@@ -14,7 +14,7 @@ from cometmq.client.allocate import (
     AllocateByMachineRoom,
     AllocateStrategy,
 )
-from cometmq.client.rebalance import changes, share_of
+from cometmq.client.consumer.rebalance import changes, share_of
 from cometmq.message import MessageQueue
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cometmq.client.consuming import ConcurrentConsuming
-from cometmq.client.listener import BoundListener, ConsumeContext, ConsumeStatus
-from cometmq.client.process_queue import Batch, ProcessQueue
+from cometmq.client.consumer.consuming import ConcurrentConsuming
+from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus
+from cometmq.client.consumer.process_queue import Batch, ProcessQueue
 from cometmq.message import MessageExt, MessageQueue
 
 QUEUE = MessageQueue("T", "a", 0)

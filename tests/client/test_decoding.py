@@ -10,10 +10,10 @@ from tests.client.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import PullConsumer, PushConsumer
 from cometmq.client import ConsumeFromWhere, PushOptions
-from cometmq.client.decoding import decode_messages
+from cometmq.client.cluster.decoding import decode_messages
 from cometmq.errors import RecordError
 from cometmq.message import MessageExt, MessageQueue
-from cometmq.protocol.record import encode_record
+from cometmq.protocol.record.one import encode_record
 
 
 def record(body: bytes, offset: int, *, flip: int | None = None, sys_flag: int = 0) -> bytes:

@@ -8,8 +8,9 @@ from datetime import datetime
 
 import pytest
 
-from cometmq.client import ClientOptions, identity
-from cometmq.client.identity import KeyMaker, client_id_of, local_address
+from cometmq.client import ClientOptions
+from cometmq.client.cluster import identity
+from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
 from cometmq.client.options import namesrv_addresses
 from cometmq.errors import ConfigError
 from cometmq.protocol.ids import decode_unique_key

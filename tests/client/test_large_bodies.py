@@ -19,15 +19,16 @@ from cometmq import (
     PushConsumer,
     PushOptions,
 )
-from cometmq.client import decoding, fetching
-from cometmq.client.broker_api import BrokerApi
-from cometmq.client.decoding import decode_messages, decode_one, decode_pulled
+from cometmq.client.cluster import decoding
+from cometmq.client.cluster.broker_api import BrokerApi
+from cometmq.client.cluster.decoding import decode_messages, decode_one, decode_pulled
+from cometmq.client.consumer import fetching
 from cometmq.errors import BodyTooLarge, RecordError
 from cometmq.message import PullResult
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumeMessageDirectlyRequestHeader
-from cometmq.protocol.record import encode_record
+from cometmq.protocol.record.one import encode_record
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 KIB = 1024

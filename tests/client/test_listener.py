@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cometmq.client.listener import ConsumeContext, ConsumeStatus, bind_listener, is_async
+from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, bind_listener, is_async
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
 

@@ -9,7 +9,7 @@ import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 
 from cometmq import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer, PushOptions
-from cometmq.client import broker_api
+from cometmq.client.cluster import broker_api
 from cometmq.errors import BodyError
 from cometmq.protocol.bodies import BrokerData, ConsumerList, QueueData
 from cometmq.protocol.codes import RequestCode, ResponseCode

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cometmq.client.offsets import OffsetStore
+from cometmq.client.consumer.consumer_offsets import OffsetStore
 from cometmq.errors import ConnectError
 from cometmq.message import MessageQueue
 

@@ -27,7 +27,7 @@ from cometmq import (
 from cometmq.errors import ClientStateError, ConnectError
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.properties import decode_properties
+from cometmq.protocol.properties.text import decode_properties
 
 SEND = RequestCode.SEND_MESSAGE_V2
 

@@ -9,7 +9,7 @@ import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 
 from cometmq import ConsumeFromWhere, MessageExt, MessageQueue, PullConsumer, PullOptions
-from cometmq.client import fetching
+from cometmq.client.consumer import fetching
 from cometmq.errors import ClientStateError
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame

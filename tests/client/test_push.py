@@ -25,8 +25,8 @@ from cometmq import (
     PushOptions,
     sql92,
 )
-from cometmq.client import settle
-from cometmq.client.offset_files import parse_offsets
+from cometmq.client.consumer import settle
+from cometmq.client.consumer.offset_files import parse_offsets
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -44,8 +44,8 @@ from cometmq.protocol.headers import (
     NotifyConsumerIdsChangedRequestHeader,
     ResetOffsetRequestHeader,
 )
-from cometmq.protocol.properties import decode_properties
-from cometmq.protocol.record import encode_record
+from cometmq.protocol.properties.text import decode_properties
+from cometmq.protocol.record.one import encode_record
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 FIRST = ConsumeFromWhere.FIRST_OFFSET

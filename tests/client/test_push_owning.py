@@ -10,14 +10,14 @@ import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import ConsumeContext, ConsumeFromWhere, MessageExt, MessageQueue, PushConsumer, PushOptions
-from cometmq.client import rebalance
-from cometmq.client.broker_api import BrokerApi
+from cometmq.client.cluster.broker_api import BrokerApi
+from cometmq.client.consumer import rebalance
 from cometmq.message import PullResult
 from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, ResetOffsetBody
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumeMessageDirectlyRequestHeader, ResetOffsetRequestHeader
-from cometmq.protocol.record import encode_record
+from cometmq.protocol.record.one import encode_record
 
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 

@@ -6,8 +6,8 @@ import asyncio
 from collections import defaultdict
 from typing import Any, cast
 
-from cometmq.client.instance import ClientInstance
-from cometmq.client.remote_offsets import RemoteOffsets
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.consumer.remote_offsets import RemoteOffsets
 from cometmq.message import MessageQueue
 
 

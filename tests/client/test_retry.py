@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.client.retry import RETRY_RESPONSE_CODES, SendAttempts
+from cometmq.client.producer.retry import RETRY_RESPONSE_CODES, SendAttempts
 from cometmq.errors import BrokerError, CometError, ConnectError, MessageIllegal, RequestTimeout, SendFailed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.client.routes import RouteTable, template_route, topic_route
+from cometmq.client.cluster.routes import RouteTable, template_route, topic_route
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import BrokerData, QueueData, TopicRouteData

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.client.selectors import RoundRobin, select_by_hash
+from cometmq.client.producer.selectors import RoundRobin, select_by_hash
 from cometmq.message import Message, MessageQueue
 
 A = [MessageQueue("T", "a", i) for i in range(2)]

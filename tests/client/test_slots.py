@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cometmq.client.slots import Slots
+from cometmq.client.producer.slots import Slots
 
 
 async def test_the_limit_holds_and_everybody_gets_through() -> None:

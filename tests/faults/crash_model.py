@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cometmq.protocol.properties import index_hash
-from cometmq.protocol.record import decode_record
+from cometmq.protocol.properties.text import index_hash
+from cometmq.protocol.record.one import decode_record
 from cometmq.store import JsonTable, MessageStore, StoreConfig
-from cometmq.store.config import CONSUME_QUEUE_UNIT
-from cometmq.store.consume_queue import FILLER_SIZE, UNIT_STRUCT
-from cometmq.store.index_file import ENTRY_DTYPE, HEADER
+from cometmq.store.base.config import CONSUME_QUEUE_UNIT
+from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_STRUCT
+from cometmq.store.derived.index_file import ENTRY_DTYPE, HEADER
 from cometmq.testing.recording_disk import RecordingDisk
 
 ROOT = "/store"

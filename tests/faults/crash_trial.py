@@ -11,7 +11,8 @@ from tests.faults.crash_model import Entry, Expected, Found, Wrong, config, entr
 from tests.faults.crash_workloads import HOST, SHORT, Worker, work
 
 from cometmq.errors import StoreError
-from cometmq.store import ManualClock, MessageStore, start_point
+from cometmq.store import ManualClock, MessageStore
+from cometmq.store.recovery import start_point
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import Image, RecordingDisk
 

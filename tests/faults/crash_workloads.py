@@ -13,12 +13,13 @@ from unittest import mock
 from tests.faults.crash_model import TABLE, Ledger, config, entry_of
 
 from cometmq.protocol.batch import encode_batch
-from cometmq.protocol.properties import java_hash
-from cometmq.store import JsonTable, ManualClock, MessageStore, zero_ahead
-from cometmq.store.off_loop import OffLoop, walked
-from cometmq.store.syncer import ThreadSyncer
-from cometmq.store.topic_retention import TopicLimit
-from cometmq.store.zero_ahead import ZeroAhead
+from cometmq.protocol.properties.text import java_hash
+from cometmq.store import JsonTable, ManualClock, MessageStore
+from cometmq.store.background.topic_retention import TopicLimit
+from cometmq.store.base.off_loop import OffLoop, walked
+from cometmq.store.log import zero_ahead
+from cometmq.store.log.syncer import ThreadSyncer
+from cometmq.store.log.zero_ahead import ZeroAhead
 from cometmq.testing.recording_disk import RecordingDisk
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"

@@ -35,7 +35,7 @@ remoting.run(main())
 BROKER = """
 import asyncio, sys
 from cometmq import remoting
-from cometmq.broker.config import BrokerConfig
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.standalone import small_files
 

@@ -15,12 +15,12 @@ from functools import lru_cache
 
 import pytest
 
-from cometmq.protocol.properties import java_hash
-from cometmq.protocol.record import decode_record, record_starts
+from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.record.one import decode_record, record_starts
 from cometmq.store import JsonTable, ManualClock, MessageStore, StoreConfig
-from cometmq.store.disk import write_new_file
-from cometmq.store.rebuild import rebuild
-from cometmq.store.verify import VerifyReport, verify
+from cometmq.store.base.disk import write_new_file
+from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.verify import VerifyReport, verify
 from cometmq.testing.recording_disk import Image, RecordingDisk
 
 ROOT = "/rot"

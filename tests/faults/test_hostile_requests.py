@@ -21,7 +21,7 @@ from tests.faults.servers import BROKER, NAMESRV, ServerProcess, server_process
 from tests.remoting.peers import RawPeer
 
 from cometmq.protocol.codes import RequestCode
-from cometmq.store.queue_table import TRASH
+from cometmq.store.derived.queue_table import TRASH
 
 MIB = 1024 * 1024
 AFTER = 424_242  # opaque of the good request behind a lot

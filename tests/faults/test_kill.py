@@ -34,7 +34,7 @@ from cometmq.protocol.headers import (
     SendMessageRequestHeaderV2,
 )
 from cometmq.protocol.java_properties import format_properties
-from cometmq.protocol.record import iter_records
+from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import RemotingClient
 
 CYCLES = int(os.environ.get("COMETMQ_KILL_CYCLES", "20"))

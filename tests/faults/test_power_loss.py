@@ -19,19 +19,19 @@ from tests.faults.crash_workloads import WORKLOADS
 
 from cometmq.errors import StoreError
 from cometmq.store import JsonTable, ManualClock, MessageStore
-from cometmq.store import scan as scan_module
-from cometmq.store.checkpoint import Checkpoint, Mark
-from cometmq.store.commit_log import CommitLog
-from cometmq.store.consume_queue import ConsumeQueue
-from cometmq.store.floors import QueueFloors
-from cometmq.store.flush import LogFlusher
-from cometmq.store.guards import AbortMark
-from cometmq.store.index import IndexService
-from cometmq.store.queue_table import QueueTable
-from cometmq.store.recovery import Recovery
-from cometmq.store.retention import Retention
-from cometmq.store.upkeep import Upkeep
-from cometmq.store.zero_ahead import ZeroAhead
+from cometmq.store.background.retention import Retention
+from cometmq.store.background.upkeep import Upkeep
+from cometmq.store.base.checkpoint import Checkpoint, Mark
+from cometmq.store.base.guards import AbortMark
+from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.derived.index_service import IndexService
+from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.log import scan as scan_module
+from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.flush import LogFlusher
+from cometmq.store.log.zero_ahead import ZeroAhead
+from cometmq.store.recovery.recovery import Recovery
+from cometmq.store.tables.min_offsets import QueueFloors
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import RecordingDisk
 

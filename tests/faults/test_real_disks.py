@@ -27,7 +27,7 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.java_properties import format_properties
-from cometmq.protocol.record import iter_records
+from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import RemotingClient
 
 MIB = 1 << 20

@@ -12,9 +12,9 @@ from tests.golden.record_store import TARGET
 from tests.interop.store_input import TINY_SLOTS
 from tests.interop.stores import Store, read_store
 
-from cometmq.protocol import record as layout
-from cometmq.protocol.properties import decode_properties, index_hash, java_hash
-from cometmq.protocol.record import RecordError, decode_record, encode_message, iter_records
+from cometmq.protocol.properties.text import decode_properties, index_hash, java_hash
+from cometmq.protocol.record import one as layout
+from cometmq.protocol.record.one import RecordError, decode_record, encode_message, iter_records
 
 
 @pytest.fixture(scope="module")

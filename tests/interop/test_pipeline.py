@@ -16,7 +16,7 @@ from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.reading import read_parts
-from cometmq.protocol.columnar import arrow_schema
+from cometmq.protocol.record.arrow import arrow_schema
 
 
 @pytest.fixture(scope="module", params=["4.9.7", "5.5.0"])

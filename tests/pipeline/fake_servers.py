@@ -22,7 +22,7 @@ from cometmq.protocol.headers import (
     PullMessageResponseHeader,
     SendMessageRequestHeaderV2,
 )
-from cometmq.protocol.record import encode_record
+from cometmq.protocol.record.one import encode_record
 
 TOPIC = "Fake"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)

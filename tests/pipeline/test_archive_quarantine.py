@@ -22,7 +22,7 @@ from cometmq.pipeline.archive_task import Quarantine, Unit, run_units
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.partition_writer import Partition
 from cometmq.pipeline.plan import QueueRange
-from cometmq.protocol.columnar_layout import BadRecord
+from cometmq.protocol.record.layout import BadRecord
 
 
 def test_of_many_bad_records_only_some_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.reading import read_parts
 from cometmq.pipeline.rows import Outgoing
 from cometmq.pipeline.sending import Sender
-from cometmq.protocol.columnar import arrow_schema
+from cometmq.protocol.record.arrow import arrow_schema
 from cometmq.remoting import new_event_loop
 from cometmq.standalone import Standalone, finish_loop
 

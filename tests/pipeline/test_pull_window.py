@@ -12,7 +12,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.pulling import PullWindow, Reply, Request, Segment, Verdict
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.record import encode_record
+from cometmq.protocol.record.one import encode_record
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 HOST = b"\x7f\0\0\1\0\0\x2a\x9f"

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 from tests.pipeline.fake_servers import Broker, NameServer, serving
 
-from cometmq.client.selectors import select_by_hash
+from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BrokerError, ConnectError, NoRouteError
 from cometmq.message import Message, MessageQueue
 from cometmq.pipeline import sending

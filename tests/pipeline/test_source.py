@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.pipeline.feeding import Topic
 
 from cometmq.message import MessageQueue
-from cometmq.protocol.columnar import COLUMNS
+from cometmq.protocol.record.arrow import COLUMNS
 
 
 def load(spark: SparkSession, topic: Topic, schema: str | None = None, **options: str) -> DataFrame:

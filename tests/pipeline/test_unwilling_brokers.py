@@ -22,7 +22,7 @@ from cometmq.pipeline.plan import Bounds, QueueRange
 from cometmq.pipeline.reading import Part, read_batches, read_parts
 from cometmq.pipeline.source import CometStreamReader, full_schema
 from cometmq.protocol.codes import RequestCode, ResponseCode
-from cometmq.protocol.columnar import arrow_schema
+from cometmq.protocol.record.arrow import arrow_schema
 
 SCHEMA = arrow_schema(["queue_offset", "body"])
 TIMES = [1000 + 10 * number for number in range(40)]

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cometmq.protocol import columnar_properties
-from cometmq.protocol.columnar import (
+from cometmq.protocol.properties import columns as columnar_properties
+from cometmq.protocol.record.arrow import (
     COLUMNS,
     ColumnDecoder,
     Decoded,
@@ -28,8 +28,8 @@ from cometmq.protocol.columnar import (
     arrow_schema,
     batch_ends,
 )
-from cometmq.protocol.columnar_layout import MAX_RAW_BYTES, Origin, record_starts
-from cometmq.protocol.record import decode_record
+from cometmq.protocol.record.layout import MAX_RAW_BYTES, Origin, record_starts
+from cometmq.protocol.record.one import decode_record
 
 V1, V2 = 0xDAA320A7, 0xDAA320AB
 

@@ -121,6 +121,7 @@ def test_a_missing_package_names_the_extra(how: Compression, monkeypatch: pytest
 # -- errors
 
 SAMPLES: dict[str, tuple[Any, ...]] = {
+    "CommandError": (17, "no topic", {"a": "b"}),
     "FrameError": ("bad",),
     "HeaderError": ("queueId", "x", "not a whole number"),
     "BodyError": ("HeartbeatData", "no object", "$.a"),

@@ -23,7 +23,7 @@ from cometmq.protocol.ids import (
     pack_host,
     unpack_host,
 )
-from cometmq.protocol.properties import (
+from cometmq.protocol.properties.text import (
     decode_properties,
     encode_properties,
     has_stray_separator,

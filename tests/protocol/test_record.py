@@ -12,10 +12,10 @@ from tests.protocol.cutting import mutations, never_escapes, truncations
 
 from cometmq.errors import BodyError, MessageIllegal, RecordError
 from cometmq.message import MessageExt
-from cometmq.protocol import record
 from cometmq.protocol.batch import BatchItem, encode_batch, iter_batch
 from cometmq.protocol.ids import pack_host
-from cometmq.protocol.record import (
+from cometmq.protocol.record import one as record
+from cometmq.protocol.record.one import (
     decode_record,
     encode_blank,
     encode_into,

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from tests.remoting.peers import RawPeer, raw_frame, soon, until
 
+from cometmq.errors import CommandError
 from cometmq.protocol.frame import Frame
-from cometmq.remoting import CommandError, Connection, Limits, RemotingServer, Tick
+from cometmq.remoting import Connection, Limits, RemotingServer, Tick
 
 ECHO, LATER, SLOW, BOOM, REFUSE, SILENT, COUNT = 1, 2, 3, 4, 5, 6, 7
 MIB = 1024 * 1024

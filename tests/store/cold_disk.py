@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from cometmq.store.disk import Buffer
+from cometmq.store.base.disk import Buffer
 from cometmq.testing.faulty_disk import FaultyDisk
 
 

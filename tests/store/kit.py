@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cometmq.protocol.record import decode_record, record_starts
+from cometmq.protocol.record.one import decode_record, record_starts
 from cometmq.store import Appended, Commit, Disk, Got, ManualClock, MessageStore, StoreConfig
-from cometmq.store.files import NotCached
-from cometmq.store.off_loop import in_place
+from cometmq.store.base.files import NotCached
+from cometmq.store.base.off_loop import in_place
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 START_MS = 1_700_000_000_000

@@ -12,11 +12,11 @@ import pytest
 from tests.interop.store_input import TINY_SLOTS
 from tests.store.kit import everything
 
-from cometmq.protocol.record import decode_record, record_starts
+from cometmq.protocol.record.one import decode_record, record_starts
 from cometmq.store import MessageStore, StoreConfig
-from cometmq.store.checkpoint import Checkpoint
-from cometmq.store.disk import OsDisk
-from cometmq.store.index_file import HEADER
+from cometmq.store.base.checkpoint import Checkpoint
+from cometmq.store.base.disk import OsDisk
+from cometmq.store.derived.index_file import HEADER
 
 RECORDED = Path(__file__).parent.parent / "data" / "store-4.9.7.tar.gz"
 

@@ -12,9 +12,9 @@ import pytest
 from tests.store.kit import bodies, committed, got, open_store, put, send
 from tests.store.test_recovery import contents, fill, quick, segment, unclean
 
-from cometmq.store.disk import Buffer
-from cometmq.store.files import NotCached
-from cometmq.store.verify import verify
+from cometmq.store.base.disk import Buffer
+from cometmq.store.base.files import NotCached
+from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 

@@ -13,10 +13,7 @@ from tests.store.kit import HOST, START_MS, committed, open_store, small
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.properties import decode_properties, java_hash, tags_code
-from cometmq.protocol.record import HEADS, MAGIC_V1, SYS_FLAG_AT, decode_record, encode_into
-from cometmq.store.batch_items import Alike, Common, Mixed, batch_items
-from cometmq.store.keys import (
+from cometmq.protocol.properties.keys import (
     code_and_key,
     codes_and_keys,
     hash_equal,
@@ -24,8 +21,11 @@ from cometmq.store.keys import (
     index_keys,
     stored_tags_code,
 )
-from cometmq.store.refusal import StoreRefused
-from cometmq.store.verify import verify
+from cometmq.protocol.properties.text import decode_properties, java_hash, tags_code
+from cometmq.protocol.record.one import HEADS, MAGIC_V1, SYS_FLAG_AT, decode_record, encode_into
+from cometmq.store.base.refusal import StoreRefused
+from cometmq.store.inspect.verify import verify
+from cometmq.store.writing.batch_items import Alike, Common, Mixed, batch_items
 
 ITEMS = st.lists(
     st.tuples(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.store.kit import drop_first_segment, everything, open_store, put
 
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.off_loop import in_place
+from cometmq.store.base.off_loop import in_place
 
 BEGIN_MS = 1_000_000
 

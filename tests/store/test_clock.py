@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.store.clock import ManualClock, SteadyTime
+from cometmq.store.base.clock import ManualClock, SteadyTime
 
 NOW_MS = 1_700_000_000_000
 HOUR_S = 3600

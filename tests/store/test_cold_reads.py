@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.store.cold_reads import ColdReads
-from cometmq.store.disk import OsDisk
-from cometmq.store.files import READ_AHEAD, NotCached
+from cometmq.store.base.cold_reads import ColdReads
+from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.files import READ_AHEAD, NotCached
 
 
 class SlowDisk(OsDisk):

@@ -11,8 +11,8 @@ import pytest
 from tests.store.kit import committed, drop_first_segment, everything, open_store, put, send
 
 from cometmq.store import MessageStore
-from cometmq.store.commit_log import _READ_FDS
-from cometmq.store.descriptors import fair_share
+from cometmq.store.base.descriptors import fair_share
+from cometmq.store.log.commit_log import _READ_FDS
 from cometmq.testing.faulty_disk import FaultyDisk
 
 ALLOWED = 1024  # files that the process may have open here; half of them are for queues and index files

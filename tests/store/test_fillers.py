@@ -22,9 +22,10 @@ from tests.store.kit import (
     small,
 )
 
-from cometmq.store import GetStatus, MessageStore, gaps
-from cometmq.store.files import NotCached
-from cometmq.store.rebuild import rebuild
+from cometmq.store import GetStatus, MessageStore
+from cometmq.store.base.files import NotCached
+from cometmq.store.derived import gaps
+from cometmq.store.inspect.rebuild import rebuild
 
 GAP = 200_000
 

@@ -11,11 +11,11 @@ from tests.store.kit import START_MS, drop_first_segment, open_store, send, smal
 from tests.store.planted import alter, build, extract_golden, filler, flip, index_files, places
 
 from cometmq.errors import StoreError
-from cometmq.protocol.record import decode_record
+from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock, OsDisk
-from cometmq.store.find import RecordFinder
-from cometmq.store.floors import QueueFloors
-from cometmq.store.stats import store_stats
+from cometmq.store.inspect.find import RecordFinder
+from cometmq.store.inspect.stats import store_stats
+from cometmq.store.tables.min_offsets import QueueFloors
 from cometmq.testing.faulty_disk import FaultyDisk
 
 HOUR_MS = 3_600_000

@@ -12,7 +12,7 @@ import pytest
 from tests.store.kit import bodies, committed, everything, got, open_store, put, send, small
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
-from cometmq.store.flush import LogFlusher
+from cometmq.store.log.flush import LogFlusher
 from cometmq.testing.faulty_disk import FaultyDisk
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.store.kit import START_MS, open_store, put, send
 
 from cometmq.store import ManualClock, MessageStore, StoreRefused
-from cometmq.store.disk import DiskUsage
+from cometmq.store.base.disk import DiskUsage
 from cometmq.testing.faulty_disk import FaultyDisk
 
 SEGMENT = 64 << 10

@@ -14,11 +14,12 @@ from tests.store.kit import HOST, START_MS, committed, everything, open_store, p
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.record import decode_record
-from cometmq.store import ManualClock, MessageStore, StoreRefused, appender
-from cometmq.store.appender import COPIED, MOST_GATHERED, Body, Incoming, Traits
-from cometmq.store.flags import Flag
-from cometmq.store.verify import verify
+from cometmq.protocol.record.one import decode_record
+from cometmq.store import ManualClock, MessageStore, StoreRefused
+from cometmq.store.base.flags import Flag
+from cometmq.store.inspect.verify import verify
+from cometmq.store.writing import appender
+from cometmq.store.writing.appender import COPIED, MOST_GATHERED, Body, Incoming, Traits
 from cometmq.testing.faulty_disk import FaultyDisk
 
 PLAIN: Traits = (0, 0, 0, 0, 0, None, None)

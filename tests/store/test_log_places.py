@@ -10,12 +10,12 @@ from tests.store.kit import bodies, committed, open_store, put, small
 
 from cometmq.errors import ConfigError, StoreError
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.disk import DiskUsage
-from cometmq.store.find import RecordFinder
-from cometmq.store.off_loop import in_place
-from cometmq.store.rebuild import rebuild
-from cometmq.store.stats import store_stats
-from cometmq.store.verify import verify
+from cometmq.store.base.disk import DiskUsage
+from cometmq.store.base.off_loop import in_place
+from cometmq.store.inspect.find import RecordFinder
+from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.stats import store_stats
+from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 SEGMENT = 64 << 10

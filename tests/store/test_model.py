@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.store.kit import HOST, START_MS, bodies, committed, got, open_store, put
 
 from cometmq.protocol.batch import encode_batch
-from cometmq.protocol.record import decode_record
+from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.testing.faulty_disk import FaultyDisk
 

@@ -12,11 +12,11 @@ from tests.store.kit import HOST, START_MS, committed, everything, open_store, p
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import ResponseCode
-from cometmq.store import queue_table
-from cometmq.store.consume_queue import ConsumeQueue
-from cometmq.store.rebuild import rebuild
-from cometmq.store.refusal import QueueRefused
-from cometmq.store.verify import verify
+from cometmq.store.base.refusal import QueueRefused
+from cometmq.store.derived import queue_table
+from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.verify import verify
 
 ELSEWHERE = [
     "x/../Good",

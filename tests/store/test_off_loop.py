@@ -11,14 +11,14 @@ import pytest
 from tests.store.cold_disk import ColdDisk
 from tests.store.kit import START_MS, committed, everything, open_store, put, send
 
-from cometmq.protocol.record import decode_record
+from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store import lookup as lookup_module
-from cometmq.store.commit_log import CommitLog
-from cometmq.store.consume_queue import ConsumeQueue
-from cometmq.store.index_file import ENTRIES_A_TURN, IndexFile
-from cometmq.store.lookup import Lookup
-from cometmq.store.off_loop import Walk
+from cometmq.store.base.off_loop import Walk
+from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.derived.index_file import ENTRIES_A_TURN, IndexFile
+from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.reading import lookup as lookup_module
+from cometmq.store.reading.lookup import Lookup
 
 T = TypeVar("T")
 

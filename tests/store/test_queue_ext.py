@@ -19,14 +19,14 @@ from tests.store.kit import (
     small,
 )
 
-from cometmq.broker.long_poll import HeldPull, LongPoll
-from cometmq.protocol.properties import java_hash
+from cometmq.broker.pull.long_poll import HeldPull, LongPoll
+from cometmq.protocol.properties.text import java_hash
 from cometmq.store import GetStatus, MessageStore
-from cometmq.store.consume_queue import UNIT_STRUCT
-from cometmq.store.disk import OsDisk
-from cometmq.store.queue_ext import HEAD, ExtFiles
-from cometmq.store.stats import store_stats
-from cometmq.store.verify import VerifyReport, verify
+from cometmq.store.base.disk import OsDisk
+from cometmq.store.derived.consume_queue import UNIT_STRUCT
+from cometmq.store.derived.queue_ext import HEAD, ExtFiles
+from cometmq.store.inspect.stats import store_stats
+from cometmq.store.inspect.verify import VerifyReport, verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 RED, BLUE = java_hash("red"), java_hash("blue")

@@ -13,8 +13,8 @@ import pytest
 from tests.store.kit import START_MS, everything, open_store, send, small
 
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.rebuild import rebuild
-from cometmq.store.verify import VerifyReport, verify
+from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.verify import VerifyReport, verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 UNITS = 250  # of a queue: three files of 100

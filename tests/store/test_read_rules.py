@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.store.kit import bodies, committed, drop_first_segment, got, open_store, put, small
 
 from cometmq.store import GetStatus, MessageStore
-from cometmq.store.config import StoreConfig
+from cometmq.store.base.config import StoreConfig
 
 UNITS_PER_FILE = 50
 SCAN = 40  # units of one scan with a filter: maxFilterMessageSize of 800 bytes

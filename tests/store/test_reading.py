@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.store.kit import bodies, committed, drop_first_segment, everything, got, open_store, put, send
 
-from cometmq.protocol.properties import java_hash
-from cometmq.protocol.record import MIN_SIZE, decode_record
+from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.record.one import MIN_SIZE, decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, NotCached
 from cometmq.testing.faulty_disk import FaultyDisk
 

@@ -24,8 +24,8 @@ from tests.store.planted import (
 
 from cometmq.errors import StoreError
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.rebuild import SCRATCH, rebuild
-from cometmq.store.verify import verify
+from cometmq.store.inspect.rebuild import SCRATCH, rebuild
+from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 AT_MS = 1_700_000_900_000

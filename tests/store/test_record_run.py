@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.protocol.record import MIN_SIZE, encode_record
-from cometmq.store.record_run import SHORTEST_RUN, Facts, Run, valid_run
-from cometmq.store.scan import record_facts
+from cometmq.protocol.record.many import SHORTEST_RUN, Facts, Run, valid_run
+from cometmq.protocol.record.one import MIN_SIZE, encode_record
+from cometmq.store.log.scan import record_facts
 
 BASE = 7 << 20
 HOST_V4, HOST_V6 = bytes(8), bytes(20)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.store.kit import bodies, committed, everything, got, open_store, put, send
 
-from cometmq.protocol.record import decode_record
+from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -373,7 +373,7 @@ LARGE = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue
 @pytest.fixture
 def large_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of 1 MiB are treated like those of 1 GiB: the walk begins within them."""
-    monkeypatch.setattr("cometmq.store.start_point._WORTH_IT", 0)
+    monkeypatch.setattr("cometmq.store.recovery.start_point._WORTH_IT", 0)
 
 
 def killed_behind_a_checkpoint(root: Path) -> dict[int, list[bytes]]:
@@ -415,8 +415,8 @@ def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_ahead: bool
 ) -> None:
     """With `written_ahead` they hold entries that the recovery forgets: no lookup may follow those."""
-    monkeypatch.setattr("cometmq.store.index._SLOTS_BEHIND", 10)
-    monkeypatch.setattr("cometmq.store.index_file._CHECKED", 0)
+    monkeypatch.setattr("cometmq.store.derived.index_service._SLOTS_BEHIND", 10)
+    monkeypatch.setattr("cometmq.store.derived.index_file._CHECKED", 0)
     clock = ManualClock()
     sizes = {**LARGE, "max_index_num": 5000, "max_hash_slot_num": 97}
     store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, **sizes)

@@ -9,8 +9,8 @@ import pytest
 from tests.store.kit import START_MS, everything, open_store, send
 
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.checkpoint import Checkpoint
-from cometmq.store.disk import OsDisk
+from cometmq.store.base.checkpoint import Checkpoint
+from cometmq.store.base.disk import OsDisk
 from cometmq.testing.faulty_disk import FaultyDisk
 
 

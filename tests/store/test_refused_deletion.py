@@ -9,7 +9,7 @@ import pytest
 from tests.store.kit import committed, everything, open_store, put, send
 
 from cometmq.store import MessageStore
-from cometmq.store.off_loop import in_place
+from cometmq.store.base.off_loop import in_place
 from cometmq.testing.faulty_disk import FaultyDisk
 
 SENT = 250  # messages in three files of each queue

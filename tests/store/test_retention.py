@@ -13,8 +13,8 @@ import pytest
 from tests.store.kit import committed, everything, got, open_store, put, send
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
-from cometmq.store.disk import DiskUsage
-from cometmq.store.off_loop import in_place
+from cometmq.store.base.disk import DiskUsage
+from cometmq.store.base.off_loop import in_place
 from cometmq.testing.faulty_disk import FaultyDisk
 
 HOUR = 3_600_000

@@ -11,12 +11,12 @@ import pytest
 from tests.store.kit import START_MS, committed, drop_first_segment, everything, got, open_store, put, send
 from tests.store.test_retention import age, filled
 
-from cometmq.protocol.record import decode_record
+from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
-from cometmq.store.disk import DiskUsage
-from cometmq.store.flags import Flag
-from cometmq.store.index_file import ENTRY, HEADER, SLOT_SIZE, file_length
-from cometmq.store.off_loop import in_place
+from cometmq.store.base.disk import DiskUsage
+from cometmq.store.base.flags import Flag
+from cometmq.store.base.off_loop import in_place
+from cometmq.store.derived.index_file import ENTRY, HEADER, SLOT_SIZE, file_length
 from cometmq.testing.faulty_disk import FaultyDisk
 
 LATE = 1 << 62

@@ -13,11 +13,11 @@ from tests.store.kit import everything, open_store, send, small
 
 from cometmq.errors import StoreError
 from cometmq.store import MessageStore
-from cometmq.store.find import RecordFinder
-from cometmq.store.off_loop import in_place
-from cometmq.store.rebuild import rebuild
-from cometmq.store.stats import store_stats
-from cometmq.store.verify import verify
+from cometmq.store.base.off_loop import in_place
+from cometmq.store.inspect.find import RecordFinder
+from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.stats import store_stats
+from cometmq.store.inspect.verify import verify
 
 QUEUE = "consumequeue/T/0"
 FIRST = f"{0:020d}"

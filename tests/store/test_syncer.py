@@ -18,9 +18,10 @@ import psutil
 import pytest
 from tests.store.kit import everything, open_store, put, send, small
 
-from cometmq.store import MessageStore, StoreRefused, sync_child, syncer
-from cometmq.store.disk import OsDisk
-from cometmq.store.syncer import ChildSyncer, ThreadSyncer, Unsynced
+from cometmq.store import MessageStore, StoreRefused
+from cometmq.store.base.disk import OsDisk
+from cometmq.store.log import sync_child, syncer
+from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer, Unsynced
 from cometmq.testing.faulty_disk import FaultyDisk
 from cometmq.testing.process import ServerProcess
 

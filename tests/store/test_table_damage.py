@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from tests.store.kit import everything, open_store, send
 
-from cometmq.broker.offsets import ConsumerOffsets
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.errors import StoreCorrupt
 from cometmq.protocol.bodies import DelayOffsetTable, SubscriptionGroupTable, TopicConfigTable
 from cometmq.store import JsonTable
-from cometmq.store.deleted import DeletedTopics
-from cometmq.store.disk import write_new_file
-from cometmq.store.ends import QueueEnds
-from cometmq.store.floors import QueueFloors
-from cometmq.store.table_text import render
+from cometmq.store.base.disk import write_new_file
+from cometmq.store.tables.clean_stop import QueueEnds
+from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.tables.min_offsets import QueueFloors
+from cometmq.store.tables.table_text import render
 from cometmq.testing.recording_disk import RecordingDisk
 
 Table = dict[str, Any]

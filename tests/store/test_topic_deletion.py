@@ -11,8 +11,8 @@ import pytest
 from tests.store.kit import START_MS, bodies, everything, open_store, send, small
 
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.upkeep import sync_paths
-from cometmq.store.verify import verify
+from cometmq.store.background.upkeep import sync_paths
+from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 SYNCS = ("fdatasync", "fsync_dir", "unlink", "pwrite")

@@ -10,8 +10,8 @@ import pytest
 from tests.store.kit import START_MS, everything, got, open_store, put, send
 
 from cometmq.store import GetStatus, ManualClock, MessageStore
-from cometmq.store.off_loop import in_place, walked
-from cometmq.store.topic_retention import TopicLimit
+from cometmq.store.background.topic_retention import TopicLimit
+from cometmq.store.base.off_loop import in_place, walked
 from cometmq.testing.faulty_disk import FaultyDisk
 
 MINUTE = 60_000
@@ -115,8 +115,8 @@ def test_bytes_keep_the_newest_that_fit(tmp_path: Path, kept: float, minimum: in
 def test_bytes_are_counted_on_from_where_the_last_pass_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cometmq.store.topic_retention._SLICE", 7)
-    monkeypatch.setattr("cometmq.store.topic_retention._UNITS_PER_PASS", 20)
+    monkeypatch.setattr("cometmq.store.background.topic_retention._SLICE", 7)
+    monkeypatch.setattr("cometmq.store.background.topic_retention._UNITS_PER_PASS", 20)
     store = open_store(tmp_path)
     sizes = [send(store, bytes(number % 13)).size for number in range(150)]
     limit = sum(sizes[-30:])

@@ -20,11 +20,11 @@ from tests.store.planted import (
 from tests.store.verifying import check, kinds, only
 
 from cometmq.errors import StoreError
-from cometmq.protocol.properties import tags_code
-from cometmq.protocol.record import decode_record
+from cometmq.protocol.properties.text import tags_code
+from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock
-from cometmq.store.shape import read_shape
-from cometmq.store.verify import verify
+from cometmq.store.inspect.verify import verify
+from cometmq.store.recovery.store_layout import read_shape
 from cometmq.testing.faulty_disk import FaultyDisk
 
 WRITING = {"pwrite", "fdatasync", "fsync_dir", "reserve", "truncate", "rename", "unlink", "makedirs", "open"}

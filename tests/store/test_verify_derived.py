@@ -25,10 +25,10 @@ from tests.store.planted import (
 )
 from tests.store.verifying import check, kinds, only
 
-from cometmq.protocol.properties import index_hash, tags_code
+from cometmq.protocol.properties.text import index_hash, tags_code
 from cometmq.store import ManualClock
-from cometmq.store.rebuild import rebuild
-from cometmq.store.verify import verify
+from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 

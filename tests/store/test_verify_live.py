@@ -17,7 +17,7 @@ from tests.store.planted import (
 from tests.store.verifying import check, kinds, only
 
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.verify import verify
+from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 

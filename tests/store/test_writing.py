@@ -11,12 +11,12 @@ from tests.store.kit import HOST, START_MS, bodies, committed, everything, got, 
 
 from cometmq.errors import ConfigError, StoreError
 from cometmq.protocol.batch import encode_batch
-from cometmq.protocol.record import BLANK_MAGIC, decode_record, record_starts
+from cometmq.protocol.record.one import BLANK_MAGIC, decode_record, record_starts
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreConfig, StoreRefused
-from cometmq.store.checkpoint import mark_of
-from cometmq.store.consume_queue import FILLER, UNIT_STRUCT
-from cometmq.store.off_loop import in_place
-from cometmq.store.verify import verify
+from cometmq.store.base.checkpoint import mark_of
+from cometmq.store.base.off_loop import in_place
+from cometmq.store.derived.consume_queue import FILLER, UNIT_STRUCT
+from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 EXAMPLE = bytes.fromhex(

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from tests.store.kit import everything, open_store, put, small
 
-from cometmq.store import MessageStore, zero_ahead
-from cometmq.store.disk import Buffer, OsDisk, is_zero
+from cometmq.store import MessageStore
+from cometmq.store.base.disk import Buffer, OsDisk, is_zero
+from cometmq.store.log import zero_ahead
 
 PART = 16 << 10
 SEGMENT = 256 << 10

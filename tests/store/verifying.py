@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.store.kit import small
 
-from cometmq.store.findings import Finding
-from cometmq.store.verify import VerifyReport, verify
+from cometmq.store.inspect.findings import Finding
+from cometmq.store.inspect.verify import VerifyReport, verify
 
 
 def check(root: Path) -> VerifyReport:

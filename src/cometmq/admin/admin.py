@@ -25,10 +25,10 @@ from cometmq.admin.values import (
     QueueStatus,
     TopicUse,
 )
-from cometmq.client.instance import ClientInstance
-from cometmq.client.namesrv_api import NameServersUnreachable
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.options import ClientOptions
-from cometmq.client.producer import Producer
+from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
 from cometmq.protocol.bodies import (
@@ -40,7 +40,7 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.bodies_admin import PurgedQueue
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode
 from cometmq.protocol.headers import GetTopicStatsInfoRequestHeader
-from cometmq.protocol.properties import is_reserved
+from cometmq.protocol.properties.text import is_reserved
 
 __all__ = ["Admin", "TopicSettings"]
 

@@ -6,7 +6,7 @@ import asyncio
 
 from cometmq.admin.messages import broker_addrs
 from cometmq.admin.values import GroupProgress, GroupSummary, MessageTrack, QueueProgress, TrackType
-from cometmq.client.instance import ClientInstance
+from cometmq.client.cluster.instance import ClientInstance
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (

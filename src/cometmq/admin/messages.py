@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from cometmq.admin.errors import MessageNotFound, UnknownNameError
-from cometmq.client.instance import ClientInstance
+from cometmq.client.cluster.instance import ClientInstance
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
-from cometmq.protocol.properties import UNIQ_KEY
+from cometmq.protocol.properties.text import UNIQ_KEY
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from the start
 PULL_BATCH = 32

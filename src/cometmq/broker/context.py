@@ -6,20 +6,20 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from cometmq.broker.clients import ConsumerTable, ProducerTable
-from cometmq.broker.config import BrokerConfig
-from cometmq.broker.delay import DelayLevels
-from cometmq.broker.groups import SubscriptionGroups
-from cometmq.broker.locks import QueueLocks
-from cometmq.broker.notices import notify_consumer_ids_changed
-from cometmq.broker.offsets import ConsumerOffsets
-from cometmq.broker.replies import SendReplies
-from cometmq.broker.stats import Stats
-from cometmq.broker.topics import TopicTable
-from cometmq.broker.writer import Writer
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.delay_levels import DelayLevels
+from cometmq.broker.base.notices import notify_consumer_ids_changed
+from cometmq.broker.base.replies import SendReplies
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.writer import Writer
+from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
+from cometmq.broker.groups.locks import QueueLocks
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.message import MessageQueue
 from cometmq.remoting import Tick
-from cometmq.store.clock import Clock
+from cometmq.store.base.clock import Clock
 from cometmq.store.message_store import MessageStore
 
 

@@ -20,11 +20,11 @@ import msgspec
 
 from cometmq import logs
 from cometmq.broker.context import BrokerContext
-from cometmq.broker.schedule import ScheduleService
-from cometmq.broker.table_file import TableFile
+from cometmq.broker.tables.table_file import TableFile
+from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.protocol.bodies import Body, SubscriptionGroupTable, TopicConfigTable
-from cometmq.store.disk import Disk
-from cometmq.store.table_shapes import DELAYS, GROUPS, OFFSETS, TOPICS
+from cometmq.store.base.disk import Disk
+from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TOPICS
 
 log = logs.logger(__name__)
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cometmq import logs
-from cometmq.broker.config import BrokerConfig
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.errors import CometError
 from cometmq.remoting import run

@@ -12,8 +12,8 @@ import zlib
 import msgspec
 
 from cometmq import logs
-from cometmq.broker.config import BrokerConfig
-from cometmq.broker.topics import READ_WRITE, TopicTable
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.tables.topics import READ_WRITE, TopicTable
 from cometmq.errors import CometError
 from cometmq.protocol.bodies import KVTable, RegisterBrokerBody
 from cometmq.protocol.codes import RequestCode, ResponseCode

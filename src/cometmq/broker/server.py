@@ -12,44 +12,44 @@ import os
 from collections.abc import Callable, Sequence
 
 from cometmq import logs
-from cometmq.broker import attributes
-from cometmq.broker.admin_groups import GroupAdmin
-from cometmq.broker.admin_offsets import ConsumerAdmin
-from cometmq.broker.admin_runtime import RuntimeAdmin
-from cometmq.broker.admin_stats import StatsAdmin
-from cometmq.broker.admin_topics import TopicAdmin
-from cometmq.broker.client_requests import ClientProcessor
-from cometmq.broker.clients import ConsumerTable, ProducerTable
-from cometmq.broker.config import BrokerConfig
+from cometmq.broker.admin.consumers import ConsumerAdmin
+from cometmq.broker.admin.groups import GroupAdmin
+from cometmq.broker.admin.purge import PurgeAdmin
+from cometmq.broker.admin.runtime import RuntimeAdmin
+from cometmq.broker.admin.stats import StatsAdmin
+from cometmq.broker.admin.topics import TopicAdmin
+from cometmq.broker.base import attributes
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.delay_levels import DelayLevels
+from cometmq.broker.base.names import CHECK_BY_THEMSELVES, names_checked
+from cometmq.broker.base.replies import SendReplies
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.writer import Writer
 from cometmq.broker.context import BrokerContext
-from cometmq.broker.delay import DelayLevels
-from cometmq.broker.groups import SubscriptionGroups
-from cometmq.broker.locks import QueueLocks
-from cometmq.broker.names import CHECK_BY_THEMSELVES, names_checked
-from cometmq.broker.offset_requests import OffsetProcessor
-from cometmq.broker.offsets import ConsumerOffsets
+from cometmq.broker.groups.client_requests import ClientProcessor
+from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
+from cometmq.broker.groups.locks import QueueLocks
+from cometmq.broker.groups.offset_requests import OffsetProcessor
 from cometmq.broker.persist import Tables
-from cometmq.broker.pull import PullProcessor
-from cometmq.broker.purge import PurgeAdmin
-from cometmq.broker.query import QueryProcessor
+from cometmq.broker.pull.pull import PullProcessor
+from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.register import Registrar
-from cometmq.broker.replies import SendReplies
-from cometmq.broker.schedule import ScheduleService
-from cometmq.broker.send import SendProcessor
-from cometmq.broker.send_back import SendBackProcessor
-from cometmq.broker.stats import Stats
-from cometmq.broker.topics import TopicTable
-from cometmq.broker.writer import Writer
+from cometmq.broker.send.send import SendProcessor
+from cometmq.broker.send.send_back import SendBackProcessor
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.errors import ClientStateError, CometError, ConfigError, StoreError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick, listen, resolve
-from cometmq.store.clock import Clock, SystemClock
-from cometmq.store.config import StoreConfig
-from cometmq.store.disk import Disk, OsDisk, replace_file
-from cometmq.store.dispatch import Arrivals
+from cometmq.store.base.clock import Clock, SystemClock
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import Disk, OsDisk, replace_file
 from cometmq.store.message_store import MessageStore
+from cometmq.store.writing.dispatch import Arrivals
 
 log = logs.logger(__name__)
 

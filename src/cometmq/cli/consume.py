@@ -109,7 +109,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
     To start at the end (CONSUME_FROM_LAST_OFFSET) does not do that: of a queue whose first message is still
     stored, brokers tell a group they do not know to begin with it.
     """
-    from cometmq.client.namesrv_api import NameServersUnreachable
+    from cometmq.client.cluster.namesrv_api import NameServersUnreachable
     from cometmq.errors import NoRouteError
 
     try:

@@ -15,7 +15,7 @@ from cometmq.cli.serving import serve, set_up_logging
 from cometmq.settings import check_addresses, read_properties_file, settings_of
 
 if TYPE_CHECKING:
-    from cometmq.broker.config import BrokerConfig
+    from cometmq.broker.base.config import BrokerConfig
     from cometmq.broker.server import Broker
     from cometmq.namesrv.config import NamesrvConfig
     from cometmq.namesrv.server import NameServer
@@ -126,7 +126,7 @@ def namesrv_config(config_file: str | None, port: int | None) -> NamesrvConfig:
 
 def broker_config(config_file: str | None, namesrv_addr: str | None) -> BrokerConfig:
     """Raises ConfigError for a bad value, OSError for a file that cannot be read."""
-    from cometmq.broker.config import BrokerConfig
+    from cometmq.broker.base.config import BrokerConfig
 
     properties = read_properties_file(config_file) if config_file else {}
     if config_file:

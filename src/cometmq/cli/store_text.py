@@ -11,8 +11,8 @@ from cometmq.text import local_time, printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from cometmq.message import MessageExt
-    from cometmq.store.stats import StoreStats
-    from cometmq.store.verify import VerifyReport
+    from cometmq.store.inspect.stats import StoreStats
+    from cometmq.store.inspect.verify import VerifyReport
 
 _PREVIEW = 60  # characters of a body in a line
 

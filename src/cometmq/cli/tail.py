@@ -17,7 +17,7 @@ from cometmq.text import printable
 
 if TYPE_CHECKING:
     from cometmq.client import ClientInstance
-    from cometmq.client.subscription import Subscription
+    from cometmq.client.consumer.subscription import Subscription
     from cometmq.message import MessageQueue, PullResult
 
 ROUTE_INTERVAL_S = 5.0  # between two looks for new queues and brokers
@@ -84,7 +84,7 @@ def tail(
 ) -> None:
     """Print the messages of TOPIC as they come, until Ctrl-C. Joins no group and moves nobody's offsets."""
     from cometmq.client import ClientInstance
-    from cometmq.client.subscription import as_subscription
+    from cometmq.client.consumer.subscription import as_subscription
 
     check_topic_name(topic)
     check_utf8(tags)
@@ -136,7 +136,7 @@ class Watch:
     async def start(self) -> None:
         """Begin with the queues that there are. Raises NameServersUnreachable; a topic that is not there is
         waited for."""
-        from cometmq.client.namesrv_api import NameServersUnreachable
+        from cometmq.client.cluster.namesrv_api import NameServersUnreachable
         from cometmq.errors import CometError, NoRouteError
 
         try:

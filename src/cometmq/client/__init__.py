@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from cometmq.client.allocate import (
+from cometmq.client.api import BrokerApi, NamesrvApi
+from cometmq.client.blocking import SyncProducer, SyncPullConsumer, SyncPushConsumer
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.consumer.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
     AllocateByConfig,
@@ -10,11 +13,12 @@ from cometmq.client.allocate import (
     AllocateByMachineRoom,
     AllocateStrategy,
 )
-from cometmq.client.api import BrokerApi, NamesrvApi
-from cometmq.client.blocking import SyncProducer, SyncPullConsumer, SyncPushConsumer
-from cometmq.client.health import ConsumerHealth, QueueHealth
-from cometmq.client.instance import ClientInstance
-from cometmq.client.listener import ConsumeContext, ConsumeStatus, Listener
+from cometmq.client.consumer.health import ConsumerHealth, QueueHealth
+from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, Listener
+from cometmq.client.consumer.process_queue import FlowLimits
+from cometmq.client.consumer.pull import PullConsumer
+from cometmq.client.consumer.push import PushConsumer
+from cometmq.client.consumer.subscription import sql92, tags
 from cometmq.client.options import (
     ClientOptions,
     ConsumeFromWhere,
@@ -23,12 +27,8 @@ from cometmq.client.options import (
     PullOptions,
     PushOptions,
 )
-from cometmq.client.process_queue import FlowLimits
-from cometmq.client.producer import Producer, select_by_random
-from cometmq.client.pull import PullConsumer
-from cometmq.client.push import PushConsumer
-from cometmq.client.selectors import QueueSelector, select_by_hash
-from cometmq.client.subscription import sql92, tags
+from cometmq.client.producer.producer import Producer, select_by_random
+from cometmq.client.producer.selectors import QueueSelector, select_by_hash
 
 __all__ = [
     "AllocateAveragely",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cometmq.client.broker_api import BrokerApi
-from cometmq.client.calls import Calls
-from cometmq.client.namesrv_api import NamesrvApi
+from cometmq.client.cluster.broker_api import BrokerApi
+from cometmq.client.cluster.calls import Calls
+from cometmq.client.cluster.namesrv_api import NamesrvApi
 
 __all__ = ["BrokerApi", "Calls", "NamesrvApi"]

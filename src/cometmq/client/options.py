@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from cometmq.client.allocate import AllocateAveragely, AllocateStrategy
-from cometmq.client.decoding import MAX_BODY
-from cometmq.client.process_queue import FlowLimits
-from cometmq.client.retry import RETRY_RESPONSE_CODES
+from cometmq.client.cluster.decoding import MAX_BODY
+from cometmq.client.consumer.allocate import AllocateAveragely, AllocateStrategy
+from cometmq.client.consumer.process_queue import FlowLimits
+from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.errors import ConfigError
 from cometmq.protocol.addresses import parse_address
 

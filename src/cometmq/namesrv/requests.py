@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 from zlib import crc32
 
 from cometmq import logs
-from cometmq.errors import ConfigError
+from cometmq.errors import CommandError, ConfigError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.kv import KvRefused, KvTables
 from cometmq.namesrv.tables import Registration, RouteTables
@@ -35,7 +35,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
-from cometmq.remoting import CommandError, Connection, Handler
+from cometmq.remoting import Connection, Handler
 from cometmq.settings import BODY_MAX
 from cometmq.text import shortened
 

@@ -18,7 +18,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.errors import DataLossError
 from cometmq.pipeline.offsets import MARKS_KEY, Offsets, Tree, to_tree
 from cometmq.pipeline.plan import Bounds, shrunk
-from cometmq.protocol.columnar_layout import BORN_V6, V6_EXTRA, record_starts
+from cometmq.protocol.record.layout import BORN_V6, V6_EXTRA, record_starts
 
 log = logs.logger(__name__)
 

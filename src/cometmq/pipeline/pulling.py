@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cometmq.pipeline.plan import QueueRange
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.columnar_layout import record_starts
+from cometmq.protocol.record.layout import record_starts
 
 FILTERED_SEGMENT = 2048  # offsets of a segment when the broker filters: it scans 800 entries for one answer
 

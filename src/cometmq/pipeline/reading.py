@@ -1,7 +1,7 @@
 """Ranges of queues to record batches: what a reading task does in Spark's Python worker.
 
 One connection to each broker, kept by the worker process for its next task; several pulls in flight on it
-(pulling.py); the answers of a batch are joined and decoded at once (protocol/columnar.py).
+(pulling.py); the answers of a batch are joined and decoded at once (protocol/record/arrow.py).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from cometmq.pipeline.pulling import Chunk, PullWindow, Reply, Request, Segment,
 from cometmq.pipeline.requests import BUSY, PULL_ANSWERS, pull_reply, pull_request
 from cometmq.pipeline.wire import Wire
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.columnar import ColumnDecoder
-from cometmq.protocol.columnar_layout import MAX_RAW_BYTES, BadRecord, Origin
 from cometmq.protocol.compression import decompress
+from cometmq.protocol.record.arrow import ColumnDecoder
+from cometmq.protocol.record.layout import MAX_RAW_BYTES, BadRecord, Origin
 
 log = logs.logger(__name__)
 

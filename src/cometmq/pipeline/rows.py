@@ -26,7 +26,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, ShortT
 from cometmq.errors import ConfigError
 from cometmq.pipeline.errors import SinkRowError
 from cometmq.pipeline.options import WriteOptions
-from cometmq.protocol.columnar import COLUMNS
+from cometmq.protocol.record.arrow import COLUMNS
 
 _TEXT = (StringType,)
 _NUMBER = (IntegerType, LongType, ShortType)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from cometmq.client.retry import RETRY_RESPONSE_CODES
-from cometmq.client.selectors import select_by_hash
+from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
+from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster

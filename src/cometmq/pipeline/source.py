@@ -51,7 +51,7 @@ from cometmq.pipeline.plan import (
 from cometmq.pipeline.reading import read_batches
 from cometmq.pipeline.requests import BUSY
 from cometmq.pipeline.sink import CometStreamWriter, CometWriter
-from cometmq.protocol.columnar import COLUMNS, arrow_schema, canonical_column
+from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_column
 
 log = logs.logger(__name__)
 

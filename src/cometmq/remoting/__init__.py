@@ -3,14 +3,13 @@
 from cometmq.remoting.addresses import listen, resolve
 from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
-from cometmq.remoting.dispatch import CommandError, Handler, Shortcut
+from cometmq.remoting.dispatch import Handler, Shortcut
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import new_event_loop, run
 from cometmq.remoting.server import RemotingServer
 from cometmq.remoting.tick import Tick
 
 __all__ = [
-    "CommandError",
     "Connection",
     "Handler",
     "Limits",

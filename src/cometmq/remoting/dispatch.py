@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from cometmq import logs
-from cometmq.errors import CometError, FrameError, ProtocolError
+from cometmq.errors import CommandError, FrameError, ProtocolError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.text import shortened
@@ -24,19 +24,6 @@ Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | No
 Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 
 REMARK_MAX = 4096  # characters: errors repeat what was sent
-
-
-class CommandError(CometError):
-    """Raised by a handler: the request is answered with this code and remark."""
-
-    def __init__(self, code: int, remark: str, ext: dict[str, str] | None = None) -> None:
-        super().__init__(code, remark, ext)
-        self.code = code
-        self.remark = remark
-        self.ext = ext
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.remark}"
 
 
 class LogBudget:

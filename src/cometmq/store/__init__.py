@@ -3,15 +3,15 @@
 `MessageStore` stands in front of all of it; the formats are Apache RocketMQ's.
 """
 
-from cometmq.store.appender import Appended
-from cometmq.store.clock import Clock, ManualClock, SystemClock
-from cometmq.store.config import SMALL_FILES, StoreConfig
-from cometmq.store.disk import Disk, OsDisk
-from cometmq.store.files import NotCached
+from cometmq.store.base.clock import Clock, ManualClock, SystemClock
+from cometmq.store.base.config import SMALL_FILES, StoreConfig
+from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.files import NotCached
+from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.message_store import Commit, MessageStore
-from cometmq.store.reading import GetStatus, Got
-from cometmq.store.refusal import StoreRefused
-from cometmq.store.tables import JsonTable
+from cometmq.store.reading.queue_reader import GetStatus, Got
+from cometmq.store.tables.json_table import JsonTable
+from cometmq.store.writing.appender import Appended
 
 __all__ = [
     "SMALL_FILES",

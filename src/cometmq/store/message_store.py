@@ -23,35 +23,35 @@ import msgspec
 
 from cometmq import logs
 from cometmq.protocol.codes import MAX_FRAME_LENGTH, ResponseCode
-from cometmq.store.appender import Appended, Appender, BatchRecords, Lot, Placed, Refused
-from cometmq.store.batch_append import BatchAppender
-from cometmq.store.checkpoint import Checkpoint
-from cometmq.store.clock import Clock, SteadyTime, SystemClock
-from cometmq.store.cold_reads import ColdReads, carry
-from cometmq.store.commit_log import CommitLog
-from cometmq.store.config import SLAVE, SMALL_FILES, StoreConfig
-from cometmq.store.deleted import DeletedTopics
-from cometmq.store.disk import Disk, OsDisk
-from cometmq.store.dispatch import Arrivals, Watched, batch_visible, last_of, plain_visible
-from cometmq.store.ends import QueueEnds
-from cometmq.store.files import NotCached, StoreFiles
-from cometmq.store.flags import Flag, RunningFlags
-from cometmq.store.floors import QueueFloors
-from cometmq.store.flush import LogFlusher
-from cometmq.store.guards import AbortMark, StoreLock
-from cometmq.store.index import IndexService
-from cometmq.store.lengths import check_lengths
-from cometmq.store.log_places import LogPlaces
-from cometmq.store.lookup import Lookup
-from cometmq.store.off_loop import OffLoop, Walk, in_place, walked
-from cometmq.store.queue_table import QueueTable
-from cometmq.store.reading import Got, QueueReader, RecordFilter, TagFilter
-from cometmq.store.recovery import Recovered, Recovery
-from cometmq.store.refusal import StoreRefused
-from cometmq.store.retention import Retention
-from cometmq.store.topic_deletion import TopicDeletion
-from cometmq.store.topic_retention import TopicRetention
-from cometmq.store.upkeep import Upkeep
+from cometmq.store.background.retention import Retention
+from cometmq.store.background.topic_deletion import TopicDeletion
+from cometmq.store.background.topic_retention import TopicRetention
+from cometmq.store.background.upkeep import Upkeep
+from cometmq.store.base.checkpoint import Checkpoint
+from cometmq.store.base.clock import Clock, SteadyTime, SystemClock
+from cometmq.store.base.cold_reads import ColdReads, carry
+from cometmq.store.base.config import SLAVE, SMALL_FILES, StoreConfig
+from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.files import NotCached, StoreFiles
+from cometmq.store.base.flags import Flag, RunningFlags
+from cometmq.store.base.guards import AbortMark, StoreLock
+from cometmq.store.base.off_loop import OffLoop, Walk, in_place, walked
+from cometmq.store.base.refusal import StoreRefused
+from cometmq.store.derived.index_service import IndexService
+from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.flush import LogFlusher
+from cometmq.store.log.places import LogPlaces
+from cometmq.store.reading.lookup import Lookup
+from cometmq.store.reading.queue_reader import Got, QueueReader, RecordFilter, TagFilter
+from cometmq.store.recovery.lengths import check_lengths
+from cometmq.store.recovery.recovery import Recovered, Recovery
+from cometmq.store.tables.clean_stop import QueueEnds
+from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.tables.min_offsets import QueueFloors
+from cometmq.store.writing.appender import Appended, Appender, BatchRecords, Lot, Placed, Refused
+from cometmq.store.writing.batch_appender import BatchAppender
+from cometmq.store.writing.dispatch import Arrivals, Watched, batch_visible, last_of, plain_visible
 
 log = logs.logger(__name__)
 

@@ -1,0 +1,180 @@
+"""Requests that a broker hands on to consumers: offset reset (222), running info (307), direct consumption
+(309).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cometmq import logs
+from cometmq.broker.base.notices import send_oneway
+from cometmq.broker.base.turns import Turns, encoded
+from cometmq.broker.context import BrokerContext
+from cometmq.errors import CometError, CommandError
+from cometmq.message import MessageQueue
+from cometmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    ResetOffsetRequestHeader,
+)
+from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.json_body import SERVER_MAX
+from cometmq.remoting import Connection
+
+log = logs.logger(__name__)
+
+# Versions since which a client understands what is forwarded (remoting.md 1.6).
+RUNNING_INFO_SINCE = 62
+RESET_SINCE = 28
+FORWARD_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 5.0
+SUCCESS = ResponseCode.SUCCESS
+
+
+class ClientStatus(GetConsumerStatusBody):
+    """What one client answers."""
+
+    LENIENT_MAX = SERVER_MAX
+
+
+class ConsumerAdmin:
+    """Speaks to online consumers for the tools."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    def handlers(self) -> dict[int, Any]:
+        """Request code -> handler."""
+        return {
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offset,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+        }
+
+    async def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
+        """222: compute the offsets of a point in time and tell every online consumer (220)."""
+        header = frame.header(ResetOffsetRequestHeader)
+        context = self._context
+        topic, group = header.topic, header.group
+        config = context.topics.get(topic)
+        if config is None:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"[reset-offset] reset offset failed, no topic in this broker. topic={topic}",
+            )
+        offsets: dict[MessageQueue, int] = {}
+        turns = Turns()
+        for queue_id in range(config.write_queue_nums):
+            await turns.queue()
+            stored = context.offsets.query(group, topic, queue_id)
+            if stored < 0:
+                raise CommandError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
+            offsets[context.queue(topic, queue_id)] = await self._target(header, queue_id, stored)
+        channels = context.consumers.groups.get(group)
+        if channels is None or not channels.members.by_channel:
+            raise CommandError(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic} "
+                f"Timestamp: {header.timestamp}",
+            )
+        clients = list(channels.members.by_channel.values())
+        for client in clients:
+            if client.version < RESET_SINCE:
+                raise CommandError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the client does not support this feature. version={client.version}",
+                )
+        body = ResetOffsetBody(offset_table=offsets)
+        told = ResetOffsetRequestHeader(
+            topic=topic, group=group, timestamp=header.timestamp, is_force=bool(header.is_force)
+        )
+        answer = await encoded(body, len(offsets))
+        for client in clients:
+            # C++ clients read the list form only, Java ones the map form only.
+            for_cpp = "CPP" in (str(frame.language), client.language)
+            data = body.encode_for_cpp() if for_cpp else answer
+            send_oneway(client.channel, Frame.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, data))
+        log.info("offsets of %s in %s reset by %s: %s", group, topic, connection.peer, offsets)
+        return frame.response(SUCCESS, body=answer)
+
+    async def _target(self, header: ResetOffsetRequestHeader, queue_id: int, stored: int) -> int:
+        store = self._context.store
+        if header.timestamp == -1:
+            target = store.max_offset(header.topic, queue_id)
+        else:
+            queue = store.queues.find(header.topic, queue_id)
+            target = max(await store.walk(store.lookups.offset_by_time(queue, header.timestamp, None)), 0)
+        # Without force, an offset moves backwards only.
+        return target if header.is_force or target < stored else stored
+
+    async def consumer_status(self, _connection: Connection, frame: Frame) -> Frame:
+        """223: ask online consumers how far they are (221)."""
+        header = frame.header(GetConsumerStatusRequestHeader)
+        known = self._context.consumers.groups.get(header.group)
+        if known is None or not known.members.by_channel:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{header.group}]"
+            )
+        table: dict[str, dict[MessageQueue, int]] = {}
+        asked = GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
+        for client in list(known.members.by_channel.values()):
+            if header.client_addr and header.client_addr != client.client_id:
+                continue
+            if client.version < RESET_SINCE:
+                raise CommandError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the client does not support this feature. version={client.version}",
+                )
+            request = Frame.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, asked)
+            try:
+                answer = await client.channel.call(request, STATUS_TIMEOUT_S)
+                if answer.code == SUCCESS and answer.body:
+                    table[client.client_id] = ClientStatus.decode(answer.body).message_queue_table
+            except CometError as error:
+                log.warning("client %s did not say how far it is: %s", client.client_id, error)
+        return frame.response(SUCCESS, body=GetConsumerStatusBody(consumer_table=table).encode())
+
+    async def running_info(self, _connection: Connection, frame: Frame) -> Frame:
+        """307: handed on to the client unchanged."""
+        header = frame.header(GetConsumerRunningInfoRequestHeader)
+        request = Frame.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        return await self._forward(frame, request, header.consumer_group, header.client_id)
+
+    async def consume_directly(self, _connection: Connection, frame: Frame) -> Frame:
+        """309: the client gets the record and its broker's name, and consumes it at once."""
+        header = frame.header(ConsumeMessageDirectlyRequestHeader)
+        record = None
+        if header.msg_id:
+            offset = decode_offset_id(header.msg_id).physical_offset
+            store = self._context.store
+            record = await store.ask(lambda: store.lookup(offset))
+            if record is None:
+                raise CommandError(ResponseCode.SYSTEM_ERROR, f"no message at the offset of {header.msg_id}")
+        told = msgspec.structs.replace(header, broker_name=self._context.config.broker_name)
+        request = Frame.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, told, bytes(record or b""))
+        return await self._forward(frame, request, header.consumer_group, header.client_id)
+
+    async def _forward(self, frame: Frame, request: Frame, group: str, client_id: str | None) -> Frame:
+        known = self._context.consumers.groups.get(group)
+        client = known.members.find(client_id) if known is not None and client_id else None
+        if client is None:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+        if client.version < RUNNING_INFO_SINCE:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The Consumer <{client_id}> Version <{client.version}> too low to finish, please upgrade it",
+            )
+        try:
+            answer = await client.channel.call(request, FORWARD_TIMEOUT_S)
+        except CometError as error:
+            raise CommandError(
+                ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client_id}> did not answer: {error}"
+            ) from error
+        return frame.response(answer.code, answer.remark, ext=answer.ext, body=bytes(answer.body))

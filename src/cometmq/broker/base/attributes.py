@@ -1,0 +1,79 @@
+"""Attributes of topics: 5.x's option form `+key=value,-key`, and which keys there are.
+
+`retention.ms` and `retention.bytes` are ours; `message.type` is kept for 5.x's tools and clients, nothing
+here acts on it. Names and values are kept in topics.json as 5.x keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cometmq.errors import ConfigError
+from cometmq.protocol.bodies import TopicConfig
+from cometmq.store.background.topic_retention import TopicLimit
+
+RETENTION_MS = "retention.ms"
+RETENTION_BYTES = "retention.bytes"
+MESSAGE_TYPE = "message.type"
+MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+_HOUR_MS = 3_600_000
+
+
+def changed(present: Mapping[str, str] | None, text: str | None, reserved_hours: int) -> dict[str, str]:
+    """A topic's attributes after a change. reserved_hours: fileReservedTime. Raises ConfigError with key,
+    value and expected form."""
+    result = dict(present or {})
+    for part in (text or "").split(","):
+        word = part.strip()
+        if not word:
+            continue
+        key, equals, value = word[1:].partition("=")
+        if word[0] == "+" and equals and key:
+            _check(key, value, reserved_hours)
+            result[key] = value
+        elif word[0] == "-" and key and not equals:
+            _known(key, "")
+            result.pop(key, None)
+        else:
+            raise ConfigError("attributes", word, "+key=value or -key, separated by commas")
+    return result
+
+
+def _known(key: str, value: str) -> None:
+    if key not in (RETENTION_MS, RETENTION_BYTES, MESSAGE_TYPE):
+        known = f"{RETENTION_MS}, {RETENTION_BYTES} or {MESSAGE_TYPE}"
+        raise ConfigError(key, value, f"an attribute that exists: {known}")
+
+
+def _check(key: str, value: str, reserved_hours: int) -> None:
+    _known(key, value)
+    if key == MESSAGE_TYPE:
+        if value not in MESSAGE_TYPES:
+            raise ConfigError(key, value, f"one of {', '.join(MESSAGE_TYPES)}")
+        return
+    number = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else 0
+    if number <= 0:
+        unit = "milliseconds" if key == RETENTION_MS else "bytes per queue"
+        raise ConfigError(key, value, f"a whole number of {unit} above 0")
+    if key == RETENTION_MS and number > reserved_hours * _HOUR_MS:
+        raise ConfigError(
+            key, value, f"at most {reserved_hours * _HOUR_MS}: segments are deleted after "
+            f"fileReservedTime={reserved_hours} hours, with the messages of all topics in them",
+        )  # fmt: skip
+
+
+def limits(topics: Mapping[str, TopicConfig]) -> dict[str, TopicLimit]:
+    """What the store is to keep of topics that have a retention of their own; values that are no numbers
+    (a file edited by hand) count as none."""
+    found = {}
+    for name, config in topics.items():
+        age = _number(config.attributes, RETENTION_MS)
+        size = _number(config.attributes, RETENTION_BYTES)
+        if age is not None or size is not None:
+            found[name] = TopicLimit(age, size)
+    return found
+
+
+def _number(attributes: Mapping[str, str] | None, key: str) -> int | None:
+    value = (attributes or {}).get(key, "")
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else None

@@ -1,0 +1,223 @@
+"""The broker's settings, under RocketMQ's names (storage.md 11.2).
+
+A properties file mixes broker, store and network settings, as Apache's broker.conf does:
+`BrokerConfig.from_properties` takes what is the broker's and hands the rest to `StoreConfig`. A known key
+with a bad value is a ConfigError; an unknown key is kept, shown by GET_BROKER_CONFIG, and warned about with
+the nearest known name. `RANGES` says what each number of the broker's own may be.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from cometmq.broker.base.delay_levels import DelayLevels
+from cometmq.broker.base.inert import INERT
+from cometmq.errors import ConfigError
+from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TOPIC_QUEUES_MAX
+from cometmq.settings import (
+    INT_MAX,
+    LONG_MAX,
+    Range,
+    camel,
+    check_addresses,
+    check_host,
+    check_ranges,
+    read_value,
+    show_value,
+    warn_unknown,
+)
+from cometmq.store.base.config import SLAVE, StoreConfig
+
+# What UPDATE_BROKER_CONFIG refuses: configBlackList and brokerConfigPath as Apache's broker does, and what
+# decides where the broker keeps things, who it is, where it is reached, and how long its files are. With a
+# wrong one of these it would not start again, or as another broker.
+NOT_BY_REQUEST = frozenset(
+    {
+        "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
+        "readOnlyCommitLogStorePaths", "rocketmqHome", "messageStorePlugIn",
+        "brokerName", "brokerClusterName", "brokerId", "brokerRole",
+        "brokerIP1", "brokerIP2", "bindAddress", "namesrvAddr", "haMasterAddress",
+        "fetchNamesrvAddrByAddressServer", "listenPort", "vipChannelEnable", "haListenPort",
+        "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "mappedFileSizeConsumeQueueExt",
+        "maxHashSlotNum", "maxIndexNum",
+    }
+)  # fmt: skip
+HELD_PULLS_MAX = 1 << 20
+"""The most that the settings of held pulls can be: each pull costs about a kilobyte."""
+
+
+def host_name() -> str:
+    """This machine's name, the default broker name."""
+    return socket.gethostname() or "DEFAULT_BROKER"
+
+
+def local_address() -> str:
+    """The address other machines reach this one at, as far as the routing table knows; 127.0.0.1 without a
+    network.
+    """
+    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        probe.connect(("192.0.2.1", 9))  # a documentation address: no packet is sent by a datagram connect
+        return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+    finally:
+        probe.close()
+
+
+class BrokerConfig(msgspec.Struct, kw_only=True):
+    """Settings with RocketMQ's defaults; times in ms. Mutable: UPDATE_BROKER_CONFIG changes a running
+    broker's.
+    """
+
+    broker_name: str = msgspec.field(default_factory=host_name)
+    broker_cluster_name: str = "DefaultCluster"
+    broker_id: int = 0
+    broker_ip1: str = msgspec.field(default_factory=local_address)
+    broker_ip2: str = ""
+    listen_port: int = 10911
+    bind_address: str = ""  # ours: the interface to listen on, empty for all
+    vip_channel_enable: bool = True  # ours: whether P-2 is opened
+    namesrv_addr: str = msgspec.field(default_factory=lambda: os.environ.get("NAMESRV_ADDR", ""))
+    broker_permission: int = 6
+    default_topic_queue_nums: int = 8
+    max_topic_queue_nums: int = 1024  # ours: the queues of a topic; Apache's BenchmarkTest has so many
+    auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
+    cluster_topic_enable: bool = True
+    broker_topic_enable: bool = True
+    trace_topic_enable: bool = False
+    flush_consumer_offset_interval: int = 5_000
+    long_polling_enable: bool = True
+    short_polling_time_mills: int = 1_000
+    max_held_pulls_per_connection: int = 16_384  # ours
+    max_held_pulls_per_queue: int = 4_096  # ours
+    notify_consumer_ids_changed_enable: bool = True
+    slave_read_enable: bool = False
+    start_accept_send_request_time_stamp: int = 0
+    register_name_server_period: int = 30_000
+    register_broker_timeout_mills: int = 6_000
+    compressed_register: bool = False
+    flush_delay_offset_interval: int = 10_000
+    trace_on: bool = True
+    region_id: str = "DefaultRegion"
+    broker_config_path: str = ""
+    extra: dict[str, str] = {}
+    store: StoreConfig = msgspec.field(default_factory=StoreConfig)
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
+        """Read a properties file's pairs. Raises ConfigError(key, value, expected)."""
+        own: dict[str, Any] = {}
+        store: dict[str, str] = {}
+        extra: dict[str, str] = {}
+        for key, text in properties.items():
+            field = FIELD_OF_KEY.get(key)
+            if field is not None:
+                own[field] = read_value(key, text, FIELD_TYPES[field])
+            if key in STORE_KEYS:
+                store[key] = text
+            elif field is None:
+                extra[key] = text
+                if key not in INERT.defaults:
+                    warn_unknown(key, KNOWN_KEYS)
+        INERT.check(extra)
+        config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raises ConfigError for values that cannot work whatever the type says."""
+        check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
+        if self.store.broker_role == SLAVE and self.broker_id == 0:
+            raise ConfigError("brokerId", "0", "a positive number, for brokerRole=SLAVE")
+        if self.default_topic_queue_nums > self.max_topic_queue_nums:
+            expected = f"at most maxTopicQueueNums ({self.max_topic_queue_nums})"
+            raise ConfigError("defaultTopicQueueNums", str(self.default_topic_queue_nums), expected)
+        DelayLevels.of(self.store)
+        for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
+            # Both name topics too.
+            if not 0 < len(name.strip()) <= TOPIC_LENGTH_MAX or "/" in name or name in (".", ".."):
+                expected = f"a name that is not blank, of at most {TOPIC_LENGTH_MAX} characters, without /"
+                raise ConfigError(key, name, expected)
+        check_host("brokerIP1", self.broker_ip1)
+        for key, host in (("brokerIP2", self.broker_ip2), ("bindAddress", self.bind_address)):
+            if host:
+                check_host(key, host)
+        if self.namesrv_addr:
+            check_addresses("namesrvAddr", self.namesrv_addr)
+
+    def properties(self) -> dict[str, str]:
+        """Every setting as RocketMQ's key and text, store settings and unknown keys included."""
+        pairs = {key: show_value(getattr(self, field)) for key, field in FIELD_OF_KEY.items()}
+        pairs.update(self.store.to_properties())
+        pairs.update({key: self.extra.get(key, default) for key, default in INERT.defaults.items()})
+        pairs.update(self.extra)
+        return pairs
+
+    def update(self, properties: Mapping[str, str]) -> list[str]:
+        """Apply settings to a running broker; returns the keys that were known. Raises ConfigError, then
+        nothing has changed."""
+        own = {key: text for key, text in properties.items() if key in FIELD_OF_KEY}
+        store = {key: text for key, text in properties.items() if key in STORE_KEYS}
+        values = {
+            FIELD_OF_KEY[key]: read_value(key, text, FIELD_TYPES[FIELD_OF_KEY[key]])
+            for key, text in own.items()
+        }
+        new_store = (
+            StoreConfig.from_properties({**self.store.to_properties(), **store}) if store else self.store
+        )
+        trial = msgspec.structs.replace(self, **values, store=new_store)
+        trial.check()
+        inert = {key: text for key, text in properties.items() if key in INERT.defaults}
+        INERT.check(inert)
+        for field, value in values.items():
+            setattr(self, field, value)
+        self.store = new_store
+        self.extra = {**self.extra, **inert}
+        return [*own, *store, *inert]
+
+    @property
+    def register_period_ms(self) -> int:
+        """registerNameServerPeriod, clamped as Apache's broker clamps it."""
+        return max(10_000, min(self.register_name_server_period, 60_000))
+
+    @property
+    def namesrv_addresses(self) -> list[str]:
+        """The name servers of `namesrvAddr`, which separates them by `;`."""
+        return check_addresses("namesrvAddr", self.namesrv_addr) if self.namesrv_addr else []
+
+
+_MS = Range(1, INT_MAX, "milliseconds")
+_PERIOD = Range(10, INT_MAX, "milliseconds")
+RANGES: dict[str, Range] = {
+    "brokerId": Range(0, LONG_MAX, "0 for a master, a positive number for a slave"),
+    "listenPort": Range(0, 65_535, "a port (0: any free one)"),
+    "brokerPermission": Range(0, 7, "2 write, 4 read, 6 both"),
+    "defaultTopicQueueNums": Range(1, TOPIC_QUEUES_MAX),
+    "maxTopicQueueNums": Range(1, TOPIC_QUEUES_MAX),
+    "flushConsumerOffsetInterval": _PERIOD,
+    "shortPollingTimeMills": _MS,
+    "maxHeldPullsPerConnection": Range(1, HELD_PULLS_MAX),
+    "maxHeldPullsPerQueue": Range(1, HELD_PULLS_MAX),
+    "startAcceptSendRequestTimeStamp": Range(0, LONG_MAX, "milliseconds since 1970"),
+    "registerNameServerPeriod": _MS,
+    # The start waits so long for a name server that does not answer.
+    "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),
+    "flushDelayOffsetInterval": _PERIOD,
+}
+"""Key -> what the number may be."""
+
+FIELD_TYPES: dict[str, type] = {
+    field.name: field.type
+    for field in msgspec.structs.fields(BrokerConfig)
+    if field.name not in {"extra", "store"} and isinstance(field.type, type)
+}
+FIELD_OF_KEY = {camel(field): field for field in FIELD_TYPES}
+STORE_KEYS = frozenset(StoreConfig().to_properties())
+KNOWN_KEYS = frozenset({*FIELD_OF_KEY, *STORE_KEYS, *INERT.defaults})

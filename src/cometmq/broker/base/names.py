@@ -1,0 +1,77 @@
+"""Topic and group names in requests, refused in Apache's words (storage.md 12.2).
+
+Every request but the hot ones passes through `names_checked`, so a handler need not think of it; sends and
+pulls check a name that they see for the first time. Names in bodies are checked by those who decode them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from cometmq.broker.base import compat
+from cometmq.errors import CommandError
+from cometmq.protocol.codes import GROUP_LENGTH_MAX, TOPIC_LENGTH_MAX, RequestCode, is_legal_name
+from cometmq.protocol.frame import Frame
+from cometmq.remoting import Connection, Handler
+
+CHECK_BY_THEMSELVES = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+    }
+)
+"""Requests on the hot path."""
+
+
+def check_topic(topic: str | None, version: int) -> str:
+    """The name, if it may be a topic's. Raises CommandError with 1, or 29 for requests of 5.x."""
+    return _checked(topic, "topic", TOPIC_LENGTH_MAX, version)
+
+
+def check_group(group: str | None, version: int) -> str:
+    """The name, if it may be a group's. Raises CommandError with 1, or 29 for requests of 5.x."""
+    return _checked(group, "group", GROUP_LENGTH_MAX, version)
+
+
+def _checked(name: str | None, kind: str, longest: int, version: int) -> str:
+    if name is not None and is_legal_name(name, longest):
+        return name
+    if name is None or not name.strip():
+        problem = f"The specified {kind} is blank."
+    elif len(name) > longest:
+        problem = f"The specified {kind} is longer than {kind} max length {longest}."
+    else:
+        problem = f"The specified {kind} contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    raise CommandError(compat.invalid_parameter(version), problem)
+
+
+Check = Callable[[str | None, int], str]
+FIELDS: dict[str, Check] = {
+    "topic": check_topic,
+    "group": check_group,
+    "groupName": check_group,
+    "consumerGroup": check_group,
+    "producerGroup": check_group,
+    "srcGroup": check_group,
+    "destGroup": check_group,
+    "compareGroup": check_group,
+}
+"""Ext fields that are names, in whatever request. A blank one is the handler's to judge: many are
+optional."""
+
+
+def names_checked(handler: Handler) -> Handler:
+    """The handler, behind a check of the names in the ext fields."""
+
+    def checked(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
+        ext = frame.ext
+        if ext:
+            for field, name in ext.items():
+                if name and field in FIELDS:
+                    FIELDS[field](name, frame.version)
+        return handler(connection, frame)
+
+    return checked

@@ -1,0 +1,59 @@
+"""Subscription expressions: what a tag expression lets through, on tag hashes alone (storage.md 6.5)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from cometmq.protocol.properties.text import java_hash
+
+ALL = "*"
+SEPARATOR = "||"
+TAG = "TAG"
+LONGEST_EXPRESSION = 32_767
+"""Characters: no message has a longer tag. Hashing takes 40 ns each."""
+_LONGEST_REMEMBERED = 256
+"""Those that are at most so long are remembered by the thousand, which takes 30 MB at worst; longer ones, of
+which there are few, by the dozen."""
+
+
+class ExpressionError(ValueError):
+    """The expression cannot be parsed, or is too long; answered with code 23."""
+
+
+def is_tag_type(expression_type: str | None) -> bool:
+    """Whether an expressionType means tags: it says TAG, or nothing (C++ clients)."""
+    return not expression_type or expression_type == TAG
+
+
+def split_tags(expression: str | None) -> list[str]:
+    """The tags of an expression; empty for one that lets everything through. Raises ExpressionError for `||`
+    alone.
+    """
+    if not expression or expression == ALL:
+        return []
+    # Java's split drops empty pieces at the end: an expression of separators only has none left.
+    if not expression.replace(SEPARATOR, ""):
+        raise ExpressionError("subString split error")
+    return [tag for tag in (piece.strip() for piece in expression.split(SEPARATOR)) if tag]
+
+
+def tag_codes(expression: str | None) -> frozenset[int] | None:
+    """Tag hashes (signed 32 bit) that pass; None lets everything through. Blank tags only: nothing passes.
+    Raises ExpressionError."""
+    if not expression or expression == ALL:
+        return None
+    if len(expression) <= _LONGEST_REMEMBERED:
+        return _known_codes(expression)
+    if len(expression) > LONGEST_EXPRESSION:
+        raise ExpressionError(
+            f"the subscription has {len(expression)} characters, at most {LONGEST_EXPRESSION} are read"
+        )
+    return _long_codes(expression)
+
+
+def _codes(expression: str) -> frozenset[int]:
+    return frozenset(java_hash(tag) for tag in split_tags(expression))
+
+
+_known_codes = lru_cache(maxsize=4096)(_codes)
+_long_codes = lru_cache(maxsize=64)(_codes)

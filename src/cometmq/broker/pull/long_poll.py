@@ -1,0 +1,233 @@
+"""Held pulls: who waits for which queue, since when and until when. No sockets and no clock in here.
+
+A pull that found nothing new is parked under (topic, queue id). An arrival wakes those whose filter takes the
+new message; a deadline wakes the rest. Every 5 s each queue is compared with what it holds, without looking
+at tags, so that an offset advances over messages that a filter refuses (storage.md 6.6).
+
+The pulls of a queue lie by their filter: an arrival is held against each filter once, however many wait with
+it. There is room (`has_room`) for so many pulls of a connection, pulls on a queue and filters on a queue. A
+pull for which there is none can be put aside: it takes no part in arrivals, only its deadline wakes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from cometmq.store.reading.queue_reader import tag_matches
+
+# Deadlines are grouped by this grain: an answer may come so much late, where Apache's comes up to 5 s late.
+DEADLINE_GRAIN_MS = 50
+# The recheck that does not know the tag.
+RECHECK_MS = 5_000
+# A client may not park a pull longer than this, whatever it asks for.
+MAX_HOLD_MS = 300_000
+# Filters on one queue, each looked at for each message: groups with tags of their own. 256 cost 25 us.
+MOST_FILTERS = 256
+
+Key = tuple[str, int]  # topic, queue id
+Codes = frozenset[int] | None
+K = TypeVar("K")
+
+
+class HeldPull:
+    """One parked request. `request` is whatever the pull processor needs to run it again; weight: as how many
+    it counts among those of its owner."""
+
+    __slots__ = (
+        "bucket", "codes", "key", "matches", "of_owner", "on_queue", "owner", "pull_from", "request",
+        "weight", "woken",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        owner: object,
+        request: Any,
+        pull_from: int,
+        codes: Codes,
+        matches: Callable[[int, bytes], bool] | None = None,
+        weight: int = 1,
+    ) -> None:
+        self.owner = owner
+        self.request = request
+        self.pull_from = pull_from
+        self.codes = codes
+        self.matches = matches
+        self.weight = weight
+        self.woken = False
+        # Its places in the tables.
+        self.bucket = 0
+        self.key: Key = ("", 0)
+        self.on_queue: OnQueue | None = None
+        self.of_owner: OfOwner
+
+
+class OnQueue:
+    """The pulls parked on one queue, by their filter."""
+
+    __slots__ = ("count", "filters")
+
+    def __init__(self) -> None:
+        self.filters: dict[Codes, dict[HeldPull, None]] = {}
+        self.count = 0
+
+
+class OfOwner:
+    """The pulls of one connection, and their weights together."""
+
+    __slots__ = ("pulls", "weight")
+
+    def __init__(self) -> None:
+        self.pulls: dict[HeldPull, None] = {}
+        self.weight = 0
+
+
+class LongPoll:
+    """The parked pulls of a broker."""
+
+    def __init__(self) -> None:
+        # Read only, for others: every queue that somebody waits for, and those that are watched for good.
+        self.queues: dict[Key, OnQueue] = {}
+        self._watched: set[Key] = set()
+        self._buckets: dict[int, dict[HeldPull, None]] = {}
+        self._owners: dict[object, OfOwner] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def watch(self, topic: str, queue_id: int) -> None:
+        """Keep a queue among `queues`, whether pulls wait for it or not."""
+        self._watched.add((topic, queue_id))
+        self.queues.setdefault((topic, queue_id), OnQueue())
+
+    def has_room(self, topic: str, queue_id: int, pull: HeldPull, most_of_owner: int, most_here: int) -> bool:
+        """Whether `pull` may be parked on a queue."""
+        owner = self._owners.get(pull.owner)
+        if pull.weight + (0 if owner is None else owner.weight) > most_of_owner:
+            return False
+        here = self.queues.get((topic, queue_id))
+        if here is None:
+            return most_here > 0
+        return here.count < most_here and (len(here.filters) < MOST_FILTERS or pull.codes in here.filters)
+
+    def park(self, topic: str, queue_id: int, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
+        """Hold `pull` for `hold_ms`; returns the time (ms) at which `expire` must run for it."""
+        key = pull.key = (topic, queue_id)
+        here = self.queues.get(key)
+        if here is None:
+            here = self.queues[key] = OnQueue()
+        pull.on_queue = here
+        here.count += 1
+        add(here.filters, pull.codes, pull)
+        return self.put_aside(pull, now_ms, hold_ms)
+
+    def put_aside(self, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
+        """The same, but no message wakes it."""
+        bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
+        pull.bucket = bucket
+        add(self._buckets, bucket, pull)
+        owner = self._owners.get(pull.owner)
+        if owner is None:
+            owner = self._owners[pull.owner] = OfOwner()
+        pull.of_owner = owner
+        owner.pulls[pull] = None
+        owner.weight += pull.weight
+        self._count += 1
+        return bucket * DEADLINE_GRAIN_MS
+
+    def arrived(
+        self, topic: str, queue_id: int, next_offset: int, tags_code: int, properties: bytes = b""
+    ) -> list[HeldPull]:
+        """A message with this tag code has become readable; returns the pulls it wakes, removed from the
+        tables.
+        """
+        here = self.queues.get((topic, queue_id))
+        if here is None:
+            return []
+        woken: list[HeldPull] = []
+        for codes, pulls in here.filters.items():
+            if codes is not None and tags_code not in codes and not tag_matches(codes, tags_code):
+                continue
+            woken += [
+                pull
+                for pull in pulls
+                if next_offset > pull.pull_from
+                and (pull.matches is None or pull.matches(tags_code, properties))
+            ]
+        return self._take(woken)
+
+    def recheck(self, max_offset: Callable[[str, int], int]) -> list[HeldPull]:
+        """Wake every pull whose queue has something newer, whatever its tag."""
+        woken: list[HeldPull] = []
+        for (topic, queue_id), here in self.queues.items():
+            newest = max_offset(topic, queue_id)
+            for pulls in here.filters.values():
+                woken += [pull for pull in pulls if newest > pull.pull_from]
+        return self._take(woken)
+
+    def expire(self, now_ms: int) -> list[HeldPull]:
+        """Wake the pulls whose time is over."""
+        grain = now_ms // DEADLINE_GRAIN_MS
+        over = [
+            pull
+            for bucket in sorted(b for b in self._buckets if b <= grain)
+            for pull in self._buckets[bucket]
+        ]
+        return self._take(over)
+
+    def next_deadline(self) -> int | None:
+        """When `expire` has something to do (ms), None if nothing is parked."""
+        return min(self._buckets) * DEADLINE_GRAIN_MS if self._buckets else None
+
+    def drop(self, owner: object) -> None:
+        """The connection of these pulls is gone."""
+        known = self._owners.get(owner)
+        if known is not None:
+            self._take(list(known.pulls))
+
+    def take_queue(self, topic: str) -> list[HeldPull]:
+        """Wake everything parked on a topic (it is deleted, for instance)."""
+        here = [on_queue for key, on_queue in self.queues.items() if key[0] == topic]
+        return self._take([pull for each in here for pulls in each.filters.values() for pull in pulls])
+
+    def take_all(self) -> list[HeldPull]:
+        """Wake everything: the broker stops."""
+        return self._take([pull for pulls in self._buckets.values() for pull in pulls])
+
+    def _take(self, pulls: list[HeldPull]) -> list[HeldPull]:
+        for pull in pulls:
+            self._forget(pull)
+        return pulls
+
+    def _forget(self, pull: HeldPull) -> None:
+        pull.woken = True
+        self._count -= 1
+        here, owner = pull.on_queue, pull.of_owner
+        if here is not None:
+            remove(here.filters, pull.codes, pull)
+            here.count -= 1
+            if not here.count and pull.key not in self._watched:
+                del self.queues[pull.key]
+        remove(self._buckets, pull.bucket, pull)
+        owner.weight -= pull.weight
+        del owner.pulls[pull]
+        if not owner.pulls:
+            del self._owners[pull.owner]
+
+
+def add(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
+    """Put a pull under a key of one of the tables."""
+    pulls = table.get(key)
+    if pulls is None:
+        table[key] = {pull: None}
+    else:
+        pulls[pull] = None
+
+
+def remove(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
+    """Take it out again; a key without pulls goes too."""
+    pulls = table[key]
+    del pulls[pull]
+    if not pulls:
+        del table[key]

@@ -1,0 +1,127 @@
+"""CONSUMER_SEND_MSG_BACK (36): a consumer failed on a message and hands it back (storage.md 8.1)."""
+
+from __future__ import annotations
+
+import random
+
+from cometmq.broker.base import compat
+from cometmq.broker.context import BrokerContext
+from cometmq.broker.send.retry import DLQ_QUEUES, maximum_times, plan_send_back
+from cometmq.broker.send.send import delayed
+from cometmq.broker.tables.topics import UNIT_SUB_FLAG
+from cometmq.errors import CommandError
+from cometmq.message import MessageExt
+from cometmq.protocol.bodies import TopicConfig
+from cometmq.protocol.codes import (
+    RETRY_PREFIX,
+    TOPIC_LENGTH_MAX,
+    Perm,
+    RequestCode,
+    ResponseCode,
+    has_retry_topic,
+)
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from cometmq.protocol.ids import pack_host
+from cometmq.protocol.properties.edits import put
+from cometmq.protocol.properties.keys import stored_tags_code
+from cometmq.protocol.record.one import decode_record, properties_of
+from cometmq.remoting import Connection, Handler
+from cometmq.store.base.refusal import StoreRefused
+
+
+class SendBackProcessor:
+    """Stores the message again: in the group's retry topic after a delay, or in its dead-letter topic."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    def handlers(self) -> dict[int, Handler]:
+        """Request code -> handler."""
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    async def send_back(self, connection: Connection, frame: Frame) -> Frame | None:
+        """Answer 0 once the copy is stored."""
+        header = frame.header(ConsumerSendMsgBackRequestHeader)
+        context = self._context
+        group = header.group
+        settings = context.groups.find(group)
+        if settings is None:
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
+            )
+        if not context.config.broker_permission & Perm.WRITE:
+            raise CommandError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{context.config.broker_ip1}] sending message is forbidden",
+            )
+        if settings.retry_queue_nums <= 0:
+            return frame.response(ResponseCode.SUCCESS)
+        if not has_retry_topic(group):
+            raise CommandError(
+                compat.invalid_parameter(frame.version),
+                f"the group's name has {len(group)} characters: its retry topic's would have "
+                f"{len(RETRY_PREFIX) + len(group)}, more than {TOPIC_LENGTH_MAX}, so it has none",
+            )
+        known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
+        record = await context.store.ask(lambda: context.store.lookup(header.offset))
+        if record is None:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        message = decode_record(record, 0)
+        properties = _kept(message, record)
+        maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
+        plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
+        queue_id = 0
+        if plan.dead:
+            context.topics.ensure(plan.topic, DLQ_QUEUES)
+        else:
+            queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
+        properties = put(properties, "DELAY", str(plan.delay_level))
+        topic, queue_id, properties, delay_ms = delayed(context, plan.topic, queue_id, properties)
+        stored = properties.encode("utf-8", "surrogateescape")
+        try:
+            context.store.append(
+                topic,
+                queue_id,
+                message.body,
+                stored,
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                born_timestamp_ms=message.born_timestamp_ms,
+                born_host=pack_host(message.born_host),
+                reconsume_times=message.reconsume_times + 1,
+                tags_code=stored_tags_code(stored),
+                delay_ms=delay_ms,
+                stored_before=True,
+            )
+        except StoreRefused as refusal:
+            context.stats.put_failed += 1
+            raise CommandError(ResponseCode.SYSTEM_ERROR, refusal.remark) from None
+
+        def answer(code: int, remark: str | None) -> None:
+            if code == ResponseCode.FLUSH_DISK_TIMEOUT:
+                code, remark = int(ResponseCode.SYSTEM_ERROR), "FLUSH_DISK_TIMEOUT"
+            connection.respond(frame, code, remark=remark)
+
+        context.writer.appended(answer)
+        return None
+
+    def _retry_topic(self, group: str, queues: int, unit_mode: bool) -> TopicConfig:
+        """The group's retry topic, made if need be. Raises CommandError if nobody may write to it."""
+        topic = RETRY_PREFIX + group
+        flag = UNIT_SUB_FLAG if unit_mode else 0
+        known = self._context.topics.ensure(topic, queues, sys_flag=flag)
+        if not known.perm & Perm.WRITE:
+            raise CommandError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
+        return known
+
+
+def _kept(message: MessageExt, record: bytes) -> str:
+    """The properties of a message as they are stored, so that nothing is lost or refused of what could not be
+    written again, with what a message that comes back needs."""
+    properties = properties_of(record).decode("utf-8", "surrogateescape")
+    if not message.properties.get("RETRY_TOPIC"):
+        properties = put(properties, "RETRY_TOPIC", message.topic)
+    if not message.properties.get("ORIGIN_MESSAGE_ID", "").strip():
+        properties = put(properties, "ORIGIN_MESSAGE_ID", message.offset_msg_id)
+    return put(properties, "WAIT", "false")

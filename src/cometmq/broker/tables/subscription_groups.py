@@ -1,0 +1,109 @@
+"""Subscription groups: their settings, automatic creation, and the file subscriptionGroup.json. No I/O in
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.errors import CommandError
+from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
+from cometmq.protocol.codes import GROUP_LENGTH_MAX, ResponseCode, check_group_name, is_legal_name
+
+log = logs.logger(__name__)
+
+# Created at start (storage.md 12.4).
+BUILT_IN = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
+CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
+# With so many groups in the table they do not come by themselves any more, only administrators make them.
+MOST_BY_ITSELF = 15_000
+# With so many not even they do: 30 MB.
+MOST_GROUPS = 50_000
+
+
+def is_system_group(group: str) -> bool:
+    """Whether a group belongs to RocketMQ itself."""
+    return group.startswith(CID_RMQ_SYS_PREFIX) or group in BUILT_IN
+
+
+class SubscriptionGroups:
+    """group -> settings. `changed` is called after each change; the broker then writes the file."""
+
+    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+        self._config = config
+        self._now_ms = now_ms
+        self.table: dict[str, SubscriptionGroupConfig] = {
+            name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True) for name in BUILT_IN
+        }
+        self.version = DataVersion(timestamp=now_ms(), counter=0)
+        self.changed: Callable[[], None] = lambda: None
+        # Done when every change so far is on the device. Raises OSError.
+        self.saved: Callable[[], Awaitable[None]]
+
+    def find(self, group: str | None) -> SubscriptionGroupConfig | None:
+        """A group's settings, created if that is allowed; None if the group is unknown, or cannot be one."""
+        known = self.table.get(group) if group else None
+        if (
+            known is None
+            and group
+            and (self._config.auto_create_subscription_group or is_system_group(group))
+            and len(self.table) < MOST_BY_ITSELF
+            and is_legal_name(group, GROUP_LENGTH_MAX)
+        ):
+            known = SubscriptionGroupConfig(group_name=group)
+            log.info("subscription group %s created", group)
+            self.put(known)
+            if len(self.table) == MOST_BY_ITSELF:
+                log.warning("there are %d groups: only administrators make more", MOST_BY_ITSELF)
+        return known
+
+    def put(self, config: SubscriptionGroupConfig) -> None:
+        """Create or replace a group. Raises MessageIllegal for a name that is none, CommandError if there are
+        too many already."""
+        check_group_name(config.group_name)
+        if len(self.table) >= MOST_GROUPS and config.group_name not in self.table:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"group {config.group_name} is not created: there are {MOST_GROUPS}, and no more are kept",
+            )
+        self.table[config.group_name] = config
+        self._bump()
+
+    def delete(self, group: str) -> bool:
+        """Forget a group; False if it was not known."""
+        if self.table.pop(group, None) is None:
+            return False
+        self._bump()
+        return True
+
+    def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
+        """Merge the file's entries over the built-in ones: the file wins, up to maxTopicQueueNums. Those with
+        names that nobody may give a group are left out."""
+        most = self._config.max_topic_queue_nums
+        legal = {name: config for name, config in groups.items() if is_legal_name(name, GROUP_LENGTH_MAX)}
+        if len(legal) < len(groups):
+            log.warning("groups with illegal names are left out: %s", ", ".join(groups.keys() - legal.keys()))
+        for name, config in legal.items():
+            if config.retry_queue_nums > most:
+                log.warning(
+                    "group %s had %d retry queues, more than maxTopicQueueNums=%d: it gets so many",
+                    name, config.retry_queue_nums, most,
+                )  # fmt: skip
+                config.retry_queue_nums = most
+        self.table.update(legal)
+        if version is not None:
+            self.version = version
+
+    def _bump(self) -> None:
+        self.version = DataVersion(timestamp=self._now_ms(), counter=self.version.counter + 1)
+        self.changed()

@@ -1,0 +1,134 @@
+"""One table of the broker and its file: the newest content, one write at a time, tried until it works.
+
+The table is turned into text in the loop, where it is consistent, and written by a thread; a newer content
+waits for the write under way. While the disk refuses (it may be full), the write is tried again, sooner when
+something changes; requests that promise a durable change wait for theirs and hear of its failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from cometmq import logs
+from cometmq.store.base.disk import Disk
+from cometmq.store.tables.json_table import JsonTable
+
+log = logs.logger(__name__)
+
+# After a failed write it is tried again so much later, each time twice as long.
+RETRY_S = 1.0
+MOST_RETRY_S = 30.0
+
+
+async def nothing() -> None:
+    """Nothing has to happen first."""
+
+
+class TableFile:
+    """Loop thread only.
+
+    content: the table as plain values. settle: what must be done between taking the content and writing it;
+    raises OSError if it cannot.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        content: Callable[[], dict[str, Any]],
+        settle: Callable[[], Awaitable[None]] = nothing,
+    ) -> None:
+        self._file = JsonTable(path, disk)
+        self._content = content
+        self._settle = settle
+        self._task: asyncio.Task[None] | None = None
+        self._asked = 0  # changes so far
+        self._saved = 0  # those of them on the device
+        self._changed = asyncio.Event()
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._ending = False
+
+    def load(self) -> dict[str, Any]:
+        """What was written last; empty without a file. Raises StoreCorrupt, OSError."""
+        return self._file.load()
+
+    def save(self) -> None:
+        """The table has changed: write it soon; changes until then are in."""
+        self._asked += 1
+        self._changed.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def saved(self) -> None:
+        """Come back when every change so far is on the device. Raises OSError when it could not be written;
+        that is tried again all the same."""
+        if self._saved < self._asked:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append((self._asked, waiter))
+            await waiter
+
+    async def save_now(self) -> None:
+        """`save` and `saved`."""
+        self.save()
+        await self.saved()
+
+    async def finish(self) -> None:
+        """Write what the table holds now, for the last time: a failure is final."""
+        self._ending = True
+        self.save()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)  # changes of the same tick are written together
+        wait_s = RETRY_S
+        failing = False
+        while self._saved < self._asked:
+            asked = self._asked
+            self._changed.clear()
+            error = await self._write()
+            self._tell(asked, error)
+            if error is None:
+                self._saved = asked
+                wait_s = RETRY_S
+                if failing:
+                    log.warning("%s is written again", self._file.path)
+                failing = False
+                continue
+            failing = True
+            if self._ending:
+                log.error("%s not written: %s", self._file.path, error)
+                self._tell(self._asked, error)
+                return
+            log.error("%s not written, trying again: %s", self._file.path, error)
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+            except TimeoutError:
+                wait_s = min(2 * wait_s, MOST_RETRY_S)
+
+    async def _write(self) -> OSError | None:
+        try:
+            content = self._content()
+            await self._settle()
+            await asyncio.to_thread(self._file.save, content)
+        except OSError as error:
+            return error
+        except Exception as error:  # whoever waits must hear of it, and later changes must be written
+            log.exception("%s", self._file.path)
+            return OSError(errno.EIO, repr(error))
+        return None
+
+    def _tell(self, asked: int, error: OSError | None) -> None:
+        """Answer those who wait for a change that this write had in it."""
+        waiting, self._waiters = self._waiters, []
+        for number, waiter in waiting:
+            if number > asked:
+                self._waiters.append((number, waiter))
+            elif not waiter.done():
+                if error is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(error)

@@ -1,0 +1,265 @@
+"""The topic table: what exists, what is created by a send, and the file topics.json. No I/O in here.
+
+Every change counts the data version up and calls `changed` (the broker then writes the file and tells the
+name servers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.errors import CommandError
+from cometmq.protocol.bodies import DataVersion, TopicConfig
+from cometmq.protocol.codes import (
+    BENCHMARK_TOPIC,
+    MAX_FRAME_LENGTH,
+    OFFSET_MOVED_EVENT,
+    REPLY_TOPIC_POSTFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    STORED_LENGTH_MAX,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    TBW102,
+    TOPIC_QUEUES_MAX,
+    TRACE_TOPIC,
+    UNSENDABLE_TOPICS,
+    Perm,
+    ResponseCode,
+    check_topic_name,
+    is_legal_name,
+)
+
+log = logs.logger(__name__)
+
+READ_WRITE = Perm.READ | Perm.WRITE
+# What the name servers are told of all topics must fit a frame (16 MiB), or the broker drops out of every
+# route: with so many bytes of it taken sends create no more topics, groups no more retry and dead-letter
+# topics, administrators none at all.
+BYTES_BY_SEND = 11 << 20
+BYTES_BY_GROUPS = 14 << 20
+BYTES_MAX = MAX_FRAME_LENGTH - (256 << 10)
+# Of a topic in a registration, beside its name, which stands there twice, and its attributes. Numbers of any
+# length fit, and so many topics of one frame are fewer than the 100,000 that a name server takes.
+TOPIC_BYTES = 168
+# topicSysFlag: the topic belongs to a unit; a group of a unit subscribes it.
+UNIT_FLAG = 1
+UNIT_SUB_FLAG = 2
+
+
+class TopicTable:
+    """topic -> configuration, with the data version that name servers compare."""
+
+    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+        self._config = config
+        self._now_ms = now_ms
+        self.table: dict[str, TopicConfig] = {}
+        self.version = DataVersion(timestamp=now_ms(), counter=0)
+        self.system: set[str] = set(SYSTEM_TOPICS)
+        self.changed: Callable[[str | None], None] = lambda _topic: None
+        # Done when every change so far is on the device. Raises OSError.
+        self.saved: Callable[[], Awaitable[None]]
+        self._create_built_in()
+
+    def _create_built_in(self) -> None:
+        """The topics of storage.md 12.4."""
+        config = self._config
+        inherit = Perm.INHERIT
+        built_in = [
+            (SELF_TEST_TOPIC, 1, READ_WRITE),
+            (BENCHMARK_TOPIC, 1024, READ_WRITE),
+            (
+                config.broker_cluster_name,
+                16,
+                inherit | READ_WRITE if config.cluster_topic_enable else inherit,
+            ),
+            (config.broker_name, 1, inherit | READ_WRITE if config.broker_topic_enable else inherit),
+            (OFFSET_MOVED_EVENT, 1, READ_WRITE),
+            (SCHEDULE_TOPIC, 18, READ_WRITE),
+            (config.broker_cluster_name + REPLY_TOPIC_POSTFIX, 1, READ_WRITE),
+        ]
+        if config.auto_create_topic_enable:
+            built_in.append((TBW102, config.default_topic_queue_nums, inherit | READ_WRITE))
+        if config.trace_topic_enable:
+            built_in.append((TRACE_TOPIC, 1, READ_WRITE))
+        for name, queues, perm in built_in:
+            self.system.add(name)
+            self.table[name] = TopicConfig(
+                topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=int(perm)
+            )
+        self._count_bytes()
+
+    def _count_bytes(self) -> None:
+        self._bytes = sum(map(_bytes_of, self.table.values()))
+
+    def _check_room(self, topic: str, most: int, code: int, more: int = 0) -> None:
+        if self._bytes + more > most:
+            raise CommandError(
+                code,
+                f"topic[{topic}] not exist, and is not created: name servers are told {self._bytes} bytes of "
+                f"{len(self.table)} topics; from {most} on only administrators make more, up to {BYTES_MAX}",
+            )
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """A topic's configuration."""
+        return self.table.get(topic)
+
+    def is_system(self, topic: str) -> bool:
+        """Whether administration may not create or delete it."""
+        return topic in self.system or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+    @staticmethod
+    def is_sendable(topic: str) -> bool:
+        """Whether clients may send to it."""
+        return topic not in UNSENDABLE_TOPICS
+
+    def is_order(self, topic: str) -> bool:
+        """Whether the name server's configuration lists the topic as ordered."""
+        known = self.table.get(topic)
+        return known is not None and known.order
+
+    def create_by_send(
+        self, topic: str, default_topic: str | None, queue_nums: int, sys_flag: int = 0
+    ) -> TopicConfig | None:
+        """Create a topic that a send names, after the template `default_topic`; None if it may not be. Raises
+        CommandError if there are too many already."""
+        known = self.table.get(topic)
+        if known is not None:
+            return known
+        self._check_room(topic, BYTES_BY_SEND, ResponseCode.TOPIC_NOT_EXIST)
+        template = self.table.get(default_topic) if default_topic else None
+        if template is None:
+            log.warning("topic %s not created: the template %s does not exist", topic, default_topic)
+            return None
+        if default_topic == TBW102 and not self._config.auto_create_topic_enable:
+            template.perm = int(READ_WRITE)
+        if not template.perm & Perm.INHERIT:
+            log.warning("topic %s not created: the template %s may not be inherited", topic, default_topic)
+            return None
+        queues = max(0, min(queue_nums, template.write_queue_nums, self._config.max_topic_queue_nums))
+        created = TopicConfig(
+            topic_name=topic,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=template.perm & ~int(Perm.INHERIT),
+            topic_filter_type=template.topic_filter_type,
+            topic_sys_flag=sys_flag,
+        )
+        log.info("topic %s created by a send: %d queues, perm %d", topic, queues, created.perm)
+        self.put(created)
+        return created
+
+    def ensure(
+        self, topic: str, queue_nums: int, perm: int = int(READ_WRITE), sys_flag: int = 0
+    ) -> TopicConfig:
+        """The topic, created with these values if it is missing (retry and dead-letter topics). Raises
+        CommandError if there are too many already."""
+        known = self.table.get(topic)
+        if known is None:
+            self._check_room(topic, BYTES_BY_GROUPS, ResponseCode.SYSTEM_ERROR)
+            queue_nums = max(0, min(queue_nums, self._config.max_topic_queue_nums))
+            known = TopicConfig(
+                topic_name=topic,
+                read_queue_nums=queue_nums,
+                write_queue_nums=queue_nums,
+                perm=perm,
+                topic_sys_flag=sys_flag,
+            )
+            log.info("topic %s created: %d queues, perm %d", topic, queue_nums, perm)
+            self.put(known)
+        return known
+
+    def put(self, config: TopicConfig) -> None:
+        """Create or replace a topic. Raises MessageIllegal for a name that is none, CommandError if there is
+        no room for it."""
+        name = config.topic_name
+        check_topic_name(name)
+        known = self.table.get(name)
+        more = _bytes_of(config) - (0 if known is None else _bytes_of(known))
+        if more > 0:
+            self._check_room(name, BYTES_MAX, ResponseCode.SYSTEM_ERROR, more)
+        self._bytes += more
+        self.table[name] = config
+        self._bump(config.topic_name)
+
+    def delete(self, topic: str) -> bool:
+        """Forget a topic; False if it was not known."""
+        known = self.table.pop(topic, None)
+        if known is None:
+            return False
+        self._bytes -= _bytes_of(known)
+        self._bump(None)
+        return True
+
+    def set_ordered(self, ordered: Mapping[str, str]) -> None:
+        """Take the name servers' ORDER_TOPIC_CONFIG: these topics are ordered, all others are not."""
+        changed = False
+        for name, config in self.table.items():
+            if config.order != (name in ordered):
+                config.order = not config.order
+                changed = True
+        if changed:
+            self._bump(None)
+
+    def touch(self) -> None:
+        """Count the version up without a change of the table (brokerPermission changed)."""
+        self._bump(None)
+
+    def _bump(self, topic: str | None) -> None:
+        self.version = DataVersion(timestamp=self._now_ms(), counter=self.version.counter + 1)
+        self.changed(topic)
+
+    def load(
+        self,
+        version: DataVersion | None,
+        topics: Mapping[str, TopicConfig],
+        stored: Callable[[str], int] = lambda _topic: 0,
+    ) -> None:
+        """Merge the file's entries over the built-in ones: the file wins. Those with names that nobody may
+        give a topic are left out; a cluster or broker whose name is none has a topic of it all the same.
+
+        A topic with more queues than maxTopicQueueNums gets so many, or those that have messages, of which
+        `stored` says how many there are.
+        """
+        legal = {
+            name: config
+            for name, config in topics.items()
+            if is_legal_name(name, STORED_LENGTH_MAX) or name in self.table
+        }
+        if len(legal) < len(topics):
+            log.warning("topics with illegal names are left out: %s", ", ".join(topics.keys() - legal.keys()))
+        for name, config in legal.items():
+            asked = max(config.read_queue_nums, config.write_queue_nums)
+            built_in = self.table.get(name)
+            most = max(self._config.max_topic_queue_nums, built_in.write_queue_nums if built_in else 0)
+            if asked > most:
+                most = min(max(most, stored(name)), TOPIC_QUEUES_MAX)
+            if asked > most:
+                log.warning(
+                    "topic %s had %d queues, more than maxTopicQueueNums=%d: it is served with %d",
+                    name, asked, self._config.max_topic_queue_nums, most,
+                )  # fmt: skip
+                config.read_queue_nums = min(config.read_queue_nums, most)
+                config.write_queue_nums = min(config.write_queue_nums, most)
+        self.table.update(legal)
+        self._count_bytes()
+        if version is not None:
+            self.version = version
+
+
+def _bytes_of(config: TopicConfig) -> int:
+    """What a topic takes of a registration, at most."""
+    attributes = (config.attributes or {}).items()
+    return (
+        TOPIC_BYTES + 2 * len(config.topic_name) + sum(len(key) + len(value) + 6 for key, value in attributes)
+    )
+
+
+def sys_flag_of_send(topic: str, unit_mode: bool | None) -> int:
+    """topicSysFlag of a topic that a send creates."""
+    if not unit_mode:
+        return 0
+    return UNIT_SUB_FLAG if topic.startswith(RETRY_PREFIX) else UNIT_FLAG

@@ -1,0 +1,351 @@
+"""Delivery of delayed messages: one cursor per level over its queue of SCHEDULE_TOPIC_XXXX (storage.md 7.2).
+
+The messages of a level become due in the order they were stored, so each level waits for its first one with
+one timer; an arrival on an idle level sets it. A delivered message is committed before the cursor moves: a
+crash in between delivers it again, never loses it.
+
+What cannot be delivered, whenever it is tried (no destination, one that no send may have, a damaged record),
+is stepped over with a line in the log: one message never stops its level. What may be delivered later (the
+store takes nothing) is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from cometmq import logs
+from cometmq.broker.base.delay_levels import STEP_MS, DueTimes
+from cometmq.broker.context import BrokerContext
+from cometmq.broker.send.send import topic_of_send
+from cometmq.errors import CommandError, RecordError, StoreError
+from cometmq.message import MessageExt
+from cometmq.protocol.bodies import DelayOffsetTable
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TBW102, VERSION_4_9_7, RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.ids import pack_host
+from cometmq.protocol.properties.keys import stored_tags_code
+from cometmq.protocol.properties.text import REAL_QID, REAL_TOPIC
+from cometmq.protocol.record.one import body_crc, iter_records, properties_of
+from cometmq.remoting import Connection, Handler
+from cometmq.remoting.dispatch import LogBudget
+from cometmq.store.base.files import NotCached
+from cometmq.store.base.refusal import StoreRefused
+from cometmq.store.reading.queue_reader import GetStatus, Got
+from cometmq.store.writing.dispatch import Arrivals
+
+log = logs.logger(__name__)
+
+# Deliveries of one level in one tick.
+BATCH = 32
+# After a refused delivery the same message is tried again so much later, and after each further one twice as
+# late as before, up to ERROR_S: a store may take no messages for hours.
+RETRY_S = 0.1
+# After an error of ours, as Apache's loop does.
+ERROR_S = 10.0
+# A message with which we fail in a way that nobody foresaw is stepped over when it has done so this often.
+MOST_ERRORS = 3
+# However long a message waits, the clock is looked at again after this: the loop's timers follow their own.
+LOOK_AGAIN_S = 10.0
+# A message that is heard of so much later than it was stored, or earlier, tells of a step of the wall clock.
+LONGEST_SYNC_MS = 1_000
+
+
+class Undeliverable(Exception):
+    """The message will never be delivered: why."""
+
+
+class LevelCursor:
+    """One level: where it stands, and whether it waits, delivers or sleeps."""
+
+    __slots__ = ("busy", "dirty", "due", "errors", "level", "offset", "refusals", "timer")
+
+    def __init__(self, level: int, due: DueTimes) -> None:
+        self.level = level
+        self.due = due
+        self.offset = 0
+        self.busy = False
+        self.dirty = False
+        self.refusals = 0  # in a row, of the message at `offset`
+        self.errors = 0  # the same, of those that nobody foresaw
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class ScheduleService:
+    """Delivers delayed messages of a master."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._budget = LogBudget()
+        now_ms, monotonic_ms = self._times()
+        self._ahead_ms = monotonic_ms - now_ms  # at the last arrival
+        self._cursors = {}
+        for level, delay_ms in enumerate(context.delays.delays_ms, 1):
+            stored = context.store.max_offset(SCHEDULE_TOPIC, level - 1)
+            self._cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
+        self._others: dict[int, int] = {}  # offsets of levels that the settings do not know
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def handlers(self) -> dict[int, Handler]:
+        """Request code -> handler."""
+        return {RequestCode.GET_ALL_DELAY_OFFSET: self.all_offsets}
+
+    def queues(self) -> list[tuple[str, int]]:
+        """Topic and queue id of those whose arrivals it must hear of."""
+        return [(SCHEDULE_TOPIC, level - 1) for level in self._cursors]
+
+    def load(self, table: Mapping[str, Any]) -> None:
+        """Take delayOffset.json; levels may come as text."""
+        for text, offset in (table.get("offsetTable") or {}).items():
+            level = int(text)
+            if level in self._cursors:
+                self._cursors[level].offset = int(offset)
+            else:
+                self._others[level] = int(offset)
+
+    def to_table(self) -> dict[str, Any]:
+        """delayOffset.json and the body of 45: level -> next offset of its queue."""
+        offsets = {level: cursor.offset for level, cursor in self._cursors.items() if cursor.offset}
+        return {"offsetTable": {**offsets, **self._others}}
+
+    def take_dirty(self) -> bool:
+        """Whether an offset has changed since the last call."""
+        dirty = [cursor for cursor in self._cursors.values() if cursor.dirty]
+        for cursor in dirty:
+            cursor.dirty = False
+        return bool(dirty)
+
+    def positions(self) -> dict[int, tuple[int, int]]:
+        """level -> (delivered, stored) offsets of the levels in use, for the runtime table."""
+        store = self._context.store
+        found = {}
+        for level, cursor in self._cursors.items():
+            maximum = store.max_offset(SCHEDULE_TOPIC, level - 1)
+            if maximum:
+                found[level] = (cursor.offset, maximum)
+        return found
+
+    def all_offsets(self, _connection: Connection, frame: Frame) -> Frame:
+        """45: the delivery offsets, for a slave."""
+        return frame.response(
+            ResponseCode.SUCCESS, body=DelayOffsetTable.from_plain(self.to_table()).encode()
+        )
+
+    def start(self) -> None:
+        """Begin where the last run stopped, within what the queues hold."""
+        store = self._context.store
+        for level, cursor in self._cursors.items():
+            queue_id = level - 1
+            minimum, maximum = (
+                store.min_offset(SCHEDULE_TOPIC, queue_id),
+                store.max_offset(SCHEDULE_TOPIC, queue_id),
+            )
+            offset = min(max(cursor.offset, minimum), maximum)
+            cursor.dirty = offset != cursor.offset
+            cursor.offset = offset
+            if cursor.offset < maximum:
+                self._wake(cursor)
+
+    async def stop(self) -> None:
+        """Deliver nothing more."""
+        self._stopped = True
+        for cursor in self._cursors.values():
+            if cursor.timer is not None:
+                cursor.timer.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def arrived(self, arrivals: Arrivals) -> None:
+        """Note when messages came, and wake the levels that got their first."""
+        delayed = [arrival for arrival in arrivals if arrival[0] == SCHEDULE_TOPIC]
+        if not delayed:
+            return
+        now_ms, monotonic_ms = self._times()
+        ahead_ms = monotonic_ms - now_ms
+        stepped = abs(ahead_ms - self._ahead_ms) > STEP_MS
+        self._ahead_ms = ahead_ms
+        for _, queue_id, behind, _, store_timestamp_ms, _ in delayed:
+            cursor = self._cursors.get(queue_id + 1)
+            if cursor is None:
+                continue
+            # Whether a step came before or after the time stamp nobody knows: the message came now. One that
+            # waited for a sync may be heard of after others that had the step noticed.
+            doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= LONGEST_SYNC_MS
+            cursor.due.arrived(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
+            if cursor.timer is None and not cursor.busy:
+                self._wake(cursor)
+
+    def _times(self) -> tuple[int, int]:
+        """Wall and monotonic time in ms, in this order: a pause in between makes messages later, never
+        earlier."""
+        return self._context.clock.time_ms(), self._context.mono_ms()
+
+    def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
+        if not self._stopped:
+            cursor.timer = self._loop.call_later(min(delay_s, LOOK_AGAIN_S), self._run, cursor)
+
+    def _run(self, cursor: LevelCursor) -> None:
+        cursor.timer = None
+        cursor.busy = True
+        try:
+            got = self._context.store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH)
+            if isinstance(got, NotCached):
+                task = self._loop.create_task(self._run_cold(cursor, got))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                self._deliver(cursor, got)
+        except Exception:
+            self._failed(cursor)
+
+    async def _run_cold(self, cursor: LevelCursor, missing: NotCached) -> None:
+        try:
+            got = await self._context.store.get_messages_cold(
+                missing, SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH
+            )
+            if not self._stopped:
+                self._deliver(cursor, got)
+        except Exception:
+            self._failed(cursor)
+
+    def _failed(self, cursor: LevelCursor) -> None:
+        log.exception("delay level %d: delivery at %d failed", cursor.level, cursor.offset)
+        cursor.busy = False
+        self._wake(cursor, ERROR_S)
+
+    def _deliver(self, cursor: LevelCursor, got: Got) -> None:
+        """Store what is due of one read, and say when to go on."""
+        context = self._context
+        if got.status is not GetStatus.FOUND:
+            cursor.busy = False
+            if got.next_begin_offset != cursor.offset:
+                # Records that are gone, or a queue that begins later than the cursor stands.
+                cursor.offset = got.next_begin_offset
+                cursor.dirty = True
+                if cursor.offset < got.max_offset:
+                    self._wake(cursor)
+            return
+        reached, appended, wait_s = self._store_due(cursor, got)
+
+        def outcome(code: int, remark: str | None) -> None:
+            cursor.busy = False
+            if code != ResponseCode.SUCCESS:
+                self._wake(cursor, self._refused(cursor, remark or ""))
+                return
+            if reached != cursor.offset:
+                if cursor.refusals:
+                    log.info("delay level %d: messages are delivered again", cursor.level)
+                cursor.refusals = cursor.errors = 0
+                cursor.offset = reached
+                cursor.due.passed(reached)
+                cursor.dirty = True
+            if wait_s:
+                self._wake(cursor, wait_s)
+            elif reached < context.store.max_offset(SCHEDULE_TOPIC, cursor.level - 1):
+                self._wake(cursor)
+
+        if appended:
+            context.writer.appended(outcome)
+        else:
+            outcome(int(ResponseCode.SUCCESS), None)
+
+    def _store_due(self, cursor: LevelCursor, got: Got) -> tuple[int, bool, float]:
+        """Store what is due of one read: (the offset behind it, whether anything was stored, seconds until
+        the level goes on). A message that fails comes first in the next round, so that nothing before it is
+        stored again."""
+        _, monotonic_ms = self._times()
+        data = b"".join(got.buffers)
+        at, reached, appended = 0, cursor.offset, False
+        try:
+            for message in iter_records(data):
+                due_ms = cursor.due.due_ms(message.queue_offset, message.store_timestamp_ms)
+                if due_ms > monotonic_ms:
+                    return reached, appended, (due_ms - monotonic_ms) / 1000
+                try:
+                    self._append(message, properties_of(data, at))
+                    appended = True
+                except (Undeliverable, CommandError) as error:
+                    why = error.remark if isinstance(error, CommandError) else error
+                    self._step_over(cursor, message.queue_offset, message.physical_offset, why)
+                reached = message.queue_offset + 1
+                at += message.store_size
+            return got.next_begin_offset, appended, 0.0
+        except Exception as error:
+            if reached != cursor.offset:
+                return reached, appended, RETRY_S
+            if isinstance(error, RecordError):
+                self._step_over(cursor, reached, None, error)
+                return reached + 1, False, 0.0
+            if isinstance(error, StoreError):
+                return reached, False, self._refused(cursor, str(error))
+            cursor.errors += 1
+            log.exception("delay level %d: delivery at %d failed", cursor.level, reached)
+            if cursor.errors < MOST_ERRORS:
+                return reached, False, ERROR_S
+            self._step_over(cursor, reached, None, error)
+            return reached + 1, False, 0.0
+
+    def _step_over(self, cursor: LevelCursor, offset: int, position: int | None, why: object) -> None:
+        """Say that a message is not delivered, of many only of some."""
+        if self._budget.take():
+            where = "" if position is None else f", log position {position}"
+            log.error(
+                "delay level %d: message at %d%s is not delivered: %s", cursor.level, offset, where, why
+            )
+
+    def _refused(self, cursor: LevelCursor, why: str) -> float:
+        """Seconds to wait after the store refused the message at the cursor; the first time it is said."""
+        if not cursor.refusals:
+            log.warning(
+                "delay level %d: message at %d not delivered, trying again: %s",
+                cursor.level,
+                cursor.offset,
+                why,
+            )
+        cursor.refusals += 1
+        return min(RETRY_S * (1 << min(cursor.refusals - 1, 7)), ERROR_S)
+
+    def _append(self, message: MessageExt, properties: bytes) -> None:
+        """Store the real message, with its properties as they are stored. Raises Undeliverable and
+        CommandError if that will never be possible, StoreError if it is not possible now."""
+        if message.body and body_crc(message.body) != message.body_crc:
+            # Stored again it would get a CRC that vouches for the damage.
+            raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
+        topic, queue_id = self._destination(message.properties)
+        try:
+            self._context.store.append(
+                topic,
+                queue_id,
+                message.body,
+                properties,
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                born_timestamp_ms=message.born_timestamp_ms,
+                born_host=pack_host(message.born_host),
+                reconsume_times=message.reconsume_times,
+                prepared_transaction_offset=message.prepared_transaction_offset,
+                tags_code=stored_tags_code(properties),
+                stored_before=True,
+            )
+        except StoreRefused as refusal:
+            if refusal.response_code == ResponseCode.MESSAGE_ILLEGAL:
+                raise Undeliverable(refusal.remark) from None
+            raise
+
+    def _destination(self, properties: Mapping[str, str]) -> tuple[str, int]:
+        """Topic and queue id, checked as those of a send are; the topic is created if a send could do that. A
+        queue that the topic has lost meanwhile is replaced."""
+        topic, queue_text = properties.get(REAL_TOPIC), properties.get(REAL_QID)
+        if not topic or not queue_text or not queue_text.isdecimal() or len(queue_text) > 10:
+            raise Undeliverable(f"it has no destination: topic {topic}, queue {queue_text}")
+        queue_id = int(queue_text)
+        known = topic_of_send(self._context, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
+        queues = max(known.read_queue_nums, known.write_queue_nums)
+        if queue_id < queues:
+            return topic, queue_id
+        if not known.write_queue_nums:
+            raise Undeliverable(f"topic {topic} has no queue {queue_id}, and none to write to")
+        return topic, queue_id % known.write_queue_nums

@@ -1,0 +1,397 @@
+"""What a broker can be asked by a client. Each call names the address; failures are BrokerError or
+RemotingError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cometmq.client.cluster.calls import Calls, broker_error
+from cometmq.client.cluster.decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
+from cometmq.errors import BodyError, BrokerError
+from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
+from cometmq.protocol.bodies import (
+    CheckClientRequestBody,
+    ConsumerList,
+    HeartbeatData,
+    KVTable,
+    LockBatchBody,
+    LockBatchResult,
+    SubscriptionData,
+)
+from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult
+from cometmq.protocol.codes import PullSysFlag, RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    CreateTopicRequestHeader,
+    DeleteTopicRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+    GetEarliestMsgStoretimeRequestHeader,
+    GetEarliestMsgStoretimeResponseHeader,
+    GetMaxOffsetRequestHeader,
+    GetMinOffsetRequestHeader,
+    OffsetResponseHeader,
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryMessageRequestHeader,
+    SearchOffsetRequestHeader,
+    UnregisterClientRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+    ViewMessageRequestHeader,
+)
+from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.text import printable
+
+__all__ = ["BrokerApi"]
+
+MEMBERS_MAX = 100_000
+"""Members of a group: all are sorted and shared out at each rebalance, some 0.1 s for this many."""
+
+_PULL_STATUS = {
+    int(ResponseCode.SUCCESS): PullStatus.FOUND,
+    int(ResponseCode.PULL_NOT_FOUND): PullStatus.NO_NEW_MSG,
+    int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MSG,
+    int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
+}
+
+
+class BrokerApi(Calls):
+    # -- reading
+
+    async def pull_frame(
+        self,
+        addr: str,
+        queue: MessageQueue,
+        group: str,
+        offset: int,
+        *,
+        max_count: int = 32,
+        expression: str = "*",
+        expression_type: str = "TAG",
+        carry_expression: bool = True,
+        sub_version: int = 0,
+        commit_offset: int | None = None,
+        suspend_s: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> Frame:
+        """The answer to a pull with its records still encoded, for whoever decodes them in bulk.
+
+        `carry_expression` sends the expression along; without it the broker takes the one of the group's
+        heartbeat. `commit_offset` is stored as the group's offset. With `suspend_s` the broker waits that
+        long for a message. Raises BrokerError for codes other than those of PullStatus.
+        """
+        sys_flag = 0
+        if commit_offset is not None:
+            sys_flag |= PullSysFlag.COMMIT_OFFSET
+        if suspend_s > 0:
+            sys_flag |= PullSysFlag.SUSPEND
+        if carry_expression:
+            sys_flag |= PullSysFlag.SUBSCRIPTION
+        header = PullMessageRequestHeader(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=max_count,
+            sys_flag=int(sys_flag),
+            commit_offset=commit_offset or 0,
+            suspend_timeout_millis=int(suspend_s * 1000),
+            subscription=expression if carry_expression else None,
+            sub_version=sub_version,
+            expression_type=expression_type,
+            bname=queue.broker_name,
+        )
+        if timeout_s is None:
+            timeout_s = max(self.timeout_s, suspend_s + 10.0)
+        answer = await self.ask(addr, RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
+        if answer.code not in _PULL_STATUS:
+            raise broker_error(answer, addr, queue.topic)
+        return answer
+
+    async def pull(
+        self,
+        addr: str,
+        queue: MessageQueue,
+        group: str,
+        offset: int,
+        *,
+        max_count: int = 32,
+        expression: str = "*",
+        expression_type: str = "TAG",
+        carry_expression: bool = True,
+        sub_version: int = 0,
+        commit_offset: int | None = None,
+        suspend_s: float = 0.0,
+        timeout_s: float | None = None,
+        max_body: int = MAX_BODY,
+    ) -> PullResult:
+        """As pull_frame, decoded. The broker filters tags by their hash only: look at each message's tag
+        again. max_body: bytes of a decompressed body; a larger one is left as it is stored."""
+        answer = await self.pull_frame(
+            addr, queue, group, offset,
+            max_count=max_count, expression=expression, expression_type=expression_type,
+            carry_expression=carry_expression, sub_version=sub_version, commit_offset=commit_offset,
+            suspend_s=suspend_s, timeout_s=timeout_s,
+        )  # fmt: skip
+        header = answer.header(PullMessageResponseHeader)
+        status = _PULL_STATUS[answer.code]
+        if status is PullStatus.FOUND:
+            found = decode_pulled(answer.body, queue.broker_name, max_body)
+        else:
+            found = Decoded([], [], [], None)
+        return PullResult(
+            status=status,
+            next_begin_offset=header.next_begin_offset if found.left_at is None else found.left_at,
+            min_offset=header.min_offset,
+            max_offset=header.max_offset,
+            messages=found.messages,
+            damaged=found.damaged,
+            oversized=found.oversized,
+            suggest_which_broker_id=header.suggest_which_broker_id,
+        )
+
+    async def view_message(self, addr: str, physical_offset: int, broker_name: str = "") -> MessageExt:
+        """The message at a position of the commit log, as an offset id names it. Raises RecordError if its
+        body is damaged."""
+        header = ViewMessageRequestHeader(offset=physical_offset)
+        answer = await self.call(addr, RequestCode.VIEW_MESSAGE_BY_ID, header)
+        return decode_one(answer.body, broker_name)
+
+    async def query_message(
+        self,
+        addr: str,
+        topic: str,
+        key: str,
+        *,
+        max_count: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        unique_key: bool = False,
+        broker_name: str = "",
+    ) -> list[MessageExt]:
+        """Messages by key or unique key. The index holds hashes: look at each message's keys again."""
+        header = QueryMessageRequestHeader(
+            topic=topic,
+            key=key,
+            max_num=max_count,
+            begin_timestamp=begin_ms,
+            end_timestamp=end_ms,
+            unique_key_query=unique_key,
+        )
+        answer = await self.ask(addr, RequestCode.QUERY_MESSAGE, header, timeout_s=max(self.timeout_s, 6.0))
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return []
+        if answer.code != ResponseCode.SUCCESS:
+            raise broker_error(answer, addr, topic, key)
+        return decode_messages(answer.body, broker_name, [])
+
+    # -- bounds of queues
+
+    async def max_offset(self, addr: str, queue: MessageQueue) -> int:
+        """The offset that the next message will get; 0 for a queue the broker does not have."""
+        header = GetMaxOffsetRequestHeader(
+            topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
+        )
+        answer = await self.call(addr, RequestCode.GET_MAX_OFFSET, header, topic=queue.topic)
+        return answer.header(OffsetResponseHeader).offset
+
+    async def min_offset(self, addr: str, queue: MessageQueue) -> int:
+        """The first offset that is still stored."""
+        header = GetMinOffsetRequestHeader(
+            topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
+        )
+        answer = await self.call(addr, RequestCode.GET_MIN_OFFSET, header, topic=queue.topic)
+        return answer.header(OffsetResponseHeader).offset
+
+    async def offset_by_time(self, addr: str, queue: MessageQueue, timestamp_ms: int) -> int:
+        """4.9: of the message stored nearest to that time; 5.x: of the first one stored then or later."""
+        header = SearchOffsetRequestHeader(
+            topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
+        )
+        answer = await self.call(addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, topic=queue.topic)
+        return answer.header(OffsetResponseHeader).offset
+
+    async def earliest_store_time(self, addr: str, queue: MessageQueue) -> int:
+        """Store time in ms of the queue's first message, -1 without one."""
+        header = GetEarliestMsgStoretimeRequestHeader(
+            topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
+        )
+        answer = await self.call(addr, RequestCode.GET_EARLIEST_MSG_STORETIME, header, topic=queue.topic)
+        return answer.header(GetEarliestMsgStoretimeResponseHeader).timestamp
+
+    # -- a group's offsets
+
+    async def consumer_offset(self, addr: str, group: str, queue: MessageQueue) -> int | None:
+        """None: the group has none. Every failure to tell raises: taking one for None would skip messages.
+
+        A broker that still has the queue's first messages says 0 for a group it does not know.
+        """
+        header = QueryConsumerOffsetRequestHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
+        )
+        try:
+            answer = await self.call(
+                addr,
+                RequestCode.QUERY_CONSUMER_OFFSET,
+                header,
+                topic=queue.topic,
+                timeout_s=max(self.timeout_s, 5.0),
+            )
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+        return answer.header(OffsetResponseHeader).offset
+
+    async def update_consumer_offset(self, addr: str, group: str, queue: MessageQueue, offset: int) -> None:
+        """Confirmed by the broker (Apache's client does not wait for that)."""
+        header = UpdateConsumerOffsetRequestHeader(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=offset,
+            bname=queue.broker_name,
+        )
+        await self.call(
+            addr,
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            header,
+            topic=queue.topic,
+            timeout_s=max(self.timeout_s, 5.0),
+        )
+
+    # -- groups and their members
+
+    async def heartbeat(self, addr: str, data: HeartbeatData) -> int:
+        """The broker's version number."""
+        answer = await self.call(addr, RequestCode.HEART_BEAT, body=data.encode())
+        return answer.version
+
+    async def unregister_client(
+        self, addr: str, client_id: str, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        """Say that a client leaves its groups."""
+        header = UnregisterClientRequestHeader(
+            client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
+        )
+        await self.call(addr, RequestCode.UNREGISTER_CLIENT, header)
+
+    async def consumer_ids(self, addr: str, group: str) -> list[str]:
+        """Client ids of the members; raises BrokerError SYSTEM_ERROR when there are none."""
+        header = GetConsumerListByGroupRequestHeader(consumer_group=group)
+        answer = await self.call(addr, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        members = ConsumerList.decode(answer.body).consumer_id_list
+        if len(members) > MEMBERS_MAX:
+            problem = (
+                f"group {printable(group)} has {len(members)} members, a client takes {MEMBERS_MAX} at most"
+            )
+            raise BodyError("ConsumerList", problem, "consumerIdList")
+        return list(members)
+
+    async def check_client_config(
+        self, addr: str, client_id: str, group: str, subscription: SubscriptionData
+    ) -> None:
+        """Whether the broker would serve a subscription that is not by tags. Raises BrokerError with its
+        words."""
+        body = CheckClientRequestBody(client_id=client_id, group=group, subscription_data=subscription)
+        await self.call(addr, RequestCode.CHECK_CLIENT_CONFIG, body=body.encode(), topic=subscription.topic)
+
+    async def send_message_back(
+        self,
+        addr: str,
+        message: MessageExt,
+        group: str,
+        *,
+        delay_level: int = 0,
+        max_reconsume_times: int = 16,
+        timeout_s: float = 5.0,
+    ) -> None:
+        """Have the group consume a message again later: level 0 lets the broker choose by the number of
+        tries, a negative one means dead letter."""
+        header = ConsumerSendMsgBackRequestHeader(
+            offset=message.physical_offset,
+            group=group,
+            delay_level=delay_level,
+            origin_msg_id=message.msg_id,
+            origin_topic=message.topic,
+            unit_mode=False,
+            max_reconsume_times=max_reconsume_times,
+            bname=message.broker_name,
+        )
+        await self.call(
+            addr,
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            header,
+            topic=message.topic,
+            key=message.msg_id,
+            timeout_s=timeout_s,
+        )
+
+    async def lock_queues(
+        self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue], *, timeout_s: float = 1.0
+    ) -> set[MessageQueue]:
+        """The queues that are locked for this client now."""
+        body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
+        answer = await self.call(addr, RequestCode.LOCK_BATCH_MQ, body=body.encode(), timeout_s=timeout_s)
+        return set(LockBatchResult.decode(answer.body).lock_ok_mq_set)
+
+    async def unlock_queues(
+        self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> None:
+        """Give locks of queues back."""
+        body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
+        await self.call(addr, RequestCode.UNLOCK_BATCH_MQ, body=body.encode())
+
+    # -- topics and the broker itself
+
+    async def create_topic(
+        self,
+        addr: str,
+        topic: str,
+        *,
+        read_queue_nums: int = 8,
+        write_queue_nums: int = 8,
+        perm: int = 6,
+        topic_sys_flag: int = 0,
+        order: bool = False,
+        attributes: str | None = None,
+    ) -> None:
+        """Create or change a topic on this broker, which tells its name servers at once."""
+        header = CreateTopicRequestHeader(
+            topic=topic,
+            default_topic="TBW102",
+            read_queue_nums=read_queue_nums,
+            write_queue_nums=write_queue_nums,
+            perm=perm,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=topic_sys_flag,
+            order=order,
+            attributes=attributes,
+        )
+        await self.call(addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header, topic=topic)
+
+    async def purge_topic(
+        self,
+        addr: str,
+        topic: str,
+        *,
+        queue_id: int | None = None,
+        before_ms: int | None = None,
+        execute: bool = False,
+    ) -> list[PurgedQueue]:
+        """Hide a topic's messages on a CometMQ broker, or learn what would go."""
+        header = PurgeTopicRequestHeader(topic=topic, queue_id=queue_id, before=before_ms, execute=execute)
+        answer = await self.call(addr, RequestCode.PURGE_TOPIC, header, topic=topic)
+        return PurgeResult.decode(answer.body).queues
+
+    async def delete_topic(self, addr: str, topic: str) -> None:
+        """On this broker; name servers have to be told as well."""
+        await self.call(
+            addr, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic), topic=topic
+        )
+
+    async def runtime_info(self, addr: str) -> dict[str, str]:
+        """What a broker says of itself, under RocketMQ's names."""
+        answer = await self.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return dict(KVTable.decode(answer.body).table)

@@ -1,0 +1,369 @@
+"""What producers and consumers of one program may share: connections, routes, heartbeats.
+
+async with ClientInstance("127.0.0.1:9876") as client:
+    async with Producer("p", client=client) as producer, PushConsumer("c", listener, "T", client=client):
+        ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from cometmq import logs
+from cometmq.client.cluster.broker_api import BrokerApi
+from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
+from cometmq.client.cluster.namesrv_api import NamesrvApi
+from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
+from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests
+from cometmq.client.cluster.state import check_loop, not_running
+from cometmq.client.options import ClientOptions, namesrv_addresses
+from cometmq.errors import ClientStateError, CometError, NoRouteError
+from cometmq.message import MessageQueue
+from cometmq.protocol.bodies import HeartbeatData, ProducerData
+from cometmq.protocol.codes import TBW102
+from cometmq.remoting import Connection, RemotingClient
+
+__all__ = ["ClientInstance"]
+
+log = logs.logger("cometmq.client")
+
+_TEMPLATE_TTL_S = 1.0
+"""A route made from the template is asked again after this: the topic may have come into being meanwhile."""
+
+
+class ClientInstance:
+    """To be made inside the running loop. Users with an instance of their own call start() and close() on
+    it."""
+
+    def __init__(
+        self, namesrv: str | Sequence[str] | None = None, options: ClientOptions | None = None
+    ) -> None:
+        self.options = options if options is not None else ClientOptions()
+        addrs = namesrv_addresses(namesrv)
+        address = self.options.client_ip or local_address(addrs[0])
+        self.client_id = client_id_of(address, self.options)
+        self.keys = KeyMaker(address)
+        self.consumers: dict[str, ConsumerPeer] = {}
+        self._producers: dict[str, int] = {}
+        self._requests = ServerRequests(self.consumers)
+        self.remoting = RemotingClient(self._requests.handlers(), on_close=self._connection_closed)
+        self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
+        self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s)
+        self.routes = RouteTable()
+        self.heartbeat_problems: dict[str, str] = {}
+        """Broker address -> why the last heartbeat failed."""
+        self._state = "new"
+        self.loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._template_until: dict[str, float] = {}
+        self._announced: set[str] = set()
+        """Broker addresses that know of us by a heartbeat on the present connection."""
+        self._heartbeat_wanted = asyncio.Event()
+
+    # -- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the periodic work. May be called again; nothing is asked of any server yet."""
+        check_loop(f"client {self.client_id}", self.loop)
+        if self._state == "running":
+            return
+        if self._state != "new":
+            raise not_running(f"client {self.client_id}", self._state)
+        self._state = "running"
+        self._spawn(self._every(self.options.route_interval_s, self.refresh_routes), "routes")
+        self._spawn(self._heartbeat_job(), "heartbeat")
+
+    async def close(self) -> None:
+        """Stop everything and close the connections. May be called again."""
+        if self._state == "closed":
+            return
+        self._state = "closed"
+        tasks = [*self._tasks, *self._fetching.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.remoting.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        task = self.loop.create_task(work, name=f"cometmq-{name}-{self.client_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _every(self, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await work()
+            except Exception:
+                log.exception("periodic work of client %s failed", self.client_id)
+
+    # -- routes
+
+    async def publish_route(
+        self, topic: str, template: str = TBW102, template_queue_nums: int = 4
+    ) -> TopicRoute:
+        """Where messages of a topic may be sent. A topic nobody knows gets the route of the template topic,
+        whose brokers create topics at their first message. Raises NoRouteError."""
+        route = self.routes.get(topic)
+        if route is not None and route.write_queues and not self._template_expired(route):
+            return route
+        try:
+            route = await self._fetch(topic)
+        except NoRouteError as error:
+            if route is not None:
+                return route  # the template's route, still good for sending
+            return await self._from_template(topic, template, template_queue_nums, error)
+        if not route.write_queues:
+            raise NoRouteError(
+                topic,
+                [(self.namesrv.current, "a route without a queue that may be written")],
+                "Look at the permissions, and whether each broker has a master (mqadmin topicRoute).",
+            )
+        return route
+
+    def _template_expired(self, route: TopicRoute) -> bool:
+        return route.from_template and self.loop.time() >= self._template_until.get(route.topic, 0.0)
+
+    async def _from_template(
+        self, topic: str, template: str, queue_nums: int, error: NoRouteError
+    ) -> TopicRoute:
+        try:
+            data = await self.namesrv.route(template)
+        except NoRouteError:
+            raise error from None  # names the topic that the caller asked for
+        route = template_route(topic, data, queue_nums)
+        if not route.write_queues:
+            raise error
+        self._template_until[topic] = self.loop.time() + _TEMPLATE_TTL_S
+        self._put(route)
+        return route
+
+    async def read_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that may be read. Raises NoRouteError."""
+        route = self.routes.get(topic)
+        if route is None or route.from_template:
+            route = await self._fetch(topic)
+        return route.read_queues
+
+    async def _fetch(self, topic: str) -> TopicRoute:
+        """Ask for a route; all who want the same one at the same time share one request."""
+        task = self._fetching.get(topic)
+        if task is None:
+            task = self.loop.create_task(self._fetch_now(topic), name=f"cometmq-route-{topic}")
+            self._fetching[topic] = task
+            task.add_done_callback(lambda done: self._fetched(topic, done))
+        # Shielded: one caller's cancellation must not take the answer from the others.
+        return await asyncio.shield(task)
+
+    async def _fetch_now(self, topic: str) -> TopicRoute:
+        route = topic_route(topic, await self.namesrv.route(topic))
+        self._put(route)
+        return route
+
+    def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
+        self._fetching.pop(topic, None)
+        if not task.cancelled():
+            task.exception()  # seen: its callers may have gone
+
+    def _put(self, route: TopicRoute) -> None:
+        changed = self.routes.put(route)
+        if not changed:
+            return
+        if route.unusable:
+            log.warning("the route of %s names what are no addresses: %r", route.topic, route.unusable)
+        for consumer in self.consumers.values():
+            if route.topic in consumer.topics():
+                consumer.wake_rebalance()
+        if not self.routes.addresses(replicas=bool(self.consumers)) <= self._announced:
+            self._heartbeat_wanted.set()
+
+    def refresh_soon(self, topic: str) -> None:
+        """Ask for a route in the background: something says that it may be old."""
+        if self._state == "running" and topic not in self._fetching:
+            self._spawn(self.refresh_routes([topic]), "refresh")
+
+    async def refresh_routes(self, topics: Iterable[str] | None = None) -> dict[str, CometError]:
+        """Ask for the routes of these topics, else of all that are used; the failures by topic. A route that
+        is known stays good until brokers say otherwise."""
+        wanted = set(self.routes.topics) if topics is None else set(topics)
+        if topics is None:
+            for consumer in self.consumers.values():
+                wanted.update(consumer.topics())
+        failures: dict[str, CometError] = {}
+        for topic in sorted(wanted):
+            failure = await self._refresh(topic)
+            if failure is not None:
+                failures[topic] = failure
+        self.routes.forget_unrouted()
+        return failures
+
+    async def _refresh(self, topic: str) -> CometError | None:
+        try:
+            await self._fetch(topic)
+        except CometError as error:
+            log.debug("route of %s was not refreshed: %s", topic, error)
+            return error
+        return None
+
+    # -- brokers
+
+    def master_addr(self, broker_name: str, topic: str = "*") -> str:
+        """Raises NoRouteError for a broker that no route names, or that has no master. `topic`: for its
+        text."""
+        addr = self.routes.master(broker_name)
+        if addr is None:
+            raise self._unknown_broker(broker_name, topic)
+        return addr
+
+    async def find_addr(self, queue: MessageQueue) -> str:
+        """The master of a queue's broker, else a replica, asking for the topic's route if it is not known
+        yet."""
+        addr = self.routes.any(queue.broker_name)
+        if addr is None:
+            await self._fetch(queue.topic)
+            addr = self.routes.any(queue.broker_name)
+            if addr is None:
+                raise self._unknown_broker(queue.broker_name, queue.topic)
+        return addr
+
+    async def find_master(self, queue: MessageQueue) -> str:
+        """The master of a queue's broker, asking for the topic's route if it is not known yet."""
+        addr = self.routes.master(queue.broker_name)
+        if addr is None:
+            await self._fetch(queue.topic)
+            addr = self.master_addr(queue.broker_name, queue.topic)
+        return addr
+
+    async def pull_addr(self, queue: MessageQueue, broker_id: int) -> tuple[str, bool]:
+        """(address, whether it is a replica) to pull a queue from."""
+        found = self.routes.for_pull(queue.broker_name, broker_id)
+        if found is None:
+            await self._fetch(queue.topic)
+            found = self.routes.for_pull(queue.broker_name, broker_id)
+            if found is None:
+                raise self._unknown_broker(queue.broker_name, queue.topic)
+        return found
+
+    def _unknown_broker(self, broker_name: str, topic: str) -> NoRouteError:
+        return NoRouteError(
+            topic,
+            [(self.namesrv.current, f"no route names the address of a master of broker {broker_name}")],
+            "Is the broker down, or registered under another name? (mqadmin clusterList)",
+        )
+
+    async def consumer_ids(self, topic: str, group: str) -> list[str]:
+        """The client ids of a group's members, from any broker of the topic."""
+        failure: CometError | None = None
+        for addr in self.routes.addresses_of(topic):
+            try:
+                return await self.brokers.consumer_ids(addr, group)
+            except CometError as error:
+                failure = error
+        raise failure if failure is not None else self._unknown_broker("(any)", topic)
+
+    # -- who we are, told to brokers
+
+    def register_producer(self, group: str) -> None:
+        """Announce a producer group from the next heartbeat on, which comes soon."""
+        self._producers[group] = self._producers.get(group, 0) + 1
+        self._heartbeat_wanted.set()
+
+    def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
+        """Announce a consumer and let it answer brokers. Raises ClientStateError if its group has one."""
+        if group in self.consumers:
+            raise ClientStateError(f"client {self.client_id} has a consumer of group {group} already")
+        self.consumers[group] = peer
+
+    async def unregister_producer(self, group: str) -> None:
+        """Tell the brokers that the last producer of a group leaves."""
+        left = self._producers.get(group, 0) - 1
+        if left > 0:
+            self._producers[group] = left
+            return
+        if self._producers.pop(group, None) is not None:
+            await self._say_goodbye(producer_group=group)
+
+    async def unregister_consumer(self, group: str) -> None:
+        """Tell the brokers that a consumer leaves."""
+        if self.consumers.pop(group, None) is not None:
+            await self._say_goodbye(consumer_group=group)
+
+    async def _say_goodbye(
+        self, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        """Tell the brokers that know of us: the others take over at once instead of after 120 s."""
+
+        async def tell(addr: str) -> None:
+            try:
+                await self.brokers.unregister_client(addr, self.client_id, producer_group, consumer_group)
+            except CometError as error:
+                log.info("broker %s was not told that %s leaves: %s", addr, self.client_id, error)
+
+        await asyncio.gather(*(tell(addr) for addr in sorted(self._announced)))
+
+    def heartbeat_soon(self) -> None:
+        """Announce all groups in the background."""
+        self._heartbeat_wanted.set()
+
+    async def send_heartbeats(self) -> None:
+        """Announce all groups to all brokers. Never raises: `heartbeat_problems` says what failed."""
+        self._heartbeat_wanted.clear()
+        if not self._producers and not self.consumers:
+            return
+        body = self._heartbeat()
+        addrs = self.routes.addresses(replicas=bool(self.consumers))
+        await asyncio.gather(*(self._heartbeat_to(addr, body) for addr in addrs))
+        for addr in set(self.heartbeat_problems) - addrs:
+            del self.heartbeat_problems[addr]
+
+    async def _heartbeat_to(self, addr: str, body: HeartbeatData) -> None:
+        try:
+            await self.brokers.heartbeat(addr, body)
+        except CometError as error:
+            text = str(error)
+            if self.heartbeat_problems.get(addr) != text:
+                log.warning("heartbeat failed: %s", text)
+            self.heartbeat_problems[addr] = text
+            self._announced.discard(addr)
+        else:
+            self._announced.add(addr)
+            self.heartbeat_problems.pop(addr, None)
+
+    def _heartbeat(self) -> HeartbeatData:
+        return HeartbeatData(
+            client_id=self.client_id,
+            producer_data_set=[ProducerData(group_name=group) for group in sorted(self._producers)],
+            consumer_data_set=[peer.heartbeat() for _, peer in sorted(self.consumers.items())],
+        )
+
+    async def _heartbeat_job(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self.options.heartbeat_interval_s):
+                    await self._heartbeat_wanted.wait()
+            except TimeoutError:
+                pass
+            try:
+                await self.send_heartbeats()
+            except Exception:
+                log.exception("heartbeat of client %s failed", self.client_id)
+
+    def _connection_closed(self, connection: Connection) -> None:
+        """A broker forgets a client with its connection. Consumers come back at once, producers at the next
+        beat."""
+        self._announced.discard(connection.addr)
+        if self._state == "running" and self.consumers:
+            self.loop.call_later(1.0, self._heartbeat_wanted.set)

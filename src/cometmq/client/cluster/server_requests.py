@@ -1,0 +1,116 @@
+"""What brokers ask of a client on its own connection."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from cometmq import logs
+from cometmq.client.cluster.decoding import decode_one
+from cometmq.errors import CommandError
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    GetConsumerStatusBody,
+    ResetOffsetBody,
+)
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    NotifyConsumerIdsChangedRequestHeader,
+    ResetOffsetRequestHeader,
+)
+from cometmq.remoting import Connection, Handler
+
+__all__ = ["ConsumerPeer", "ServerRequests"]
+
+log = logs.logger("cometmq.client")
+
+
+class ConsumerPeer(Protocol):
+    """A consumer as its client instance and the brokers see it."""
+
+    def topics(self) -> Collection[str]: ...
+
+    def heartbeat(self) -> ConsumerData: ...
+
+    def wake_rebalance(self) -> None: ...
+
+    async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None: ...
+
+    async def offsets(self, topic: str) -> dict[MessageQueue, int]: ...
+
+    def running_info(self) -> ConsumerRunningInfo: ...
+
+    async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult: ...
+
+
+class ServerRequests:
+    """`consumers`: group -> consumer, the client instance's own table."""
+
+    def __init__(self, consumers: Mapping[str, ConsumerPeer]) -> None:
+        self._consumers = consumers
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self.ids_changed,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset_offset,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.consumer_status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+        }
+
+    def _consumer(self, group: str) -> ConsumerPeer:
+        consumer = self._consumers.get(group)
+        if consumer is None:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"The Consumer Group <{group}> not exist in this consumer"
+            )
+        return consumer
+
+    def ids_changed(self, connection: Connection, frame: Frame) -> None:
+        """40: a member came or went."""
+        del connection
+        group = frame.header(NotifyConsumerIdsChangedRequestHeader).consumer_group
+        consumer = self._consumers.get(group)
+        if consumer is not None:
+            consumer.wake_rebalance()
+
+    async def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
+        """220: an administrator moved the group's offsets."""
+        header = frame.header(ResetOffsetRequestHeader)
+        table = ResetOffsetBody.decode(frame.body).offset_table
+        log.info(
+            "%s moves group %s on %s: %d queues", connection.peer, header.group, header.topic, len(table)
+        )
+        await self._consumer(header.group).reset_offsets(table)
+        return frame.response(ResponseCode.SUCCESS)
+
+    async def consumer_status(self, connection: Connection, frame: Frame) -> Frame:
+        """221: this member's offsets of a topic."""
+        del connection
+        header = frame.header(GetConsumerStatusRequestHeader)
+        table = await self._consumer(header.group).offsets(header.topic)
+        body = GetConsumerStatusBody(message_queue_table=table).encode()
+        return frame.response(ResponseCode.SUCCESS, body=body)
+
+    def running_info(self, connection: Connection, frame: Frame) -> Frame:
+        """307: everything about a consumer."""
+        del connection
+        header = frame.header(GetConsumerRunningInfoRequestHeader)
+        return frame.response(
+            ResponseCode.SUCCESS, body=self._consumer(header.consumer_group).running_info().encode()
+        )
+
+    async def consume_directly(self, connection: Connection, frame: Frame) -> Frame:
+        """309: hand one message to the listener and tell what it said."""
+        del connection
+        header = frame.header(ConsumeMessageDirectlyRequestHeader)
+        consumer = self._consumer(header.consumer_group)
+        message = decode_one(frame.body, header.broker_name or "", refuse_large=True)
+        return frame.response(ResponseCode.SUCCESS, body=(await consumer.consume_directly(message)).encode())

@@ -1,0 +1,182 @@
+"""Calling the listener of a push consumer for many messages at once, in no particular order.
+
+A fixed number of worker tasks takes batches from one line, so there is no task per message. What happens with
+failed messages is the owner's business (`settle`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+from cometmq import logs
+from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus
+from cometmq.client.consumer.process_queue import Batch
+from cometmq.text import printable
+
+__all__ = ["ConcurrentConsuming", "Consuming"]
+
+log = logs.logger("cometmq.client.consumer")
+
+Settle = Callable[[Batch, ConsumeStatus, ConsumeContext], Awaitable[None]]
+
+_BATCHES_WITHOUT_YIELD = 32
+"""A listener that never really waits would keep the loop from reading its sockets."""
+
+
+_FAILING = 3
+"""Failures in a row after which a listener is a problem and no accident."""
+
+
+class Consuming(Protocol):
+    """What a push consumer needs of the part that calls listeners (concurrent here; one by one for ordered
+    queues)."""
+
+    ordered: bool
+
+    def start(self) -> None: ...
+
+    def submit(self, batches: Iterable[Batch]) -> None: ...
+
+    async def stop(self, drain_timeout_s: float) -> int: ...
+
+
+class ConcurrentConsuming:
+    ordered = False
+
+    def __init__(self, listener: BoundListener, concurrency: int, settle: Settle) -> None:
+        self._listener = listener
+        self._concurrency = concurrency
+        self._settle = settle
+        self._ready: deque[Batch] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._workers: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self.running = 0
+        """Listener calls under way."""
+        self.consumed = 0
+        self.failed = 0
+        """Messages whose listener failed or asked for later."""
+        self._failures_in_a_row = 0
+        self._last_failure = ""
+        self.last_error: BaseException | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Batches in line."""
+        return len(self._ready)
+
+    def problem(self) -> str | None:
+        """What is wrong with a listener that fails for every message, None for one that does not."""
+        if self._failures_in_a_row < _FAILING:
+            return None
+        return f"failed {self._failures_in_a_row} times in a row, last: {self._last_failure}"
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._workers = [
+            loop.create_task(self._work(), name=f"cometmq-consume-{index}")
+            for index in range(self._concurrency)
+        ]
+
+    def submit(self, batches: Iterable[Batch]) -> None:
+        before = len(self._ready)
+        self._ready.extend(batches)
+        self._wake(len(self._ready) - before)
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._idle:
+            future = self._idle.popleft()
+            if not future.done():
+                future.set_result(None)
+                count -= 1
+
+    async def stop(self, drain_timeout_s: float) -> int:
+        """Start no more listener calls and wait for those that run; the number that did not end in time.
+
+        Calls that overrun are cancelled (async listeners) or left alone (threads cannot be stopped); in both
+        cases their messages stay uncommitted and are delivered again.
+        """
+        self._stopping = True
+        self._wake(len(self._idle))
+        overrun = 0
+        if self._workers:
+            _, pending = await asyncio.wait(self._workers, timeout=drain_timeout_s)
+            overrun = len(pending)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
+        self._workers = []
+        self._ready.clear()
+        return overrun
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = self._ready
+        in_a_row = 0
+        while not self._stopping:
+            if not ready:
+                future = loop.create_future()
+                self._idle.append(future)
+                await future
+                in_a_row = 0
+                continue
+            batch = ready.popleft()
+            if batch.done or batch.queue.dropped:
+                continue
+            await self._consume(batch, loop)
+            in_a_row += 1
+            if in_a_row >= _BATCHES_WITHOUT_YIELD:
+                in_a_row = 0
+                await asyncio.sleep(0)
+
+    async def _consume(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> None:
+        context = ConsumeContext(batch.queue.message_queue)
+        batch.started_at = loop.time()
+        if batch.refusal is None:
+            status = await self._call(batch, context)
+            self._failures_in_a_row = 0 if status is ConsumeStatus.SUCCESS else self._failures_in_a_row + 1
+        else:
+            self.last_error = batch.refusal
+            status = ConsumeStatus.RECONSUME_LATER
+            log.warning(
+                "no listener gets offset %d of %s: %s",
+                batch.first_offset, batch.queue.message_queue, batch.refusal,
+            )  # fmt: skip
+        if status is ConsumeStatus.SUCCESS:
+            self.consumed += len(batch.messages)
+        else:
+            self.failed += len(batch.messages)
+        batch.queue.last_consume_at = loop.time()
+        try:
+            await self._settle(batch, status, context)
+        except Exception:
+            # The batch stays unfinished: its offset is not committed and its messages come again.
+            log.exception("could not settle messages of %s", batch.queue.message_queue)
+
+    async def _call(self, batch: Batch, context: ConsumeContext) -> ConsumeStatus:
+        self.running += 1
+        try:
+            status = await self._listener(batch.messages, context)
+            if status is not ConsumeStatus.SUCCESS:
+                self._last_failure = "it asked for later"
+            return status
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # we are cancelled; otherwise something that the listener awaited was
+            self.last_error = error
+            self._last_failure = printable(repr(error))  # it may quote a body
+            log.warning(
+                "listener failed on %s from offset %d (%d messages); they will be consumed again: %r",
+                batch.queue.message_queue,
+                batch.first_offset,
+                len(batch.messages),
+                error,
+                exc_info=error,
+            )
+            return ConsumeStatus.RECONSUME_LATER
+        finally:
+            self.running -= 1

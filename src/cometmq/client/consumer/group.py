@@ -1,0 +1,39 @@
+"""What the parts of one consumer share: its name, its place in the client instance, subscriptions and
+offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.consumer.consumer_offsets import OffsetStore
+from cometmq.client.consumer.subscription import Subscription
+from cometmq.client.options import MessageModel, PushOptions
+from cometmq.message import MessageExt
+from cometmq.protocol.codes import RETRY_PREFIX
+from cometmq.protocol.properties.text import RETRY_TOPIC
+
+__all__ = ["ConsumerGroup"]
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    name: str
+    instance: ClientInstance
+    options: PushOptions
+    offsets: OffsetStore
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    start_timestamp_ms: int = 0
+
+    @property
+    def retry_topic(self) -> str:
+        return RETRY_PREFIX + self.name
+
+    def restore_topic(self, message: MessageExt) -> None:
+        """Listeners see a message of the retry topic under the topic it was sent to."""
+        if message.topic == self.retry_topic:
+            message.topic = message.properties.get(RETRY_TOPIC, message.topic)
+
+    @property
+    def clustering(self) -> bool:
+        return self.options.message_model is MessageModel.CLUSTERING

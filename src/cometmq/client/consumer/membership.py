@@ -1,0 +1,299 @@
+"""Which queues a push consumer holds: rebalance, taking queues up and giving them up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cometmq import logs
+from cometmq.client.consumer.consuming import Consuming
+from cometmq.client.consumer.group import ConsumerGroup
+from cometmq.client.consumer.process_queue import FlowLimits, ProcessQueue
+from cometmq.client.consumer.pulling import QueuePuller
+from cometmq.client.consumer.rebalance import changes, share_of
+from cometmq.client.consumer.start_offset import StartAt, StartAtMax, start_of
+from cometmq.errors import CometError, NoRouteError
+from cometmq.message import MessageQueue
+
+__all__ = ["Held", "Membership"]
+
+_TAKEN_AT_ONCE = 32
+_RETRY_TOPIC_PATIENCE = 10
+"""Quick rounds that wait for the retry topic; a broker may be forbidden to create it."""
+
+log = logs.logger("cometmq.client.consumer.membership")
+
+_UNBALANCED_INTERVAL_S = 1.0
+"""Between rounds while something is missing (a route, the member list, a start offset); 5.x does the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    puller: QueuePuller
+    task: asyncio.Task[None]
+
+    @property
+    def queue(self) -> ProcessQueue:
+        return self.puller.queue
+
+
+class Membership:
+    def __init__(self, group: ConsumerGroup, consuming: Consuming) -> None:
+        self._group = group
+        self._consuming = consuming
+        self.held: dict[MessageQueue, Held] = {}
+        self.problems: dict[str, str] = {}
+        """topic -> why its queues could not be shared out."""
+        self._wanted = asyncio.Event()
+        self._round = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._suspended = False
+        self._unlisted: set[str] = set()
+        """Topics whose broker did not know us in the last round."""
+        self._retry_topic_misses = 0
+        self._limits = group.options.flow_limits
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"cometmq-rebalance-{self._group.name}"
+        )
+
+    def wake(self) -> None:
+        """Rebalance now: members or subscriptions changed."""
+        self._wanted.set()
+
+    def made_room(self, queue: ProcessQueue) -> None:
+        held = self.held.get(queue.message_queue)
+        if held is not None and held.queue is queue:
+            held.puller.made_room()
+
+    def suspend(self) -> None:
+        self._suspended = True
+        for held in self.held.values():
+            held.puller.suspend()
+
+    def resume(self) -> None:
+        self._suspended = False
+        for held in self.held.values():
+            held.puller.resume()
+
+    async def stop_pulling(self) -> None:
+        """No more rebalance and no more pulls; held messages may still be settled."""
+        tasks = [held.task for held in self.held.values()]
+        if self._task is not None:
+            tasks.append(self._task)
+            self._task = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def drop_all(self) -> None:
+        for held in self.held.values():
+            held.queue.dropped = True
+        self.held.clear()
+
+    async def _run(self) -> None:
+        while True:
+            self._wanted.clear()
+            try:
+                balanced = await self.rebalance()
+            except Exception:
+                log.exception("rebalance of group %s failed", self._group.name)
+                balanced = False
+            interval = self._group.options.rebalance_interval_s
+            try:
+                async with asyncio.timeout(interval if balanced else min(interval, _UNBALANCED_INTERVAL_S)):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+
+    async def rebalance(self) -> bool:
+        """One round; whether every topic is shared out and every queue of ours is held."""
+        async with self._round:
+            group = self._group
+            topics = list(group.subscriptions)
+            before = set(self.held)
+            results = [await self._rebalance_topic(topic) for topic in topics]
+            gone = [queue for queue in self.held if queue.topic not in group.subscriptions]
+            await self._give_up(gone)
+            for topic in set(self.problems).difference(topics):
+                del self.problems[topic]
+            if before != set(self.held):
+                self._share_limits()
+                log.info("group %s holds %d queues", group.name, len(self.held))
+            return all(results)
+
+    async def _rebalance_topic(self, topic: str) -> bool:
+        group = self._group
+        try:
+            queues = await group.instance.read_queues(topic)
+            if group.clustering:
+                members = await group.instance.consumer_ids(topic, group.name)
+                mine = share_of(group.options.allocate_strategy, group.instance.client_id, queues, members)
+            else:
+                members = []
+                mine = sorted(queues)
+        except CometError as error:
+            # Nothing is known that would justify giving up what we hold.
+            return self._note_problem(topic, error)
+        if group.clustering and group.instance.client_id not in members:
+            self.problems[topic] = f"the broker does not list this client in group {group.name} yet"
+            group.instance.heartbeat_soon()
+            if topic not in self._unlisted:
+                # A broker that was restarted, or whose connection was lost, knows us again after the next
+                # heartbeat. Until then we keep what we hold: giving it up and taking it anew would repeat
+                # messages.
+                self._unlisted.add(topic)
+                return False
+        else:
+            self._unlisted.discard(topic)
+        held = [queue for queue in self.held if queue.topic == topic]
+        change = changes(held, mine, self._expired(held))
+        await self._give_up(change.drop)
+        taken = await self._take_all(change.add)
+        if topic in self._unlisted:
+            return False
+        if taken:
+            self.problems.pop(topic, None)
+        return taken
+
+    def _expired(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Those whose pull is under way for so long that it is lost."""
+        now = asyncio.get_running_loop().time()
+        expired = [queue for queue in queues if self.held[queue].puller.lost(now)]
+        for queue in expired:
+            log.warning("a pull of %s has not come back; the queue is given up and taken anew", queue)
+        return expired
+
+    def _note_problem(self, topic: str, error: CometError) -> bool:
+        """Keep it for health(); True if it is none that has to be looked after soon."""
+        text = str(error)
+        if isinstance(error, NoRouteError) and topic == self._group.retry_topic:
+            # The first heartbeat creates it; until then there is nothing to retry either.
+            self.problems.pop(topic, None)
+            self._retry_topic_misses += 1
+            return self._retry_topic_misses > _RETRY_TOPIC_PATIENCE
+        if self.problems.get(topic) != text:
+            log.warning("group %s cannot share out %s: %s", self._group.name, topic, text)
+        self.problems[topic] = text
+        return False
+
+    async def _take_all(self, queues: Iterable[MessageQueue]) -> bool:
+        """Several at once: a member may hold thousands, and each needs a question or two to its broker."""
+        waiting = iter(queues)
+        good = True
+
+        async def some() -> None:
+            nonlocal good
+            for queue in waiting:
+                if not await self._take(queue):
+                    good = False
+
+        await asyncio.gather(*(some() for _ in range(_TAKEN_AT_ONCE)))
+        return good
+
+    async def _take(self, queue: MessageQueue) -> bool:
+        group = self._group
+        group.offsets.forget(queue)
+        try:
+            offset = await self._start_offset(queue)
+        except CometError as error:
+            self._note_problem(queue.topic, error)
+            return False
+        loop = asyncio.get_running_loop()
+        process_queue = ProcessQueue(queue, offset, loop.time())
+        puller = QueuePuller(
+            group, process_queue, self._consuming, self._current_limits, self._offset_illegal
+        )
+        if self._suspended:
+            puller.suspend()
+        task = loop.create_task(
+            puller.run(), name=f"cometmq-pull-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
+        )
+        self.held[queue] = Held(puller, task)
+        task.add_done_callback(lambda done: self._pull_ended(process_queue, done))
+        return True
+
+    def _pull_ended(self, queue: ProcessQueue, task: asyncio.Task[None]) -> None:
+        """A pull loop ends only with its queue; anything else is a bug of ours, after which the queue is
+        taken anew."""
+        if task.cancelled() or task.exception() is None:
+            return
+        log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
+        held = self.held.get(queue.message_queue)
+        if held is not None and held.queue is queue:
+            queue.dropped = True
+            del self.held[queue.message_queue]
+
+    async def _start_offset(self, queue: MessageQueue) -> int:
+        group = self._group
+        stored = await group.offsets.stored(queue)
+        start = start_of(group.options.consume_from_where, stored, queue.topic, group.start_timestamp_ms)
+        if isinstance(start, StartAt):
+            return start.offset
+        addr = group.instance.master_addr(queue.broker_name)
+        if isinstance(start, StartAtMax):
+            return await group.instance.brokers.max_offset(addr, queue)
+        return await group.instance.brokers.offset_by_time(addr, queue, start.timestamp_ms)
+
+    async def _give_up(self, queues: Iterable[MessageQueue]) -> None:
+        for queue in queues:
+            held = self.held.pop(queue, None)
+            if held is None:
+                continue
+            held.queue.dropped = True
+            held.task.cancel()
+            await self._group.offsets.release(queue)
+
+    async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
+        """The broker has no such offset: start anew at the one it names. Late results must not bring the old
+        back."""
+        message_queue = queue.message_queue
+        if self.held.get(message_queue) is None or self.held[message_queue].queue is not queue:
+            return
+        queue.dropped = True
+        del self.held[message_queue]
+        await self._store_now({message_queue: corrected})
+        self._group.offsets.forget(message_queue)
+        self.wake()
+
+    async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
+        """An administrator moved the group: drop what is held of these queues and start at the given
+        offsets. Queues that others hold are theirs to store: what they have done since would be undone."""
+        async with self._round:
+            ours = {queue: offset for queue, offset in table.items() if queue in self.held}
+            for queue in ours:
+                held = self.held.pop(queue)
+                held.queue.dropped = True
+                held.task.cancel()
+            await self._store_now(ours)
+            for queue in ours:
+                self._group.offsets.forget(queue)
+        self.wake()
+
+    async def _store_now(self, table: Mapping[MessageQueue, int]) -> None:
+        for queue, offset in table.items():
+            self._group.offsets.update(queue, offset, increase_only=False)
+        try:
+            await self._group.offsets.persist(table)
+        except CometError as error:
+            log.warning("corrected offsets of group %s were not stored: %s", self._group.name, error)
+
+    def _current_limits(self) -> FlowLimits:
+        return self._limits
+
+    def _share_limits(self) -> None:
+        """Limits over all queues together are shared out evenly among those that are held."""
+        options = self._group.options
+        share = max(1, len(self.held))
+        limits = options.flow_limits
+        self._limits = FlowLimits(
+            max_count=limits.max_count
+            if options.topic_max_count is None
+            else max(1, options.topic_max_count // share),
+            max_mib=limits.max_mib
+            if options.topic_max_mib is None
+            else max(1, options.topic_max_mib // share),
+            max_span=limits.max_span,
+        )

@@ -1,0 +1,127 @@
+"""Offsets of a BROADCASTING consumer: a local file, in the place and the form of Apache's client.
+
+    <dir>/<client id>/<group>/offsets.json
+
+Its map keys are objects, so it is not standard JSON. A new version is written beside the old one and moved
+into place; the old one becomes `offsets.json.bak`, which is read when the main file is missing or broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+from cometmq import logs
+from cometmq.errors import CometError
+from cometmq.message import MessageQueue
+from cometmq.private import make_private_directory, open_private
+from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
+
+__all__ = ["LocalOffsets", "parse_offsets", "render_offsets"]
+
+log = logs.logger("cometmq.client.consumer.consumer_offsets")
+
+
+class OffsetFileError(CometError):
+    """Neither the offsets file nor its backup can be read, or they cannot be written."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+class LocalOffsets:
+    def __init__(self, directory: str | None, client_id: str, group: str) -> None:
+        base = (
+            directory if directory is not None else os.path.join(os.path.expanduser("~"), ".rocketmq_offsets")
+        )
+        self.path = os.path.join(base, client_id, group, "offsets.json")
+        self._table: dict[MessageQueue, int] | None = None
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        return (await self._loaded()).get(queue)
+
+    async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
+        """Queues that are in the file and not in `table` stay there."""
+        known = await self._loaded()
+        known.update(table)
+        try:
+            await asyncio.to_thread(self._save, render_offsets(known))
+        except OSError as error:
+            failure = OffsetFileError(self.path, error.strerror or str(error))
+            return dict.fromkeys(table, failure)
+        return {}
+
+    async def _loaded(self) -> dict[MessageQueue, int]:
+        if self._table is None:
+            self._table = await asyncio.to_thread(self._load)
+        return self._table
+
+    def _load(self) -> dict[MessageQueue, int]:
+        problems: list[str] = []
+        for path in (self.path, self.path + ".bak"):
+            try:
+                with open(path, "rb") as file:
+                    data = file.read()
+                if data.strip():
+                    return parse_offsets(data)
+                problems.append(f"{path} is empty")
+            except FileNotFoundError:
+                continue
+            except (OSError, LenientError, ValueError) as error:
+                problems.append(f"{path}: {error}")
+        if problems:
+            # Starting without offsets would skip or repeat everything: the user has to say that this is
+            # wanted.
+            raise OffsetFileError(
+                self.path, "; ".join(problems) + "; remove the file to start without offsets"
+            )
+        return {}
+
+    def _save(self, text: str) -> None:
+        make_private_directory(os.path.dirname(self.path))
+        temporary = self.path + ".tmp"
+        with open_private(temporary, in_place_of=self.path) as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if os.path.exists(self.path):
+            os.replace(self.path, self.path + ".bak")
+        os.replace(temporary, self.path)
+
+
+def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
+    """Keys may be objects or strings that hold such an object. Raises LenientError or ValueError."""
+    value = read_lenient(data)
+    if not isinstance(value, dict) or not isinstance(value.get("offsetTable", {}), dict):
+        raise ValueError("it holds no offsetTable")
+    table: dict[MessageQueue, int] = {}
+    for key, offset in (value.get("offsetTable") or {}).items():
+        fields = key.as_dict() if isinstance(key, ObjectKey) else read_lenient(key)
+        if not isinstance(fields, dict):
+            raise ValueError(f"{key!r} is no queue")
+        try:
+            queue = MessageQueue(str(fields["topic"]), str(fields["brokerName"]), int(fields["queueId"]))
+            # An AtomicLong is written as a number by some versions and as {"value": n} by others.
+            table[queue] = int(offset["value"] if isinstance(offset, dict) else offset)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{key!r}: {error!r}") from None
+    return table
+
+
+def render_offsets(table: dict[MessageQueue, int]) -> str:
+    """fastjson's pretty form: one tab per level, a key object's end on a line of its own."""
+    entries = [
+        "{\n"
+        f'\t\t\t"brokerName":{json.dumps(queue.broker_name)},\n'
+        f'\t\t\t"queueId":{queue.queue_id},\n'
+        f'\t\t\t"topic":{json.dumps(queue.topic)}\n'
+        f"\t\t}}:{offset}"
+        for queue, offset in table.items()
+    ]
+    return '{\n\t"offsetTable":{' + ",".join(entries) + "\n\t}\n}"

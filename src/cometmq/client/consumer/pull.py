@@ -1,0 +1,382 @@
+"""The pull consumer: the caller decides what is read, from where, and when an offset counts as consumed.
+
+    async with PullConsumer("group") as consumer:
+        for queue in await consumer.fetch_queues("TopicTest"):
+            result = await consumer.pull(queue, await consumer.min_offset(queue))
+
+or, reading ahead and keeping offsets:
+
+        await consumer.assign_topic("TopicTest")
+        async for message in consumer:
+            ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.state import check_loop, not_running, starts_once
+from cometmq.client.consumer.consumer_offsets import OffsetStore
+from cometmq.client.consumer.fetching import Fetched, Fetcher
+from cometmq.client.consumer.remote_offsets import RemoteOffsets
+from cometmq.client.consumer.start_offset import StartAt, StartAtMax, start_of
+from cometmq.client.consumer.subscription import Subscription, as_subscription, sql92
+from cometmq.client.options import ClientOptions, PullOptions
+from cometmq.errors import ClientStateError, CometError
+from cometmq.message import MessageExt, MessageQueue, PullResult
+from cometmq.protocol.codes import check_group_name
+
+__all__ = ["PullConsumer"]
+
+_HALF_HOUR_MS = 30 * 60 * 1000
+
+
+class PullConsumer:
+    """Reads as `group`, without joining it: queues are not shared out, whoever calls chooses them.
+
+    So it never takes queues from the group's push consumers, and brokers do not list it. `client`: an
+    instance to share; else the consumer has its own towards `namesrv`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: PullOptions | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        check_group_name(group)
+        self.group = group
+        self.options = options if options is not None else PullOptions()
+        self._namesrv = namesrv
+        self._shared_client = client
+        self._client_options = client_options
+        self._client: ClientInstance | None = client
+        self._state = "new"
+        self._expressions: dict[MessageQueue, Subscription] = {}
+        self._offsets: OffsetStore | None = None
+        self._fetcher = Fetcher(self._pull_assigned)
+        self._given: Fetched | None = None
+        """The batch given out by the last poll; the next poll counts it as consumed."""
+        self._iterated: Fetched | None = None
+        self._rest: deque[MessageExt] = deque()
+        """Of the batch that is being iterated: what was not given out yet."""
+        self._persisting: asyncio.Task[None] | None = None
+
+    # -- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Make ready to read. Nothing is asked of any server yet."""
+        if self._state != "new":
+            raise starts_once(self._who, self._state)
+        if self._client is None:
+            self._client = ClientInstance(self._namesrv, self._client_options)
+        await self._client.start()
+        remote = RemoteOffsets(self._client, self.group)
+        self._offsets = OffsetStore(remote.read, remote.write)
+        self._persisting = asyncio.get_running_loop().create_task(
+            self._persist_job(), name=f"cometmq-persist-{self.group}"
+        )
+        self._state = "running"
+
+    async def stop(self) -> None:
+        """Stop reading ahead, store the offsets of what was consumed, close. May be called again."""
+        if self._state != "running":
+            return
+        client = self.client
+        self._state = "stopping"
+        try:
+            if self._persisting is not None:
+                self._persisting.cancel()
+                await asyncio.gather(self._persisting, return_exceptions=True)
+            await self._fetcher.close()
+            try:
+                await self._store.persist()
+            except CometError:
+                pass  # logged by the store; what is not stored is read again
+        finally:
+            if client is not self._shared_client:
+                await client.close()
+            self._state = "stopped"
+
+    @property
+    def state(self) -> str:
+        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
+        return self._state
+
+    @property
+    def client(self) -> ClientInstance:
+        """The connections and routes it uses. Raises ClientStateError unless it is running."""
+        return self._running()
+
+    def _running(self) -> ClientInstance:
+        if self._client is None or self._state not in ("running", "stopping"):
+            raise not_running(self._who, self._state)
+        check_loop(self._who, self._client.loop)
+        return self._client
+
+    @property
+    def _who(self) -> str:
+        return f"pull consumer of group {self.group}"
+
+    @property
+    def _store(self) -> OffsetStore:
+        self._running()
+        assert self._offsets is not None
+        return self._offsets
+
+    # -- queues and their bounds
+
+    async def fetch_queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic. Raises NoRouteError."""
+        return list(await self.client.read_queues(topic))
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """First offset that is still stored."""
+        return await self.client.brokers.min_offset(await self._master(queue), queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get."""
+        return await self.client.brokers.max_offset(await self._master(queue), queue)
+
+    async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Offset by store time: 4.9 brokers give the nearest message, 5.x the first one stored at or after
+        it."""
+        return await self.client.brokers.offset_by_time(await self._master(queue), queue, timestamp_ms)
+
+    # -- single pulls
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        max_count: int | None = None,
+        expression: str | sql92 = "*",
+        timeout_s: float | None = None,
+    ) -> PullResult:
+        """What is there from `offset` on, at most `max_count` messages (brokers give 32 at most); waits for
+        nothing."""
+        subscription = as_subscription(queue.topic, expression)
+        limit = self.options.pull_timeout_s if timeout_s is None else timeout_s
+        return await self._pull(queue, offset, max_count, subscription, 0.0, limit)
+
+    async def pull_blocking(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        max_count: int | None = None,
+        expression: str | sql92 = "*",
+    ) -> PullResult:
+        """As pull, but the broker waits up to `broker_suspend_s` for a message to come."""
+        subscription = as_subscription(queue.topic, expression)
+        options = self.options
+        return await self._pull(
+            queue, offset, max_count, subscription, options.broker_suspend_s, options.suspend_timeout_s
+        )
+
+    async def _pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int | None,
+        subscription: Subscription,
+        suspend_s: float,
+        timeout_s: float,
+    ) -> PullResult:
+        if offset < 0 or (max_count is not None and max_count <= 0):
+            raise ValueError(
+                f"offset {offset} and max_count {max_count}: the one must be 0 or more, the other positive"
+            )
+        result = await self.client.brokers.pull(
+            await self._master(queue),
+            queue,
+            self.group,
+            offset,
+            max_count=self.options.pull_batch_size if max_count is None else max_count,
+            expression=subscription.expression,
+            expression_type=subscription.expression_type,
+            sub_version=subscription.version,
+            suspend_s=suspend_s,
+            timeout_s=timeout_s,
+            max_body=self.options.max_body,
+        )
+        if not subscription.tags:
+            return result
+        return msgspec.structs.replace(result, messages=subscription.filter(result.messages))
+
+    # -- reading ahead
+
+    async def assign(self, queues: Iterable[MessageQueue], *, expression: str | sql92 = "*") -> None:
+        """Read exactly these queues from now on; a new one starts at its committed offset or as
+        `consume_from_where` says."""
+        self._running()
+        wanted = set(queues)
+        for queue in set(self._fetcher.queues) - wanted:
+            self._fetcher.drop(queue)
+            self._forget_given(queue)
+            await self._store.release(queue)
+        for queue in wanted:
+            self._expressions[queue] = as_subscription(queue.topic, expression)
+        for queue in sorted(wanted.difference(self._fetcher.queues)):
+            self._fetcher.read(queue, await self._start_offset(queue))
+
+    async def assign_topic(self, topic: str, *, expression: str | sql92 = "*") -> None:
+        """Read all queues that the topic has now."""
+        await self.assign(await self.fetch_queues(topic), expression=expression)
+
+    @property
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues that are read ahead."""
+        return self._fetcher.queues
+
+    @property
+    def problems(self) -> dict[MessageQueue, str]:
+        """Assigned queues whose last pull failed, and why; they are tried again by themselves."""
+        return dict(self._fetcher.problems)
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on reading an assigned queue at `offset`. Raises ValueError outside [min, max]."""
+        if queue not in self._fetcher.queues:
+            raise ClientStateError(f"{queue} is not assigned")
+        low, high = await self.min_offset(queue), await self.max_offset(queue)
+        if not low <= offset <= high:
+            raise ValueError(f"offset {offset} of {queue} is outside {low} to {high}")
+        self._forget_given(queue)
+        self._store.update(queue, offset, increase_only=False)
+        self._fetcher.read(queue, offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on reading an assigned queue at its first stored message."""
+        await self.seek(queue, await self.min_offset(queue))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on reading an assigned queue behind its last message."""
+        await self.seek(queue, await self.max_offset(queue))
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Read these assigned queues no further; what was read ahead is still given out."""
+        for queue in queues:
+            self._fetcher.pause(queue)
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Read paused queues again."""
+        for queue in queues:
+            self._fetcher.resume(queue)
+
+    async def poll(self, timeout_s: float | None = 5.0) -> list[MessageExt]:
+        """The next messages of one assigned queue, an empty list when none come in time (None: wait for
+        ever).
+
+        The call says that the messages of the poll before were consumed: their offset is stored with the next
+        persist.
+        """
+        self._running()
+        self._settle_given()
+        if not self._rest:
+            fetched = await self._fetcher.take(timeout_s)
+            if fetched is None:
+                return []
+            self._given = fetched
+            return fetched.messages
+        # An iteration was left in the middle of a batch: here is what it has not given out.
+        assert self._iterated is not None
+        self._given = Fetched(self._iterated.queue, list(self._rest), self._iterated.next_offset)
+        self._rest.clear()
+        return self._given.messages
+
+    async def __aiter__(self) -> AsyncIterator[MessageExt]:
+        """Messages of the assigned queues for ever; asking for the next one says that the one before was
+        consumed."""
+        self._running()
+        self._settle_given()
+        while True:
+            while not self._rest:
+                self._iterated = await self._fetcher.take(None)
+                self._rest.extend(self._iterated.messages if self._iterated is not None else ())
+            batch = self._iterated
+            assert batch is not None
+            message = self._rest.popleft()
+            yield message
+            if self._iterated is batch:  # no seek and no new assignment in between
+                offset = message.queue_offset + 1 if self._rest else batch.next_offset
+                self._store.update(batch.queue, offset)
+
+    def _settle_given(self) -> None:
+        given, self._given = self._given, None
+        if given is not None:
+            self._store.update(given.queue, given.next_offset)
+
+    def _forget_given(self, queue: MessageQueue) -> None:
+        """What was given out of a queue must not move its offset any more."""
+        if self._given is not None and self._given.queue == queue:
+            self._given = None
+        if self._iterated is not None and self._iterated.queue == queue:
+            self._iterated = None
+            self._rest.clear()
+
+    async def _pull_assigned(self, queue: MessageQueue, offset: int) -> PullResult:
+        options = self.options
+        return await self._pull(
+            queue, offset, None, self._expressions[queue], options.broker_suspend_s, options.suspend_timeout_s
+        )
+
+    async def _start_offset(self, queue: MessageQueue) -> int:
+        timestamp = self.options.consume_timestamp_ms
+        if timestamp is None:
+            timestamp = int(time.time() * 1000) - _HALF_HOUR_MS
+        start = start_of(
+            self.options.consume_from_where, await self._store.committed(queue), queue.topic, timestamp
+        )
+        if isinstance(start, StartAt):
+            return start.offset
+        if isinstance(start, StartAtMax):
+            return await self.max_offset(queue)
+        return await self.offset_by_time(queue, start.timestamp_ms)
+
+    # -- offsets of the group
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset: as updated here, else as the broker has it; None: never stored."""
+        return await self._store.committed(queue)
+
+    def update_offset(self, queue: MessageQueue, offset: int) -> None:
+        """Set the group's offset (also backwards); stored every few seconds, by commit() and by stop()."""
+        self._store.update(queue, offset, increase_only=False)
+
+    async def commit(self) -> None:
+        """Store the offsets now, the messages of the last poll included. Raises if one could not be
+        stored."""
+        self._settle_given()
+        await self._store.persist()
+
+    async def _persist_job(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.persist_interval_s)
+            try:
+                await self._store.persist()
+            except CometError:
+                pass  # logged by the store, due again next time
+
+    async def _master(self, queue: MessageQueue) -> str:
+        return await self.client.find_master(queue)

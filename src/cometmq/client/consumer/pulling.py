@@ -1,0 +1,214 @@
+"""Pulling one held queue: one request under way at a time, for as long as the queue is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from itertools import groupby
+
+from cometmq import logs
+from cometmq.client.consumer import rebalance
+from cometmq.client.consumer.consuming import Consuming
+from cometmq.client.consumer.group import ConsumerGroup
+from cometmq.client.consumer.process_queue import Batch, FlowLimits, ProcessQueue
+from cometmq.errors import BodyTooLarge, BrokerError, CometError
+from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
+from cometmq.protocol.codes import ResponseCode
+
+__all__ = ["QueuePuller"]
+
+log = logs.logger("cometmq.client.consumer")
+
+_FLOW_CONTROL_DELAY_S = 0.02
+_IDLE_S = 0.1
+"""From one pull that brings nothing to the next, at least."""
+_HELD_S = 1.0
+"""A broker that refuses does so at once; one that has not answered after this holds the pull."""
+_FIRST_ERRORS_DELAY_S = 0.1
+"""The first pull may overtake the heartbeat that announces us (codes 24 and 25): no reason to wait a
+second."""
+
+OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
+
+
+class QueuePuller:
+    """`run` ends when the queue is dropped. Errors are kept in `problem`, logged once per kind and tried
+    again."""
+
+    def __init__(
+        self,
+        group: ConsumerGroup,
+        queue: ProcessQueue,
+        consuming: Consuming,
+        limits: Callable[[], FlowLimits],
+        offset_illegal: OffsetIllegal,
+    ) -> None:
+        self._group = group
+        self.queue = queue
+        self._consuming = consuming
+        self._limits = limits
+        self._offset_illegal = offset_illegal
+        self._broker_id = 0
+        self._room = asyncio.Event()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._errors_in_a_row = 0
+        self.waiting: str | None = None
+        """Why we do not ask for more just now (our own doing: flow control, suspended), None while
+        pulling."""
+        self._problem: str | None = None
+        self._asked_at: float | None = None
+        """When the pull that is under way began."""
+
+    @property
+    def message_queue(self) -> MessageQueue:
+        return self.queue.message_queue
+
+    def problem(self, now: float) -> str | None:
+        """What went wrong at the last pull, None if nothing did, or if the broker holds our pull again."""
+        held = self._asked_at is not None and now - self._asked_at > _HELD_S
+        return None if held else self._problem
+
+    def lost(self, now: float) -> bool:
+        """Whether the pull under way should have come back, or been given up, long ago."""
+        limit = max(rebalance.PULL_MAX_IDLE_S, self._group.options.suspend_timeout_s)
+        return self._asked_at is not None and now - self._asked_at > limit
+
+    def suspend(self) -> None:
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        self._resumed.set()
+
+    def made_room(self) -> None:
+        """Messages were done: pulling may go on if it waited for that."""
+        if not self._room.is_set() and self.queue.over_limit(self._limits()) is None:
+            self._room.set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self.queue.dropped:
+            if not self._resumed.is_set():
+                self.waiting = "suspended"
+                await self._resumed.wait()
+                continue
+            full = self.queue.over_limit(self._limits(), ordered=self._consuming.ordered)
+            if full is not None:
+                self.waiting = full
+                self._room.clear()
+                await self._room.wait()
+                continue
+            self.waiting = None
+            delay = await self._pull_safely()
+            self.queue.last_pull_at = loop.time()
+            if delay > 0:
+                await asyncio.sleep(delay)
+
+    async def _pull_safely(self) -> float:
+        """One pull; seconds to wait before the next."""
+        self._asked_at = asyncio.get_running_loop().time()
+        try:
+            delay = await self._pull_once()
+        except BrokerError as error:
+            if error.code == ResponseCode.FLOW_CONTROL:
+                return _FLOW_CONTROL_DELAY_S
+            return self._failed(error)
+        except Exception as error:
+            # Anything but a CometError is a lack of memory or a bug of ours: said, and no reason to stop.
+            return self._failed(error)
+        finally:
+            self._asked_at = None
+        self._problem = None
+        self._errors_in_a_row = 0
+        return delay
+
+    def _failed(self, error: Exception) -> float:
+        expected = isinstance(error, CometError)
+        text = f"pull failed: {error if expected else repr(error)}"
+        starting = isinstance(error, BrokerError) and error.code in (
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        )
+        self._errors_in_a_row += 1
+        if starting and self._errors_in_a_row == 1:
+            self._group.instance.heartbeat_soon()
+        if self._problem != text:
+            level = logging.DEBUG if starting and self._errors_in_a_row < 10 else logging.WARNING
+            log.log(level, "%s: %s", self.message_queue, text, exc_info=None if expected else error)
+        self._problem = text
+        if starting and self._errors_in_a_row <= 10:
+            return _FIRST_ERRORS_DELAY_S
+        return self._group.options.pull_error_delay_s
+
+    async def _pull_once(self) -> float:
+        queue = self.queue
+        group = self._group
+        subscription = group.subscriptions.get(self.message_queue.topic)
+        if subscription is None:
+            self._problem = "not subscribed any more"
+            return group.options.pull_error_delay_s
+        addr, is_slave = await group.instance.pull_addr(self.message_queue, self._broker_id)
+        commit = group.offsets.memory(self.message_queue) if group.clustering and not is_slave else None
+        result = await group.instance.brokers.pull(
+            addr,
+            self.message_queue,
+            group.name,
+            queue.next_offset,
+            max_count=group.options.pull_batch_size,
+            expression_type=subscription.expression_type,
+            expression=subscription.expression,
+            carry_expression=False,
+            sub_version=subscription.version,
+            commit_offset=commit,
+            suspend_s=group.options.broker_suspend_s,
+            timeout_s=group.options.suspend_timeout_s,
+            max_body=group.options.max_body,
+        )
+        if queue.dropped:
+            return 0.0
+        self._broker_id = result.suggest_which_broker_id
+        if result.status is PullStatus.OFFSET_ILLEGAL:
+            log.warning(
+                "%s: offset %d is outside the broker's %d to %d; going on at %d",
+                self.message_queue,
+                queue.next_offset,
+                result.min_offset,
+                result.max_offset,
+                result.next_begin_offset,
+            )
+            await self._offset_illegal(queue, result.next_begin_offset)
+            return 0.0
+        idle = not result.messages and result.next_begin_offset <= queue.next_offset
+        self._take(result, subscription.filter(result.messages))
+        if idle and self._asked_at is not None:
+            # A broker holds a pull that finds nothing. One that does not is not asked as fast as it answers.
+            held_s = asyncio.get_running_loop().time() - self._asked_at
+            return max(group.options.pull_interval_s, _IDLE_S - held_s)
+        return group.options.pull_interval_s
+
+    def _batches(self, messages: list[MessageExt], oversized: set[int]) -> list[Batch]:
+        """Each message that no listener may get is a batch of its own: it fails without the others."""
+        options = self._group.options
+        if not oversized:
+            return self.queue.put(messages, options.consume_batch_max_size)
+        batches: list[Batch] = []
+        for refused, run in groupby(messages, lambda message: message.queue_offset in oversized):
+            some = self.queue.put(list(run), 1 if refused else options.consume_batch_max_size)
+            for batch in some if refused else ():
+                what = f"body of message {batch.messages[0].msg_id}"
+                batch.refusal = BodyTooLarge(what, options.max_body, "PushOptions.max_body")
+            batches += some
+        return batches
+
+    def _take(self, result: PullResult, messages: list[MessageExt]) -> None:
+        queue = self.queue
+        queue.next_offset = result.next_begin_offset
+        if messages:
+            if self.message_queue.topic == self._group.retry_topic:
+                for message in messages:
+                    self._group.restore_topic(message)
+            self._consuming.submit(self._batches(messages, set(result.oversized)))
+        elif queue.count == 0 and result.next_begin_offset > 0:
+            # Everything below was done or is not wanted: the group's lag must not grow because of a filter.
+            self._group.offsets.update(self.message_queue, result.next_begin_offset)

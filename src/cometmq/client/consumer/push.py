@@ -1,0 +1,268 @@
+"""The push consumer: a group's member that calls a listener with the messages of the queues it holds.
+
+    async def on_messages(messages):
+        for message in messages:
+            print(message.body)
+
+    async with PushConsumer("group", on_messages, {"TopicTest": "TagA || TagB"}):
+        ...
+
+Delivery is at least once: an offset is stored only when every message below it was handled or sent back for
+retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+from cometmq.client.cluster.state import check_loop, not_running, starts_once
+from cometmq.client.consumer.health import ConsumerHealth
+from cometmq.client.consumer.listener import Listener, check_listener, name_of
+from cometmq.client.consumer.push_peer import PushPeer
+from cometmq.client.consumer.push_session import PushSession
+from cometmq.client.consumer.subscription import (
+    Subscription,
+    Subscriptions,
+    as_subscription,
+    as_subscriptions,
+    sql92,
+)
+from cometmq.client.options import ClientOptions, MessageModel, PushOptions
+from cometmq.errors import ClientStateError
+from cometmq.message import MessageQueue
+from cometmq.protocol.codes import check_group_name
+from cometmq.text import printable
+
+__all__ = ["PushConsumer"]
+
+
+class PushConsumer:
+    """A member of `group`. `client`: an instance to share; else the consumer has its own towards `namesrv`.
+
+    `subscriptions`: a topic, several, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`) or
+    sql92(...).
+    """
+
+    def __init__(
+        self,
+        group: str,
+        listener: Listener,
+        subscriptions: Subscriptions = (),
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: PushOptions | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        check_group_name(group)
+        check_listener(listener)
+        self.group = group
+        self._listener = listener
+        self._subscriptions = as_subscriptions(subscriptions)
+        self._options = options if options is not None else PushOptions()
+        self._namesrv = namesrv
+        self._shared_client = client
+        self._client_options = client_options
+        self._state = "new"
+        self._client: ClientInstance | None = client
+        self._session: PushSession | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Join the group. Returns when the subscriptions are announced and the first rebalance was tried.
+
+        A topic without a route is no error here: it is taken up when it appears, and health() names it until
+        then. Raises NameServersUnreachable (a NoRouteError) when no name server answers at all, BrokerError
+        when an SQL92 expression is refused.
+        """
+        if self._state != "new":
+            raise starts_once(self._who, self._state)
+        if not self._subscriptions:
+            raise ClientStateError(f"{self._who} subscribes to nothing")
+        self._state = "starting"
+        try:
+            if self._client is None:
+                self._client = ClientInstance(self._namesrv, self._instance_options())
+            client = self._client
+            await client.start()
+            session = PushSession(self.group, self._listener, self._subscriptions, self._options, client)
+            self._session = session
+            client.register_consumer(self.group, PushPeer(session))
+            failures = await client.refresh_routes(session.group.subscriptions)
+            unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
+            if len(unreachable) == len(session.group.subscriptions):
+                raise failures[next(iter(self._subscriptions))]  # and not of a topic that is ours inside
+            await self._check_expressions(session)
+            await client.send_heartbeats()
+            await session.start()
+        except BaseException:
+            await self._close()
+            raise
+        self._state = "running"
+
+    def _instance_options(self) -> ClientOptions:
+        options = self._client_options if self._client_options is not None else ClientOptions()
+        if self._options.message_model is MessageModel.BROADCASTING and options.instance_name is None:
+            # The local offsets lie under the client id: it has to be the same after a restart.
+            return dataclasses.replace(options, instance_name="DEFAULT")
+        return options
+
+    async def stop(self) -> None:
+        """Stop pulling, let running listeners end, store the offsets, leave the group. May be called again.
+
+        Messages that were pulled and not begun are left to the other members.
+        """
+        if self._state != "running":
+            return
+        self._running_session()
+        self._state = "stopping"
+        try:
+            if self._session is not None:
+                await self._session.drain(self._options.drain_timeout_s)
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        session, self._session = self._session, None
+        client = self._client
+        try:
+            if session is not None:
+                await session.close()
+            if client is not None:
+                await client.unregister_consumer(self.group)
+        finally:
+            if client is not None and client is not self._shared_client:
+                await client.close()
+            self._state = "stopped"
+
+    async def _check_expressions(self, session: PushSession) -> None:
+        """Brokers compile SQL92 when asked to: a bad expression fails the start, with the broker's words."""
+        client = session.group.instance
+        for subscription in self._subscriptions.values():
+            if subscription.expression_type == "TAG":
+                continue
+            for addr in client.routes.addresses_of(subscription.topic):
+                await client.brokers.check_client_config(
+                    addr, client.client_id, self.group, subscription.data()
+                )
+
+    async def subscribe(self, topic: str, expression: str | sql92 | None = "*") -> None:
+        """Add or change a subscription, also while running."""
+        subscription = as_subscription(topic, expression)
+        self._subscriptions[topic] = subscription
+        await self._subscriptions_changed(topic, subscription)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Give the queues of a topic up, also while running."""
+        self._subscriptions.pop(topic, None)
+        await self._subscriptions_changed(topic, None)
+
+    async def _subscriptions_changed(self, topic: str, subscription: Subscription | None) -> None:
+        session = self._session
+        if session is None:
+            return
+        if subscription is None:
+            session.group.subscriptions.pop(topic, None)
+        else:
+            session.group.subscriptions[topic] = subscription
+        await session.group.instance.send_heartbeats()
+        session.members.wake()
+
+    def suspend(self) -> None:
+        """Pull no more until resume(); what is held already is still handed to the listener."""
+        self._running_session().members.suspend()
+
+    def resume(self) -> None:
+        """Pull again after suspend()."""
+        self._running_session().members.resume()
+
+    @property
+    def state(self) -> str:
+        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
+        return self._state
+
+    @property
+    def client(self) -> ClientInstance:
+        """The connections, routes and heartbeats it uses. Raises ClientStateError before the start."""
+        if self._client is None:
+            raise not_running(self._who, self._state)
+        return self._client
+
+    @property
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues held now."""
+        return tuple(sorted(self._session.members.held)) if self._session is not None else ()
+
+    async def rebalance(self) -> None:
+        """Share out the queues now instead of at the next round or notice."""
+        await self._running_session().members.rebalance()
+
+    async def persist_offsets(self) -> None:
+        """Store the offsets now. Raises what the broker or the network said about the first that was not
+        stored."""
+        await self._running_session().group.offsets.persist()
+
+    def health(self) -> ConsumerHealth:
+        """How far each queue is, and what keeps this consumer from its work, in whole sentences."""
+        session = self._session
+        if session is None:
+            return ConsumerHealth(state=self._state, group=self.group)
+        client = session.group.instance
+        queues = session.queue_health(asyncio.get_running_loop().time())
+        problems = [
+            *(f"{topic}: {problem}" for topic, problem in sorted(session.members.problems.items())),
+            *(
+                f"{q.queue.topic}/{q.queue.broker_name}/{q.queue.queue_id}: {q.problem}"
+                for q in queues
+                if q.problem
+            ),
+            *(
+                f"heartbeat to {addr}: {problem}"
+                for addr, problem in sorted(client.heartbeat_problems.items())
+            ),
+        ]
+        failing = session.consuming.problem()
+        if failing is not None:
+            problems.append(f"listener {printable(name_of(self._listener))} {failing}")
+        error = session.consuming.last_error
+        return ConsumerHealth(
+            state=self._state,
+            group=self.group,
+            client_id=client.client_id,
+            queues=queues,
+            running_listeners=session.consuming.running,
+            waiting_batches=session.consuming.waiting,
+            consumed=session.consuming.consumed,
+            failed=session.consuming.failed,
+            last_error=None if error is None else repr(error),
+            problems=tuple(problems),
+        )
+
+    @property
+    def message_model(self) -> MessageModel:
+        """Whether the members share the queues or each reads all of them."""
+        return self._options.message_model
+
+    def _running_session(self) -> PushSession:
+        if self._session is None:
+            raise not_running(self._who, self._state)
+        check_loop(self._who, self.client.loop)
+        return self._session
+
+    @property
+    def _who(self) -> str:
+        return f"push consumer of group {self.group}"

@@ -1,0 +1,236 @@
+"""From a user's message to a send request, and from the broker's answer to a result."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+
+from cometmq.client.cluster.calls import broker_error
+from cometmq.client.cluster.identity import KeyMaker
+from cometmq.client.options import ProducerOptions
+from cometmq.errors import MessageIllegal
+from cometmq.message import Message, MessageQueue, SendResult, SendStatus
+from cometmq.protocol.batch import encode_batch
+from cometmq.protocol.codes import (
+    RETRY_PREFIX,
+    UNSENDABLE_TOPICS,
+    RequestCode,
+    ResponseCode,
+    SysFlag,
+)
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import SendMessageResponseHeader
+from cometmq.protocol.properties import text as names
+from cometmq.protocol.properties.text import encode_properties, is_reserved
+
+__all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_system"]
+
+_STATUS = {
+    int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+}
+_ZLIB_FLAGS = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
+_SEND = int(RequestCode.SEND_MESSAGE_V2)
+_SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+
+USER_MAY_SET = frozenset(
+    {
+        names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS,
+        names.TIMER_DELIVER_MS, names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL, names.MSG_TYPE,
+        names.CHECK_IMMUNITY_TIME_IN_SECONDS, names.INNER_MULTI_DISPATCH,
+    }
+)  # fmt: skip
+"""Reserved properties that have no field of their own in Message and are the sender's to set."""
+
+
+class Outgoing:
+    """A message (or batch) made ready once, for as many tries as it takes."""
+
+    __slots__ = ("batch", "body", "flag", "msg_id", "properties", "reconsume", "sys_flag", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        properties: str,
+        msg_id: str,
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        batch: bool = False,
+        reconsume: tuple[int, int] | None = None,
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.properties = properties
+        self.msg_id = msg_id
+        self.flag = flag
+        self.sys_flag = sys_flag
+        self.batch = batch
+        self.reconsume = reconsume
+        """(times, maximum) of a message on its way to a retry topic."""
+
+    def frame(self, group: str, queue: MessageQueue, options: ProducerOptions) -> Frame:
+        # Written as text straight away: a typed header would cost three times as much here.
+        ext = {
+            "a": group,
+            "b": self.topic,
+            "c": options.create_topic_key,
+            "d": str(options.default_topic_queue_nums),
+            "e": str(queue.queue_id),
+            "f": str(self.sys_flag),
+            "g": str(int(time.time() * 1000)),
+            "h": str(self.flag),
+            "i": self.properties,
+            "j": "0",
+            "k": "false",
+            "m": "true" if self.batch else "false",
+            "n": queue.broker_name,
+        }
+        if self.reconsume is not None:
+            ext["j"], ext["l"] = map(str, self.reconsume)
+        return Frame.request(_SEND_BATCH if self.batch else _SEND, None, self.body, ext=ext)
+
+    def result(self, answer: Frame, queue: MessageQueue, addr: str) -> SendResult:
+        """Raises BrokerError for every code but the four that mean "stored"."""
+        status = _STATUS.get(answer.code)
+        if status is None:
+            raise broker_error(answer, addr, self.topic, self.msg_id)
+        header = answer.header(SendMessageResponseHeader)
+        if header.queue_id != queue.queue_id:
+            queue = MessageQueue(self.topic, queue.broker_name, header.queue_id)
+        return SendResult(
+            status,
+            self.msg_id,
+            header.msg_id,
+            queue,
+            header.queue_offset,
+            header.transaction_id,
+            header.region or "DefaultRegion",
+            header.trace_on != "false",
+        )
+
+
+def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgoing:
+    """Check a user's message and encode it. Raises MessageIllegal. The message itself is not changed."""
+    _check(message, options)
+    body = message.body
+    msg_id, properties = _properties(message, keys)
+    sys_flag = 0
+    if len(body) >= options.compress_over:
+        packed = zlib.compress(body, options.compress_level)
+        if len(packed) < len(body):
+            body, sys_flag = packed, _ZLIB_FLAGS
+    return Outgoing(message.topic, body, properties, msg_id, flag=message.flag, sys_flag=sys_flag)
+
+
+def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: KeyMaker) -> Outgoing:
+    """Raises MessageIllegal, also for messages that cannot share a batch."""
+    if not messages:
+        raise MessageIllegal("a batch needs at least one message")
+    first = messages[0]
+    elements: list[tuple[int, bytes, bytes]] = []
+    ids: list[str] = []
+    for message in messages:
+        _check(message, options)
+        _check_fits_batch(message, first)
+        msg_id, properties = _properties(message, keys)
+        ids.append(msg_id)
+        elements.append((message.flag, message.body, properties.encode()))
+    body = encode_batch(elements)
+    if len(body) > options.max_message_size:
+        raise MessageIllegal(
+            f"the batch has {len(body)} bytes, at most {options.max_message_size} are allowed",
+            first.topic,
+            "body",
+        )
+    wait = encode_properties({names.WAIT: "true" if first.wait_store else "false"})
+    return Outgoing(first.topic, body, wait, ",".join(ids), batch=True)
+
+
+def prepare_system(message: Message, keys: KeyMaker, sys_flag: int = 0) -> Outgoing:
+    """Encode a message of the client's own making: reserved properties and topics are right there, and a
+    retry topic's counters move into the header. sys_flag: how the body is compressed already."""
+    properties = message.wire_properties()
+    msg_id = properties.setdefault(names.UNIQ_KEY, keys.make())
+    reconsume: tuple[int, int] | None = None
+    if message.topic.startswith(RETRY_PREFIX) and names.RECONSUME_TIME in properties:
+        times = int(properties.pop(names.RECONSUME_TIME))
+        reconsume = (times, int(properties.pop(names.MAX_RECONSUME_TIMES, "16")))
+    return Outgoing(
+        message.topic,
+        message.body,
+        encode_properties(properties),
+        msg_id,
+        flag=message.flag,
+        sys_flag=sys_flag,
+        reconsume=reconsume,
+    )
+
+
+def _check(message: Message, options: ProducerOptions) -> None:
+    message.check()
+    topic = message.topic
+    if topic in UNSENDABLE_TOPICS:
+        raise MessageIllegal(f"clients may not send to the system topic {topic}", topic, "topic")
+    if message.delay_level > options.max_delay_level:
+        raise MessageIllegal(
+            f"delay_level {message.delay_level} is over {options.max_delay_level}: brokers would take their "
+            "highest level; ProducerOptions.max_delay_level is for brokers with more levels",
+            topic,
+            "delay_level",
+        )
+    size = len(message.body)
+    if size == 0:
+        raise MessageIllegal("the body is empty", topic, "body")
+    if size > options.max_message_size:
+        raise MessageIllegal(
+            f"the body has {size} bytes, at most {options.max_message_size} are allowed", topic, "body"
+        )
+    if message.properties:
+        _check_properties(message)
+
+
+def _check_properties(message: Message) -> None:
+    for name, value in message.properties.items():
+        if not name or not value:
+            raise MessageIllegal(
+                f"property {name!r} is {value!r}: names and values are not empty", message.topic, name
+            )
+        if is_reserved(name) and name not in USER_MAY_SET:
+            raise MessageIllegal(
+                f"the property name {name} is RocketMQ's own; of a received message pass on user_properties",
+                message.topic,
+                name,
+            )
+
+
+def _properties(message: Message, keys: KeyMaker) -> tuple[str, str]:
+    """(unique id, property string). A message object that is sent again has no id of its own and gets a new
+    one; one with UNIQ_KEY among its properties keeps it."""
+    properties = message.wire_properties()
+    msg_id = properties.get(names.UNIQ_KEY)
+    if msg_id is None:
+        properties[names.UNIQ_KEY] = msg_id = keys.make()
+    text = encode_properties(properties)
+    if len(text) * 4 > names.PROPERTIES_MAX_BYTES and len(text.encode()) > names.PROPERTIES_MAX_BYTES:
+        raise MessageIllegal(
+            f"the properties have over {names.PROPERTIES_MAX_BYTES} bytes", message.topic, "properties"
+        )
+    return msg_id, text
+
+
+def _check_fits_batch(message: Message, first: Message) -> None:
+    if message.topic != first.topic:
+        raise MessageIllegal(
+            f"a batch has one topic, not {first.topic} and {message.topic}", message.topic, "topic"
+        )
+    if message.topic.startswith(RETRY_PREFIX):
+        raise MessageIllegal("retry topics take no batches", message.topic, "topic")
+    if message.delay_level > 0:
+        raise MessageIllegal("messages of a batch cannot be delayed", message.topic, "delay_level")
+    if message.wait_store != first.wait_store:
+        raise MessageIllegal("messages of a batch need the same wait_store", message.topic, "wait_store")

@@ -1,0 +1,263 @@
+"""What dispatch takes from a record's properties: keys for the index, the tags code for the queue unit.
+
+Works on the stored bytes: decoding all properties of every message would cost more than everything else here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.protocol.properties.text import java_hash
+
+UNIQUE_KEY = b"UNIQ_KEY\x01"
+_KEYS = b"KEYS\x01"
+_TAGS = b"TAGS\x01"
+_MOST_TAGS = 10_000
+_MOST_RESTS = 2_000
+_MOST_PREFIXES = 20_000
+_LONGEST_REST = 512
+_LONGEST_TAG = 128
+
+_UNIQ_NAME = np.frombuffer(UNIQUE_KEY, np.uint8)
+_KEYS_NAME = np.frombuffer(_KEYS, np.uint8)
+_LARGEST_BLOB = 1 << 20  # bytes; beyond it the tables of powers would grow large
+_ROWS = 256  # keys hashed at once
+_SEPARATOR, _BLANK = 2, 0x20
+
+IntArray = NDArray[np.int64]
+
+Keys = Sequence[str] | bytes | None
+"""What to index of a record: these keys; this one, which is the only one that stands in its properties (the
+cheapest to hash); or those in its properties."""
+
+
+_tag_codes: dict[bytes, int] = {}
+_known_rests: dict[bytes, int] = {}
+
+
+@lru_cache(_MOST_PREFIXES)
+def key_prefix(topic: str) -> int:
+    """Java hash of `topic#`: the hash of prefix and key is hash(prefix) * 31 ** len(key) + hash(key)."""
+    return java_hash(topic + "#") & 0xFFFFFFFF
+
+
+def property_value(properties: bytes, name: bytes) -> bytes:
+    """Value of `name` (given with its 0x01) in a stored properties string; empty when absent. Of several the
+    last that is not empty, as in the map of every reader."""
+    stop = len(properties)
+    while True:
+        at = properties.rfind(name, 0, stop)
+        if at < 0:
+            return b""
+        if at == 0 or properties[at - 1] == 2:
+            begin = at + len(name)
+            end = properties.find(b"\x02", begin)
+            value = properties[begin:] if end < 0 else properties[begin:end]
+            if value:
+                return value
+        stop = at
+
+
+def index_keys(properties: bytes) -> list[bytes]:
+    """Keys to index, from a record's properties: the unique key, then each of KEYS, as UTF-8."""
+    keys = []
+    unique = property_value(properties, UNIQUE_KEY)
+    if unique:
+        keys.append(unique)
+    keys += [key for key in property_value(properties, _KEYS).split(b" ") if key]
+    return keys
+
+
+def stored_tags_code(properties: bytes) -> int:
+    """Java hash of the TAGS property, 0 without one. Codes of tags seen before are remembered."""
+    tags = property_value(properties, _TAGS)
+    if not tags:
+        return 0
+    code = _tag_codes.get(tags)
+    if code is None:
+        code = java_hash(tags.decode("utf-8", "replace"))
+        if len(tags) <= _LONGEST_TAG:
+            if len(_tag_codes) >= _MOST_TAGS:
+                _tag_codes.clear()
+            _tag_codes[tags] = code
+    return code
+
+
+def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
+    """The tags code of a record, and its unique key if that is known to be its only key.
+
+    What does not depend on the unique key's value is remembered by the rest of the string: 0.4 µs.
+    """
+    at = properties.rfind(UNIQUE_KEY) + len(UNIQUE_KEY)
+    end = properties.find(b"\x02", at)
+    if at < len(UNIQUE_KEY) or end <= at:
+        return stored_tags_code(properties), None
+    unique = properties[at:end]
+    rest = properties[:at] + properties[end:]
+    code = _known_rests.get(rest)
+    if code is None:
+        code = stored_tags_code(properties)
+        name_at = at - len(UNIQUE_KEY)
+        if _KEYS in rest or (name_at and properties[name_at - 1] != _SEPARATOR):
+            return code, None  # it has other keys, or this is a part of some other value, maybe of the tags
+        if len(rest) <= _LONGEST_REST:
+            if len(_known_rests) >= _MOST_RESTS:
+                _known_rests.clear()
+            _known_rests[rest] = code
+    return code, unique
+
+
+def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] | None]:
+    """The tags codes of many records, and their unique keys if each is known to be its record's only key.
+
+    The messages of a batch mostly differ in nothing but their unique keys, which are of one length: then one
+    comparison of the whole shows it, 0.13 µs a record, and the first stands for all.
+    """
+    first = properties[0]
+    code, key = code_and_key(first)
+    if key is not None and len(set(map(len, properties))) == 1:
+        at = first.rfind(UNIQUE_KEY) + len(UNIQUE_KEY)
+        end = at + len(key)
+        before, behind = first[:at], first[end:]
+        keys = [each[at:end] for each in properties]
+        whole = b"".join(properties)
+        pairs = first.count(b"\x02")
+        # As many separators in each as in the first: no key contains one.
+        if (
+            before + (behind + before).join(keys) + behind == whole
+            and whole.count(b"\x02") == len(keys) * pairs
+        ):
+            return [code] * len(keys), keys
+    found = list(map(code_and_key, properties))
+    codes = [code for code, _ in found]
+    keys = [key for _, key in found if key is not None]
+    return codes, keys if len(keys) == len(found) else None
+
+
+def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray, IntArray]:
+    """Java hashes of all keys of many records: (hash, length in UTF-16 units, number of the record), in the
+    order of the records, within one the unique key first.
+
+    The properties are laid end to end and searched and hashed as one array: 0.6 µs a record with two keys
+    instead of 2 µs one by one.
+    """
+    blob = b"\x02".join(properties) + b"\x02" + bytes(len(UNIQUE_KEY))
+    if len(blob) > _LARGEST_BLOB or not blob.isascii():
+        return _hash_keys_one_by_one(properties)
+    units = np.frombuffer(blob, np.uint8)
+    pair_ends = np.flatnonzero(units == _SEPARATOR)
+    pair_starts = np.concatenate(([0], pair_ends[:-1] + 1))
+    record_ends = np.cumsum([len(text) + 1 for text in properties])
+    pairs = pair_starts, pair_ends, record_ends
+    unique_starts, unique_ends = _last_values(units, *pairs, _UNIQ_NAME)
+    key_starts, key_ends = _split_at_blanks(units, *_last_values(units, *pairs, _KEYS_NAME))
+    starts = np.concatenate((unique_starts, key_starts))
+    ends = np.concatenate((unique_ends, key_ends))
+    records = np.searchsorted(record_ends, starts, side="right")
+    order = np.argsort(records * 2 + (np.arange(len(starts)) >= len(unique_starts)), kind="stable")
+    order = order[ends[order] > starts[order]]
+    starts, lengths, records = starts[order], (ends - starts)[order], records[order]
+    return _hash_slices(units, starts, lengths), lengths, records
+
+
+def hash_equal(keys: Sequence[bytes]) -> NDArray[np.uint32] | None:
+    """Java hashes of ASCII texts of one length, 0.04 µs each; None if they are anything else."""
+    length = len(keys[0])
+    blob = b"".join(keys)
+    if set(map(len, keys)) != {length} or not blob.isascii():
+        return None
+    units = np.frombuffer(blob, np.uint8).reshape(len(keys), length)
+    powers = _POWERS.up_to(length)[::-1]
+    hashes = np.empty(len(keys), np.uint32)
+    # In pieces: a large array may be fresh memory each time, and then costs as much again.
+    for piece in range(0, len(keys), _ROWS):
+        rows = slice(piece, piece + _ROWS)
+        # einsum: numpy's product of a matrix and a vector takes twice as long for integers.
+        np.einsum("ij,j->i", units[rows].astype(np.uint32), powers, out=hashes[rows])
+    return hashes
+
+
+def _split_at_blanks(units: NDArray[np.uint8], starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+    """The pieces, by start and end, into which blanks divide the slices [start, end)."""
+    blanks = np.flatnonzero(units == _BLANK)
+    if len(blanks) and len(starts):
+        inside = np.searchsorted(starts, blanks, side="right") - 1
+        blanks = blanks[(inside >= 0) & (blanks < ends[inside])]
+        starts = np.sort(np.concatenate((starts, blanks + 1)))
+        ends = np.sort(np.concatenate((ends, blanks)))
+    return starts, ends
+
+
+def _last_values(
+    units: NDArray[np.uint8],
+    pair_starts: IntArray,
+    pair_ends: IntArray,
+    record_ends: IntArray,
+    name: NDArray[np.uint8],
+) -> tuple[IntArray, IntArray]:
+    """The values, by start and end, of the pairs named `name` (with its 0x01): of each record that has any
+    the last that is not empty."""
+    candidates = np.flatnonzero(units[pair_starts] == name[0])
+    starts, ends = pair_starts[candidates], pair_ends[candidates]
+    named = (units[starts[:, None] + np.arange(len(name))] == name).all(axis=1)
+    named &= ends > starts + len(name)
+    starts, ends = starts[named], ends[named]
+    records = np.searchsorted(record_ends, starts, side="right")
+    last = np.append(records[1:] != records[:-1], True)[: len(records)]
+    return starts[last] + len(name), ends[last]
+
+
+def _hash_slices(units: NDArray[np.uint8], starts: IntArray, lengths: IntArray) -> NDArray[np.uint32]:
+    """Java hash of each slice of ASCII text.
+
+    31 is odd, so it has an inverse modulo 2 ** 32: with running sums S of unit[i] * 31 ** -i the hash of
+    [a, b) is (S[b] - S[a]) * 31 ** (b - 1), whatever the slices are.
+    """
+    sums = np.zeros(len(units) + 1, np.uint32)
+    np.cumsum(units * _INVERSE_POWERS.up_to(len(units)), dtype=np.uint32, out=sums[1:])
+    ends = starts + lengths
+    hashes: NDArray[np.uint32] = (sums[ends] - sums[starts]) * _POWERS.up_to(len(units))[ends - 1]
+    return hashes
+
+
+class _Powers:
+    """base ** 0, base ** 1, … modulo 2 ** 32, as many as have been asked for so far."""
+
+    def __init__(self, base: int) -> None:
+        self._base = base
+        self._table = np.ones(1, np.uint32)
+
+    def up_to(self, count: int) -> NDArray[np.uint32]:
+        if len(self._table) < count:
+            table = np.full(max(count, 2 * len(self._table)), self._base, np.uint32)
+            table[0] = 1
+            self._table = np.multiply.accumulate(table, dtype=np.uint32)
+        return self._table[:count]
+
+
+_POWERS = _Powers(31)
+_INVERSE_POWERS = _Powers(pow(31, -1, 1 << 32))
+
+
+def behind_prefix(
+    prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray
+) -> NDArray[np.uint32]:
+    """Java hashes of prefix + text, of the hashes of both and the length of the text."""
+    if not len(hashes):
+        return hashes
+    return hashes + prefixes * _POWERS.up_to(int(lengths.max()) + 1)[lengths]
+
+
+def _hash_keys_one_by_one(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray, IntArray]:
+    hashes, lengths, records = [], [], []
+    for number, text in enumerate(properties):
+        for key in index_keys(text):
+            word = key.decode("utf-8", "replace")
+            hashes.append(java_hash(word) & 0xFFFFFFFF)
+            lengths.append(len(word.encode("utf-16-be", "surrogatepass")) // 2)
+            records.append(number)
+    return np.array(hashes, np.uint32), np.array(lengths, np.int64), np.array(records, np.int64)

@@ -1,0 +1,73 @@
+"""Reading a store from outside: descriptors that cannot write, records and queue units by position.
+
+For the operator's tools, which look at directories that a broker may be using. A file that goes away between
+two looks reads as empty, and so does what is none: a link, a pipe, a device.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Self
+
+from cometmq.store.base.disk import NOT_A_FILE, Disk, is_zero
+
+_OPEN_FILES = 128
+_BLOCK = 1 << 16
+
+
+class ReadOnlyFiles:
+    """A few dozen descriptors, opened for reading only. A context manager."""
+
+    __slots__ = ("_open", "disk")
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            self.disk.close(self._open.popitem()[1])
+
+    def read(self, path: str, length: int, offset: int) -> bytes:
+        """Up to `length` bytes; fewer at the end of the file, none when it is gone. Raises other OSErrors."""
+        fd = self._descriptor(path)
+        return b"" if fd is None else self.disk.pread(fd, length, offset)
+
+    def next_data(self, path: str, offset: int) -> int | None:
+        """Where the next bytes lie that are no hole, from `offset` on; None if there are none."""
+        fd = self._descriptor(path)
+        return None if fd is None else self.disk.next_data(fd, offset)
+
+    def _descriptor(self, path: str) -> int | None:
+        fd = self._open.get(path)
+        if fd is None:
+            try:
+                fd = self.disk.open(path, write=False)
+            except FileNotFoundError:
+                return None
+            except OSError as failure:
+                if failure.errno in NOT_A_FILE:
+                    return None
+                raise
+            if len(self._open) >= _OPEN_FILES:
+                self.disk.close(self._open.popitem(last=False)[1])
+            self._open[path] = fd
+        else:
+            self._open.move_to_end(path)
+        return fd
+
+
+def first_byte(files: ReadOnlyFiles, path: str, start: int, stop: int) -> int | None:
+    """Where in [start, stop) of a file the first byte is that is not zero; holes are passed over."""
+    at: int | None = start
+    while at is not None and at < stop:
+        data = files.read(path, min(_BLOCK, stop - at), at)
+        if not data:
+            return None
+        if not is_zero(data):
+            return at + len(data) - len(data.lstrip(b"\0"))
+        at = files.next_data(path, at + len(data))
+    return None

@@ -1,0 +1,468 @@
+"""One consume queue: 20-byte units (i8 record position, i4 record size, i8 tags code) in files of equal
+length.
+
+New units go to a window in memory and are written to the file in batches, so that ten thousand queues do not
+cost a system call a message; the newest few dozen stay in the window after the write, for the consumers that
+follow. Offsets are unit numbers, positions are bytes. Files are named by the position of their first byte.
+
+Invariant: window_start <= written <= max_offset; units from window_start on are in memory, units below
+`written` are in the files, units below `synced` are on the device.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+from cometmq.errors import StoreError
+from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
+from cometmq.store.base.disk import NO_FILE, Buffer, is_numbered, is_zero, write_all, zero_out
+from cometmq.store.base.files import NotCached, StoreFiles
+
+UNIT_STRUCT = struct.Struct(">qiq")
+UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+FILLER_SIZE = 0x7FFFFFFF
+FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
+_KEEP = 64  # units left in memory behind a write
+_AT_ONCE = 1024  # units that are read together where an end is looked for
+_LOOK = 205 * UNIT  # a page, in whole units
+
+
+def file_name(position: int) -> str:
+    return f"{position:020d}"
+
+
+class _Touched:
+    """What every message of a queue touches. Slots of a base class come first in the object, so these lie in
+    two lines of a cache, not in four."""
+
+    __slots__ = (
+        "deleted",
+        "dirty",
+        "key_prefix",
+        "magic",
+        "max_offset",
+        "next_offset",
+        "queue_id",
+        "record_topic",
+        "topic",
+        "window",
+    )
+
+
+class ConsumeQueue(_Touched):
+    """Index of one (topic, queue id). Loop thread only."""
+
+    __slots__ = (
+        "_dir_made",
+        "_files",
+        "_last_base",
+        "_last_path",
+        "damaged",
+        "file_size",
+        "max_physical",
+        "min_offset",
+        "new_names",
+        "path",
+        "positions",
+        "synced",
+        "tidy",
+        "unsynced_files",
+        "window_start",
+        "written",
+    )
+
+    def __init__(self, files: StoreFiles, path: str, topic: str, queue_id: int, file_size: int) -> None:
+        self._files = files
+        self._dir_made = False
+        self._last_base = -1
+        self._last_path = ""
+        self.path = path
+        self.topic = topic
+        self.queue_id = queue_id
+        self.file_size = file_size
+        # Of records: length and bytes of the topic, the magic that goes with them, the topic's `key_prefix`.
+        self.record_topic = b""  # until it is asked for; then one object for all queues of the topic
+        self.magic = 0
+        self.key_prefix = 0
+        self.positions: list[int] = []  # first bytes of the existing files, ascending
+        self.next_offset = 0  # next queue offset to hand out
+        self.max_offset = 0  # end of what readers see
+        self.min_offset = 0
+        self.max_physical = 0  # commit-log position behind the last unit's record
+        self.window = bytearray()
+        self.window_start = 0
+        self.written = 0
+        self.synced = 0
+        self.dirty = False
+        self.deleted = False
+        self.damaged = False  # units have certainly been lost from its files
+        self.tidy = False  # nothing but zeros lay behind the end when the files were loaded
+        self.unsynced_files: set[int] = set()
+        self.new_names = False  # names made or deleted since the directories were last synced
+
+    def path_of(self, base: int) -> str:
+        """Path of the file that starts at a position; that of the last one asked for is kept."""
+        if base != self._last_base:
+            self._last_base, self._last_path = base, os.path.join(self.path, file_name(base))
+        return self._last_path
+
+    @property
+    def begin(self) -> int:
+        """Offset at which its files begin. Units before it are expired, and have been there."""
+        return self.positions[0] // UNIT if self.positions else 0
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def push(self, physical: int, size: int, tags_code: int, offset: int) -> None:
+        """Add the unit of queue offset `offset`, which must be at or behind the end.
+
+        Behind the end (records were lost to damage, or the queue starts anew at a later offset): the space
+        between is filled with Apache's filler units, which load and read as nothing.
+        """
+        if offset != self.max_offset:
+            self.skip_to(offset)
+        self.window += UNIT_STRUCT.pack(physical, size, tags_code)
+        self.max_offset = offset + 1
+        self.max_physical = physical + size
+
+    def skip_to(self, offset: int) -> None:
+        """Let the queue go on at a later offset, filling the space between (see `push`)."""
+        if offset < self.max_offset:
+            raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
+        if not self.positions and self.max_offset == 0:
+            # A queue that continues at `offset` on a fresh disk; write() fills the start of its first file.
+            self.window_start = self.written = self.synced = self.min_offset = self.max_offset = offset
+        else:
+            self.window += FILLER * (offset - self.max_offset)
+            self.max_offset = offset
+
+    def write(self) -> None:
+        """Write what the files lack. Raises OSError; what was not written stays in the window for the next
+        try."""
+        if self.deleted:
+            return
+        while self.written < self.max_offset:
+            position = self.written * UNIT
+            base = position - position % self.file_size
+            count = min(self.max_offset - self.written, (base + self.file_size - position) // UNIT)
+            fd = self._open(base, position)
+            begin = (self.written - self.window_start) * UNIT
+            # A copy, not a view: a view kept alive by a failure's traceback would forbid the window to grow.
+            write_all(self._files.disk, fd, self.window[begin : begin + count * UNIT], position - base)
+            self.written += count
+            self.unsynced_files.add(base)
+        surplus = self.written - self.window_start - _KEEP
+        if surplus > _KEEP // 2:
+            del self.window[: surplus * UNIT]
+            self.window_start += surplus
+            # Room for as many units: growing bit by bit would move the window every ten units.
+            size = len(self.window)
+            self.window += bytes(size)
+            del self.window[size:]
+
+    def make_last_file(self) -> None:
+        """Give a queue without files, which does not begin at 0, one that ends where it does, with fillers:
+        else the next start takes its end for a loss. Raises OSError."""
+        last = (self.max_offset - 1) * UNIT
+        base = last - last % self.file_size
+        self._open(base, last + UNIT)
+        self.unsynced_files.add(base)
+
+    def _open(self, base: int, position: int) -> int:
+        """Descriptor of the file that starts at `base`, made at its full (sparse) length if it is not
+        there."""
+        path = self.path_of(base)
+        if base in self.positions:
+            return self._files.descriptors.get(path)
+        disk = self._files.disk
+        if not self._dir_made:
+            disk.makedirs(self.path)
+            for directory in (os.path.dirname(self.path), self.path):
+                if disk.is_link(directory):
+                    raise OSError(errno.ELOOP, NO_FILE, directory)
+            self._dir_made = True
+        fd = disk.open(path, create=True)
+        try:
+            disk.truncate(fd, self.file_size)
+            if position > base and not self.positions:
+                write_all(disk, fd, FILLER * ((position - base) // UNIT), 0)
+        except OSError:
+            disk.close(fd)
+            self._files.delete(path)
+            raise
+        self._files.descriptors.put(path, fd)
+        self.new_names = True
+        self.positions.append(base)
+        self.positions.sort()
+        return fd
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def read(self, offset: int, count: int, *, wait: bool) -> Buffer | NotCached | None:
+        """Units [offset, offset + count), clipped at the end of the queue, and at that of the file unless
+        memory goes on there; at least one.
+
+        `offset` must lie in [min_offset, max_offset). None: the file is missing.
+        """
+        if offset >= self.window_start:
+            begin = (offset - self.window_start) * UNIT
+            return self.window[begin : begin + count * UNIT]
+        if self.deleted:
+            return None  # another queue's files may lie at its path by now
+        position = offset * UNIT
+        base = position - position % self.file_size
+        stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
+        path = self.path_of(base)
+        data = self._files.read(path, (stop - offset) * UNIT, position - base, wait=wait)
+        if stop < self.window_start or offset + count == stop or data is None or isinstance(data, NotCached):
+            return data
+        if len(data) < (stop - offset) * UNIT:
+            return data
+        return bytes(data) + self.window[: (offset + count - stop) * UNIT]
+
+    def unit(self, offset: int) -> tuple[int, int, int] | None:
+        """(record position, record size, tags code) of one unit, waiting for the device if need be; None
+        if its file is missing."""
+        data = self.read(offset, 1, wait=True)
+        if data is None or isinstance(data, NotCached):
+            return None
+        return UNIT_STRUCT.unpack_from(data)
+
+    def units(self, offset: int, stop: int, batch: int = 4096) -> Iterator[tuple[int, int, int, int]]:
+        """(offset, position, size, tags code) of all units in a range, in batches, waiting for the device."""
+        while offset < stop:
+            data = self.read(offset, min(stop - offset, batch), wait=True)
+            if data is None or isinstance(data, NotCached) or not data:
+                offset = self.next_file_offset(offset)
+                continue
+            for unit in UNIT_STRUCT.iter_unpack(data):
+                yield offset, *unit
+                offset += 1
+
+    def next_file_offset(self, offset: int) -> int:
+        """First offset of the file behind the one that holds `offset`."""
+        per_file = self.file_size // UNIT
+        return (offset // per_file + 1) * per_file
+
+    def search(self, low: int, high: int, physical: int) -> int:
+        """First offset in [low, high) whose record lies at or behind `physical`; `high` if none does.
+        Fillers are passed over: they say nothing about order."""
+        best = high
+        while low < high:
+            middle = (low + high) // 2
+            real = self._first_real(middle, high)
+            if real is None:
+                high = middle
+            elif real[1] >= physical:
+                best, high = real[0], middle
+            else:
+                low = real[0] + 1
+        return best
+
+    def _first_real(self, low: int, high: int) -> tuple[int, int] | None:
+        """(offset, record position) of the first unit in a range that is no filler."""
+        count = 64
+        while low < high:
+            data = self.read(low, min(high - low, count), wait=True)
+            if data is None or isinstance(data, NotCached) or not data:
+                low = self.next_file_offset(low)
+                continue
+            units = np.frombuffer(bytes(data), UNIT_DTYPE)
+            others = np.flatnonzero(units["size"] != FILLER_SIZE)
+            if len(others):
+                return low + int(others[0]), int(units["position"][others[0]])
+            low += len(units)
+            count = _AT_ONCE
+        return None
+
+    # -- retention --------------------------------------------------------------------------------
+
+    def raise_min(self, floor: int) -> int:
+        """Let the queue begin at an offset, at its end at most. Returns the number of messages that this
+        hides."""
+        hidden = max(0, min(floor, self.max_offset) - self.min_offset)
+        self.min_offset += hidden
+        return hidden
+
+    def correct_min(self, log_min: int) -> None:
+        """Raise min_offset to the first unit whose record still exists (min = max when none does)."""
+        if self.max_offset > self.min_offset:
+            first = self.unit(self.min_offset)
+            if first is not None and first[0] >= log_min and first[1] != FILLER_SIZE:
+                return
+        self.min_offset = self.search(self.min_offset, self.max_offset, log_min)
+
+    def expired_files(self, log_min: int) -> list[str]:
+        """Paths of files, oldest first, all of whose records lie before `log_min`; never the last file."""
+        expired: list[str] = []
+        for base in self.positions[:-1]:
+            last_unit = (base + self.file_size) // UNIT - 1
+            found = self.unit(last_unit)
+            if found is not None and found[0] >= log_min:
+                break
+            expired.append(self.path_of(base))
+        return expired
+
+    def delete_file(self, path: str) -> None:
+        self._files.delete(path)
+        base = int(os.path.basename(path))
+        self.positions.remove(base)
+        self.unsynced_files.discard(base)
+        self.min_offset = max(self.min_offset, (base + self.file_size) // UNIT)
+
+    def let_go(self) -> None:
+        """The queue's topic is deleted and its files are elsewhere: units that still arrive go nowhere."""
+        self.deleted = True
+        for base in self.positions:
+            self._files.descriptors.drop(self.path_of(base))
+        self.positions.clear()
+        self.unsynced_files.clear()
+
+    # -- loading ----------------------------------------------------------------------------------
+
+    def load(self, log_end: int) -> list[str]:
+        """Take over the files on disk: units whose records start below `log_end`, up to the first that is
+        none.
+
+        Returns notes about damage (wrong lengths, holes). Positions behind the end are left for `cut`.
+        """
+        notes: list[str] = []
+        disk = self._files.disk
+        self._dir_made = True
+        allocated: dict[int, int] = {}
+        for name in disk.listdir(self.path):
+            if not is_numbered(name, 20):
+                notes.append(f"{os.path.join(self.path, name)}: not a queue file, left alone")
+                continue
+            path = os.path.join(self.path, name)
+            facts = disk.facts(path)
+            if facts is None:
+                continue
+            if not facts.regular:
+                raise StoreError(NO_FILE, path)
+            if int(name) % self.file_size or facts.size > self.file_size:
+                raise StoreError(
+                    f"{facts.size} bytes from {int(name)} on do not fit "
+                    f"mappedFileSizeConsumeQueue={self.file_size}",
+                    path,
+                )
+            if facts.size != self.file_size:
+                notes.append(f"{path}: {facts.size} bytes instead of {self.file_size}, set right")
+                disk.truncate(self._files.descriptors.get(path), self.file_size)
+                self.damaged = True
+            self.positions.append(int(name))
+            allocated[int(name)] = facts.allocated
+        for before, after in zip(self.positions, self.positions[1:], strict=False):
+            if after != before + self.file_size:
+                notes.append(f"{self.path}: file {file_name(before + self.file_size)} is missing")
+                self.damaged = True
+        end = 0
+        for base in reversed(self.positions):
+            count = self._units_in(base, allocated[base], log_end)
+            if count:
+                end = base // UNIT + count
+                break
+        self._look_behind(end, log_end)
+        self.next_offset = self.max_offset = self.written = self.synced = self.window_start = end
+        self.window = bytearray()
+        self.min_offset = min(end, self.positions[0] // UNIT) if self.positions else 0
+        last = self.unit(end - 1) if end > self.min_offset else None
+        self.max_physical = last[0] + last[1] if last is not None and last[1] != FILLER_SIZE else 0
+        return notes
+
+    def _units_in(self, base: int, allocated: int, log_end: int) -> int:
+        """How many units at the start of a file have records below `log_end`. `allocated`: bytes of the file
+        that are no hole, by the system's count; where the search begins, not what it relies on."""
+        fd = self._files.descriptors.get(self.path_of(base))
+        disk = self._files.disk
+
+        def real(number: int, units: bytes, first: int) -> bool:
+            physical, size, _ = UNIT_STRUCT.unpack_from(units, (number - first) * UNIT)
+            if size == FILLER_SIZE:
+                physical = self._position_before(base // UNIT + number)
+            return bool(size > 0 and 0 <= physical < log_end)
+
+        low, high = 0, self.file_size // UNIT
+        guess = min(high - 1, allocated // UNIT)
+        if real(guess, disk.pread(fd, UNIT, guess * UNIT), guess):
+            low = guess + 1
+        else:
+            high = guess
+        while high - low > _AT_ONCE:
+            middle = (low + high) // 2
+            there = real(middle, disk.pread(fd, UNIT, middle * UNIT), middle)
+            low, high = (middle + 1, high) if there else (low, middle)
+        first = low
+        data = disk.pread(fd, (high - first) * UNIT, first * UNIT) if high > first else b""
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if real(middle, data, first) else (low, middle)
+        return low
+
+    def _position_before(self, offset: int) -> int:
+        """Log position of the last unit before `offset` that is no filler, which stands for the fillers
+        behind it; 0 if there is none, -1 if something is missing there."""
+        disk = self._files.disk
+        for base in reversed(self.positions):
+            stop = min(offset * UNIT - base, self.file_size)
+            while stop > 0:
+                begin = max(0, stop - _AT_ONCE * UNIT)
+                data = disk.pread(self._files.descriptors.get(self.path_of(base)), stop - begin, begin)
+                units = np.frombuffer(data, UNIT_DTYPE)
+                others = np.flatnonzero(units["size"] != FILLER_SIZE)
+                if len(others):
+                    last = units[others[-1]]
+                    return int(last["position"]) if last["size"] > 0 else -1
+                stop = begin
+        return 0
+
+    def _look_behind(self, end: int, log_end: int) -> None:
+        """Units of older records behind the end mean that what ended the queue is damage."""
+        disk = self._files.disk
+        self.tidy = True
+        for base in self.positions:
+            at: int | None = max(0, end * UNIT - base)
+            fd = self._files.descriptors.get(self.path_of(base))
+            length = _LOOK
+            while at is not None and at < self.file_size:
+                stop = min(self.file_size, at + length - at % length)
+                data = disk.pread(fd, stop - at, at)
+                if not is_zero(data):
+                    self.tidy = False
+                    units = np.frombuffer(data[: len(data) - len(data) % UNIT], UNIT_DTYPE)
+                    position = units["position"]
+                    older = (units["size"] > 0) & (units["size"] != FILLER_SIZE)
+                    if np.any(older & (position >= 0) & (position < log_end)):
+                        self.damaged = True
+                        return
+                    length = 16 * _LOOK
+                following = disk.next_data(fd, stop) if stop < self.file_size else None
+                at = None if following is None else following - following % UNIT
+
+    def cut(self) -> bool:
+        """Zero everything behind the end, so that no stale unit can come back to life. True if there was
+        any."""
+        changed = False
+        end = self.max_offset * UNIT
+        if self.tidy and (len(self.positions) < 2 or end > self.positions[-1]):
+            return False
+        for base in list(self.positions):
+            path = self.path_of(base)
+            if base >= end and base > self.positions[0]:
+                self._files.delete(path)
+                self.positions.remove(base)
+                self.new_names = changed = True  # it must not come back with a power failure
+                continue
+            begin = max(0, end - base)
+            if begin >= self.file_size:
+                continue
+            fd = self._files.descriptors.get(path)
+            if zero_out(self._files.disk, fd, begin, self.file_size):
+                self.unsynced_files.add(base)
+                changed = True
+        return changed

@@ -1,0 +1,364 @@
+"""One index file: hash slots and chained entries, from key hash to commit-log position.
+
+Layout (big-endian): 40-byte header (i8 begin time, i8 end time, i8 begin position, i8 end position, i4 slots
+in use, i4 next entry number, which starts at 1), `slots` x i4 newest entry of the chain, `capacity` x 20-byte
+entries (i4 key hash, i8 position, i4 seconds since begin time, i4 previous entry of the chain). Entry 0 is
+never used.
+
+The newest file keeps its slots and its unwritten entries in memory. Entries and header are written in
+batches; the slots only now and then, when the file is full and when the store stops, because after an
+unclean stop what they lack is computed from the entries (one vector operation). Readers of other processes
+therefore see the newest keys only after a stop.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.store.base.disk import write_all
+from cometmq.store.base.files import NotCached, NotInMemory, StoreFiles
+from cometmq.store.base.off_loop import Walk
+
+HEADER = struct.Struct(">qqqqii")
+ENTRY = struct.Struct(">iqii")
+SLOT_SIZE = 4
+ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+_SLOTS_A_STEP = 1 << 19
+_CHECKED = 1_000_000  # entries; the newest of a file that are looked at although a checkpoint covers them
+_MAX_SECONDS = 0x7FFFFFFF
+ENTRIES_A_TURN = 256
+"""Entries of a chain that a search visits in one turn of the loop; 1 to 2 ms, at 5 us each."""
+
+IntArray = NDArray[np.int64]
+
+
+def file_length(slots: int, capacity: int) -> int:
+    return HEADER.size + slots * SLOT_SIZE + capacity * ENTRY.size
+
+
+class IndexFile:
+    """Header in memory, entries appended in batches. Loop thread, except `search`, which only reads."""
+
+    __slots__ = (
+        "_files",
+        "_pending",
+        "_slots",
+        "begin_ms",
+        "begin_position",
+        "capacity",
+        "count",
+        "end_ms",
+        "end_position",
+        "path",
+        "slot_count",
+        "slots_in_use",
+        "slots_lack",
+        "slots_written",
+        "written",
+    )
+
+    def __init__(self, files: StoreFiles, path: str, slots: int, capacity: int) -> None:
+        self._files = files
+        self.path = path
+        self.slot_count = slots
+        self.capacity = capacity  # entry numbers run from 1 to capacity - 1
+        self.begin_ms = self.end_ms = 0
+        self.begin_position = self.end_position = 0
+        self.slots_in_use = 0
+        self.count = 1  # number of the next entry
+        self.written = 1  # entries below this number are in the file
+        self.slots_written = True
+        self.slots_lack = 1  # the slots in the file may lack entries from this number on
+        self._slots: NDArray[np.int32] | None = None
+        self._pending: list[NDArray[np.void]] = []
+
+    @property
+    def full(self) -> bool:
+        return self.count >= self.capacity
+
+    @property
+    def _entries_at(self) -> int:
+        return HEADER.size + self.slot_count * SLOT_SIZE
+
+    def header(self) -> bytes:
+        return HEADER.pack(
+            self.begin_ms, self.end_ms, self.begin_position, self.end_position, self.slots_in_use, self.count
+        )
+
+    # -- making, loading --------------------------------------------------------------------------
+
+    def create(self, seed_ms: int, seed_position: int) -> None:
+        """Make the (sparse) file. The begin and end values of the previous file seed this one's, as in
+        Apache's. Raises OSError and leaves no file."""
+        disk = self._files.disk
+        fd = disk.open(self.path, create=True, exclusive=True)
+        try:
+            disk.truncate(fd, file_length(self.slot_count, self.capacity))
+        except OSError:
+            disk.close(fd)
+            self._files.delete(self.path)
+            raise
+        self._files.descriptors.put(self.path, fd)
+        self.begin_ms = self.end_ms = seed_ms
+        self.begin_position = self.end_position = seed_position
+        self._slots = np.zeros(self.slot_count, np.int32)
+
+    def load(self) -> bool:
+        """Read the header. False when length or header cannot be those of an index file."""
+        facts = self._files.disk.facts(self.path)
+        if facts is None or facts.size != file_length(self.slot_count, self.capacity):
+            return False
+        data = self._files.disk.pread(self._files.descriptors.get(self.path), HEADER.size, 0)
+        values = HEADER.unpack(data)
+        self.begin_ms, self.end_ms, self.begin_position, self.end_position, self.slots_in_use, count = values
+        if any(value < 0 for value in values) or count > self.capacity or self.slots_in_use > self.slot_count:
+            return False
+        self.count = self.written = max(1, count)
+        return self.begin_ms <= self.end_ms or self.count == 1
+
+    def load_marked(self, count: int, slots_lack: int, end_position: int) -> bool:
+        """Read the header of a file of which entries below `count` are known to be there, and slots below
+        `slots_lack`; forget newer ones. False when the file does not bear that out, as far as its newest
+        entries tell."""
+        if not self.load() or not 1 <= slots_lack <= count <= self.count:
+            return False
+        self.count = self.written = count
+        self.slots_lack = slots_lack if count > _CHECKED else 1
+        if count == 1:
+            return True
+        last = self.entries(count - 1)[0]
+        if last["position"] != end_position:
+            return False
+        self._ends_with(last)
+        return self.check_entries(max(1, count - _CHECKED)) == count - 1
+
+    def _ends_with(self, last: np.void) -> None:
+        self.end_position = int(last["position"])
+        self.end_ms = min(self.end_ms, self.begin_ms + int(last["seconds"]) * 1000 + 999)
+
+    def entries(self, first: int = 1) -> NDArray[np.void]:
+        """The written entries from a number on. Reads up to the whole file."""
+        data = self._files.disk.pread(
+            self._files.descriptors.get(self.path),
+            (self.written - first) * ENTRY.size,
+            self._entries_at + first * ENTRY.size,
+        )
+        return np.frombuffer(data, ENTRY_DTYPE)
+
+    def check_entries(self, first: int = 1) -> int:
+        """Number of leading entries that can be true, those below number `first` taken for granted: hash and
+        time not negative, position inside the header's range and never falling, chain pointing backwards.
+        Equal to `count - 1` when nothing is damaged."""
+        entries = self.entries(first)
+        position = entries["position"].astype(np.int64)
+        number = np.arange(first, first + len(entries))
+        good = (entries["hash"] >= 0) & (entries["seconds"] >= 0)
+        good &= (entries["previous"] >= 0) & (entries["previous"] < number)
+        good &= (position >= self.begin_position) & (position <= self.end_position)
+        good[1:] &= position[1:] >= position[:-1]
+        good &= (position > 0) | (entries["hash"] > 0)  # a lost sector reads as zeros
+        if len(entries):
+            good[0] &= first > 1 or position[0] == self.begin_position
+            good[-1] &= position[-1] == self.end_position
+        bad = np.flatnonzero(~good)
+        return first - 1 + (int(bad[0]) if len(bad) else len(entries))
+
+    def slots_from_entries(self) -> NDArray[np.int32]:
+        """What the slots must hold: the newest entry of each chain."""
+        return self._chained(np.zeros(self.slot_count, np.int32), 1)
+
+    def _chained(self, slots: NDArray[np.int32], first: int) -> NDArray[np.int32]:
+        hashes = self.entries(first)["hash"].astype(np.int64)
+        numbers = np.arange(first, first + len(hashes), dtype=np.int32)
+        slots[hashes % self.slot_count] = numbers  # the last of equals wins
+        return slots
+
+    def _slots_on_disk(self) -> NDArray[np.int32]:
+        fd = self._files.descriptors.get(self.path)
+        data = self._files.disk.pread(fd, self.slot_count * SLOT_SIZE, HEADER.size)
+        return np.frombuffer(data, ">i4").astype(np.int32)
+
+    def cut(self, position: int) -> None:
+        """Forget the entries of records at or behind `position`. Only on a loaded file, before `resume`."""
+        self._pending = []
+        self.count = self.written
+        low, high = 1, self.written
+        fd = self._files.descriptors.get(self.path)
+        while low < high:
+            middle = (low + high) // 2
+            entry = ENTRY.unpack(
+                self._files.disk.pread(fd, ENTRY.size, self._entries_at + middle * ENTRY.size)
+            )
+            low, high = (middle + 1, high) if entry[1] < position else (low, middle)
+        if low == self.written:
+            return
+        self.count = self.written = low
+        if low > 1:
+            self._ends_with(self.entries(low - 1)[0])
+        self.slots_written = False
+
+    def resume(self, *, rebuild_slots: bool) -> None:
+        """Make a loaded file writable again: its slots come into memory, as they are in the file or, with
+        `rebuild_slots`, chained anew as far as they may lack entries."""
+        if not rebuild_slots:
+            self._slots = self._slots_on_disk()
+            self.slots_lack = self.count
+            return
+        slots = None
+        if 1 < self.slots_lack <= self.count:
+            slots = self._chained(self._slots_on_disk(), self.slots_lack)
+            if slots.max() >= self.count or slots.min() < 0:
+                slots = None  # written for entries that have been forgotten
+        if slots is None:
+            slots = self.slots_from_entries()
+            self.slots_lack = 1
+        self._slots = slots
+        self.slots_in_use = int(np.count_nonzero(slots))
+        self.slots_written = False
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def add(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> int:
+        """Append entries (absolute hashes, positions not falling) up to the capacity; returns how many
+        were taken."""
+        taken = min(len(hashes), self.capacity - self.count)
+        if taken <= 0:
+            return 0
+        assert self._slots is not None
+        hashes, positions, times_ms = hashes[:taken], positions[:taken], times_ms[:taken]
+        first = self.count
+        seed_ms = self.begin_ms
+        if first == 1:
+            self.begin_ms, self.begin_position = int(times_ms[0]), int(positions[0])
+        seconds = self._seconds(times_ms, self.begin_ms)
+        if first == 1:
+            seconds[0] = self._seconds(times_ms[:1], seed_ms)[
+                0
+            ]  # computed before the header moved, as in Apache's
+        slot = hashes % self.slot_count
+        numbers = np.arange(first, first + taken, dtype=np.int64)
+        previous = self._slots[slot]
+        self._slots[slot] = numbers
+        if not np.array_equal(self._slots[slot], numbers):  # some of these entries share a slot
+            order = np.argsort(slot, kind="stable")
+            later = np.flatnonzero(slot[order][1:] == slot[order][:-1]) + 1
+            previous[order[later]] = numbers[order[later - 1]]
+        self.slots_in_use += int(np.count_nonzero(previous == 0))
+        batch = np.empty(taken, ENTRY_DTYPE)
+        batch["hash"] = hashes
+        batch["position"] = positions
+        batch["seconds"] = seconds
+        batch["previous"] = previous
+        self._pending.append(batch)
+        self.count += taken
+        self.end_ms, self.end_position = int(times_ms[-1]), int(positions[-1])
+        self.slots_written = False
+        return taken
+
+    @staticmethod
+    def _seconds(times_ms: IntArray, begin_ms: int) -> IntArray:
+        if begin_ms <= 0:
+            return np.zeros(len(times_ms), np.int64)
+        # Java's division truncates towards zero; negative values are clamped anyway.
+        return np.clip((times_ms - begin_ms) // 1000, 0, _MAX_SECONDS)
+
+    def write(self, *, slots: bool) -> bool:
+        """Write entries and header; with `slots` the slots too. False if there was nothing to write. Raises
+        OSError; the next call tries again."""
+        if self.written == self.count and (self.slots_written or not slots):
+            return False
+        fd = self._files.descriptors.get(self.path)
+        disk = self._files.disk
+        if self._pending:
+            # Not np.concatenate: it would turn the entries into the machine's byte order.
+            data = b"".join([batch.tobytes() for batch in self._pending])
+            write_all(disk, fd, data, self._entries_at + self.written * ENTRY.size)
+        if slots and not self.slots_written and self._slots is not None:
+            write_all(disk, fd, self._slots.astype(">i4").tobytes(), HEADER.size)
+        write_all(disk, fd, self.header(), 0)
+        self.written = self.count
+        self._pending = []
+        if slots:
+            self.slots_written = True
+            self.slots_lack = self.count
+        return True
+
+    def write_slots(self) -> Iterator[None]:
+        """Write the slots as they are now, a part a step; entries that come in meanwhile may or may not be in
+        them. Raises OSError."""
+        count = self.count
+        for first in range(0, self.slot_count, _SLOTS_A_STEP):
+            if self._slots is None:
+                return  # full, and written as a whole
+            part = self._slots[first : first + _SLOTS_A_STEP].astype(">i4").tobytes()
+            fd = self._files.descriptors.get(self.path)
+            write_all(self._files.disk, fd, part, HEADER.size + first * SLOT_SIZE)
+            yield
+        self.slots_lack = max(self.slots_lack, count)
+
+    def release(self) -> None:
+        """Forget the slots of a full, written file."""
+        self._slots = None
+
+    # -- searching --------------------------------------------------------------------------------
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        return (
+            (begin < self.begin_ms and end > self.end_ms)
+            or self.begin_ms <= begin <= self.end_ms
+            or self.begin_ms <= end <= self.end_ms
+        )
+
+    def search(self, key_hash: int, limit: int, begin: int, end: int, found: list[int]) -> Walk[None]:
+        """Add positions of entries with this hash and a time in [begin, end] to `found`, newest first,
+        until it holds `limit`. A walk: a key may have as many entries as the file holds."""
+        count, number, looked = self.count, -1, 0
+        if count <= 1:
+            return
+        while len(found) < limit:
+            try:
+                if number < 0:
+                    number = self._newest_of(key_hash % self.slot_count)
+                if not 0 < number < count:
+                    return
+                stored_hash, position, seconds, previous = self._entry(number)
+            except NotInMemory as miss:
+                yield miss.missing
+                continue
+            if seconds < 0:
+                return
+            time_ms = self.begin_ms + seconds * 1000
+            if stored_hash == key_hash and begin <= time_ms <= end and position not in found:
+                found.append(position)
+            if previous >= number or time_ms < begin:
+                return
+            number = previous
+            looked += 1
+            if looked % ENTRIES_A_TURN == 0:
+                yield None
+
+    def _newest_of(self, slot: int) -> int:
+        """Number of the newest entry of a chain, 0 if there is none."""
+        if self._slots is not None:
+            return int(self._slots[slot])
+        data = self._read(HEADER.size + slot * SLOT_SIZE, SLOT_SIZE)
+        return max(0, int.from_bytes(data, "big", signed=True))
+
+    def _entry(self, number: int) -> tuple[int, int, int, int]:
+        ahead = number - self.written
+        if ahead >= 0:
+            for batch in self._pending:
+                if ahead < len(batch):
+                    entry = batch[ahead]
+                    return int(entry[0]), int(entry[1]), int(entry[2]), int(entry[3])
+                ahead -= len(batch)
+        data = self._read(self._entries_at + number * ENTRY.size, ENTRY.size)
+        return ENTRY.unpack(data) if len(data) == ENTRY.size else (-1, 0, -1, 0)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        data = self._files.read(self.path, length, offset, wait=True)
+        return b"" if data is None or isinstance(data, NotCached) else bytes(data)

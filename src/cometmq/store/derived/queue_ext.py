@@ -1,0 +1,115 @@
+"""Ext units: what Apache's broker keeps of a message beside its queue unit with `enableConsumeQueueExt`.
+
+The unit's tags code is then an address: a byte position in the files of consumequeue_ext/<topic>/<queue id>,
+plus the smallest i8. An ext unit is i2 size (20 + bitmap), i8 tags code, i8 store time, i2 length of the
+bitmap, bitmap (storage fact sheet 2.8). CometMQ reads such queues, deletes their files with what refers to
+them (5.3), and writes none.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Collection
+
+from cometmq.store.base.disk import Disk, is_numbered
+from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.derived.consume_queue import file_name
+
+LEAST_CODE = -0x80000000
+"""The least tags code that is a hash; what is less is an address."""
+HEAD = struct.Struct(">hqqh")
+_LOWEST = -(1 << 63)
+
+
+def ext_directory(root: str) -> str:
+    """Where a store keeps its ext files."""
+    return os.path.join(root, "consumequeue_ext")
+
+
+class ExtFiles:
+    """The ext files of one store, by queue. Any thread; raises OSError."""
+
+    __slots__ = ("_disk", "_root")
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk = disk
+        self._root = ext_directory(root)
+
+    def queues(self) -> list[tuple[str, int]]:
+        """(topic, queue id) of what has a directory here."""
+        return [
+            (topic, int(name))
+            for topic in self._disk.listdir(self._root)
+            if self._is_own(os.path.join(self._root, topic))
+            for name in self._disk.listdir(os.path.join(self._root, topic))
+            if name.isascii() and name.isdecimal() and self._is_own(os.path.join(self._root, topic, name))
+        ]
+
+    def _is_own(self, path: str) -> bool:
+        """Whether a directory is the store's: what lies behind a link is not deleted."""
+        return self._disk.is_dir(path) and not self._disk.is_link(path)
+
+    def paths(self, topic: str, queue_id: int) -> list[str]:
+        """All files of a queue, oldest first."""
+        directory = os.path.join(self._root, topic, str(queue_id))
+        if not self._is_own(directory):
+            return []
+        names = self._disk.listdir(directory)
+        return [os.path.join(directory, name) for name in names if is_numbered(name, 20)]
+
+    def paths_before(self, topic: str, queue_id: int, code: int) -> list[str]:
+        """Those that lie before the ext unit which a tags code is the address of: of units before it readers
+        see none. Nothing for a hash, as in Apache's broker, nor for an address that lies in none of them."""
+        paths = self.paths(topic, queue_id)
+        place = code - _LOWEST
+        last = self._disk.facts(paths[-1]) if paths else None
+        if code >= LEAST_CODE or last is None or place >= int(os.path.basename(paths[-1])) + last.size:
+            return []
+        ends = [int(os.path.basename(path)) for path in paths[1:]]
+        return [path for path, end in zip(paths, ends, strict=False) if end <= place]
+
+    def drop_empty(self, topic: str, queue_id: int) -> None:
+        """Remove the directories of a queue without files."""
+        directory = os.path.join(self._root, topic)
+        for path in (os.path.join(directory, str(queue_id)), directory):
+            if self._is_own(path) and not self._disk.listdir(path):
+                self._disk.rmdir(path)
+
+    def remove(self, topics: Collection[str]) -> None:
+        """Delete everything of some topics."""
+        for topic, queue_id in self.queues():
+            if topic in topics:
+                for path in self.paths(topic, queue_id):
+                    self._disk.unlink(path)
+                self.drop_empty(topic, queue_id)
+
+
+class ExtUnits:
+    """The ext units of one store, read from outside."""
+
+    __slots__ = ("_bases", "_files", "_root")
+
+    def __init__(self, files: ReadOnlyFiles, root: str) -> None:
+        self._files = files
+        self._root = ext_directory(root)
+        self._bases: dict[str, list[int]] = {}
+
+    def tags_code(self, topic: str, queue_id: int, address: int) -> int | None:
+        """The tags code that a unit with this address means; None if no ext unit is there."""
+        if address >= LEAST_CODE:
+            return None
+        directory = os.path.join(self._root, topic, str(queue_id))
+        bases = self._bases.get(directory)
+        if bases is None:
+            names = self._files.disk.listdir(directory)
+            bases = self._bases[directory] = sorted(int(name) for name in names if is_numbered(name, 20))
+        position = address - _LOWEST
+        base = max((base for base in bases if base <= position), default=-1)
+        if base < 0:
+            return None
+        data = self._files.read(os.path.join(directory, file_name(base)), HEAD.size, position - base)
+        if len(data) < HEAD.size:
+            return None
+        size, tags, _, bitmap = HEAD.unpack(data)
+        return int(tags) if size == HEAD.size + bitmap and bitmap >= 0 else None

@@ -1,0 +1,275 @@
+"""All consume queues of a store, by topic and queue id, and the batched writing of their units."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+
+from cometmq import logs
+from cometmq.errors import StoreError
+from cometmq.protocol.codes import STORED_LENGTH_MAX, is_legal_name
+from cometmq.store.base.config import CONSUME_QUEUE_UNIT, StoreConfig
+from cometmq.store.base.disk import NO_FILE, Disk, is_numbered
+from cometmq.store.base.files import StoreFiles
+from cometmq.store.base.refusal import QueueRefused
+from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.text import is_utf8
+
+log = logs.logger(__name__)
+
+TRASH = ".deleted"
+"""Where files of deleted topics wait for their end, as gone-<n>/<queue id>/...: no queue ids for Apache's
+broker, which passes over them."""
+_LONGEST_NAME = 255  # bytes, of a directory
+_EAGER_UNITS = 256  # a queue with this many unwritten units is written at once
+
+
+def names_a_directory(topic: str) -> bool:
+    """Whether a topic's queues can lie in a directory of its name, below that of all queues and nowhere else.
+    What a record says need not be what a broker would have taken."""
+    return (
+        topic not in ("", ".", "..", TRASH)
+        and "/" not in topic
+        and "\0" not in topic
+        and is_utf8(topic)
+        and len(topic.encode()) <= _LONGEST_NAME
+    )
+
+
+class QueueTable:
+    """Loop thread only."""
+
+    __slots__ = (
+        "_dirty",
+        "_files",
+        "_gone",
+        "_queues",
+        "_topics",
+        "_trash",
+        "by_key",
+        "directory",
+        "file_size",
+    )
+
+    def __init__(self, files: StoreFiles, config: StoreConfig) -> None:
+        self._files = files
+        self.directory = os.path.join(config.root, "consumequeue")
+        self._trash = os.path.join(self.directory, TRASH)
+        self._gone = 0
+        self.file_size = config.consume_queue_file_size
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self.by_key = self._queues  # for whoever cannot afford a call of `find`; not to be changed
+        self._topics: dict[str, dict[int, ConsumeQueue]] = {}
+        self._dirty: deque[ConsumeQueue] = deque()  # the one that waits longest first
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(self._queues.values())
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.get((topic, queue_id))
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, made (in memory only) if it is not there. Raises QueueRefused for what cannot be one."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            if not (topic in self._topics or is_legal_name(topic, STORED_LENGTH_MAX)) or queue_id < 0:
+                raise QueueRefused(topic, queue_id)
+            queue = self._add(topic, queue_id)
+        return queue
+
+    def of_record(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The same for a record of the log: whoever took it may have taken other names. Raises QueueRefused
+        for one that can be no directory's."""
+        if not names_a_directory(topic) or queue_id < 0:
+            raise QueueRefused(topic, queue_id)
+        return self._add(topic, queue_id)
+
+    def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            topic = sys.intern(topic)  # one object for all queues: each that a message touches costs
+            path = os.path.join(self.directory, topic, str(queue_id))
+            queue = ConsumeQueue(self._files, path, topic, queue_id, self.file_size)
+            self._queues[topic, queue_id] = queue
+            self._topics.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def topics(self) -> list[str]:
+        """Topics that have, or had, a message here."""
+        return sorted(
+            topic for topic, queues in self._topics.items() if any(q.max_offset for q in queues.values())
+        )
+
+    def of_topic(self, topic: str) -> list[ConsumeQueue]:
+        return [queue for _, queue in sorted(self._topics.get(topic, {}).items())]
+
+    @property
+    def max_physical(self) -> int:
+        """Log position behind the last record that has a unit in any queue."""
+        return max((queue.max_physical for queue in self), default=0)
+
+    @property
+    def ends(self) -> int:
+        """Sum of the maximum offsets of all queues, as far as their files tell."""
+        return sum(queue.max_offset or queue.begin for queue in self)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def mark(self, queue: ConsumeQueue) -> None:
+        """The queue has got units that are not written yet."""
+        queue.dirty = True
+        self._dirty.append(queue)
+
+    @property
+    def waiting(self) -> int:
+        """Queues with units that are not written yet."""
+        return len(self._dirty)
+
+    def write_eager(self) -> None:
+        """Write the dirty queues whose windows have grown large. Raises OSError."""
+        for queue in self._dirty:
+            if queue.max_offset - queue.written >= _EAGER_UNITS:
+                queue.write()
+
+    def write_dirty(self, limit: int | None = None) -> bool:
+        """Write up to `limit` queues that have unwritten units. True when none is left. Raises OSError;
+        queues that could not be written stay dirty."""
+        dirty = self._dirty
+        count = len(dirty) if limit is None else min(limit, len(dirty))
+        for _ in range(count):
+            queue = dirty[0]
+            queue.write()
+            queue.dirty = False
+            dirty.popleft()
+        return not dirty
+
+    def take_unsynced(self) -> tuple[list[str], list[str]]:
+        """(files written, directories with new names) since the last call, for a sync in a thread."""
+        paths: list[str] = []
+        directories: set[str] = set()
+        for queue in self:
+            if queue.unsynced_files:
+                paths += map(queue.path_of, queue.unsynced_files)
+                queue.unsynced_files.clear()
+            if queue.new_names:
+                directories.update((queue.path, os.path.dirname(queue.path), self.directory))
+                queue.new_names = False
+        return paths, sorted(directories)
+
+    # -- loading, deleting ------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forget every queue; files stay."""
+        self._queues.clear()
+        self._topics.clear()
+        self._dirty.clear()
+
+    def load(self, log_end: int) -> list[str]:
+        """Take over every queue directory. Returns notes about damage. Raises StoreError where a link stands
+        for a directory: what is deleted by its path would be somebody else's."""
+        notes: list[str] = []
+        disk = self._files.disk
+        self._refuse_link(self._trash)
+        self.empty_trash()
+        self.drop_trash()
+        for topic in disk.listdir(self.directory):
+            if topic == TRASH:
+                continue
+            topic_dir = os.path.join(self.directory, topic)
+            self._refuse_link(topic_dir)
+            if not disk.is_dir(topic_dir) or not names_a_directory(topic):
+                notes.append(f"{topic_dir}: not a topic directory, left alone")
+                continue
+            for name in disk.listdir(topic_dir):
+                path = os.path.join(topic_dir, name)
+                self._refuse_link(path)
+                if not (name.isascii() and name.isdecimal() and str(int(name)) == name and disk.is_dir(path)):
+                    notes.append(f"{path}: not a queue directory, left alone")
+                    continue
+                notes += self._add(topic, int(name)).load(log_end)
+        return notes
+
+    def _refuse_link(self, path: str) -> None:
+        if self._files.disk.is_link(path):
+            raise StoreError(NO_FILE, path)
+
+    def delete_topic(self, topic: str) -> int:
+        """Destroy the queues of a topic, in place; returns how many there were. Raises OSError."""
+        count = self.take_out(topic)
+        self.empty_trash()
+        self.drop_trash()
+        return count
+
+    def next_offsets(self, topic: str) -> dict[int, int]:
+        """Queue id -> the offset that the next message of a topic gets there."""
+        return {queue_id: queue.next_offset for queue_id, queue in self._topics.get(topic, {}).items()}
+
+    def take_out(self, topic: str) -> int:
+        """Forget the queues of a topic and move their files into the trash; returns how many there were.
+        Raises OSError; then nothing has changed."""
+        disk = self._files.disk
+        topic_dir = os.path.join(self.directory, topic)
+        if names_a_directory(topic) and disk.is_dir(topic_dir):
+            disk.makedirs(self._trash)
+            while disk.is_dir(target := os.path.join(self._trash, f"gone-{self._gone}")):
+                self._gone += 1
+            disk.rename(topic_dir, target)
+        queues = self._topics.pop(topic, {})
+        for queue_id, queue in queues.items():
+            del self._queues[topic, queue_id]
+            queue.let_go()  # if it is among the dirty ones, it is passed over there
+        return len(queues)
+
+    def empty_trash(self) -> None:
+        """Remove the files of deleted topics, for good. Raises OSError. Any thread."""
+        disk = self._files.disk
+        if not disk.is_dir(self._trash) or disk.is_link(self._trash):
+            return
+        # The moves come first: a topic's directory that came back with half its files would be a short one.
+        disk.fsync_dir(self.directory)
+        disk.fsync_dir(self._trash)
+        for name in disk.listdir(self._trash):
+            topic_dir = os.path.join(self._trash, name)
+            if disk.is_link(topic_dir):
+                disk.unlink(topic_dir)  # itself; what it points to is no part of the store
+                continue
+            for queue_id in disk.listdir(topic_dir):
+                self._remove_files(os.path.join(topic_dir, queue_id))
+            _remove_if_empty(disk, topic_dir)
+
+    def _remove_files(self, queue_dir: str) -> None:
+        disk = self._files.disk
+        if disk.is_link(queue_dir):
+            disk.unlink(queue_dir)
+        elif disk.is_dir(queue_dir):
+            for name in disk.listdir(queue_dir):
+                if is_numbered(name, 20):
+                    disk.unlink(os.path.join(queue_dir, name))
+            _remove_if_empty(disk, queue_dir)
+
+    def drop_trash(self) -> None:
+        """Remove the directory of the trash if it is empty."""
+        if self._files.disk.is_dir(self._trash):
+            _remove_if_empty(self._files.disk, self._trash)
+
+    def statistics(self) -> list[tuple[str, int, int, int]]:
+        """(topic, queue id, min offset, max offset) of every queue."""
+        return [(queue.topic, queue.queue_id, queue.min_offset, queue.max_offset) for queue in self]
+
+    @property
+    def units_per_file(self) -> int:
+        return self.file_size // CONSUME_QUEUE_UNIT
+
+
+def _remove_if_empty(disk: Disk, path: str) -> None:
+    try:
+        disk.rmdir(path)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        log.warning("%s is not empty and stays", path)

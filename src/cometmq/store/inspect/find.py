@@ -1,0 +1,228 @@
+"""Records of a store that nobody serves: by position, id, key, or a range of a queue or of the log.
+
+Works on a directory that a broker may be using. Keys are looked up in the entries of the index files (their
+slots are written late, so the chains of the newest file cannot be relied on); what the index does not hold
+yet is searched in the log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+import numpy as np
+
+from cometmq.errors import StoreError
+from cometmq.message import MessageExt
+from cometmq.protocol.ids import IdError, decode_offset_id
+from cometmq.protocol.properties.keys import index_keys
+from cometmq.protocol.properties.text import index_hash
+from cometmq.protocol.record.one import decode_record
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.derived.consume_queue import FILLER_SIZE
+from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE
+from cometmq.store.inspect.findings import Findings
+from cometmq.store.inspect.log_walk import LogWalk, why_no_record
+from cometmq.store.inspect.unit_files import UnitFiles
+from cometmq.store.inspect.verify import Progress
+from cometmq.store.log.log_reader import LogReader
+from cometmq.store.log.scan import Facts
+from cometmq.store.recovery.store_layout import read_shape
+from cometmq.store.tables.json_table import JsonTable
+
+_CHUNK = 1 << 16  # index entries read at a time
+
+
+class RecordFinder:
+    """Records of one directory. A context manager; raises StoreError when there is no store."""
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        disk: Disk | None = None,
+        config: StoreConfig | None = None,
+        commit_log_dir: str = "",
+        progress: Progress | None = None,
+    ) -> None:
+        self._disk = disk or OsDisk()
+        self.shape = read_shape(self._disk, root, config=config, commit_log_dir=commit_log_dir)
+        self._files = ReadOnlyFiles(self._disk)
+        settings = self.shape.config
+        self._log = LogReader(self._files, settings)
+        self._progress = progress
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.__exit__()
+
+    def at(self, position: int) -> MessageExt | None:
+        """The message whose record begins at a log position."""
+        record = self._log.record(position)
+        return decode_record(record) if record else None
+
+    def why_not_at(self, position: int) -> str:
+        """Why no message begins at a log position."""
+        size = self.shape.config.mapped_file_size_commit_log
+        segments = self.shape.segments
+        if not segments:
+            return "the log is empty"
+        if position < self.shape.log_min:
+            return f"the log begins at {self.shape.log_min}; what was before has been deleted"
+        if position >= segments[-1].base + size:
+            return f"the last segment ends at {segments[-1].base + size}"
+        walk = LogWalk(self._disk, self.shape, Findings(), lambda _seconds: None)
+        for run in walk.runs(position):
+            if run.end > position:
+                row = int(np.searchsorted(run.position, position, side="right")) - 1
+                if row < 0 or run.position[row] + run.size[row] <= position:
+                    break
+                return f"it is inside the record that begins at {run.position[row]}"
+        for file in segments:
+            if file.base <= position < file.base + size:
+                return why_no_record(self._disk, file, position)
+        return "the segment that held it is missing"
+
+    def why_not_id(self, message_id: str) -> str:
+        """Why no message has this id."""
+        try:
+            position = decode_offset_id(message_id).physical_offset
+        except IdError:
+            return "it is no offset id, and no message has it as its unique key or among its keys"
+        found = self.at(position)
+        if found is not None:
+            return f"the message at log position {position} has the offset id {found.offset_msg_id}"
+        return (
+            "no message has it as its unique key; as an offset id it means log position "
+            f"{position}: {self.why_not_at(position)}"
+        )
+
+    def by_id(self, message_id: str, *, scan: bool = False) -> list[MessageExt]:
+        """Messages with this id: an offset id, or the unique key that its producer gave it.
+
+        Both look alike, so an id is an offset id if the record that it names says so itself.
+        """
+        try:
+            named = decode_offset_id(message_id)
+        except IdError:
+            named = None
+        if named is not None:
+            found = self.at(named.physical_offset)
+            if found is not None and found.offset_msg_id == message_id.upper():
+                return [found]
+        return self.by_key(message_id, None, scan=scan)
+
+    def by_key(self, key: str, topic: str | None, *, scan: bool = False) -> list[MessageExt]:
+        """Messages that carry this key (unique key or one of KEYS), oldest first; of any topic if None.
+
+        scan: read the whole log and ask no index, which may be damaged. Raises StoreError when
+        nothing is found and there is no such topic.
+        """
+        topics = {topic} if topic is not None else self._topics()
+        hashes = {index_hash(f"{name}#{key}") for name in topics}
+        positions, indexed = self._indexed(hashes) if not scan else ([], self.shape.log_min)
+        found = [
+            facts
+            for facts in map(self._log.facts, positions)
+            if facts is not None and _carries(facts, key, topic)
+        ]
+        seen = {facts.position for facts in found}
+        found += [
+            facts
+            for facts in self._walk(indexed)
+            if facts.position not in seen and _carries(facts, key, topic)
+        ]
+        if not found and topic is not None and topic not in self._topics():
+            raise StoreError(f"there is no topic {topic}", self.shape.root)
+        return [message for facts in found if (message := self.at(facts.position)) is not None]
+
+    def _topics(self) -> set[str]:
+        """Every topic that has queues here or stands in the topic table."""
+        try:
+            table = JsonTable(os.path.join(self.shape.root, "config", "topics.json"), self._disk).load()
+        except StoreError:
+            table = {}
+        known = table.get("topicConfigTable")
+        return {queue.topic for queue in self.shape.queues} | {
+            str(name) for name in (known if isinstance(known, dict) else {})
+        }
+
+    def _indexed(self, hashes: set[int]) -> tuple[list[int], int]:
+        """Positions of entries with these hashes, and the position from which on the index knows nothing."""
+        positions: set[int] = set()
+        known = self.shape.log_min
+        slots = self.shape.config.max_hash_slot_num
+        wanted = np.array(sorted(hashes), np.int64)
+        complete = bool(self.shape.index_files)
+        for number, file in enumerate(self.shape.index_files):
+            head = self._files.read(file.path, HEADER.size, 0)
+            if len(head) < HEADER.size:
+                continue
+            _, _, begin, end, _, count = HEADER.unpack(head)
+            if number == 0 and count > 1 and begin > self.shape.log_min and self._unindexed_before(begin):
+                complete = False
+            for first in range(1, count, _CHUNK):
+                length = min(_CHUNK, count - first) * ENTRY.size
+                place = HEADER.size + slots * SLOT_SIZE + first * ENTRY.size
+                data = self._files.read(file.path, length, place)
+                entries = np.frombuffer(data[: len(data) // ENTRY.size * ENTRY.size], ENTRY_DTYPE)
+                hit = np.isin(entries["hash"].astype(np.int64), wanted)
+                positions.update(entries["position"][hit].astype(np.int64).tolist())
+            known = max(known, end)
+        return sorted(positions), known if complete else self.shape.log_min
+
+    def _unindexed_before(self, position: int) -> bool:
+        """Whether a record with keys lies in front of the index's first one."""
+        for facts in self._walk(self.shape.log_min):
+            if facts.position >= position:
+                return False
+            if index_keys(facts.properties):
+                return True
+        return False
+
+    def _walk(self, start: int) -> Iterator[Facts]:
+        """Records from `start` (any position) on."""
+        walk = LogWalk(self._disk, self.shape, Findings(), lambda _seconds: None)
+        size = self.shape.config.mapped_file_size_commit_log
+        total = len(self.shape.segments) * size
+        at = 0
+        for facts in walk.records(start):
+            if self._progress is not None and facts.position - at > size // 64:
+                at = facts.position
+                self._progress(at - self.shape.log_min, total)
+            if facts.position >= start:
+                yield facts
+
+    def of_log(self, start: int = 0) -> Iterator[MessageExt]:
+        """Messages in the order of the log, from the first record at or behind `start` on."""
+        return self._messages(facts.position for facts in self._walk(start))
+
+    def of_queue(self, topic: str, queue_id: int, start: int = 0) -> Iterator[MessageExt]:
+        """Messages of a queue from a queue offset on. Raises StoreError when there is no such queue."""
+        queues = {queue.queue_id: queue for queue in self.shape.queues if queue.topic == topic}
+        queue = queues.get(queue_id)
+        if queue is None:
+            known = ", ".join(map(str, sorted(queues)))
+            has = f"topic {topic} has {known}" if queues else f"topic {topic} has none"
+            raise StoreError(f"there is no queue {topic}/{queue_id}: {has}", self.shape.root)
+        units = UnitFiles(self._files, queue, self.shape.config.consume_queue_file_size)
+        if start >= units.end:
+            raise StoreError(f"queue {topic}/{queue_id} ends at offset {units.end}", self.shape.root)
+        for _, chunk in units.chunks(max(start, units.first), units.end):
+            sizes = chunk["size"]
+            yield from self._messages(chunk["position"][(sizes > 0) & (sizes != FILLER_SIZE)].tolist())
+
+    def _messages(self, positions: Iterable[int]) -> Iterator[MessageExt]:
+        for position in positions:
+            message = self.at(position)
+            if message is not None:
+                yield message
+
+
+def _carries(facts: Facts, key: str, topic: str | None) -> bool:
+    return (topic is None or facts.topic == topic) and key.encode() in index_keys(facts.properties)

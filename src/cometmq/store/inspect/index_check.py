@@ -1,0 +1,313 @@
+"""Index files held against the log: each key of each record has its entry, each entry is that of a key.
+
+Entries stand in the order of the records, file after file, and within a record in the order of its keys. So
+the expected entries of a batch of records are compared with the next entries of the files as whole arrays;
+only where they differ are the two matched entry by entry.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.protocol.properties.keys import behind_prefix, hash_keys, index_keys
+from cometmq.protocol.properties.text import index_hash, java_hash
+from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.derived.index_file import ENTRY
+from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, REBUILD, WARNING, Findings
+from cometmq.store.inspect.index_files import CHUNK, IndexFiles
+from cometmq.store.log.log_reader import LogReader
+from cometmq.store.log.scan import Facts, Run
+from cometmq.store.recovery.store_layout import Shape
+
+_SLACK = 4096  # entries looked ahead where the files and the log differ
+_BATCH = 1024  # records hashed at a time
+_ROLLBACK, _TRANSACTION_MASK = 0xC, 0xC
+_MOST_PREFIXES = 20_000
+
+IntArray = NDArray[np.int64]
+
+
+class Entries(NamedTuple):
+    """Columns of entries: file (its number), entry number, hash, position, seconds."""
+
+    file: IntArray
+    number: IntArray
+    hash: IntArray
+    position: IntArray
+    seconds: IntArray
+
+    def cut(self, start: int, stop: int | None = None) -> Entries:
+        return Entries(*(column[start:stop] for column in self))
+
+    def __add__(self, other: object) -> Entries:
+        assert isinstance(other, Entries)
+        return Entries(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+
+
+_EMPTY = Entries(*(np.zeros(0, np.int64) for _ in range(5)))
+
+
+class IndexCheck:
+    """All index files of a store as they were when this was made. `take` the log's records, then `finish`."""
+
+    def __init__(self, shape: Shape, files: ReadOnlyFiles, findings: Findings) -> None:
+        self._shape = shape
+        self._findings = findings
+        self._log = LogReader(files, shape.config)
+        self.log_min = shape.log_min  # to be raised when the log loses segments meanwhile
+        self._of = IndexFiles(shape, files, findings)
+        self._of.check_files()
+        self._readable = self._of.readable
+        self._entries_at = self._of.entries_at
+        self.files = len(self._readable)
+        self.entries = sum(header.next_number - 1 for _, header in self._readable)
+        self._next_file, self._next_number = 0, 1
+        self._ahead = _EMPTY
+        self._first = True
+        self._expired_to = -1
+        self._missing: list[int] = []  # position of the first, count, position of the last
+        self._behind = [0, -1]  # keys behind the last entry: count, position of the first
+        self._wrong_seconds: dict[int, list[int]] = {}
+        self._prefixes: dict[str, int] = {}
+        self._twice = 0
+        self._first_twice = "", -1
+        self.enabled = shape.config.message_index_enable and bool(shape.index_files or shape.segments)
+
+    # -- entries and records ----------------------------------------------------------------------
+
+    def take(self, run: Run, hides: Callable[[str, int], bool] | None = None) -> None:
+        """Check the entries of these records, which follow those of the call before. hides(topic, position):
+        whether a record belongs to a deleted topic; such a one may have entries and need not."""
+        if not self.enabled:
+            return
+        wanted = run.sys_flag & _TRANSACTION_MASK != _ROLLBACK
+        if hides is not None:
+            places = zip(run.topic.tolist(), run.position.tolist(), strict=True)
+            hidden = np.array([hides(run.names[topic], position) for topic, position in places])
+            self._drop(run.position[hidden])
+            wanted &= ~hidden
+        rows = np.flatnonzero(wanted)
+        for at in range(0, len(rows), _BATCH):
+            part = rows[at : at + _BATCH]
+            if self._first:
+                self._first = False
+                self._skip_expired(int(run.position[part[0]]))
+            self._compare(*self._wanted(run, part))
+
+    def _drop(self, positions: IntArray) -> None:
+        """Pass over the entries of these records."""
+        more = len(positions) > 0
+        while more:
+            known = len(self._ahead.position)
+            ahead = self._peek(known + 1)
+            more = len(ahead) > known and ahead[-1] <= positions[-1]
+            kept = ~np.isin(ahead, positions)
+            self._ahead = Entries(*(column[kept] for column in self._ahead))
+
+    def _wanted(self, run: Run, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Hash, position and store time of every entry that these records ask for."""
+        texts = run.properties
+        hashes, lengths, owners = hash_keys([texts[row] for row in rows.tolist()])
+        prefixes = np.array([self._prefix(name) for name in run.names], np.uint32)
+        owners = rows[owners]
+        whole = behind_prefix(prefixes[run.topic[owners]], hashes, lengths).view(np.int32).astype(np.int64)
+        whole = np.abs(whole)
+        whole[whole > 0x7FFFFFFF] = 0
+        return whole, run.position[owners], run.store_ms[owners]
+
+    def _prefix(self, topic: str) -> int:
+        prefix = self._prefixes.get(topic)
+        if prefix is None:
+            if len(self._prefixes) > _MOST_PREFIXES:
+                self._prefixes.clear()
+            prefix = self._prefixes[topic] = java_hash(topic + "#") & 0xFFFFFFFF
+        return prefix
+
+    def _skip_expired(self, first_position: int) -> None:
+        """Entries of records that retention has taken lie in front of the first record."""
+        while len(self._peek(CHUNK)):
+            behind = np.flatnonzero(self._ahead.position >= first_position)
+            self._ahead = self._ahead.cut(int(behind[0]) if len(behind) else len(self._ahead.position))
+            if len(behind):
+                return
+
+    def _peek(self, count: int) -> IntArray:
+        """Have at least `count` entries in `_ahead`, or all that are left; returns their positions."""
+        while len(self._ahead.position) < count and self._next_file < len(self._readable):
+            file, header = self._readable[self._next_file]
+            raw = self._of.raw(file, self._next_number, min(CHUNK, header.next_number - self._next_number))
+            if not len(raw):
+                if self._next_number < header.next_number and self._shape.live:
+                    self._expired_to = header.end_position  # retention has taken the file
+                self._next_file, self._next_number = self._next_file + 1, 1
+                continue
+            numbers = np.arange(self._next_number, self._next_number + len(raw), dtype=np.int64)
+            self._next_number += len(raw)
+            columns = [raw[name].astype(np.int64) for name in ("hash", "position", "seconds")]
+            self._ahead += Entries(np.full(len(raw), self._next_file, np.int64), numbers, *columns)
+        return self._ahead.position
+
+    def _compare(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
+        count = len(hashes)
+        if not count:
+            return
+        self._peek(count + _SLACK)
+        ahead = self._ahead.cut(0, count)
+        if (
+            len(ahead.hash) == count
+            and np.array_equal(ahead.position, positions)
+            and np.array_equal(ahead.hash, hashes)
+        ):
+            self._ahead = self._ahead.cut(count)
+            self._check_times(ahead, times)
+            return
+        self._match(hashes, positions, times)
+
+    def _match(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
+        """Entry by entry: those that are wanted, those that are not, and what is wanted and not there."""
+        window = self._ahead.cut(0, len(hashes) + _SLACK)
+        wanted: dict[tuple[int, int], list[int]] = {}
+        for at, pair in enumerate(zip(positions.tolist(), hashes.tolist(), strict=True)):
+            wanted.setdefault(pair, []).append(at)
+        found = [
+            wanted.get(pair) for pair in zip(window.position.tolist(), window.hash.tolist(), strict=True)
+        ]
+        hits = [at for at, places in enumerate(found) if places]
+        # What lies before the last hit belongs to these records, and so does what points at or before them.
+        stop = hits[-1] + 1 if hits else 0
+        while stop < len(window.position) and 0 <= window.position[stop] < positions[0]:
+            stop += 1
+        good: list[tuple[int, int]] = []
+        for at in range(stop):
+            places = found[at]
+            if places:
+                good.append((at, places.pop(0)))
+            else:
+                there = bool((positions == window.position[at]).any())
+                self._surplus(window, at, record_there=there)
+        if good:
+            entries, records = np.array(good).T
+            self._check_times(Entries(*(column[entries] for column in window)), times[records])
+        self._ahead = self._ahead.cut(stop)
+        exhausted = not len(self._ahead.position)
+        for places in wanted.values():
+            for at in places:
+                self._lacking(int(positions[at]), exhausted=exhausted and at >= (good[-1][1] if good else 0))
+
+    def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
+        if self._shape.live and window.position[at] < self.log_min:
+            return  # retention has taken its record
+        file, number = self._readable[int(window.file[at])][0], int(window.number[at])
+        if self._repeats(window, at):
+            return
+        problem = (
+            f"entry {number} (hash {window.hash[at]}) points at log position {window.position[at]}, "
+            + ("whose record has no such key" if record_there else "where no valid record with a key begins")
+        )
+        place = self._entries_at + number * ENTRY.size
+        self._findings.add(ERROR, "index-entry", file.path, place, problem, REBUILD)
+
+    def _repeats(self, window: Entries, at: int) -> bool:
+        """Whether an entry is right and has only been there before."""
+        facts = self._log.facts(int(window.position[at]))
+        if facts is None or int(window.hash[at]) not in _hashes(facts):
+            return False
+        if not self._twice:
+            file, number = self._readable[int(window.file[at])][0], int(window.number[at])
+            self._first_twice = file.path, self._entries_at + number * ENTRY.size
+        self._twice += 1
+        return True
+
+    def _lacking(self, position: int, *, exhausted: bool) -> None:
+        if position <= self._expired_to:
+            return
+        if exhausted:
+            self._behind = [self._behind[0] + 1, position if self._behind[1] < 0 else self._behind[1]]
+        elif self._missing:
+            self._missing[1:] = [self._missing[1] + 1, position]
+        else:
+            self._missing = [position, 1, position]
+
+    def _check_times(self, entries: Entries, times: IntArray) -> None:
+        headers = [header for _, header in self._readable]
+        begins = np.array([header.begin_ms for header in headers], np.int64)
+        # The first entry of a file counts from the end of the file before; the very first is 0.
+        before = np.array([-1, *[header.end_ms for header in headers]], np.int64)[entries.file]
+        since = np.where(entries.number > 1, begins[entries.file], before)
+        seconds = np.clip((times - since) // 1000, 0, 0x7FFFFFFF)
+        wrong = np.flatnonzero((seconds != entries.seconds) & (since >= 0))
+        for at in wrong:
+            known = self._wrong_seconds.setdefault(int(entries.file[at]), [0, int(entries.number[at])])
+            known[0] += 1
+        numbers = np.array([header.next_number for header in headers], np.int64)[entries.file]
+        for at in np.flatnonzero((entries.number == 1) | (entries.number == numbers - 1)):
+            self._check_header_time(int(entries.file[at]), int(entries.number[at]), int(times[at]))
+
+    def _check_header_time(self, file_number: int, number: int, time_ms: int) -> None:
+        """Begin and end time of a file are those of its first and last record (the end up to a second: after
+        an unclean stop it is computed)."""
+        file, header = self._readable[file_number]
+        if not self._of.settled(file_number):
+            return
+        for which, name, place, value, slack in (
+            (1, "begins", 0, header.begin_ms, 0), (header.next_number - 1, "ends", 8, header.end_ms, 999),
+        ):  # fmt: skip
+            if number == which and abs(value - time_ms) > slack:
+                problem = f"the header {name} at {value} ms, the record of that entry is of {time_ms} ms"
+                self._findings.add(ERROR, "index-header", file.path, place, problem, REBUILD)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """After the last record."""
+        for file_number, (count, number) in self._wrong_seconds.items():
+            path = self._readable[file_number][0].path
+            problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
+            place = self._entries_at + number * ENTRY.size
+            self._findings.add(ERROR, "index-time", path, place, problem, REBUILD)
+        while len(self._peek(1)):
+            self._left_over()
+        if self._twice:
+            problem = (
+                f"{self._twice} entries repeat earlier ones: Apache's broker indexes a record again when it "
+                "recovers, so a query can answer with it twice"
+            )
+            self._findings.add(NOTE, "index-twice", *self._first_twice, problem, REBUILD)
+        directory = os.path.join(self._shape.root, "index")
+        if self._missing:
+            first, count, last = self._missing
+            problem = f"{count} keys of records from log position {first} to {last} have no entry"
+            self._findings.add(ERROR, "index-gap", directory, -1, problem, REBUILD)
+        if self._behind[0] and not self._shape.live:
+            path = self._shape.index_files[-1].path if self._shape.index_files else directory
+            problem = (
+                f"{self._behind[0]} keys of records from log position {self._behind[1]} on have no entry"
+            )
+            severity, repair = (ERROR, REBUILD) if self._shape.clean else (WARNING, NEXT_START)
+            self._findings.add(severity, "index-short", path, -1, problem, repair)
+
+    def _left_over(self) -> None:
+        """Entries behind the last record."""
+        ahead, self._ahead = self._ahead, _EMPTY
+        strange = [at for at in range(len(ahead.file)) if not self._repeats(ahead, at)]
+        if not strange:
+            return
+        ahead = Entries(*(column[strange] for column in ahead))
+        file, number = self._readable[int(ahead.file[0])][0], int(ahead.number[0])
+        problem = f"{len(ahead.file)} entries from {number} on point behind the log's last record"
+        severity, repair = (ERROR, REBUILD) if self._shape.clean else (WARNING, NEXT_START)
+        if not self._shape.live:
+            place = self._entries_at + number * ENTRY.size
+            self._findings.add(severity, "index-ahead", file.path, place, problem, repair)
+
+
+def _hashes(facts: Facts) -> set[int]:
+    """Of a record's keys, as the index has them."""
+    return {
+        index_hash(f"{facts.topic}#{key.decode('utf-8', 'replace')}") for key in index_keys(facts.properties)
+    }

@@ -1,0 +1,427 @@
+"""Consume queues held against the log: each unit must be the one that its record asks for, and each record
+that belongs into a queue must have its unit.
+
+The records come in the order of the log; per queue they meet their units in order, so runs of equal bytes
+are compared at once and only what differs is looked at one by one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.protocol.codes import SCHEDULE_TOPIC
+from cometmq.protocol.properties.keys import stored_tags_code
+from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
+from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_STRUCT, file_name
+from cometmq.store.derived.queue_ext import ExtUnits
+from cometmq.store.derived.queue_table import names_a_directory
+from cometmq.store.inspect.evidence import Evidence, tags_flipped_in_record
+from cometmq.store.inspect.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHING, REBUILD, WARNING, Findings
+from cometmq.store.inspect.log_walk import SETTLE_S, LogWalk
+from cometmq.store.inspect.unit_files import UNIT_DTYPE, UnitFiles
+from cometmq.store.log.log_reader import LogReader
+from cometmq.store.log.scan import Facts, Run
+from cometmq.store.recovery.recovery import tags_code_of
+from cometmq.store.recovery.store_layout import QueueFiles, Shape
+
+_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
+_MOST_SEARCHES = 100  # in vain, for the true place of a record
+_MOST_BEHIND = 1 << 20  # positions kept of records behind a queue's end
+_MOST_DELAYED = 1 << 20  # delayed messages whose units are kept in mind
+_LONGEST_DELAY_MS = 3650 * 86_400_000
+
+LIGHT = "%LMQ%"
+"""Topics of light message queues begin so; their units point at records of other topics."""
+
+IntArray = NDArray[np.int64]
+
+
+class QueueState:
+    """How far one queue has been accounted for."""
+
+    __slots__ = ("behind", "behind_at", "next", "queue_id", "topic", "units")
+
+    def __init__(self, topic: str, queue_id: int, units: UnitFiles) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.units = units
+        self.next = units.first
+        self.behind = 0  # records whose unit would lie behind the queue's end …
+        self.behind_at = array("q")  # … and where in the log the first of them are
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.queue_id}"
+
+
+class QueueCheck:
+    """All queues of a store. Make it, then walk the log and `take` its records, then `finish`."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        files: ReadOnlyFiles,
+        findings: Findings,
+        pause: Callable[[float], None],
+        known_topics: set[str] | None,
+        hides: Callable[[str, int], bool] | None,
+    ) -> None:
+        """known_topics: names in topics.json, None if that table could not be read. hides(topic, position):
+        whether a record belongs to a deleted topic; None
+        when none was deleted."""
+        self._shape = shape
+        self._findings = findings
+        self._pause = pause
+        self._known = known_topics
+        self.hides = hides
+        self.log_min = shape.log_min  # to be raised when the log loses segments meanwhile
+        self._files = files
+        self._ext = ExtUnits(files, shape.root)
+        self._delays = shape.config.delay_levels_ms
+        self._log = LogReader(files, shape.config)
+        self._size = shape.config.consume_queue_file_size
+        self._states: dict[tuple[str, int], QueueState] = {}
+        for queue in shape.queues:
+            self._check_files(queue)
+            units = UnitFiles(files, queue, self._size)
+            self._states[queue.topic, queue.queue_id] = QueueState(queue.topic, queue.queue_id, units)
+        self.queues = len(self._states)
+        self.units = sum(state.units.end - state.units.first for state in self._states.values())
+        self.fillers = 0
+        self.orphans = 0  # records of an earlier life of their topic
+        self._other_delays = 0  # delayed messages with other delays than those of the configuration
+        self.evidence = Evidence()
+        self._searches = _MOST_SEARCHES
+        self._to_set_right: list[int] = []  # positions of records of the present run
+        self._gone: dict[str, int] = {}  # topics without queues and table entry -> their records
+
+    def _check_files(self, queue: QueueFiles) -> None:
+        for file in queue.files:
+            if file.length != self._size and not self._shape.live:
+                self._findings.add(
+                    ERROR, "queue-length", file.path, file.length,
+                    f"{file.length} bytes instead of {self._size}", REBUILD,
+                )  # fmt: skip
+        for before, after in zip(queue.files, queue.files[1:], strict=False):
+            if after.base != before.base + self._size:
+                missing = f"{queue.path}/{file_name(before.base + self._size)}"
+                self._findings.add(ERROR, "queue-file-missing", missing, -1, "the file is missing", REBUILD)
+
+    # -- records ----------------------------------------------------------------------------------
+
+    def take(self, run: Run) -> None:
+        """Check the units of these records, which follow those of the call before. Records that turn out to
+        give a wrong place get the right one."""
+        kind = run.sys_flag & _TRANSACTION_MASK
+        queued = (kind != _PREPARED) & (kind != _ROLLBACK)
+        if self.hides is not None:
+            hides, names, topics = self.hides, run.names, run.topic.tolist()
+            positions = enumerate(run.position.tolist())
+            queued &= [not hides(names[topics[row]], position) for row, position in positions]
+        rows = np.flatnonzero(queued)
+        if not len(rows):
+            return
+        queue = run.topic[rows] << 32 | run.queue_id[rows] & 0xFFFFFFFF
+        order = np.argsort(queue, kind="stable")
+        rows = rows[order]
+        expected = self._expected(run, rows).tobytes()
+        offsets = run.queue_offset[rows]
+        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))  # tell whether a stretch has no gaps
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
+        stops = np.append(starts[1:], len(rows))
+        unbroken = steps[stops - 1] - steps[starts] == stops - 1 - starts
+        heads = rows[starts]
+        columns = run.topic[heads], run.queue_id[heads], offsets[starts], starts, stops, unbroken
+        for topic, queue_id, first, start, stop, whole in zip(*[c.tolist() for c in columns], strict=True):
+            key = run.names[topic], queue_id
+            state = self._states.get(key)
+            if state is None:
+                state = self._states[key] = self._absent(*key)
+            after = first + stop - start
+            units = expected[start * UNIT : stop * UNIT]
+            in_order = whole and first >= state.next and after <= state.units.end
+            if in_order and state.units.read(first, after) == units:
+                self._accounted(state, first, after)
+                continue
+            for facts, unit in zip(run.facts(rows[start:stop]), _pieces(units), strict=True):
+                self._take_one(state, facts, unit)
+        self._set_right(run)
+
+    def _expected(self, run: Run, rows: IntArray) -> NDArray[np.void]:
+        """The units that these records ask for."""
+        units = np.empty(len(rows), UNIT_DTYPE)
+        units["position"], units["size"] = run.position[rows], run.size[rows]
+        texts = run.properties
+        units["tags"] = [stored_tags_code(texts[row]) for row in rows.tolist()]
+        if SCHEDULE_TOPIC in run.names:
+            delayed = np.flatnonzero(run.topic[rows] == run.names.index(SCHEDULE_TOPIC))
+            units["tags"][delayed] = [tags_code_of(each, self._delays) for each in run.facts(rows[delayed])]
+        return units
+
+    def _set_right(self, run: Run) -> None:
+        for position in self._to_set_right:
+            row = int(np.searchsorted(run.position, position))
+            if row < len(run.position) and run.position[row] == position:
+                topic, run.queue_id[row], run.queue_offset[row] = self.evidence.places[position]
+                if topic not in run.names:
+                    run.names.append(topic)
+                run.topic[row] = run.names.index(topic)
+        self._to_set_right.clear()
+
+    def _absent(self, topic: str, queue_id: int) -> QueueState:
+        path = f"{self._shape.root}/consumequeue/{topic}/{queue_id}"
+        return QueueState(
+            topic, queue_id, UnitFiles(self._files, QueueFiles(topic, queue_id, path, []), self._size)
+        )
+
+    def _accounted(self, state: QueueState, start: int, stop: int) -> None:
+        """Units [start, stop) have met their records."""
+        self._gap(state, state.next, start)
+        state.next = stop
+        if state.behind:  # their offsets have been given out again since
+            self.orphans += state.behind
+            self.evidence.supersede(state.behind_at)
+            state.behind, state.behind_at = 0, array("q")
+
+    def _take_one(self, state: QueueState, facts: Facts, expected: bytes) -> None:
+        offset, units = facts.queue_offset, state.units
+        unit = self._unit(state, offset)
+        if unit != expected and self._shape.live and offset < units.end:
+            self._pause(SETTLE_S)
+            unit = self._unit(state, offset)
+        if unit == expected or self._by_address(state, unit, expected):
+            if offset >= state.next:
+                self._accounted(state, offset, offset + 1)
+            return
+        position, size, _ = UNIT_STRUCT.unpack(unit)
+        mine = position == facts.position and size == facts.size
+        new = self._shape.live and offset >= units.end
+        if not mine and (facts.position in self.evidence.places or (not new and self._is_elsewhere(facts))):
+            return
+        if offset >= units.end:
+            if not state.behind or (units.end and state.behind < _MOST_BEHIND):
+                state.behind_at.append(facts.position)
+            state.behind += 1
+            return
+        if self._lives_on(state, offset, facts.position, position):
+            self.orphans += 1
+            self.evidence.supersede(array("q", [facts.position]))
+            return
+        if self._shape.live and offset < units.first_now():
+            return  # retention has taken the file
+        if offset >= state.next:
+            self._gap(state, state.next, offset)
+            state.next = offset + 1
+        self._unlike(state, facts, unit, expected)
+
+    def _by_address(self, state: QueueState, unit: bytes, expected: bytes) -> bool:
+        """Whether the unit has in place of the expected tags code the address of an ext unit that has it."""
+        code, wanted = UNIT_STRUCT.unpack(unit)[2], UNIT_STRUCT.unpack(expected)[2]
+        return unit[:12] == expected[:12] and self._ext.tags_code(state.topic, state.queue_id, code) == wanted
+
+    def _unit(self, state: QueueState, offset: int) -> bytes:
+        """The unit at an offset; zeros where the queue has none."""
+        there = state.units.first <= offset < state.units.end
+        return state.units.read(offset, offset + 1) if there else bytes(UNIT)
+
+    def _points_at(self, state: QueueState, offset: int, position: int, size: int) -> bool:
+        return UNIT_STRUCT.unpack(self._unit(state, offset))[:2] == (position, size)
+
+    def _unlike(self, state: QueueState, facts: Facts, unit: bytes, expected: bytes) -> None:
+        """A unit that is not the one that its record asks for."""
+        path, at = state.units.place(facts.queue_offset)
+        is_, wanted = UNIT_STRUCT.unpack(unit), UNIT_STRUCT.unpack(expected)
+        where = f"unit {facts.queue_offset} of {state.name} (record at {facts.position})"
+        if is_[:2] == wanted[:2] and state.topic == SCHEDULE_TOPIC and _is_delay(is_[2] - facts.store_ms):
+            self._other_delays += 1
+            if len(self.evidence.tags) < _MOST_DELAYED:
+                self.evidence.tags[facts.position] = is_[2]
+            return
+        if is_[:2] == wanted[:2] and tags_flipped_in_record(facts.properties, is_[2], wanted[2]):
+            self.evidence.tags[facts.position] = is_[2]
+            self._record_damaged(facts, f"a flipped bit in its TAGS or beside them: {where} has another code")
+            return
+        names = ("log position", "size", "tags code")
+        differing = [
+            f"{name} {found} instead of {should}"
+            for name, found, should in zip(names, is_, wanted, strict=True)
+            if found != should
+        ]
+        problem = "the unit is empty" if unit == bytes(UNIT) else ", ".join(differing)
+        self._findings.add(ERROR, "queue-unit", path, at, f"{where}: {problem}", REBUILD)
+
+    def _is_elsewhere(self, facts: Facts) -> bool:
+        """Whether the unit of this record stands in another place than it says: then its topic, queue id or
+        queue offset is damaged. Asked for the first few only."""
+        if self._searches <= 0:
+            return False
+        position, size, offset = facts.position, facts.size, facts.queue_offset
+        for (topic, queue_id), state in self._states.items():
+            same = (topic == facts.topic) + (queue_id == facts.queue_id)
+            place = state.next if same == 2 else offset
+            if same and self._points_at(state, place, position, size):
+                self._misplaced(facts, (topic, queue_id, place))
+                return True
+        self._searches -= 1
+        return False
+
+    def _misplaced(self, facts: Facts, place: tuple[str, int, int]) -> None:
+        """The record of a unit at `place` says that it belongs elsewhere."""
+        self.evidence.places[facts.position] = place
+        self._to_set_right.append(facts.position)
+        names = ("topic", "queue id", "queue offset")
+        own = facts.topic, facts.queue_id, facts.queue_offset
+        wrong = [name for name, is_, should in zip(names, own, place, strict=True) if is_ != should]
+        if not wrong:
+            wrong = [f"sysFlag {facts.sys_flag} (it makes it a prepared or rolled back message)"]
+        topic, queue_id, offset = place
+        self._record_damaged(
+            facts, f"{', '.join(wrong)}: its unit is {offset} of {topic}/{queue_id}, "
+            f"it says {facts.queue_offset} of {facts.topic}/{facts.queue_id}",
+        )  # fmt: skip
+
+    def _record_damaged(self, facts: Facts, problem: str) -> None:
+        at = facts.position % self._shape.config.mapped_file_size_commit_log
+        problem = f"the record at {facts.position} is damaged where no checksum is: {problem}"
+        self._findings.add(ERROR, "record-field", self._log.path_of(facts.position), at, problem, KEPT)
+
+    def _lives_on(self, state: QueueState, offset: int, position: int, unit_position: int) -> bool:
+        """Whether the unit rightly belongs to another record: its topic was deleted and made again, or the
+        log holds a message twice."""
+        other = self._log.facts(unit_position) if unit_position != position else None
+        return other is not None and (other.topic, other.queue_id, other.queue_offset) == (
+            state.topic, state.queue_id, offset,
+        )  # fmt: skip
+
+    # -- units without a record -------------------------------------------------------------------
+
+    def _gap(self, state: QueueState, start: int, stop: int) -> None:
+        """Units [start, stop) for which the log had no record."""
+        if start < stop and self._shape.live:
+            start = max(start, state.units.first_now())
+        for offset, units in state.units.chunks(start, stop):
+            position, size = units["position"].astype(np.int64), units["size"].astype(np.int64)
+            filler = (size == FILLER_SIZE) & (position == 0)
+            self.fillers += int(np.count_nonzero(filler))
+            expired = (position < self.log_min) & (size > 0) & (position >= 0)
+            empty = (position == 0) & (size == 0) & (units["tags"] == 0)
+            for stretch in _stretches(empty):
+                self._empty(state, offset + int(stretch[0]), len(stretch))
+            for number in np.flatnonzero(~(filler | expired | empty)):
+                self._lonely(state, offset + int(number), int(position[number]), int(size[number]))
+
+    def _empty(self, state: QueueState, offset: int, count: int) -> None:
+        path, at = state.units.place(offset)
+        units = f"units {offset} to {offset + count - 1}" if count > 1 else f"unit {offset}"
+        problem = f"{units} of {state.name}: empty, and the log has no record for it"
+        self._findings.add(ERROR, "queue-unit", path, at, problem, REBUILD)
+
+    def _lonely(self, state: QueueState, offset: int, position: int, size: int) -> None:
+        found = self._log.facts(position)
+        queued = found is not None and found.sys_flag & _TRANSACTION_MASK not in (_PREPARED, _ROLLBACK)
+        own = state.topic, state.queue_id, offset
+        if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
+            return  # its record stands out of order, or its topic was deleted
+        if position in self.evidence.places or state.topic.startswith(LIGHT):
+            return
+        if found is not None and found.size == size:
+            claimed = self._states.get((found.topic, found.queue_id))
+            owned = claimed is not None and self._points_at(claimed, found.queue_offset, position, size)
+            if not (queued and owned):
+                self._misplaced(found, own)
+                return
+        path, at = state.units.place(offset)
+        repair = REBUILD
+        if found is not None:
+            what = (
+                f"points at log position {position}, which belongs to {found.topic}/{found.queue_id} "
+                f"offset {found.queue_offset}"
+            )
+        else:
+            what = f"points at log position {position}, where no valid record is"
+            repair = f"{NOTHING}; {REBUILD} for the unit"
+        self._findings.add(ERROR, "queue-unit", path, at, f"unit {offset} of {state.name} {what}", repair)
+
+    def finish(self, walk: LogWalk) -> None:
+        """After the last record: units behind it, and records without units."""
+        self.log_min = max(self.log_min, walk.log_min)
+        for state in self._states.values():
+            self._finish_units(state, walk.end)
+        for state in self._states.values():
+            if state.behind and not self._shape.live:
+                self._finish_records(state)
+        for topic, count in sorted(self._gone.items()):
+            self._findings.add(
+                NOTE, "topic-deleted", self._shape.config.commit_log_dirs[0], -1,
+                f"{count} records of topic {topic}, which has no queues and is in no table: it was deleted",
+            )  # fmt: skip
+        if self._other_delays:
+            self._findings.add(
+                NOTE, "delays", f"{self._shape.root}/consumequeue/{SCHEDULE_TOPIC}", -1,
+                f"{self._other_delays} delayed messages have other delays than messageDelayLevel="
+                f"{self._shape.config.message_delay_level!r} gives them: their broker had other levels",
+            )  # fmt: skip
+        if self.orphans:
+            self._findings.add(
+                NOTE, "superseded", self._shape.config.commit_log_dirs[0], -1,
+                f"{self.orphans} records whose queue offsets belong to later records: "
+                "their topics were deleted and made again",
+            )  # fmt: skip
+
+    def _finish_units(self, state: QueueState, log_end: int) -> None:
+        """Units of an unclean stop may point behind the log's end; everything else is a gap as others are."""
+        stop = state.units.end
+        if not self._shape.clean and not self._shape.live:
+            for offset, units in state.units.chunks(state.next, state.units.end):
+                beyond = np.flatnonzero(units["position"].astype(np.int64) >= log_end)
+                if len(beyond):
+                    stop = offset + int(beyond[0])
+                    path, at = state.units.place(stop)
+                    self._findings.add(
+                        WARNING, "queue-ahead", path, at,
+                        f"{state.units.end - stop} units of {state.name} from {stop} on point behind the "
+                        f"log's end {log_end}", f"{NEXT_START} cuts them off",
+                    )  # fmt: skip
+                    break
+        self._gap(state, state.next, stop)
+
+    def _finish_records(self, state: QueueState) -> None:
+        if not names_a_directory(state.topic):
+            self._findings.add(
+                ERROR, "topic-name", self._shape.config.commit_log_dirs[0], -1,
+                f"{state.behind} records, the first at {state.behind_at[0]}, have a topic that can name no "
+                f"directory: {state.topic}; they are not served", NOTHING,
+            )  # fmt: skip
+            return
+        if state.units.end == 0 and self._known is not None and state.topic not in self._known:
+            self._gone[state.topic] = self._gone.get(state.topic, 0) + state.behind
+            return
+        count = state.behind - sum(position in self.evidence.places for position in state.behind_at)
+        if not count:
+            return
+        path, at = state.units.place(state.units.end)
+        self._findings.add(
+            ERROR if self._shape.clean else WARNING, "queue-short", path, at,
+            f"{state.name} ends at {state.units.end}; {count} records of the log, the first at "
+            f"{state.behind_at[0]}, have no unit", REBUILD,
+        )  # fmt: skip
+
+
+def _is_delay(ms: int) -> bool:
+    """Whether some level may be this long. Levels are whole seconds, which no flipped bit adds or takes."""
+    return 0 <= ms <= _LONGEST_DELAY_MS and ms % 1000 == 0
+
+
+def _pieces(units: bytes) -> list[bytes]:
+    return [units[at : at + UNIT] for at in range(0, len(units), UNIT)]
+
+
+def _stretches(chosen: NDArray[np.bool_]) -> list[IntArray]:
+    """The numbers that are chosen, in stretches that follow each other."""
+    numbers = np.flatnonzero(chosen)
+    return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if len(numbers) else []

@@ -1,0 +1,211 @@
+"""`stats`: how much of what is in a store, and how long it will stay. Reads queues and a few records, not
+the log.
+
+Numbers are those of messages that consumers can still read. On a running broker the newest second may be
+missing: queue units are written in batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from cometmq.store.base.clock import Clock, SystemClock
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.derived.consume_queue import FILLER_SIZE
+from cometmq.store.derived.queue_ext import ExtFiles
+from cometmq.store.inspect.unit_files import UnitFiles
+from cometmq.store.log.log_reader import LogReader
+from cometmq.store.recovery.store_layout import QueueFiles, Shape, read_shape
+from cometmq.store.tables.min_offsets import QueueFloors
+
+_HOUR_MS = 3_600_000
+_DAY_MS = 86_400_000
+
+
+class QueueStats(msgspec.Struct):
+    """One queue. Times are epoch ms, -1 without messages; bytes are those of the records."""
+
+    topic: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    messages: int
+    bytes: int
+    oldest_ms: int
+    newest_ms: int
+
+
+class TopicStats(msgspec.Struct):
+    topic: str
+    queues: int
+    messages: int
+    bytes: int
+    oldest_ms: int
+    newest_ms: int
+
+
+class Outlook(msgspec.Struct):
+    """What retention will do. Times: epoch ms, -1 for never or unknown; ratios: shares of the partition.
+
+    `next_expiry_ms`: when the oldest segment (never the last one) becomes older than fileReservedTime.
+    `bytes_per_day`: growth of the log between its oldest and newest message. `full_in_days`: until the disk
+    reaches diskMaxUsedSpaceRatio at that rate, if nothing is deleted before; -1 if it does not grow.
+    """
+
+    file_reserved_hours: int
+    delete_when: str
+    oldest_segment_ms: int
+    next_expiry_ms: int
+    expired_segments: int
+    disk_used_ratio: float
+    disk_max_used_ratio: float
+    bytes_per_day: int
+    full_in_days: float
+
+
+class StoreStats(msgspec.Struct):
+    """A whole store. `allocated` are bytes on the device, the others bytes of files or records; `queue_files`
+    counts those of consumequeue_ext, too."""
+
+    root: str
+    live: bool
+    clean: bool
+    segments: int
+    segment_size: int
+    first_position: int
+    log_allocated: int
+    queue_files: int
+    queue_allocated: int
+    index_files: int
+    index_entries: int
+    index_allocated: int
+    messages: int
+    bytes: int
+    topics: list[TopicStats]
+    queues: list[QueueStats]
+    outlook: Outlook
+
+
+def store_stats(
+    root: str,
+    *,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+    config: StoreConfig | None = None,
+    commit_log_dir: str = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> StoreStats:
+    """Count what is in the store. progress: told (queues counted, queues there are). Raises StoreError when
+    there is none, OSError."""
+    disk, clock = disk or OsDisk(), clock or SystemClock()
+    shape = read_shape(disk, root, config=config, commit_log_dir=commit_log_dir)
+    with ReadOnlyFiles(disk) as files:
+        log = LogReader(files, shape.config)
+        floors = QueueFloors(disk, shape.root).floors
+        queues = []
+        for queue in shape.queues:
+            floor = floors.get(queue.topic, {}).get(queue.queue_id, 0)
+            queues.append(_queue(shape, files, log, queue, floor))
+            if progress is not None:
+                progress(len(queues), len(shape.queues))
+        entries = sum(_entries(files, file.path) for file in shape.index_files)
+    topics = _topics(queues)
+    ext = ExtFiles(disk, shape.root)
+    queue_paths = [file.path for queue in shape.queues for file in queue.files]
+    queue_paths += [path for queue in ext.queues() for path in ext.paths(*queue)]
+    return StoreStats(
+        root=shape.root,
+        live=shape.live,
+        clean=shape.clean,
+        segments=len(shape.segments),
+        segment_size=shape.config.mapped_file_size_commit_log,
+        first_position=shape.log_min,
+        log_allocated=_allocated(disk, [file.path for file in shape.segments]),
+        queue_files=len(queue_paths),
+        queue_allocated=_allocated(disk, queue_paths),
+        index_files=len(shape.index_files),
+        index_entries=entries,
+        index_allocated=_allocated(disk, [file.path for file in shape.index_files]),
+        messages=sum(queue.messages for queue in queues),
+        bytes=sum(queue.bytes for queue in queues),
+        topics=topics,
+        queues=queues,
+        outlook=_outlook(disk, shape, clock, topics),
+    )
+
+
+def _queue(shape: Shape, files: ReadOnlyFiles, log: LogReader, queue: QueueFiles, floor: int) -> QueueStats:
+    """floor: first offset that readers may see, if it was moved on purpose."""
+    units = UnitFiles(files, queue, shape.config.consume_queue_file_size)
+    messages = size = 0
+    first = last = -1
+    first_offset = units.end
+    for offset, chunk in units.chunks(max(units.first, floor), units.end):
+        positions, sizes = chunk["position"].astype(np.int64), chunk["size"].astype(np.int64)
+        alive = np.flatnonzero((positions >= shape.log_min) & (sizes > 0) & (sizes != FILLER_SIZE))
+        if not len(alive):
+            continue
+        if first < 0:
+            first, first_offset = int(positions[alive[0]]), offset + int(alive[0])
+        last = int(positions[alive[-1]])
+        messages += len(alive)
+        size += int(sizes[alive].sum())
+    oldest, newest = log.facts(first), log.facts(last)
+    return QueueStats(
+        queue.topic, queue.queue_id, first_offset, units.end, messages, size,
+        oldest.store_ms if oldest else -1, newest.store_ms if newest else -1,
+    )  # fmt: skip
+
+
+def _topics(queues: list[QueueStats]) -> list[TopicStats]:
+    topics: dict[str, TopicStats] = {}
+    for queue in queues:
+        topic = topics.setdefault(queue.topic, TopicStats(queue.topic, 0, 0, 0, -1, -1))
+        topic.queues += 1
+        topic.messages += queue.messages
+        topic.bytes += queue.bytes
+        if queue.oldest_ms >= 0:
+            topic.oldest_ms = (
+                queue.oldest_ms if topic.oldest_ms < 0 else min(topic.oldest_ms, queue.oldest_ms)
+            )
+        topic.newest_ms = max(topic.newest_ms, queue.newest_ms)
+    return sorted(topics.values(), key=lambda topic: (-topic.bytes, topic.topic))
+
+
+def _entries(files: ReadOnlyFiles, path: str) -> int:
+    count = int.from_bytes(files.read(path, 4, 36), "big", signed=True)
+    return max(0, count - 1)
+
+
+def _allocated(disk: Disk, paths: list[str]) -> int:
+    return sum(facts.allocated for path in paths if (facts := disk.facts(path)) is not None)
+
+
+def _outlook(disk: Disk, shape: Shape, clock: Clock, topics: list[TopicStats]) -> Outlook:
+    config, now = shape.config, clock.time_ms()
+    reserved = config.file_reserved_time * _HOUR_MS
+    times = [facts.modified_ms for file in shape.segments[:-1] if (facts := disk.facts(file.path))]
+    usage = disk.usage(config.commit_log_dirs[0] if shape.segments else shape.root)
+    whole = usage.used + usage.usable
+    limit = min(max(config.disk_max_used_space_ratio, 10), 95) / 100
+    oldest = min((topic.oldest_ms for topic in topics if topic.oldest_ms >= 0), default=-1)
+    newest = max((topic.newest_ms for topic in topics), default=-1)
+    grown = sum(topic.bytes for topic in topics)
+    per_day = int(grown * _DAY_MS / (newest - oldest)) if newest - oldest >= _HOUR_MS else 0
+    room = limit * whole - usage.used
+    return Outlook(
+        file_reserved_hours=config.file_reserved_time,
+        delete_when=config.delete_when,
+        oldest_segment_ms=times[0] if times else -1,
+        next_expiry_ms=times[0] + reserved if times else -1,
+        expired_segments=sum(modified + reserved < now for modified in times),
+        disk_used_ratio=round(usage.used / whole, 4) if whole else -1.0,
+        disk_max_used_ratio=limit,
+        bytes_per_day=per_day,
+        full_in_days=round(max(room, 0) / per_day, 1) if per_day else -1.0,
+    )

@@ -1,0 +1,110 @@
+"""Units of consume queues, read from outside: of a store at rest, or of one that a broker is using."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+import numpy as np
+
+from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
+from cometmq.store.base.disk import is_numbered, is_zero
+from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.derived.consume_queue import file_name
+from cometmq.store.recovery.store_layout import QueueFiles
+
+UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+_CHUNK = 4096  # units
+_BLOCK = 1 << 16
+_PAGE = 4096
+_WIDEST_HOLE = 1_000_000  # units, as in recovery
+
+
+class UnitFiles:
+    """Units of one queue, read from its files. `first` and `end` are offsets: of the first file's start, and
+    behind the last unit that was there when this was made."""
+
+    __slots__ = ("_bases", "_files", "_size", "end", "first", "path")
+
+    def __init__(self, files: ReadOnlyFiles, queue: QueueFiles, file_size: int) -> None:
+        self._files = files
+        self._size = file_size
+        self.path = queue.path
+        self._bases = [file.base for file in queue.files]
+        self.first = self._bases[0] // UNIT if self._bases else 0
+        self.end = self.first
+        for base in reversed(self._bases):
+            used = self._used(base)
+            if used:
+                self.end = (base + used + UNIT - 1) // UNIT
+                break
+
+    def _used(self, base: int) -> int:
+        """Bytes up to the last one in the file that is not zero."""
+        disk, path = self._files.disk, f"{self.path}/{file_name(base)}"
+        try:
+            fd = disk.open(path, write=False)
+        except FileNotFoundError:
+            return 0
+        used = 0
+        try:
+            at = disk.next_data(fd, 0)
+            while at is not None and at < self._size:
+                data = disk.pread(fd, min(_BLOCK, self._size - at), at)
+                if not data:
+                    break
+                left = _used_length(data)
+                used = at + left if left else used
+                at = disk.next_data(fd, at + len(data))
+        finally:
+            disk.close(fd)
+        return used
+
+    def first_now(self) -> int:
+        """Offset at which the files begin by now: retention may have taken some since."""
+        names = [name for name in self._files.disk.listdir(self.path) if is_numbered(name, 20)]
+        return int(names[0]) // UNIT if names else self.end
+
+    def place(self, offset: int) -> tuple[str, int]:
+        """File and byte in it of a unit."""
+        position = offset * UNIT
+        base = position - position % self._size
+        return f"{self.path}/{file_name(base)}", position - base
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The units [start, stop); what is missing reads as zeros."""
+        parts = []
+        while start < stop:
+            path, at = self.place(start)
+            count = min(stop - start, (self._size - at) // UNIT)
+            parts.append(self._files.read(path, count * UNIT, at).ljust(count * UNIT, b"\0"))
+            start += count
+        return b"".join(parts)
+
+    def chunks(
+        self, start: int, stop: int
+    ) -> Iterator[tuple[int, np.ndarray[tuple[int], np.dtype[np.void]]]]:
+        """(offset of the first, units) of [start, stop), a few thousand at a time."""
+        while start < stop:
+            start = self._behind_hole(start)
+            count = min(_CHUNK, stop - start)
+            if count <= 0:
+                return
+            yield start, np.frombuffer(self.read(start, start + count), UNIT_DTYPE)
+            start += count
+
+    def _behind_hole(self, offset: int) -> int:
+        """Where the next file begins, if so many files are missing at an offset that no queue has lost them:
+        their names are made up."""
+        base = offset * UNIT - offset * UNIT % self._size
+        following = bisect_left(self._bases, base)
+        behind = self._bases[following] // UNIT if following < len(self._bases) else offset
+        return behind if behind - offset > _WIDEST_HOLE else offset
+
+
+def _used_length(data: bytes) -> int:
+    """Bytes up to the last one that is not zero; most of a queue's last file is zeros."""
+    stop = len(data)
+    while stop and is_zero(data[max(0, stop - _PAGE) : stop]):
+        stop = max(0, stop - _PAGE)
+    return len(data[:stop].rstrip(b"\0"))

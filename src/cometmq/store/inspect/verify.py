@@ -1,0 +1,260 @@
+"""`verify`: everything in a store directory held against everything else, without changing a byte.
+
+The log is the truth; queues and index must follow from it record by record. On a store that a broker is
+using, queue ends and index counts are read first and the log afterwards, so that whatever is found in them
+must be in the log; what the broker adds meanwhile is not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from cometmq.errors import ProtocolError, StoreCorrupt
+from cometmq.store.base.checkpoint import FILE_SIZE, MARK_PLACE, mark_is_whole, mark_of
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Disk, OsDisk, read_file
+from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, WARNING, Finding, Findings
+from cometmq.store.inspect.index_check import IndexCheck
+from cometmq.store.inspect.log_walk import SETTLE_S, LogWalk
+from cometmq.store.inspect.queue_check import QueueCheck
+from cometmq.store.recovery.store_layout import LONGEST_FILE, Shape, read_shape
+from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.tables.table_checks import ENDS, SEALED, SHAPES, Table, read_table
+
+_SYSTEM_TOPICS = frozenset({"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"})
+_FUTURE_MS = 1 << 53
+_CHECKPOINT_USED = 24
+
+Progress = Callable[[int, int], None]
+"""(bytes of the log walked so far, bytes there are)"""
+
+
+class VerifyReport(msgspec.Struct):
+    """What was looked at and what was found."""
+
+    root: str
+    live: bool
+    clean: bool
+    segments: int
+    records: int
+    bytes: int
+    first_position: int
+    end_position: int
+    queues: int
+    units: int
+    fillers: int
+    index_files: int
+    index_entries: int
+    tables: int
+    errors: int
+    warnings: int
+    notes: int
+    omitted: int
+    findings: list[Finding]
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is damaged; warnings and notes do not count."""
+        return not self.errors
+
+
+def verify(
+    root: str,
+    *,
+    disk: Disk | None = None,
+    config: StoreConfig | None = None,
+    commit_log_dir: str = "",
+    progress: Progress | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> VerifyReport:
+    """Check the store in `root`. Raises StoreError when there is none, OSError when it cannot be read.
+
+    config, commit_log_dir: as `read_shape` takes them. pause: waits some seconds; used only where a broker
+    may be writing.
+    """
+    disk = disk or OsDisk()
+    shape = read_shape(disk, root, config=config, commit_log_dir=commit_log_dir)
+    findings = Findings()
+    for path in shape.strays:
+        _stray(disk, findings, path)
+    tables = TableCheck(disk, shape, findings, pause)
+    tables.check()
+    with ReadOnlyFiles(disk) as files:
+        queues = QueueCheck(shape, files, findings, pause, tables.topics, tables.hides)
+        index = IndexCheck(shape, files, findings)
+        walk = LogWalk(disk, shape, findings, pause)
+        records = _walk(walk, queues, index, shape, progress)
+        queues.finish(walk)
+        index.finish()
+    if not shape.live:
+        _check_checkpoint(disk, shape, findings, walk)
+    count = findings.by_severity
+    return VerifyReport(
+        shape.root, shape.live, shape.clean, walk.segments, records, walk.end - walk.log_min, walk.log_min,
+        walk.end, queues.queues, queues.units, queues.fillers, index.files, index.entries, tables.count,
+        count[ERROR], count[WARNING], count[NOTE], findings.omitted, findings.kept,
+    )  # fmt: skip
+
+
+def _stray(disk: Disk, findings: Findings, path: str) -> None:
+    facts = disk.facts(path)
+    if facts is not None and not facts.regular and (disk.is_link(path) or not disk.is_dir(path)):
+        findings.add(ERROR, "not-a-file", path, -1, f"{NO_FILE}; not read", "remove it, or put a file there")
+    elif facts is not None and facts.size > LONGEST_FILE and facts.regular:
+        findings.add(
+            ERROR, "too-long", path, facts.size, f"{facts.size} bytes: no broker made it", "remove it"
+        )
+    else:
+        findings.add(NOTE, "stray", path, -1, "belongs to no store, left alone")
+
+
+def _walk(
+    walk: LogWalk, queues: QueueCheck, index: IndexCheck, shape: Shape, progress: Progress | None
+) -> int:
+    """Take every record to the checks; returns how many there were."""
+    records = 0
+    total = len(shape.segments) * shape.config.mapped_file_size_commit_log
+    for run in walk.runs():
+        records += len(run.properties)
+        queues.log_min = index.log_min = walk.log_min
+        queues.take(run)
+        index.take(run, queues.hides)
+        if progress is not None:
+            progress(walk.end - walk.log_min, total)
+    if progress is not None:
+        progress(total, total)
+    return records
+
+
+def _check_checkpoint(disk: Disk, shape: Shape, findings: Findings, walk: LogWalk) -> None:
+    path = os.path.join(shape.root, "checkpoint")
+    facts = disk.facts(path)
+    repair = f"{NEXT_START} writes it anew; after an unclean stop it then walks the whole log"
+    if facts is None:
+        if shape.segments:
+            findings.add(WARNING, "checkpoint", path, -1, "the file is missing", repair)
+        return
+    if not facts.regular:
+        findings.add(ERROR, "not-a-file", path, -1, f"{NO_FILE}; not read", "remove it")
+        return
+    data = read_file(disk, path, FILE_SIZE + 1)
+    if len(data) != FILE_SIZE:
+        findings.add(ERROR, "checkpoint", path, len(data), f"not {FILE_SIZE} bytes long", repair)
+        return
+    mark = mark_of(data)
+    if mark is not None and mark.position > max(walk.end, walk.log_min):
+        findings.add(
+            WARNING, "checkpoint", path, MARK_PLACE.start,
+            f"it vouches for the log up to {mark.position}, which ends at {walk.end}: "
+            "the end of the log is gone", NEXT_START,
+        )  # fmt: skip
+    unused = bytearray(data)
+    unused[:_CHECKPOINT_USED] = bytes(_CHECKPOINT_USED)
+    if mark_is_whole(data):
+        unused[MARK_PLACE] = bytes(len(unused[MARK_PLACE]))
+    elif unused[MARK_PLACE].strip(b"\0"):
+        findings.add(
+            WARNING, "checkpoint", path, MARK_PLACE.start,
+            "what tells where the durable part of the log ends is damaged", NEXT_START,
+        )  # fmt: skip
+        unused[MARK_PLACE] = bytes(len(unused[MARK_PLACE]))
+    if unused.strip(b"\0"):
+        at = FILE_SIZE - len(unused.lstrip(b"\0"))
+        findings.add(
+            NOTE, "unused-bytes", path, at, "something stands behind the times, where nothing is read"
+        )
+    if shape.clean and walk.last_store_ms and not data.strip(b"\0"):
+        findings.add(WARNING, "checkpoint", path, 0, "it holds no times", repair)
+    for number, value in enumerate(struct.unpack_from(">qqq", data)):
+        if not 0 <= value < _FUTURE_MS:
+            findings.add(ERROR, "checkpoint", path, number * 8, f"{value} is no time", repair)
+        elif walk.last_store_ms and value > max(walk.last_store_ms, 0) and number < 2:
+            findings.add(
+                WARNING, "checkpoint", path, number * 8,
+                f"it vouches for {value} ms, the last record is of {walk.last_store_ms} ms: "
+                "the end of the log is gone, or the file is damaged", NEXT_START,
+            )  # fmt: skip
+
+
+class TableCheck:
+    """The JSON tables of `config/`, and their `.bak` files."""
+
+    def __init__(self, disk: Disk, shape: Shape, findings: Findings, pause: Callable[[float], None]) -> None:
+        self._disk = disk
+        self._shape = shape
+        self._findings = findings
+        self._pause = pause
+        self._deleted: DeletedTopics | None = None
+        self.count = 0
+        self.topics: set[str] | None = None
+
+    def check(self) -> None:
+        directory = os.path.join(self._shape.root, "config")
+        names = self._disk.listdir(directory)
+        for name in sorted(
+            {name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))}
+        ):
+            path = os.path.join(directory, name)
+            table, problem = self._read(path, name)
+            backup, backup_problem = self._read(path + ".bak", name)
+            self.count += 1
+            if table is None and problem:
+                repair = "write it anew by hand"
+                if backup is not None and name != ENDS:
+                    repair = f"{NEXT_START} goes on with the .bak"
+                elif name in SEALED:
+                    repair = f"{NEXT_START} goes on without it"
+                self._findings.add(ERROR, "table", path, -1, problem, repair)
+            elif table is None and backup is not None:
+                self._findings.add(
+                    ERROR, "table", path, -1, "the file is missing", f"{NEXT_START} takes the .bak"
+                )
+            if backup is None and backup_problem:
+                repair = "the next change of the table replaces it"
+                self._findings.add(WARNING, "table", path + ".bak", -1, backup_problem, repair)
+            if name == "topics.json":
+                self._take_topics(table if table is not None else backup)
+        try:
+            self._deleted = DeletedTopics(self._disk, self._shape.root)
+        except (StoreCorrupt, OSError):
+            pass  # it is among the findings already
+
+    @property
+    def hides(self) -> Callable[[str, int], bool] | None:
+        """Tells whether the record at a position belongs to a topic deleted since; None if none was."""
+        return self._deleted.hides if self._deleted else None
+
+    def _take_topics(self, table: Table | None) -> None:
+        known = (table or {}).get("topicConfigTable")
+        if isinstance(known, dict):
+            self.topics = {str(topic) for topic in known} | _SYSTEM_TOPICS
+
+    def _read(self, path: str, name: str) -> tuple[Table | None, str]:
+        """(the table or None, what is wrong with it: nothing if it just is not there)."""
+        table, problem = self._parse(path, name)
+        if table is None and self._shape.live:  # it may have been replaced at this moment
+            self._pause(SETTLE_S)
+            table, problem = self._parse(path, name)
+        return table, problem
+
+    def _parse(self, path: str, name: str) -> tuple[Table | None, str]:
+        try:
+            text = read_file(self._disk, path)
+        except FileNotFoundError:
+            return None, ""
+        except OSError as failure:
+            if failure.errno not in NOT_A_FILE:
+                raise
+            return None, NO_FILE
+        if not text.strip():
+            return None, "the file is empty"
+        try:
+            return read_table(text, SHAPES.get(name)), ""
+        except ProtocolError as problem:
+            return None, str(problem)

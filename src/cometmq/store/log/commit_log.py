@@ -1,0 +1,443 @@
+"""The log of all messages: segments of equal length, records appended tick by tick.
+
+Records of one loop tick are encoded into one buffer and leave in one `pwrite` (two when the tick rolls over
+to the next segment). A record never uses the last 8 bytes of a segment; when the next one does not fit, a
+blank record (i4 remaining bytes, i4 blank magic) closes the segment. Segments are reserved on the disk before
+they are used, so a full disk refuses a send and never breaks a write; the next one is reserved ahead in a
+thread.
+
+Positions are bytes in the whole log. `end` is the end of what was written, `next` the end of what was
+claimed in this tick. Loop thread only, except `reserve_file`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import msgspec
+
+from cometmq import logs
+from cometmq.protocol.record.one import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
+from cometmq.store.base.disk import Buffer, write_all
+from cometmq.store.base.files import NotCached, StoreFiles
+from cometmq.store.log.block_cache import BLOCK, BlockCache
+from cometmq.store.log.places import LogPlaces
+from cometmq.store.log.recent import RecentBytes
+from cometmq.store.log.syncer import Unsynced
+
+log = logs.logger(__name__)
+
+_READ_FDS = 64
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ROLL_WAIT_S = 5.0  # Apache's wait for the allocator thread
+
+
+class Extent(msgspec.Struct, gc=False):
+    """Bytes [start, stop) of `buffer`, which belong at log position `position` into the segment that
+    starts at `base`; `stop` is -1 as long as the extent grows."""
+
+    fd: int
+    base: int
+    buffer: bytearray
+    start: int
+    position: int
+    stop: int = -1
+
+
+class CommitLog:
+    """Writer and reader of the segments."""
+
+    __slots__ = (
+        "_disk",
+        "_extents",
+        "_fd",
+        "_files",
+        "_read_fds",
+        "_recent",
+        "_reserving",
+        "_room_at_failure",
+        "_spares",
+        "_view",
+        "before_write",
+        "blocks",
+        "buffer",
+        "end",
+        "limit",
+        "next",
+        "places",
+        "scars",
+        "segment_base",
+        "segment_size",
+        "segments",
+        "unsynced",
+        "used",
+    )
+
+    def __init__(self, files: StoreFiles, places: LogPlaces, segment_size: int) -> None:
+        self._files = files
+        self._disk = files.disk
+        self.places = places
+        self.segment_size = segment_size
+        self.segments: list[int] = []  # first positions, ascending
+        self.end = 0
+        self.next = 0
+        self.segment_base = -1  # segment that `next` lies in; -1 before the first
+        self.limit = 0  # end of that segment
+        self._fd = -1
+        self._recent = RecentBytes()
+        self.buffer = self._recent.new_chunk(0, ())
+        # To write through: a slice of a bytearray copies its value twice.
+        self._view = memoryview(self.buffer)
+        self.used = 0
+        self._extents: list[Extent] = []  # parts of the tick, each in one segment and one chunk
+        self._read_fds: dict[int, int] = {}
+        self.blocks = BlockCache()
+        self._spares: dict[int, int] = {}
+        self._reserving: tuple[int, Future[int]] | None = None
+        self._room_at_failure = -1  # usable bytes when a reservation last failed for want of them
+        # What failed writes may have left: (descriptor, segment, first position, end); `claim` heals it.
+        self.scars: list[tuple[int, int, int, int]] = []
+        self.before_write: Callable[[int], None] | None = None  # told up to where a tick will be written
+        self.unsynced: dict[int, int] = {}  # descriptors of segments that hold data not yet on the device
+
+    # -- segments ---------------------------------------------------------------------------------
+
+    def path_of(self, base: int) -> str:
+        return self.places.path_of(base)
+
+    @property
+    def min_position(self) -> int:
+        return self.segments[0] if self.segments else self.end
+
+    def reserve_file(self, base: int) -> int:
+        """Make the segment that starts at `base` at full length and return its descriptor. Safe in a thread.
+
+        Raises OSError (ENOSPC …); then no trace of the file is left. Where a try has found the disk full,
+        another one is made only once there is more room: each takes all that is left, for a moment.
+        """
+        path = self.places.path_of(base)
+        if 0 <= self._room(path) <= self._room_at_failure:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        try:
+            fd = self._disk.open(path, create=True, exclusive=True)
+        except FileExistsError:
+            # Left by a reservation that failed and could not even be taken away.
+            self._disk.unlink(path)
+            fd = self._disk.open(path, create=True, exclusive=True)
+        try:
+            self._disk.reserve(fd, self.segment_size)
+            self._disk.fsync_dir(os.path.dirname(path))
+        except OSError as failure:
+            self._disk.close(fd)
+            self._disk.unlink(path)
+            if failure.errno in _FULL:
+                room = self._room(path)
+                self._room_at_failure = room if room < self.segment_size else -1
+            raise
+        self._room_at_failure = -1
+        return fd
+
+    def _room(self, path: str) -> int:
+        """Usable bytes of the partition that a segment is to lie on, -1 if they cannot be had."""
+        try:
+            return self._disk.usage(os.path.dirname(path)).usable
+        except OSError:
+            return -1
+
+    def wants_reservation(self) -> int | None:
+        """First position of the segment that should be reserved now, in a thread; None if there is no need
+        yet."""
+        if self.segment_base < 0 or self._reserving is not None:
+            return None
+        base = self.segment_base + self.segment_size
+        if base in self._spares or self.limit - self.next > self.segment_size // 2:
+            return None
+        return base
+
+    def reservation_started(self, base: int, future: Future[int]) -> None:
+        self._reserving = (base, future)
+
+    def reservation_done(self) -> OSError | None:
+        """Take over a finished reservation. Returns its failure, if it failed; a later roll tries again."""
+        if self._reserving is None or not self._reserving[1].done():
+            return None
+        base, future = self._reserving
+        self._reserving = None
+        failure = future.exception()
+        if failure is None:
+            self._spares[base] = future.result()
+            return None
+        if not isinstance(failure, OSError):
+            raise failure
+        return failure
+
+    def _take_segment(self, base: int) -> int:
+        if self._reserving is not None and self._reserving[0] == base:
+            self._reserving[1].exception(timeout=_ROLL_WAIT_S)
+            self.reservation_done()
+        fd = self._spares.pop(base, None)
+        return self.reserve_file(base) if fd is None else fd
+
+    def _roll(self) -> None:
+        """Enter the next segment, closing the present one with a blank record. Raises OSError and changes
+        nothing."""
+        if self.segment_base < 0:
+            base = self.next - self.next % self.segment_size
+            self._enter(base, self._take_segment(base))
+            return
+        fd = self._take_segment(self.limit)
+        if self.next < self.limit:
+            if self.used + BLANK_SIZE > len(self.buffer):
+                self._new_chunk(BLANK_SIZE)
+            BLANK_STRUCT.pack_into(self.buffer, self.used, self.limit - self.next, BLANK_MAGIC)
+            self.used += BLANK_SIZE
+        self.next = self.limit
+        self._enter(self.limit, fd)
+
+    def _enter(self, base: int, fd: int) -> None:
+        self.segment_base = base
+        self.limit = base + self.segment_size
+        self._fd = fd
+        self._begin_extent()
+
+    def _begin_extent(self) -> None:
+        self._end_extent()
+        self._extents.append(Extent(self._fd, self.segment_base, self.buffer, self.used, self.next))
+
+    def _end_extent(self) -> None:
+        if self._extents and self._extents[-1].stop < 0:
+            self._extents[-1].stop = self.used
+
+    def _new_chunk(self, size: int) -> None:
+        """Go on in another chunk; what this tick has in the present one is an extent of its own."""
+        self._end_extent()
+        self.buffer = self._recent.new_chunk(size, [extent.buffer for extent in self._extents])
+        self._view = memoryview(self.buffer)
+        self.used = 0
+        if self.segment_base >= 0:
+            self._extents.append(Extent(self._fd, self.segment_base, self.buffer, 0, self.next))
+
+    # -- appending --------------------------------------------------------------------------------
+
+    def claim(self, size: int) -> None:
+        """Make room for `size` bytes in one segment and one chunk, to be `put` from log position `next` on.
+
+        Raises OSError when a segment is needed and cannot be made; nothing has changed then.
+        """
+        if self.scars:
+            self._heal()
+        if self.next + size + BLANK_SIZE > self.limit:
+            self._roll()
+        if self.used + size > len(self.buffer):
+            self._new_chunk(size)
+
+    def room(self) -> int:
+        """The log position up to which records may be `put` without a `claim`."""
+        if self.scars:
+            return 0
+        return min(self.limit - BLANK_SIZE, self.next + len(self.buffer) - self.used)
+
+    def put(self, data: Buffer) -> None:
+        """Add bytes, for which there is room, to the tick."""
+        end = self.used + len(data)
+        self._view[self.used : end] = data
+        self.used = end
+        self.next += len(data)
+
+    def write_tick(self) -> None:
+        """Write what was claimed since the last call. Raises OSError; then everything claimed is taken
+        back and the space is zeroed before anything else is written there, so that no refused record can
+        come to life."""
+        self._end_extent()
+        extents = self._extents
+        if self.before_write is not None:
+            self.before_write(self.next)
+        try:
+            for extent in extents:
+                if extent.stop > extent.start:
+                    with memoryview(extent.buffer) as view:
+                        write_all(
+                            self._disk,
+                            extent.fd,
+                            view[extent.start : extent.stop],
+                            extent.position - extent.base,
+                        )
+        except OSError:
+            self._take_back()
+            try:
+                self._heal()
+            except OSError as failure:
+                log.error("what a failed write left cannot be cleared yet: %s", failure)
+            raise
+        for extent in extents:
+            self.unsynced[extent.base] = extent.fd
+            if not self.segments or extent.base > self.segments[-1]:
+                self.segments.append(extent.base)
+            if extent.stop > extent.start:
+                self._recent.add(extent.buffer, extent.start, extent.position, extent.stop - extent.start)
+        self.end = self.next
+        self._new_tick()
+
+    def _new_tick(self) -> None:
+        self._extents = []
+        if self.segment_base >= 0:
+            self._begin_extent()
+
+    def _take_back(self) -> None:
+        extents = self._extents
+        for extent in extents:
+            if extent.stop > extent.start:
+                length = extent.stop - extent.start
+                self.scars.append((extent.fd, extent.base, extent.position, extent.position + length))
+            if extent.base not in self.segments:
+                self._spares[extent.base] = extent.fd
+        self.next = self.end
+        base = self.segments[-1] if self.segments else -1
+        if base >= 0 and self.end < base + self.segment_size:
+            self.segment_base, self.limit = base, base + self.segment_size
+            self._fd = next(extent.fd for extent in extents if extent.base == base)
+        else:
+            self.segment_base, self.limit, self._fd = -1, 0, -1
+        self._new_tick()
+
+    def _heal(self) -> None:
+        """Zero what failed writes may have left. Raises OSError: the log must not be written to until this
+        works."""
+        while self.scars:
+            fd, base, start, stop = self.scars[-1]
+            write_all(self._disk, fd, bytes(stop - start), start - base)
+            self.scars.pop()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def read(self, position: int, length: int, *, wait: bool) -> Buffer | NotCached | None:
+        """Bytes of one segment; None if they are not (or no longer, or not yet) there."""
+        if position >= self._recent.start and position + length <= self.end:
+            found = self._recent.get(position, length)
+            if found is not None:
+                return found
+        base = position - position % self.segment_size
+        if position < 0 or position + length > self.end or position + length > base + self.segment_size:
+            return None
+        fd = self._read_fds.get(base)
+        if fd is None:
+            fd = self._open_for_reading(base)
+            if fd < 0:
+                return None
+        if wait:
+            data = self._files.waiting_read(fd, self.path_of(base), length, position - base)
+            return data if len(data) == length else None
+        cached = self._disk.pread_cached(fd, length, position - base)
+        if cached is not None:
+            return cached
+        path = self.path_of(base)
+        carried = self._files.from_carried(path, length, position - base)
+        if carried is None:
+            return NotCached(path, position - base, length)
+        return carried if len(carried) == length else None
+
+    def block(self, position: int, asked: int, *, wait: bool) -> memoryview | NotCached | None:
+        """The block (see BlockCache) that holds a position, `asked` records of which are wanted; None if it
+        is not kept and not worth loading, or cannot be: near the end of the log, in segments that blocks do
+        not divide, when it is gone, or when the device cannot read some of it."""
+        number = position // BLOCK
+        found = self.blocks.get(number)
+        if found is not None:
+            return found
+        start = number * BLOCK
+        if (
+            start + BLOCK > min(self.end, self._recent.start)
+            or self.segment_size % BLOCK
+            or not self.blocks.worth(number, asked)
+        ):
+            return None
+        try:
+            data = self.read(start, BLOCK, wait=wait)
+        except OSError as failure:
+            if failure.errno != errno.EIO:
+                raise
+            return None
+        if data is None or isinstance(data, NotCached):
+            return data
+        view = memoryview(data)
+        self.blocks.put(number, view)
+        return view
+
+    def _open_for_reading(self, base: int) -> int:
+        """Descriptor of an existing segment, one of at most a few dozen that stay open; -1 if it is gone."""
+        if base not in self.segments:
+            return -1
+        if len(self._read_fds) >= _READ_FDS:
+            self._close_read_fds()
+        try:
+            fd = self._disk.open(self.path_of(base), write=False)
+        except FileNotFoundError:
+            return -1
+        self._read_fds[base] = fd
+        return fd
+
+    def _close_read_fds(self) -> None:
+        for fd in self._read_fds.values():
+            self._disk.close(fd)
+        self._read_fds.clear()
+
+    # -- flushing, closing ------------------------------------------------------------------------
+
+    def take_unsynced(self) -> list[Unsynced]:
+        """The segments to sync; `synced` gives them back after success."""
+        return [Unsynced(base, fd, self.path_of(base)) for base, fd in sorted(self.unsynced.items())]
+
+    def synced(self, segments: Sequence[Unsynced], end: int) -> None:
+        """The segments are on the device up to `end`, the end of the log when the sync began; those that
+        were full then are let go. One that was filled up meanwhile needs another sync."""
+        for base, _, _ in segments:
+            if base + self.segment_size <= end and base != self.segment_base:
+                fd = self.unsynced.pop(base, -1)
+                if fd >= 0:
+                    self._disk.close(fd)
+
+    def forget_first(self) -> int:
+        """Take the oldest segment, which must not be the last, out of the log; its file is the caller's to
+        unlink. Returns a descriptor that the caller must close (the space comes back with the last one: not
+        on the loop), or -1."""
+        base = self.segments.pop(0)
+        self.blocks.clear()
+        self.places.forget(base)
+        return self._read_fds.pop(base, -1)
+
+    def close(self, *, keep_spares: bool = False) -> None:
+        """Close descriptors and, unless told otherwise, delete segments that were reserved and never used
+        (as Apache does)."""
+        if self._reserving is not None:
+            self._reserving[1].exception()
+            self.reservation_done()
+        for base, fd in self._spares.items():
+            self._disk.close(fd)
+            if not keep_spares:
+                self._files.delete(self.path_of(base))
+        self._spares.clear()
+        for fd in {*self.unsynced.values(), self._fd} - {-1}:
+            self._disk.close(fd)
+        self.unsynced.clear()
+        self._close_read_fds()
+        self._fd = -1
+        self.segment_base = -1
+        self._extents = []
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def resume(self, segments: list[int], end: int) -> None:
+        """Go on behind `end`, the end that recovery found, in the given existing segments."""
+        self.segments = segments
+        for base in segments:
+            self.path_of(base)
+        self.end = self.next = end
+        base = segments[-1] if segments else -1
+        if base >= 0 and end < base + self.segment_size:
+            self._fd = self._disk.open(self.path_of(base))
+            self.segment_base, self.limit = base, base + self.segment_size
+            self.unsynced[base] = self._fd  # what is before `end` may still be only in the page cache
+        self._new_tick()

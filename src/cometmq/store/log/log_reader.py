@@ -1,0 +1,52 @@
+"""Single records of a commit log, read from outside by their position."""
+
+from __future__ import annotations
+
+import errno
+
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.log.places import LogPlaces
+from cometmq.store.log.scan import Facts, record_facts
+
+
+class LogReader:
+    """Single records of a commit log by their position."""
+
+    __slots__ = ("_files", "_places", "_segment_size")
+
+    def __init__(self, files: ReadOnlyFiles, config: StoreConfig) -> None:
+        self._files = files
+        self._places = LogPlaces(files.disk, config)
+        self._segment_size = config.mapped_file_size_commit_log
+
+    def path_of(self, position: int) -> str:
+        """Path of the segment that holds a position, whether it exists or not."""
+        return self._places.path_of(position - position % self._segment_size)
+
+    def record(self, position: int) -> bytes:
+        """The bytes of the valid record at `position`; none if no valid record begins there."""
+        found = self._read(position)
+        return found[1] if found is not None else b""
+
+    def facts(self, position: int) -> Facts | None:
+        """What dispatch needs to know of the valid record at `position`; None if none begins there."""
+        found = self._read(position)
+        return found[0] if found is not None else None
+
+    def _read(self, position: int) -> tuple[Facts, bytes] | None:
+        if not 0 <= position < 1 << 62:
+            return None
+        path, at = self.path_of(position), position % self._segment_size
+        try:
+            head = self._files.read(path, 4, at)
+            size = int.from_bytes(head, "big", signed=True)
+            if len(head) < 4 or not 0 < size <= self._segment_size - at:
+                return None
+            data = self._files.read(path, size, at)
+        except OSError as failure:
+            if failure.errno == errno.EIO:  # a sector that the device cannot read
+                return None
+            raise
+        facts = record_facts(memoryview(data), 0, position)
+        return None if facts is None else (facts, data)

@@ -1,0 +1,65 @@
+"""Where the segments of one log lie: one directory, or several (`storePathCommitLog=a,b`).
+
+As in Apache's broker (storage fact sheet 1.1): a new segment goes to `paths[number of the segment mod n]`
+of the sorted directories that take new files and are not too full; all of them when each is too full. Those
+of `readOnlyCommitLogStorePaths` are only read, until retention has emptied them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from cometmq.errors import StoreError
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import Disk
+
+
+class LogPlaces:
+    """The directories of one log. `full`: those that get no new segments as long as another one can."""
+
+    __slots__ = ("_disk", "_known", "_segment_size", "all", "full", "writable")
+
+    def __init__(self, disk: Disk, config: StoreConfig) -> None:
+        self._disk = disk
+        self._segment_size = config.mapped_file_size_commit_log
+        self._known: dict[int, str] = {}
+        self.all = config.commit_log_dirs
+        self.writable = sorted(set(self.all) - set(config.read_only_commit_log_dirs))
+        self.full: Collection[str] = ()
+
+    def files(self) -> list[tuple[str, str]]:
+        """(directory, name) of everything in them, by name. Raises OSError."""
+        found = [(directory, name) for directory in self.all for name in self._disk.listdir(directory)]
+        return sorted(found, key=lambda each: each[1])
+
+    def path_of(self, base: int) -> str:
+        """The segment that starts at `base`; where it would be made if there is none."""
+        path = self._known.get(base)
+        if path is None:
+            name = f"{base:020d}"
+            path = os.path.join(self.all[0], name)
+            if len(self.all) > 1:
+                candidates = (os.path.join(directory, name) for directory in self.all)
+                found = next((each for each in candidates if self._disk.facts(each) is not None), None)
+                if found is None:
+                    return os.path.join(self._next(base), name)
+                path = found
+            self._known[base] = path
+        return path
+
+    def forget(self, base: int) -> None:
+        """The segment is gone."""
+        self._known.pop(base, None)
+
+    def _next(self, base: int) -> str:
+        choice = [each for each in self.writable if each not in self.full] or self.writable
+        return choice[base // self._segment_size % len(choice)]
+
+    def check(self, bases: Collection[int]) -> None:
+        """Raises StoreError for a segment that lies in two of the directories."""
+        seen: set[int] = set()
+        for base in bases:
+            if base in seen:
+                raise StoreError(f"segment {base:020d} lies in more than one directory", ", ".join(self.all))
+            seen.add(base)

@@ -1,0 +1,227 @@
+"""Who runs `fdatasync` for the loop: a thread, or a process of its own.
+
+The thread needs the interpreter's lock before and after the call, and a busy loop gives that away late. The
+process needs nothing of ours: the loop sends it a few bytes and reads a few when the sync is done.
+
+The process syncs through descriptors opened for it alone. A failed write-back is told once to each opening
+of a file, so when the process is lost amid a sync, the same sync through the descriptor that the store
+writes with still tells of every failure; nothing is taken for synced that is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from cometmq import logs
+from cometmq.store.base.disk import Disk
+from cometmq.store.log import sync_child
+
+log = logs.logger(__name__)
+
+Done = Callable[["OSError | None"], None]
+SCRIPT = os.path.abspath(sync_child.__file__)
+_EXIT_WAIT_S = 5.0
+_AGAIN_S = 1.0  # until another process takes the place of one that is lost; twice as long after each loss
+_AGAIN_MOST_S = 60.0  # but not longer than this; one that lived as long begins at _AGAIN_S again
+
+
+class Unsynced(NamedTuple):
+    """A segment to sync: its first position, the descriptor that it is written with, its path."""
+
+    base: int
+    fd: int
+    path: str
+
+
+class Syncer(Protocol):
+    """Brings segments onto the device in the background, one request at a time."""
+
+    def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
+        """Sync all of them, then call `done` in the loop, with what failed."""
+        ...
+
+
+class ThreadSyncer:
+    """Syncs through the `Disk`, in a thread."""
+
+    __slots__ = ("_disk", "_loop", "_pool")
+
+    def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
+        self._disk = disk
+        self._loop = loop
+        self._pool = pool
+
+    def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
+        """See Syncer."""
+        self._pool.submit(self._work, segments, done)
+
+    def _work(self, segments: Sequence[Unsynced], done: Done) -> None:
+        failure: OSError | None = None
+        try:
+            for segment in segments:
+                self._disk.fdatasync(segment.fd)
+        except OSError as problem:
+            failure = problem
+        self._loop.call_soon_threadsafe(done, failure)
+
+
+class ChildSyncer:
+    """Syncs in a process (see sync_child.py); in the thread whatever the process cannot do, and everything
+    between the loss of one and the start of another."""
+
+    __slots__ = (
+        "_again",
+        "_again_s",
+        "_disk",
+        "_flying",
+        "_held",
+        "_loop",
+        "_process",
+        "_socket",
+        "_started_at",
+        "_thread",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, thread: ThreadSyncer) -> None:
+        self._disk = disk
+        self._loop = loop
+        self._thread = thread
+        self._held: list[int] = []  # segments that the process holds descriptors of
+        self._flying: tuple[Sequence[Unsynced], Done] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._again: asyncio.TimerHandle | None = None  # of the start of another process
+        self._again_s = _AGAIN_S
+        self._started_at = 0.0  # by the loop's clock
+        self._start()
+
+    def _start(self) -> None:
+        self._started_at = self._loop.time()
+        try:
+            ours = self._start_process()
+        except OSError as problem:
+            log.warning("no process for syncs, a thread makes them for %g s: %s", self._wait(), problem)
+            return
+        ours.setblocking(False)
+        self._held = []  # another process knows nothing of what the one before held
+        self._socket = ours
+        self._loop.add_reader(ours, self._answered)
+
+    def _start_process(self) -> socket.socket:
+        """Returns our end of its socket. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                # A group of its own, for signals from the terminal are meant for the broker. Not a session of
+                # its own: to Linux's scheduler it would be a stranger (autogroup), and each sync would wait.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", SCRIPT],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    process_group=0,
+                )
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+    def _wait(self) -> float:
+        """Start another process later; returns the seconds until then."""
+        if self._loop.time() - self._started_at >= _AGAIN_MOST_S:
+            self._again_s = _AGAIN_S
+        seconds, self._again_s = self._again_s, min(2 * self._again_s, _AGAIN_MOST_S)
+        self._again = self._loop.call_later(seconds, self._start_again)
+        return seconds
+
+    def _start_again(self) -> None:
+        self._again = None
+        self._start()
+        if self._process is not None:
+            log.info("another process makes the syncs: %d", self._process.pid)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, if it runs."""
+        return None if self._process is None else self._process.pid
+
+    def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
+        """See Syncer."""
+        if self._socket is None or len(segments) > sync_child.MOST_DESCRIPTORS:
+            self._thread.sync(segments, done)
+            return
+        self._flying = segments, done
+        try:
+            self._ask(self._socket, segments)
+        except OSError as problem:
+            self._lose(problem)
+
+    def _ask(self, process: socket.socket, segments: Sequence[Unsynced]) -> None:
+        bases = [segment.base for segment in segments]
+        if bases == self._held:
+            process.send(sync_child.SYNC)
+            return
+        opened: list[int] = []
+        try:
+            for segment in segments:
+                opened += [self._disk.open(segment.path)]
+            process.send(sync_child.HOLD)
+            socket.send_fds(process, [sync_child.HOLD], opened)
+        finally:
+            for fd in opened:
+                self._disk.close(fd)
+        self._held = bases
+
+    def _answered(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            answer = self._socket.recv(sync_child.ANSWER.size)
+        except BlockingIOError:
+            return
+        except OSError as problem:
+            self._lose(problem)
+            return
+        if len(answer) != sync_child.ANSWER.size or self._flying is None:
+            self._lose(OSError("it ended"))
+            return
+        (_, done), self._flying = self._flying, None
+        (error,) = sync_child.ANSWER.unpack(answer)
+        done(OSError(error, os.strerror(error)) if error else None)
+
+    def _lose(self, problem: OSError) -> None:
+        """Go on with the thread, from the sync in flight on, until another process is there."""
+        flying, self._flying = self._flying, None
+        self._end()
+        log.warning("the process for syncs is lost, a thread makes them for %g s: %s", self._wait(), problem)
+        if flying is not None:
+            self._thread.sync(*flying)
+
+    def close(self) -> None:
+        """End the process; of a sync in flight nothing more is heard."""
+        self._flying = None
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        self._end()
+
+    def _end(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            try:
+                process.wait(_EXIT_WAIT_S)
+            except subprocess.TimeoutExpired:
+                log.warning("the process for syncs (%d) waits for its device and ends with it", process.pid)

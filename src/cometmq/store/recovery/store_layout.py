@@ -1,0 +1,275 @@
+"""A store directory as somebody else left it: where its files are, how long they are, whether it is in use.
+
+Apache's broker and ours know the lengths of their files from a configuration. A tool that is pointed at a
+directory must find them out: from the broker.conf in it, else from the files themselves. Nothing is written
+and nothing is locked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from cometmq.errors import StoreError
+from cometmq.settings import properties_of, settings_of
+from cometmq.store.base.config import SMALL_FILES, StoreConfig
+from cometmq.store.base.disk import Disk, is_numbered, read_file
+from cometmq.store.base.guards import AbortMark, lock_held
+from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
+from cometmq.store.derived.queue_table import TRASH, names_a_directory
+
+CONF = "broker.conf"
+_PROBE_ENTRIES = 64
+LONGEST_FILE = (1 << 31) - 1
+"""Bytes. Apache's broker maps its files, and Java maps no more at once."""
+
+
+class StoreFile(NamedTuple):
+    """A file of equal length among others: position of its first byte, path, present length."""
+
+    base: int
+    path: str
+    length: int
+
+
+class QueueFiles(NamedTuple):
+    """The files of one consume queue, ascending."""
+
+    topic: str
+    queue_id: int
+    path: str
+    files: list[StoreFile]
+
+
+class Shape(NamedTuple):
+    """Layout of one store at one moment.
+
+    `config`: lengths as found, everything else as configured. `live`: a broker holds the store. `clean`: the
+    last stop was clean (false as long as a broker runs). `strays`: paths that belong to no store.
+    """
+
+    root: str
+    config: StoreConfig
+    live: bool
+    clean: bool
+    segments: list[StoreFile]
+    queues: list[QueueFiles]
+    index_files: list[StoreFile]
+    strays: list[str]
+
+    @property
+    def log_min(self) -> int:
+        return self.segments[0].base if self.segments else 0
+
+
+def read_shape(
+    disk: Disk, root: str, *, config: StoreConfig | None = None, commit_log_dir: str = ""
+) -> Shape:
+    """Look at the store in `root`.
+
+    config: settings of its broker; without one, those of the broker.conf in the directory or the defaults.
+    Lengths that the files contradict are taken from the files either way. commit_log_dir: where the log lies
+    if not in `root`/commitlog. Raises StoreError when there is no store, OSError.
+    """
+    root = os.path.realpath(os.path.expanduser(root))
+    if not disk.is_dir(root):
+        raise StoreError("there is no such directory", root)
+    config = (config or _found_config(disk, root, commit_log_dir)).replace(store_path_root_dir=root)
+    if commit_log_dir:
+        paths = ",".join(os.path.abspath(path.strip()) for path in commit_log_dir.split(","))
+        config = config.replace(store_path_commit_log=paths, read_only_commit_log_store_paths="")
+    elif missing := [path for path in config.commit_log_dirs if not disk.is_dir(path)]:
+        if config.store_path_commit_log and not disk.is_dir(os.path.join(root, "commitlog")):
+            raise StoreError(f"there is no {', '.join(missing)}, where its configuration has the log", root)
+        # The store was moved here.
+        config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
+    strays: list[str] = []
+    # Who holds the store is asked first: a broker that starts later only adds to what is seen here.
+    live, clean = lock_held(disk, root), not AbortMark(disk, root).exists()
+    segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
+    queues = [
+        queue._replace(files=_possible(queue.files, config.consume_queue_file_size, strays))
+        for queue in _queues(disk, os.path.join(root, "consumequeue"), strays)
+    ]
+    index = _possible(numbered_files(disk, os.path.join(root, "index"), 17, strays), 0, strays)
+    for directory in config.commit_log_dirs:
+        if not disk.is_dir(directory):
+            raise StoreError("there is no commitlog directory here", root)
+    if segments:
+        config = config.replace(
+            mapped_file_size_commit_log=_common_length(segments, config.mapped_file_size_commit_log)
+        )
+    files = [file for queue in queues for file in queue.files]
+    if files:
+        length = _common_length(files, config.consume_queue_file_size)
+        config = config.replace(mapped_file_size_consume_queue=length)
+    slots, capacity = _index_shape(disk, index, config)
+    config = config.replace(max_hash_slot_num=slots, max_index_num=capacity)
+    return Shape(root, config, live, clean and not live, segments, queues, index, strays)
+
+
+def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
+    """Settings of the broker.conf in `root`; where its log lies counts only if nobody says otherwise."""
+    path = os.path.join(root, CONF)
+    try:
+        data = read_file(disk, path)
+    except FileNotFoundError:
+        return StoreConfig()
+    properties = properties_of(data, path)
+    if commit_log_dir:
+        properties.pop("storePathCommitLog", None)
+    with settings_of(path, data=data):
+        return StoreConfig.from_properties(properties)
+
+
+def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreFile]:
+    """The segments of the log, out of all its directories, ascending."""
+    directories = config.commit_log_dirs
+    found = sorted(file for each in directories for file in numbered_files(disk, each, 20, strays))
+    if len(directories) > 1:  # as within one: a segment may be made behind one that was made later
+        again = {file.base for each in directories for file in numbered_files(disk, each, 20, [])}
+        made = min(again - {file.base for file in found}, default=None)
+        found = [file for file in found if made is None or file.base < made]
+    return found
+
+
+def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
+    """Files whose names are numbers of so many digits, in their order. Others are strays.
+
+    The list of a directory in which files are being made can hold a young one and lack an older one. So it is
+    read twice, and what lies behind the first file that only the second list has is left out.
+    """
+    found = []
+    names = disk.listdir(directory)
+    made = {name for name in disk.listdir(directory) if len(name) == digits} - set(names)
+    for name in names:
+        if made and len(name) == digits and name > min(made):
+            continue
+        path = os.path.join(directory, name)
+        if not is_numbered(name, digits):
+            strays.append(path)
+            continue
+        facts = disk.facts(path)
+        if facts is not None and not facts.regular:
+            strays.append(path)
+        elif facts is not None:
+            found.append(StoreFile(int(name), path, facts.size))
+    return found
+
+
+def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> list[StoreFile]:
+    """Those that a broker may have made; what is longer is a sparse file of somebody's."""
+    longest = max(LONGEST_FILE, configured)
+    strays += [file.path for file in files if file.length > longest]
+    return [file for file in files if file.length <= longest]
+
+
+def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
+    queues = []
+    for topic in disk.listdir(directory):
+        if topic == TRASH:
+            continue  # a deletion that is under way, or that the next start will finish
+        topic_dir = os.path.join(directory, topic)
+        if disk.is_link(topic_dir) or not disk.is_dir(topic_dir) or not names_a_directory(topic):
+            strays.append(topic_dir)
+            continue
+        for name in disk.listdir(topic_dir):
+            path = os.path.join(topic_dir, name)
+            number = name.isascii() and name.isdigit()
+            if not (number and disk.is_dir(path)) or disk.is_link(path):
+                strays.append(path)
+                continue
+            queues.append(QueueFiles(topic, int(name), path, numbered_files(disk, path, 20, strays)))
+    return queues
+
+
+def _common_length(files: list[StoreFile], configured: int) -> int:
+    """The length that the files ought to have: the configured one if one has it or it fits them, else the
+    most frequent one that fits: every file begins at a multiple of it and none is longer."""
+    lengths = Counter(file.length for file in files)
+    longest: int = max(lengths)
+    starts = [file.base for file in files]
+
+    def fits(length: int) -> bool:
+        return length > 0 and length >= longest and all(base % length == 0 for base in starts)
+
+    if lengths[configured] and all(base % configured == 0 for base in starts):
+        return configured  # borne out; a file that is longer is damaged
+    seen: list[int] = [length for length, _ in lengths.most_common() if fits(length)]
+    if not seen:
+        distances = [b - a for a, b in zip(sorted(starts), sorted(starts)[1:], strict=False) if b > a]
+        if fits(configured):
+            return configured
+        return min(distances, default=longest) or longest
+    return seen[0]
+
+
+def _index_shape(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
+    """(slots, capacity) of the index files: configured, one of the usual pairs, or read off a file."""
+    configured = config.max_hash_slot_num, config.max_index_num
+    usual = (
+        configured,
+        (StoreConfig.max_hash_slot_num, StoreConfig.max_index_num),
+        (SMALL_FILES["max_hash_slot_num"], SMALL_FILES["max_index_num"]),
+    )
+    lengths = Counter(file.length for file in files)
+    if not lengths:
+        return configured
+    length = lengths.most_common(1)[0][0]
+    for slots, capacity in usual:
+        if file_length(slots, capacity) == length:
+            return slots, capacity
+    for file in files:
+        if file.length == length:
+            slots = _slots_by_content(disk, file)
+            if slots:
+                return slots, (length - HEADER.size - slots * SLOT_SIZE) // ENTRY.size
+    return configured
+
+
+def _slots_by_content(disk: Disk, file: StoreFile) -> int:
+    """Number of slots of an index file, found by looking for its entries; 0 if they cannot be found.
+
+    Entry 0 is unused and all zeros, the entry before the next free one has the header's end position; all
+    entries in between obey the order of positions and point backwards.
+    """
+    fd = disk.open(file.path, write=False)
+    try:
+        head = disk.pread(fd, HEADER.size, 0)
+        if len(head) < HEADER.size:
+            return 0
+        begin, end, count = _range_of(head)
+        if count < 2 or end <= 0:
+            return 0
+        data = disk.pread(fd, file.length, 0) if file.length <= 64 << 20 else b""
+        wanted = end.to_bytes(8, "big")
+        at = data.find(wanted, HEADER.size)
+        while at >= 0:
+            first = at - 4 - (count - 1) * ENTRY.size  # where entry 0 would be
+            slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
+            if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
+                return slots
+            at = data.find(wanted, at + 1)
+    finally:
+        disk.close(fd)
+    return 0
+
+
+def _range_of(head: bytes) -> tuple[int, int, int]:
+    """Begin position, end position, next entry number."""
+    _, _, begin, end, _, count = HEADER.unpack(head)
+    return begin, end, count
+
+
+def _entries_fit(data: bytes, first: int, count: int, begin: int, end: int) -> bool:
+    if (len(data) - first) % ENTRY.size or data[first : first + ENTRY.size].strip(b"\0"):
+        return False
+    shown = min(count - 1, _PROBE_ENTRIES)
+    entries = np.frombuffer(data, ENTRY_DTYPE, shown, first + ENTRY.size)
+    position = entries["position"].astype(np.int64)
+    good = (entries["hash"] >= 0) & (entries["previous"] >= 0)
+    good &= (position >= begin) & (position <= end) & (entries["previous"] < np.arange(1, shown + 1))
+    return bool(good.all()) and bool((np.diff(position) >= 0).all())

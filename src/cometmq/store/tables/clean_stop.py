@@ -1,0 +1,71 @@
+"""Where the consume queues ended at the last clean stop, and how long files were then.
+
+A queue whose newest sector, file or directory is lost looks just like a shorter queue, and would hand out
+offsets that its messages already have. So a clean stop leaves the ends of all queues in a small table; a
+start that finds less builds the queues anew from the log. Apache's broker does not know the file; ends
+from before it ran are lower bounds.
+
+A damaged table counts as empty, and its `.bak` is not asked: a wrong end would move a queue, and no end only
+leaves damage unseen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import Disk
+from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.derived.index_file import file_length
+from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.tables.json_table import JsonTable
+from cometmq.store.tables.table_checks import ENDS, QueueEndTable
+
+
+def sizes_of(config: StoreConfig) -> tuple[int, int, int]:
+    """Bytes of a segment, of a queue file and of an index file."""
+    of_index = file_length(config.max_hash_slot_num, config.max_index_num)
+    return config.mapped_file_size_commit_log, config.consume_queue_file_size, of_index
+
+
+class QueueEnds:
+    """`config/consumeQueueEnds.json`: topic -> queue id -> offset behind the last message.
+
+    sizes: as `sizes_of` gives them; 0 if unknown.
+    """
+
+    __slots__ = ("_table", "ends", "log_end", "sizes")
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        """Raises OSError."""
+        self._table = JsonTable(os.path.join(root, "config", ENDS), disk)
+        found = QueueEndTable.from_plain(self._table.load_or_empty(backup=False))
+        self.log_end = found.log_end
+        self.ends = found.queue_ends
+        self.sizes = found.segment_size, found.queue_file_size, found.index_file_size
+
+    def save(self, queues: Iterable[ConsumeQueue], log_end: int, config: StoreConfig) -> None:
+        """Raises OSError."""
+        sizes = sizes_of(config)
+        ends: dict[str, dict[int, int]] = {}
+        for queue in queues:
+            if queue.max_offset:
+                ends.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
+        if (ends, log_end, sizes) != (self.ends, self.log_end, self.sizes):
+            texts = {topic: {str(q): end for q, end in of_topic.items()} for topic, of_topic in ends.items()}
+            names = "segmentSize", "queueFileSize", "indexFileSize"
+            self._table.save({"logEnd": log_end, "queueEnds": texts, **dict(zip(names, sizes, strict=True))})
+            self.ends, self.log_end, self.sizes = ends, log_end, sizes
+
+    def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
+        """(topic, queue id, end then) of the queues that now end before where they did."""
+        gone = set(deleted.topics())
+        found = []
+        for topic, ends in self.ends.items():
+            for queue_id, end in ends.items():
+                queue = queues.find(topic, queue_id)
+                if topic not in gone and (queue is None or queue.max_offset < end):
+                    found.append((topic, queue_id, end))
+        return found

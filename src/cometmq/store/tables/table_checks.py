@@ -1,0 +1,194 @@
+"""What each table of `config/` must hold to be taken for one.
+
+A flipped bit leaves most JSON readable. So besides its syntax a table is held against what the file must be:
+its table under its name, the right kinds within, entries that carry the name they stand under, no key twice,
+no key that is a known one but for a bit. What the text cannot show is a change inside a number, or inside a
+name that stands in one place only.
+
+CometMQ's own tables carry a CRC-32 of their content as well (`crc`, 8 hex digits, over the text of everything
+else); files of versions before it have none and are read all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from cometmq.errors import BodyError
+from cometmq.protocol.bodies import (
+    Body,
+    ConsumerOffsetTable,
+    DataVersion,
+    DelayOffsetTable,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+    TopicConfig,
+    TopicConfigTable,
+)
+from cometmq.protocol.json_body import empty
+from cometmq.protocol.lenient import read_lenient
+from cometmq.store.tables.table_text import render
+
+Table: TypeAlias = dict[str, Any]
+Shape: TypeAlias = Callable[[Table], Table]
+"""Gives a table that has the shape back (without its CRC), raises ProtocolError for another one."""
+
+TOPICS = "topics.json"
+GROUPS = "subscriptionGroup.json"
+OFFSETS = "consumerOffset.json"
+DELAYS = "delayOffset.json"
+ENDS = "consumeQueueEnds.json"
+FLOORS = "queueMinOffsets.json"
+DELETED = "deletedTopics.json"
+
+_FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+_CRC = "crc"
+
+
+class QueueEndTable(Body, forbid_unknown_fields=True):
+    """`consumeQueueEnds.json`."""
+
+    log_end: int = -1
+    queue_ends: dict[str, dict[int, int]] = empty(dict)
+    segment_size: int = 0
+    queue_file_size: int = 0
+    index_file_size: int = 0
+
+
+class QueueFloorTable(Body, forbid_unknown_fields=True):
+    """`queueMinOffsets.json`."""
+
+    min_offsets: dict[str, dict[int, int]] = empty(dict)
+
+
+class DeletedTopicTable(Body, forbid_unknown_fields=True):
+    """`deletedTopics.json`."""
+
+    deleted_topics: dict[str, int] = empty(dict)
+
+
+def read_table(text: bytes, shape: Shape | None = None) -> Table:
+    """The table of a file's text, in either dialect. Raises ProtocolError, whatever is wrong with it."""
+    try:
+        plain = text.decode()
+    except UnicodeDecodeError as error:
+        raise BodyError("table", f"byte {error.start} is no UTF-8") from None
+    try:
+        value = json.loads(plain, object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
+        value = read_lenient(plain, unique=True)
+    if not isinstance(value, dict):
+        raise BodyError("table", "it holds no JSON object")
+    return shape(value) if shape is not None else value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Table:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise BodyError("table", "a key stands twice in one object")
+    return found
+
+
+def seal(table: Table) -> Table:
+    """A table with the CRC of its content."""
+    return {**table, _CRC: _crc_of(table)}
+
+
+def _crc_of(table: Table) -> str:
+    return f"{zlib.crc32(render(table).encode()):08x}"
+
+
+# -- shapes
+
+
+def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> Shape:
+    """Apache's tables: the field `name`, and perhaps a version and what newer versions add."""
+    known = (*kind.__struct_encode_fields__, "dataVersion")
+
+    def shape(table: Table) -> Table:
+        if not table:
+            return table
+        _no_neighbours(table, known, "")
+        if not isinstance(table.get(name), dict):
+            raise BodyError(kind.__name__, "there is no such table in it", name)
+        _no_neighbours(table.get("dataVersion"), DataVersion.__struct_encode_fields__, "dataVersion")
+        check(table[name])
+        kind.from_plain(table)
+        return table
+
+    return shape
+
+
+def _entries(kind: type[Body], name_field: str) -> Callable[[Table], None]:
+    """Entries that repeat the name they stand under."""
+    fields = kind.__struct_encode_fields__
+
+    def check(entries: Table) -> None:
+        for name, entry in entries.items():
+            _no_neighbours(entry, fields, name)
+            if not isinstance(entry, dict):
+                raise BodyError(kind.__name__, "it is not an object", name)
+            if entry.get(name_field, name) != name:
+                raise BodyError(kind.__name__, f"it is called {entry[name_field]!r} inside", name)
+            filter_type = entry.get("topicFilterType")
+            if isinstance(filter_type, str) and filter_type not in _FILTER_TYPES:
+                raise BodyError(kind.__name__, f"{filter_type!r} is no filter type", name)
+
+    return check
+
+
+def _topic_and_group(entries: Table) -> None:
+    for key in entries:
+        if "@" not in key:
+            raise BodyError("ConsumerOffsetTable", "it is no topic@group", key)
+
+
+def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
+    """Refuse keys that one flipped bit has made of known ones: Java and we would pass over them, and take
+    the default for what they held."""
+    if not isinstance(value, dict):
+        return
+    for key in value:
+        if key in known:
+            continue
+        for name in known:
+            if _bits_apart(str(key), name) == 1:
+                raise BodyError("table", f"{key!r} is {name!r} but for a bit", place)
+
+
+def _bits_apart(one: str, other: str) -> int:
+    """Differing bits of two texts; many if their lengths differ."""
+    a, b = one.encode(), other.encode()
+    if len(a) != len(b):
+        return 8 * max(len(a), len(b))
+    return (int.from_bytes(a, "big") ^ int.from_bytes(b, "big")).bit_count()
+
+
+def _own(kind: type[Body]) -> Shape:
+    """CometMQ's tables: nothing but their fields, and the CRC of a sealed one right."""
+
+    def shape(table: Table) -> Table:
+        content = {key: value for key, value in table.items() if key != _CRC}
+        if _CRC in table and table[_CRC] != _crc_of(content):
+            raise BodyError(kind.__name__, "the content does not fit its CRC")
+        kind.from_plain(content)
+        return content
+
+    return shape
+
+
+SHAPES: dict[str, Shape] = {
+    TOPICS: _holds("topicConfigTable", TopicConfigTable, _entries(TopicConfig, "topicName")),
+    GROUPS: _holds(
+        "subscriptionGroupTable", SubscriptionGroupTable, _entries(SubscriptionGroupConfig, "groupName")
+    ),
+    OFFSETS: _holds("offsetTable", ConsumerOffsetTable, _topic_and_group),
+    DELAYS: _holds("offsetTable", DelayOffsetTable, lambda _levels: None),
+    ENDS: _own(QueueEndTable),
+    FLOORS: _own(QueueFloorTable),
+    DELETED: _own(DeletedTopicTable),
+}
+"""File name -> shape."""
+SEALED = frozenset({ENDS, FLOORS, DELETED})
