@@ -188,7 +188,7 @@ class TestRefusals:
         self, peer, monkeypatch, name
     ):
         hashed = []
-        for module in ("protocol.properties.edits", "store.keys"):
+        for module in ("protocol.properties.edits", "protocol.properties.keys"):
             monkeypatch.setattr(f"cometmq.{module}.{'tags_code' if 'broker' in module else 'java_hash'}",
                                 lambda text: hashed.append(text) or 0)  # fmt: skip
         answers = [
