@@ -189,7 +189,7 @@ class TestRefusals:
     ):
         hashed = []
         for module in ("protocol.properties.edits", "protocol.properties.keys"):
-            monkeypatch.setattr(f"cometmq.{module}.{'tags_code' if 'broker' in module else 'java_hash'}",
+            monkeypatch.setattr(f"cometmq.{module}.{'tags_code' if module.endswith('edits') else 'java_hash'}",
                                 lambda text: hashed.append(text) or 0)  # fmt: skip
         answers = [
             await peer.send(properties={name: "x" * (1 << 20), "UNIQ_KEY": "u"}),
