@@ -22,7 +22,7 @@ MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 # What every room may use, and what those may use themselves.
-COMMON = {"message", "errors", "protocol", "text", "logs", "settings", "private"}
+COMMON = {"message", "errors", "protocol", "text", "logs", "settings", "periodic", "private"}
 
 # room -> rooms it may import beside COMMON; "*" is any.
 ALLOWED: dict[str, set[str]] = {
@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": set(),
     "logs": set(),
     "settings": set(),
+    "periodic": set(),
     "private": set(),
     "protocol": set(),
     "remoting": set(),

@@ -1,0 +1,80 @@
+"""Background work that repeats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from cometmq import logs
+
+log = logs.logger(__name__)
+
+
+class Periodic:
+    """Runs a job every `interval_s` seconds on a loop, the first time after one interval.
+
+    `interval_s` may be a callable: it is asked before each wait. `job` may return an awaitable, which is
+    awaited; the next interval begins when it is done, so runs never overlap. A failure is logged, and the
+    next run comes. Methods belong to the loop's thread.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        interval_s: float | Callable[[], float],
+        job: Callable[[], object],
+        *,
+        name: str,
+    ) -> None:
+        """name: stands in the log line of a failure."""
+        self._loop = loop
+        self._interval = interval_s
+        self._job = job
+        self._name = name
+        self._timer: asyncio.TimerHandle | None = None
+        self._run: asyncio.Task[None] | None = None
+        self._active = False
+
+    def start(self) -> None:
+        """Begin the first interval. Has no effect on one that was started."""
+        if not self._active:
+            self._active = True
+            self._wait()
+
+    @property
+    def _interval_s(self) -> float:
+        return self._interval() if callable(self._interval) else self._interval
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_later(self._interval_s, self._begin)
+
+    def _begin(self) -> None:
+        self._run = self._loop.create_task(self._run_once())
+
+    async def _run_once(self) -> None:
+        try:
+            outcome = self._job()
+            if isinstance(outcome, Awaitable):
+                await outcome
+        except Exception:
+            log.exception("%s failed, trying again in %g s", self._name, self._interval_s)
+        finally:
+            if self._active:
+                self._wait()
+
+    def cancel(self) -> None:
+        """Begin no further run, and cancel an awaitable that is under way."""
+        self._end()
+        if self._run is not None:
+            self._run.cancel()
+
+    async def stop(self) -> None:
+        """Begin no further run, and wait for the one that is under way."""
+        self._end()
+        if self._run is not None and self._run is not asyncio.current_task():
+            await asyncio.wait([self._run])
+
+    def _end(self) -> None:
+        self._active = False
+        if self._timer is not None:
+            self._timer.cancel()

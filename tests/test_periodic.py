@@ -1,0 +1,150 @@
+"""Background work that repeats (cometmq/periodic.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+
+import pytest
+
+from cometmq.periodic import Periodic
+
+SHORT_S = 0.005
+
+
+async def until(count: int, runs: list[float]) -> None:
+    async with asyncio.timeout(5):
+        while len(runs) < count:
+            await asyncio.sleep(SHORT_S)
+
+
+async def test_a_job_runs_after_each_interval() -> None:
+    loop = asyncio.get_running_loop()
+    runs: list[float] = []
+    began = loop.time()
+    periodic = Periodic(loop, 0.02, lambda: runs.append(loop.time()), name="test")
+
+    periodic.start()
+    periodic.start()
+    await until(3, runs)
+    periodic.cancel()
+    times = [began, *runs]
+
+    assert all(later - earlier >= 0.019 for earlier, later in itertools.pairwise(times))
+
+
+async def test_a_changed_interval_counts_from_the_next_wait_on() -> None:
+    runs: list[float] = []
+    intervals = iter([SHORT_S, SHORT_S, 3600.0])
+    periodic = Periodic(
+        asyncio.get_running_loop(), lambda: next(intervals), lambda: runs.append(0), name="test"
+    )
+
+    periodic.start()
+    await until(2, runs)
+    await asyncio.sleep(10 * SHORT_S)
+    periodic.cancel()
+
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_failure_is_logged_and_the_next_run_comes(
+    waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[float] = []
+
+    async def later() -> None:
+        raise ValueError("bad luck")
+
+    def job() -> object:
+        runs.append(0)
+        if waits:
+            return later()
+        raise ValueError("bad luck")
+
+    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="sweeping")
+    with caplog.at_level(logging.ERROR, "cometmq"):
+        periodic.start()
+        await until(3, runs)
+        await periodic.stop()
+
+    assert "sweeping failed, trying again in 0.005 s" in caplog.text
+    assert "bad luck" in caplog.text
+
+
+async def test_runs_do_not_overlap() -> None:
+    under_way = most = 0
+    runs: list[float] = []
+
+    async def job() -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(5 * SHORT_S)
+        under_way -= 1
+        runs.append(0)
+
+    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="test")
+    periodic.start()
+    await until(3, runs)
+    await periodic.stop()
+
+    assert most == 1
+
+
+@pytest.mark.parametrize(("cancel", "finished"), [(False, True), (True, False)])
+async def test_stop_waits_for_a_run_under_way_and_cancel_interrupts_it(cancel: bool, finished: bool) -> None:
+    runs: list[float] = []
+    done: list[bool] = []
+
+    async def job() -> None:
+        runs.append(0)
+        await asyncio.sleep(10 * SHORT_S)
+        done.append(True)
+
+    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="test")
+    periodic.start()
+    await until(1, runs)
+    if cancel:
+        periodic.cancel()
+    await periodic.stop()
+    await asyncio.sleep(20 * SHORT_S)
+
+    assert (len(runs), bool(done)) == (1, finished)
+
+
+async def test_a_job_may_stop_itself() -> None:
+    runs: list[float] = []
+
+    async def job() -> None:
+        runs.append(0)
+        await periodic.stop()
+
+    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="test")
+    periodic.start()
+    await until(1, runs)
+    await asyncio.sleep(10 * SHORT_S)
+
+    assert len(runs) == 1
+
+
+async def test_a_job_that_was_cancelled_from_within_runs_again() -> None:
+    runs: list[float] = []
+
+    async def job() -> None:
+        runs.append(0)
+        raise asyncio.CancelledError
+
+    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="test")
+    periodic.start()
+    await until(2, runs)
+    periodic.cancel()
+
+
+async def test_one_that_was_never_started_can_be_stopped() -> None:
+    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, lambda: None, name="test")
+
+    periodic.cancel()
+    await periodic.stop()
