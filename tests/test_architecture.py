@@ -61,6 +61,9 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "client": ("cluster", "producer", "consumer"),
 }
 
+# Rooms whose names others import from the package itself -> rooms that may import from a sub-room of it too.
+FRONT_DOORS: dict[str, dict[str, str]] = {"store": {"cli": "inspect"}}
+
 # Parts that are still handed a whole that they are a part of.
 NOT_YET_APART = ("cometmq.broker.context", "cometmq.client.options", "cometmq.store.message_store")
 
@@ -180,6 +183,23 @@ def forbidden_sub_room_imports(path: Path, tree: ast.AST) -> Iterator[str]:
             yield f"{name_of(path)}:{line} imports {module}"
 
 
+def imports_past_the_front_door(path: Path, tree: ast.AST) -> Iterator[str]:
+    """What a module imports from within a room that it may enter by the front door only."""
+    room = room_of(path)
+    for line, module in imported_modules(tree, package_of(path)):
+        _, *inside = module.split(".")
+        target = inside[0] if inside else ""
+        if target == room or target not in FRONT_DOORS or len(inside) == 1:
+            continue
+        if inside[1] == FRONT_DOORS[target].get(room):
+            wrong = len(inside) > 3
+        else:
+            inner = PACKAGE / target / inside[1]
+            wrong = len(inside) > 2 or inner.is_dir() or inner.with_suffix(".py").exists()
+        if wrong:
+            yield f"{name_of(path)}:{line} imports {module}"
+
+
 def world_uses(path: Path, tree: ast.AST) -> Iterator[str]:
     for line, module in imported_modules(tree, package_of(path)):
         if module.split(".")[0] in WORLD and module not in IN_MEMORY:
@@ -217,6 +237,14 @@ def test_imports_go_only_where_the_plan_allows() -> None:
 def test_sub_rooms_import_only_those_below_them() -> None:
     wrong = [
         found for path in PACKAGE.rglob("*.py") for found in forbidden_sub_room_imports(path, parse(path))
+    ]
+
+    assert wrong == []
+
+
+def test_rooms_are_entered_by_the_front_door() -> None:
+    wrong = [
+        found for path in PACKAGE.rglob("*.py") for found in imports_past_the_front_door(path, parse(path))
     ]
 
     assert wrong == []
@@ -269,19 +297,21 @@ def test_heavy_and_optional_packages_stay_in_their_rooms() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("module", ["cometmq", "cometmq.client"])
-def test_a_client_user_pays_for_no_server_command_line_or_spark(module: str) -> None:
-    heavy = (
-        "pyspark",
-        "pyarrow",
-        "numpy",
-        "click",
-        "rich",
-        "cometmq.broker",
-        "cometmq.store",
-        "cometmq.namesrv",
-    )
-    code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
+SERVERS = ("numpy", "cometmq.broker", "cometmq.store", "cometmq.namesrv")
+
+
+@pytest.mark.parametrize(
+    ("module", "not_loaded"),
+    [
+        ("cometmq", ("pyspark", "pyarrow", "click", "rich", *SERVERS)),
+        ("cometmq.client", ("pyspark", "pyarrow", "click", "rich", *SERVERS)),
+        ("cometmq.store", ("pyarrow", "click", "rich", "cometmq.store.inspect")),
+    ],
+)
+def test_an_import_loads_nothing_that_its_user_does_not_need(
+    module: str, not_loaded: tuple[str, ...]
+) -> None:
+    code = f"import sys, {module}; print([m for m in {not_loaded!r} if m in sys.modules])"
 
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).strip() == "[]"
 
@@ -358,9 +388,26 @@ class TestTheChecksThemselves:
         assert len(list(forbidden_sub_room_imports(PACKAGE / room_file, ast.parse(source)))) == wrong
 
     @pytest.mark.parametrize(
+        ("room_file", "source", "wrong"),
+        [
+            ("broker/send/send.py", "from cometmq.store import MessageStore", 0),
+            ("broker/send/send.py", "from cometmq.store import message_store", 1),
+            ("broker/send/send.py", "from cometmq.store import inspect", 1),
+            ("broker/send/send.py", "from cometmq.store.base.disk import Disk", 1),
+            ("broker/send/send.py", "def f():\n    import cometmq.store.base", 1),
+            ("cli/store.py", "from cometmq.store.inspect import verify", 0),
+            ("cli/store.py", "from cometmq.store.inspect.verify import verify", 1),
+            ("standalone.py", "from cometmq.store.inspect import verify", 1),
+            ("store/base/files.py", "from cometmq.store.base.disk import Disk", 0),
+        ],
+    )
+    def test_a_way_past_the_front_door_is_found(self, room_file: str, source: str, wrong: int) -> None:
+        assert len(list(imports_past_the_front_door(PACKAGE / room_file, ast.parse(source)))) == wrong
+
+    @pytest.mark.parametrize(
         ("room_file", "source"),
         [
-            ("broker/send/send.py", "from cometmq.store import message_store"),
+            ("broker/send/send.py", "from cometmq.store import MessageStore"),
             ("store/base/disk.py", "from cometmq.protocol import record"),
             ("store/base/disk.py", "from . import clock"),
             ("client/producer/producer.py", "from cometmq.message import Message"),

@@ -29,8 +29,7 @@ from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import new_event_loop
 from cometmq.settings import properties_of, settings_of
-from cometmq.store.base.config import SMALL_FILES, WIRE_NAMES, StoreConfig
-from cometmq.store.base.disk import Disk, OsDisk, read_file, replace_file
+from cometmq.store import SMALL_FILES, WIRE_NAMES, Disk, OsDisk, StoreConfig, read_file, replace_file
 
 log = logs.logger(__name__)
 

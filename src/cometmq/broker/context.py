@@ -19,8 +19,7 @@ from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.message import MessageQueue
 from cometmq.remoting import Tick
-from cometmq.store.base.clock import Clock
-from cometmq.store.message_store import MessageStore
+from cometmq.store import Clock, MessageStore
 
 
 class BrokerContext(msgspec.Struct, kw_only=True, eq=False, dict=True):

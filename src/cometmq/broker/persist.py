@@ -23,8 +23,7 @@ from cometmq.broker.context import BrokerContext
 from cometmq.broker.tables.table_file import TableFile
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.protocol.bodies import Body, SubscriptionGroupTable, TopicConfigTable
-from cometmq.store.base.disk import Disk
-from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TOPICS
+from cometmq.store import DELAYS, GROUPS, OFFSETS, TOPICS, Disk
 
 log = logs.logger(__name__)
 

@@ -45,11 +45,7 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick, listen, resolve
-from cometmq.store.base.clock import Clock, SystemClock
-from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.disk import Disk, OsDisk, replace_file
-from cometmq.store.message_store import MessageStore
-from cometmq.store.writing.dispatch import Arrivals
+from cometmq.store import Arrivals, Clock, Disk, MessageStore, OsDisk, StoreConfig, SystemClock, replace_file
 
 log = logs.logger(__name__)
 

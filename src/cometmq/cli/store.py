@@ -22,7 +22,7 @@ from cometmq.text import counted, printable, printable_json
 
 if TYPE_CHECKING:
     from cometmq.message import MessageExt
-    from cometmq.store.base.config import StoreConfig
+    from cometmq.store import StoreConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,7 +53,7 @@ def store_options(command: F) -> F:
 
 def store_config(path: str | None) -> StoreConfig | None:
     """The store's part of a properties file. Raises ConfigError, OSError."""
-    from cometmq.store.base.config import StoreConfig
+    from cometmq.store import StoreConfig
 
     if path is None:
         return None
@@ -93,7 +93,7 @@ def verify(directory: str, config_file: str | None, commit_log_dir: str, as_json
     Changes nothing and may run beside a broker. Exit code 1 if something is damaged; what an unclean stop
     leaves behind is a warning, not damage.
     """
-    from cometmq.store.inspect.verify import verify as check
+    from cometmq.store.inspect import verify as check
 
     with log_progress("verifying") as progress:
         report = check(
@@ -116,7 +116,7 @@ def rebuild(directory: str, config_file: str | None, commit_log_dir: str, as_jso
 
     The broker must be stopped. The old directories stay until the new ones are complete.
     """
-    from cometmq.store.inspect.rebuild import rebuild as run
+    from cometmq.store.inspect import rebuild as run
 
     with log_progress("rebuilding") as progress:
         report = run(
@@ -145,7 +145,7 @@ def stats(
     directory: str, config_file: str | None, commit_log_dir: str, as_json: bool, by_queue: bool
 ) -> None:
     """Messages and bytes per topic and queue of the store in DIR, its files, and what retention will do."""
-    from cometmq.store.inspect.stats import store_stats
+    from cometmq.store.inspect import store_stats
 
     with log_progress("counting") as progress:
         found = store_stats(
@@ -212,7 +212,7 @@ def dump(
     if (queue_id is not None and topic is None) or (topic is not None and queue_id is None and key is None):
         raise click.UsageError("--topic goes with --key or with --queue.")
     from cometmq.cli.store_text import message_json, message_line, message_text
-    from cometmq.store.inspect.find import RecordFinder
+    from cometmq.store.inspect import RecordFinder
 
     with (
         log_progress("searching") as progress,

@@ -11,8 +11,7 @@ from cometmq.text import local_time, printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from cometmq.message import MessageExt
-    from cometmq.store.inspect.stats import StoreStats
-    from cometmq.store.inspect.verify import VerifyReport
+    from cometmq.store.inspect import StoreStats, VerifyReport
 
 _PREVIEW = 60  # characters of a body in a line
 

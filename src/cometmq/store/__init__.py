@@ -1,24 +1,46 @@
 """Files on disk, no network: commit log, consume queues, index, checkpoint, flush, recovery, retention.
 
-`MessageStore` stands in front of all of it; the formats are Apache RocketMQ's.
+`MessageStore` stands in front of all of it; the formats are Apache RocketMQ's. Other rooms import from here;
+what reads the directory of a store beside its broker is in `cometmq.store.inspect`.
 """
 
+from cometmq.store.background.topic_retention import TopicLimit
 from cometmq.store.base.clock import Clock, ManualClock, SystemClock
-from cometmq.store.base.config import SMALL_FILES, StoreConfig
-from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.config import SLAVE, SMALL_FILES, SYNC_MASTER, WIRE_NAMES, StoreConfig
+from cometmq.store.base.disk import Buffer, Disk, DiskUsage, FileFacts, OsDisk, read_file, replace_file
 from cometmq.store.base.files import NotCached
 from cometmq.store.base.refusal import StoreRefused
+from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.message_store import Commit, MessageStore
-from cometmq.store.reading.queue_reader import GetStatus, Got
+from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
 from cometmq.store.tables.json_table import JsonTable
-from cometmq.store.writing.appender import Appended
+from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TOPICS
+from cometmq.store.writing.appender import COPIED, MOST_GATHERED, Appended, Appender, Body, Traits
+from cometmq.store.writing.dispatch import Arrivals
 
 __all__ = [
+    "COPIED",
+    "DELAYS",
+    "GROUPS",
+    "MOST_GATHERED",
+    "OFFSETS",
+    "SLAVE",
     "SMALL_FILES",
+    "SYNC_MASTER",
+    "TOPICS",
+    "WIRE_NAMES",
     "Appended",
+    "Appender",
+    "Arrivals",
+    "Body",
+    "Buffer",
     "Clock",
     "Commit",
+    "ConsumeQueue",
     "Disk",
+    "DiskUsage",
+    "FileFacts",
     "GetStatus",
     "Got",
     "JsonTable",
@@ -26,7 +48,13 @@ __all__ = [
     "MessageStore",
     "NotCached",
     "OsDisk",
+    "QueueTable",
     "StoreConfig",
     "StoreRefused",
     "SystemClock",
+    "TopicLimit",
+    "Traits",
+    "read_file",
+    "replace_file",
+    "tag_matches",
 ]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cometmq.store.base.disk import Buffer, OsDisk
+from cometmq.store import Buffer, OsDisk
 
 WRITES = ("open", "pwrite", "fdatasync", "fsync_dir", "reserve", "truncate", "rename", "unlink", "makedirs")
 """Operations that change something; reads are `pread` and `pread_cached`."""

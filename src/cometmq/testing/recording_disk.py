@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cometmq.store.base.disk import Buffer, DiskUsage, FileFacts
+from cometmq.store import Buffer, DiskUsage, FileFacts
 
 Image = dict[str, bytes | None]
 """Path -> content of a file, None for a directory."""

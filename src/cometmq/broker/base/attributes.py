@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from cometmq.errors import ConfigError
 from cometmq.protocol.bodies import TopicConfig
-from cometmq.store.background.topic_retention import TopicLimit
+from cometmq.store import TopicLimit
 
 RETENTION_MS = "retention.ms"
 RETENTION_BYTES = "retention.bytes"

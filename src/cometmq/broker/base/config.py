@@ -31,7 +31,7 @@ from cometmq.settings import (
     show_value,
     warn_unknown,
 )
-from cometmq.store.base.config import SLAVE, StoreConfig
+from cometmq.store import SLAVE, StoreConfig
 
 # What UPDATE_BROKER_CONFIG refuses: configBlackList and brokerConfigPath as Apache's broker does, and what
 # decides where the broker keeps things, who it is, where it is reached, and how long its files are. With a

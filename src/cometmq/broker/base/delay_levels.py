@@ -10,7 +10,7 @@ from collections import deque
 
 import msgspec
 
-from cometmq.store.base.config import StoreConfig
+from cometmq.store import StoreConfig
 
 # What Apache's store adds to a schedule record of a level that the table does not know.
 UNKNOWN_LEVEL_MS = 1_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cometmq.store.message_store import MessageStore
+from cometmq.store import MessageStore
 
 MAX_ENTRIES = 4096
 

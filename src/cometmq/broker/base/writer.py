@@ -19,9 +19,7 @@ from cometmq.broker.base.stats import Stats
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.remoting import Tick
-from cometmq.store.base.config import SYNC_MASTER
-from cometmq.store.message_store import MessageStore
-from cometmq.store.writing.dispatch import Arrivals
+from cometmq.store import SYNC_MASTER, Arrivals, MessageStore
 
 log = logs.logger(__name__)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from cometmq.store.reading.queue_reader import tag_matches
+from cometmq.store import tag_matches
 
 # Deadlines are grouped by this grain: an answer may come so much late, where Apache's comes up to 5 s late.
 DEADLINE_GRAIN_MS = 50

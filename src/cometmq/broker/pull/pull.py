@@ -33,9 +33,7 @@ from cometmq.protocol.codes import Perm, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.remoting import Connection, Handler
-from cometmq.store.base.files import NotCached
-from cometmq.store.reading.queue_reader import GetStatus, Got
-from cometmq.store.writing.dispatch import Arrivals
+from cometmq.store import Arrivals, GetStatus, Got, NotCached
 
 log = logs.logger(__name__)
 

@@ -43,8 +43,7 @@ from cometmq.protocol.properties.edits import (
     value_of,
 )
 from cometmq.remoting import Connection, Handler, Shortcut
-from cometmq.store.base.refusal import StoreRefused
-from cometmq.store.writing.appender import COPIED
+from cometmq.store import COPIED, StoreRefused
 from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)

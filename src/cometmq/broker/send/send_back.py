@@ -27,7 +27,7 @@ from cometmq.protocol.properties.edits import put
 from cometmq.protocol.properties.keys import stored_tags_code
 from cometmq.protocol.record.one import decode_record, properties_of
 from cometmq.remoting import Connection, Handler
-from cometmq.store.base.refusal import StoreRefused
+from cometmq.store import StoreRefused
 
 
 class SendBackProcessor:

@@ -25,9 +25,7 @@ from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageReques
 from cometmq.protocol.properties.edits import StoredForms
 from cometmq.protocol.properties.keys import UNIQUE_KEY, index_keys
 from cometmq.remoting import Connection
-from cometmq.store.derived.consume_queue import ConsumeQueue
-from cometmq.store.derived.queue_table import QueueTable
-from cometmq.store.writing.appender import COPIED, MOST_GATHERED, Appender, Body, Traits
+from cometmq.store import COPIED, MOST_GATHERED, Appender, Body, ConsumeQueue, QueueTable, Traits
 
 # Headers kept: 2,000 topics of 10 queues.
 MOST_KNOWN = 20_000

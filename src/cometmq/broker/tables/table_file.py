@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cometmq import logs
-from cometmq.store.base.disk import Disk
-from cometmq.store.tables.json_table import JsonTable
+from cometmq.store import Disk, JsonTable
 
 log = logs.logger(__name__)
 

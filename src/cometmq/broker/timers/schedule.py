@@ -30,10 +30,7 @@ from cometmq.protocol.properties.text import REAL_QID, REAL_TOPIC
 from cometmq.protocol.record.one import body_crc, iter_records, properties_of
 from cometmq.remoting import Connection, Handler
 from cometmq.remoting.dispatch import LogBudget
-from cometmq.store.base.files import NotCached
-from cometmq.store.base.refusal import StoreRefused
-from cometmq.store.reading.queue_reader import GetStatus, Got
-from cometmq.store.writing.dispatch import Arrivals
+from cometmq.store import Arrivals, GetStatus, Got, NotCached, StoreRefused
 
 log = logs.logger(__name__)
 

@@ -1,0 +1,8 @@
+"""The directory of a store, ours or Apache's, looked at or rebuilt without opening it as a store."""
+
+from cometmq.store.inspect.find import RecordFinder
+from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.stats import StoreStats, store_stats
+from cometmq.store.inspect.verify import VerifyReport, verify
+
+__all__ = ["RecordFinder", "StoreStats", "VerifyReport", "rebuild", "store_stats", "verify"]
