@@ -11,7 +11,7 @@ import pytest
 from cometmq.client import ClientOptions
 from cometmq.client.cluster import identity
 from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
-from cometmq.client.options import namesrv_addresses
+from cometmq.client.cluster.options import namesrv_addresses
 from cometmq.errors import ConfigError
 from cometmq.protocol.ids import decode_unique_key
 

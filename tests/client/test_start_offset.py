@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from cometmq.client.consumer.options import ConsumeFromWhere
 from cometmq.client.consumer.start_offset import Start, StartAt, StartAtMax, StartAtTime, start_of
-from cometmq.client.options import ConsumeFromWhere
 
 LAST, FIRST, TIME = ConsumeFromWhere.LAST_OFFSET, ConsumeFromWhere.FIRST_OFFSET, ConsumeFromWhere.TIMESTAMP
 

@@ -27,7 +27,7 @@ from cometmq.admin.values import (
 )
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
-from cometmq.client.options import ClientOptions
+from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from cometmq.client.api import BrokerApi, NamesrvApi
 from cometmq.client.blocking import SyncProducer, SyncPullConsumer, SyncPushConsumer
+from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.namesrv_api import NamesrvApi
+from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
@@ -15,18 +17,12 @@ from cometmq.client.consumer.allocate import (
 )
 from cometmq.client.consumer.health import ConsumerHealth, QueueHealth
 from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, Listener
+from cometmq.client.consumer.options import ConsumeFromWhere, MessageModel, PullOptions, PushOptions
 from cometmq.client.consumer.process_queue import FlowLimits
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.subscription import sql92, tags
-from cometmq.client.options import (
-    ClientOptions,
-    ConsumeFromWhere,
-    MessageModel,
-    ProducerOptions,
-    PullOptions,
-    PushOptions,
-)
+from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
 

@@ -14,13 +14,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from cometmq.client.background import LoopThread
+from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.state import not_running
 from cometmq.client.consumer.health import ConsumerHealth
 from cometmq.client.consumer.listener import Listener
+from cometmq.client.consumer.options import PullOptions, PushOptions
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.subscription import Subscriptions, sql92
-from cometmq.client.options import ClientOptions, ProducerOptions, PullOptions, PushOptions
+from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer
 from cometmq.client.producer.selectors import QueueSelector
 from cometmq.errors import ClientStateError

@@ -8,7 +8,7 @@ import socket
 import time
 from datetime import datetime
 
-from cometmq.client.options import ClientOptions
+from cometmq.client.cluster.options import ClientOptions
 from cometmq.protocol.ids import UniqueKeys
 from cometmq.remoting import parse_addr
 

@@ -16,10 +16,10 @@ from cometmq import logs
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
 from cometmq.client.cluster.namesrv_api import NamesrvApi
+from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests
 from cometmq.client.cluster.state import check_loop, not_running
-from cometmq.client.options import ClientOptions, namesrv_addresses
 from cometmq.errors import ClientStateError, CometError, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import HeartbeatData, ProducerData

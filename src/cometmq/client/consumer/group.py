@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.consumer.consumer_offsets import OffsetStore
+from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.subscription import Subscription
-from cometmq.client.options import MessageModel, PushOptions
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.text import RETRY_TOPIC

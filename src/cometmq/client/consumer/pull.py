@@ -23,13 +23,14 @@ from typing import Self
 import msgspec
 
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.state import check_loop, not_running, starts_once
 from cometmq.client.consumer.consumer_offsets import OffsetStore
 from cometmq.client.consumer.fetching import Fetched, Fetcher
+from cometmq.client.consumer.options import PullOptions
 from cometmq.client.consumer.remote_offsets import RemoteOffsets
 from cometmq.client.consumer.start_offset import StartAt, StartAtMax, start_of
 from cometmq.client.consumer.subscription import Subscription, as_subscription, sql92
-from cometmq.client.options import ClientOptions, PullOptions
 from cometmq.errors import ClientStateError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.protocol.codes import check_group_name

@@ -21,9 +21,11 @@ from typing import Self
 
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.state import check_loop, not_running, starts_once
 from cometmq.client.consumer.health import ConsumerHealth
 from cometmq.client.consumer.listener import Listener, check_listener, name_of
+from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.push_peer import PushPeer
 from cometmq.client.consumer.push_session import PushSession
 from cometmq.client.consumer.subscription import (
@@ -33,7 +35,6 @@ from cometmq.client.consumer.subscription import (
     as_subscriptions,
     sql92,
 )
-from cometmq.client.options import ClientOptions, MessageModel, PushOptions
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageQueue
 from cometmq.protocol.codes import check_group_name

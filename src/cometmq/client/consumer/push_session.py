@@ -16,12 +16,12 @@ from cometmq.client.consumer.health import QueueHealth
 from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, Listener, bind_listener, is_async
 from cometmq.client.consumer.membership import Membership
 from cometmq.client.consumer.offset_files import LocalOffsets
+from cometmq.client.consumer.options import PushOptions
 from cometmq.client.consumer.process_queue import ProcessQueue
 from cometmq.client.consumer.remote_offsets import RemoteOffsets
 from cometmq.client.consumer.send_back import SendBack
 from cometmq.client.consumer.settle import Settler
 from cometmq.client.consumer.subscription import Subscription
-from cometmq.client.options import PushOptions
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError
 from cometmq.message import MessageExt

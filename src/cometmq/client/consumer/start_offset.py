@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cometmq.client.options import ConsumeFromWhere
+from cometmq.client.consumer.options import ConsumeFromWhere
 from cometmq.protocol.codes import RETRY_PREFIX
 
 __all__ = ["Start", "StartAt", "StartAtMax", "StartAtTime", "start_of"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cometmq.client.cluster.calls import broker_error
 from cometmq.client.cluster.identity import KeyMaker
-from cometmq.client.options import ProducerOptions
+from cometmq.client.producer.options import ProducerOptions
 from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.batch import encode_batch

@@ -17,9 +17,10 @@ from typing import Self
 
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import UNREACHABLE_HINT, NameServersUnreachable
+from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.state import check_loop, not_running, starts_once
-from cometmq.client.options import ClientOptions, ProducerOptions
+from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
 from cometmq.client.producer.retry import SendAttempts
 from cometmq.client.producer.selectors import QueueSelector, RoundRobin

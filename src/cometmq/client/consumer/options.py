@@ -1,29 +1,17 @@
-"""What can be set on clients. Times are seconds, sizes bytes unless the name says otherwise; defaults are
+"""What can be set on consumers. Times are seconds, sizes bytes unless the name says otherwise; defaults are
 RocketMQ's."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from cometmq.client.cluster.decoding import MAX_BODY
 from cometmq.client.consumer.allocate import AllocateAveragely, AllocateStrategy
 from cometmq.client.consumer.process_queue import FlowLimits
-from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.errors import ConfigError
-from cometmq.protocol.addresses import parse_address
 
-__all__ = [
-    "ClientOptions",
-    "ConsumeFromWhere",
-    "MessageModel",
-    "ProducerOptions",
-    "PullOptions",
-    "PushOptions",
-    "namesrv_addresses",
-]
+__all__ = ["ConsumeFromWhere", "MessageModel", "PullOptions", "PushOptions"]
 
 
 class ConsumeFromWhere(Enum):
@@ -39,64 +27,6 @@ class MessageModel(Enum):
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
-
-
-def namesrv_addresses(namesrv: str | Sequence[str] | None) -> tuple[str, ...]:
-    """`host:port` of every name server: the argument, else NAMESRV_ADDR, else the local default port.
-
-    Text may hold several addresses divided by `;` or `,`.
-    """
-    given = namesrv if namesrv is not None else os.environ.get("NAMESRV_ADDR") or "127.0.0.1:9876"
-    parts = given.replace(",", ";").split(";") if isinstance(given, str) else list(given)
-    addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))
-    for address in addresses:
-        if parse_address(address) is None:
-            raise ConfigError("namesrv", address, "host:port, several divided by ';'")
-    if not addresses:
-        raise ConfigError("namesrv", str(namesrv), "host:port, several divided by ';'")
-    return addresses
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
-    """Of a ClientInstance: connections, routes and heartbeats that producers and consumers may share."""
-
-    client_ip: str | None = None
-    """Part of the client id and of message ids; None: the address this machine uses towards the name
-    server."""
-    instance_name: str | None = None
-    """None: unique per instance (process id and a clock); DEFAULT for broadcasting consumers, whose offsets
-    lie in a local file under this name: give each of several on one machine a name of its own."""
-    unit_name: str | None = None
-    route_interval_s: float = 30.0
-    heartbeat_interval_s: float = 30.0
-    api_timeout_s: float = 3.0
-    """Limit of every request that has no limit of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerOptions:
-    send_timeout_s: float = 3.0
-    """One budget for all tries of a send together. Waiting for others to end (max_in_flight) is not
-    counted."""
-    try_timeout_s: float | None = None
-    """Limit of one try while more tries remain; None: a hanging broker may use the whole budget."""
-    retry_times: int = 2
-    """More tries after the first, each on another broker if there is one."""
-    retry_response_codes: frozenset[int] = RETRY_RESPONSE_CODES
-    retry_another_broker_when_not_store_ok: bool = False
-    """Try again when the broker stored the message but a flush or a replica was late (this makes
-    duplicates)."""
-    compress_over: int = 4096
-    """Bodies of this size and above are compressed (zlib level `compress_level`), batches never."""
-    compress_level: int = 5
-    max_message_size: int = 4 * 1024 * 1024
-    max_delay_level: int = 18
-    """The highest level of the brokers' messageDelayLevel; they take a higher one for it in silence."""
-    create_topic_key: str = "TBW102"
-    default_topic_queue_nums: int = 4
-    max_in_flight: int = 4096
-    """Sends under way at once; more wait (bounded memory when a caller starts a million sends)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

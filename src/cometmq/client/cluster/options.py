@@ -1,0 +1,45 @@
+"""What can be set on a client instance. Times are seconds; defaults are RocketMQ's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cometmq.errors import ConfigError
+from cometmq.protocol.addresses import parse_address
+
+__all__ = ["ClientOptions", "namesrv_addresses"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Of a ClientInstance: connections, routes and heartbeats that producers and consumers may share."""
+
+    client_ip: str | None = None
+    """Part of the client id and of message ids; None: the address this machine uses towards the name
+    server."""
+    instance_name: str | None = None
+    """None: unique per instance (process id and a clock); DEFAULT for broadcasting consumers, whose offsets
+    lie in a local file under this name: give each of several on one machine a name of its own."""
+    unit_name: str | None = None
+    route_interval_s: float = 30.0
+    heartbeat_interval_s: float = 30.0
+    api_timeout_s: float = 3.0
+    """Limit of every request that has no limit of its own."""
+
+
+def namesrv_addresses(namesrv: str | Sequence[str] | None) -> tuple[str, ...]:
+    """`host:port` of every name server: the argument, else NAMESRV_ADDR, else the local default port.
+
+    Text may hold several addresses divided by `;` or `,`.
+    """
+    given = namesrv if namesrv is not None else os.environ.get("NAMESRV_ADDR") or "127.0.0.1:9876"
+    parts = given.replace(",", ";").split(";") if isinstance(given, str) else list(given)
+    addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))
+    for address in addresses:
+        if parse_address(address) is None:
+            raise ConfigError("namesrv", address, "host:port, several divided by ';'")
+    if not addresses:
+        raise ConfigError("namesrv", str(namesrv), "host:port, several divided by ';'")
+    return addresses

@@ -1,0 +1,34 @@
+"""What can be set on a producer. Times are seconds, sizes bytes; defaults are RocketMQ's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
+
+__all__ = ["ProducerOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    send_timeout_s: float = 3.0
+    """One budget for all tries of a send together. Waiting for others to end (max_in_flight) is not
+    counted."""
+    try_timeout_s: float | None = None
+    """Limit of one try while more tries remain; None: a hanging broker may use the whole budget."""
+    retry_times: int = 2
+    """More tries after the first, each on another broker if there is one."""
+    retry_response_codes: frozenset[int] = RETRY_RESPONSE_CODES
+    retry_another_broker_when_not_store_ok: bool = False
+    """Try again when the broker stored the message but a flush or a replica was late (this makes
+    duplicates)."""
+    compress_over: int = 4096
+    """Bodies of this size and above are compressed (zlib level `compress_level`), batches never."""
+    compress_level: int = 5
+    max_message_size: int = 4 * 1024 * 1024
+    max_delay_level: int = 18
+    """The highest level of the brokers' messageDelayLevel; they take a higher one for it in silence."""
+    create_topic_key: str = "TBW102"
+    default_topic_queue_nums: int = 4
+    max_in_flight: int = 4096
+    """Sends under way at once; more wait (bounded memory when a caller starts a million sends)."""
