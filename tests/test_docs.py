@@ -1,4 +1,4 @@
-"""The tests that the pages name as witnesses exist, and where the pages say."""
+"""What the pages and the docstrings point at exists: tests, files, and headings of docs/reference."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = [
+    path for base in ("src", "tests", "benchmarks", "examples") for path in (ROOT / base).rglob("*.py")
+]
 FILES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
 TEST = r"`(?:test_|Test)\w+`"
 FILE = r"`[\w/]*test_\w+\.py`"
+# (docs/reference/storage.md, Record, Index): a page of the reference and headings on it.
+CITATION = re.compile(r"docs/reference/(\w+)\.md(?:,([^)]+)\))?")
+ABSENT = re.compile(
+    r"(?:remoting|storage|spark|design|client)\.md (?:section )?\d|\b(?:fact|delta|reference) sheet"
+)
 
 
 def named(page: str) -> set[tuple[str, str]]:
@@ -27,9 +35,70 @@ def exists(test: str, file: str) -> bool:
     return any(path.endswith(file) and definition.search(text) for path, text in FILES.items())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def headings(page: Path) -> set[str]:
+    return set(re.findall(r"^## (.+)$", page.read_text("utf-8"), re.MULTILINE)) if page.exists() else set()
+
+
+def cited(text: str) -> set[tuple[str, str]]:
+    """(page, heading) of all citations of docs/reference, "" for a page as a whole."""
+    found = set()
+    for page, part in CITATION.findall(text):
+        names = [" ".join(name.replace("#", " ").split()) for name in part.split(",")]
+        found |= {(page, name) for name in names if name or not part}
+    return found
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def dead_links(page: Path) -> list[str]:
+    """The relative links of a page whose file, or heading in it, is not there."""
+    dead = []
+    for link in re.findall(r"\]\((?!\w+:)([^)]+)\)", page.read_text("utf-8")):
+        name, _, place = link.partition("#")
+        target = page.parent / name if name else page
+        known = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE) if target.is_file() else []
+        if not target.exists() or (place and place not in map(anchor, known)):
+            dead.append(link)
+    return dead
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_test_that_a_page_names_exists(page: Path) -> None:
     assert [pair for pair in sorted(named(page.read_text("utf-8"))) if not exists(*pair)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+def test_every_fact_that_is_cited_has_its_heading_in_the_reference() -> None:
+    known = {page.stem: headings(page) | {""} for page in (ROOT / "docs/reference").glob("*.md")}
+    missing = [
+        f"{page_name(path)}: docs/reference/{page}.md, {heading}"
+        for path in SOURCES
+        for page, heading in sorted(cited(path.read_text("utf-8")))
+        if heading not in known.get(page, set()) and path != Path(__file__)
+    ]
+
+    assert missing == []
+
+
+def test_no_source_cites_what_a_reader_does_not_have() -> None:
+    absent = [
+        f"{page_name(path)}: {found}"
+        for path in [*SOURCES, *PAGES]
+        for found in ABSENT.findall(path.read_text("utf-8"))
+        if path != Path(__file__)
+    ]
+
+    assert absent == []
 
 
 def test_what_a_page_names() -> None:
@@ -40,3 +109,14 @@ def test_what_a_page_names() -> None:
     assert exists("test_what_a_page_names", "test_docs.py")
     assert not exists("test_what_a_page_names", "test_readme.py")
     assert not exists("test_what_a_page", "")
+
+
+def test_what_a_docstring_cites() -> None:
+    assert cited("(docs/reference/storage.md, Record, Batch body). More") == {
+        ("storage", "Record"),
+        ("storage", "Batch body"),
+    }
+    assert cited("# x\n# (y: docs/reference/client.md, Sends and\n# retries); z") == {
+        ("client", "Sends and retries")
+    }
+    assert cited("as docs/reference/remoting.md has them") == {("remoting", "")}

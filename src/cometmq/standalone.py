@@ -2,7 +2,7 @@
 
 The name server and a single broker share one process and one loop. Of several brokers each is a child process
 with a store of its own under DIR/<broker>, ports 10 apart: one Python loop uses one core, and queues spread
-over brokers. The segment sizes are small (design.md); they stand in a broker.conf beside each store, because
+over brokers. The segment sizes are small; they stand in a broker.conf beside each store, because
 Apache's broker needs the exact lengths to open it.
 """
 

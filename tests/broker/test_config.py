@@ -10,7 +10,7 @@ from cometmq.broker.base.config import FIELD_OF_KEY, RANGES, STORE_KEYS, BrokerC
 from cometmq.errors import ConfigError
 from cometmq.store.base.config import RANGES as STORE_RANGES
 
-# storage.md 11.2, as Apache's 4.9 prints them.
+# As Apache's 4.9 prints them (docs/reference/storage.md, Broker settings).
 DEFAULTS = {
     "listenPort": "10911", "brokerClusterName": "DefaultCluster", "brokerId": "0", "brokerPermission": "6",
     "defaultTopicQueueNums": "8", "autoCreateTopicEnable": "true", "autoCreateSubscriptionGroup": "true",

@@ -1,4 +1,5 @@
-"""What brokerRole, the limits of single pulls and other settings change (storage.md 3.1, 6.2 to 6.4, 11)."""
+"""What brokerRole, the limits of single pulls and other settings change
+(docs/reference/storage.md, Writing, Reading, Pull answers)."""
 
 from __future__ import annotations
 

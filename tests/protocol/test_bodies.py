@@ -243,7 +243,7 @@ class TestRegistration:
 
 
 class TestQueueKeys:
-    """Queues as keys, which Java's map types expect (remoting.md 15.1)."""
+    """Queues as keys, which Java's map types expect (docs/reference/remoting.md, JSON dialect)."""
 
     @pytest.mark.parametrize(
         ("body", "written"),

@@ -221,7 +221,8 @@ class TestTypedReading:
 
 
 class TestForeignDialects:
-    """C++, Go and Node clients, and whatever else Apache's broker reads (remoting.md 1.2 and 15)."""
+    """C++, Go and Node clients, and whatever else Apache's broker reads
+    (docs/reference/remoting.md, JSON header)."""
 
     @pytest.mark.parametrize("newline", [b"", b"\n", b"\r\n", b" \t\n"])
     def test_white_space_after_the_header(self, newline: bytes) -> None:

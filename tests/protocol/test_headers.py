@@ -28,7 +28,7 @@ CLASSES = sorted(
     key=lambda cls: cls.__name__,
 )
 
-# Class -> wire names, in the words of remoting.md sections 3 to 6; `!` marks those that must be there.
+# Class -> wire names, as docs/reference/remoting.md has them; `!` marks those that must be there.
 WIRE_NAMES = {
     "SendMessageRequestHeader": (
         "producerGroup topic! defaultTopic defaultTopicQueueNums queueId! sysFlag! bornTimestamp! flag! "

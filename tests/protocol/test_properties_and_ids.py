@@ -33,7 +33,7 @@ from cometmq.protocol.properties.text import (
     tags_code,
 )
 
-# storage.md 2.7 and 2.9, remoting.md 3.6
+# (docs/reference/storage.md, Consume queue, Index)
 HASHES = {
     "": 0,
     "TagA": 2598919,

@@ -1,4 +1,5 @@
-"""What one pull gets, against the rules of the storage fact sheet (section 6), told again unit by unit."""
+"""What one pull gets, against Apache's rules (docs/reference/storage.md, Reading), told again unit by
+unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pull gets: statuses, offsets, limits and filters (storage fact sheet, section 6)."""
+"""What a pull gets: statuses, offsets, limits and filters (docs/reference/storage.md, Reading)."""
 
 from __future__ import annotations
 

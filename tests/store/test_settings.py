@@ -1,4 +1,5 @@
-"""Settings with other values than the default: what each of them changes (storage fact sheet 2, 5, 6, 11)."""
+"""Settings with other values than the default: what each of them changes
+(docs/reference/storage.md, Store settings)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ EXAMPLE = bytes.fromhex(
     "400000b0000000000000018bcfe56800c0a8000a0000c3500000018bcfe56805"
     "c0a8000a00002a9f0000000000000000000000000000000548656c6c6f09546f"
     "7069635465737400114b455953016b3102544147530154616741"
-)  # storage fact sheet 2.1
+)  # (docs/reference/storage.md, Record)
 
 
 def log_bytes(root: Path, name: str = f"{0:020d}") -> bytes:

@@ -1,7 +1,7 @@
 """The broker's tables on disk: topics.json, subscriptionGroup.json, consumerOffset.json, delayOffset.json.
 
 Topics and groups are written on each change, offsets every few seconds if they have changed, and everything
-at the end (storage.md 1.6).
+at the end (docs/reference/storage.md, Writing tables).
 
 An offset never lasts longer than the log that it was won by: before offsets are written the log is flushed up
 to where it ended when they were taken. Else a power failure could leave the cursor of a delayed message, or

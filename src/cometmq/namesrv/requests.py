@@ -1,4 +1,5 @@
-"""The name server's requests: header and body to tables, and back to an answer (remoting.md section 5)."""
+"""The name server's requests: header and body to tables, and back to an answer
+(docs/reference/remoting.md, Name server)."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ MAX_PLAIN_BYTES = 64 * 1024 * 1024
 """A message whose body is larger when it is decompressed is a bad record. Producers take bodies of 4 MiB
 (before compression) unless they are told otherwise; of 64 MiB a worker with 512 MB can hold the copies."""
 MOST_BYTES = 512 * 1024 * 1024
-"""Of one batch: a JVM of 1 GiB takes that, and 1.5 GiB end it (spark.md 1.3); Arrow has 31 bits for
-what is stored, what is plain and one message more."""
+"""Of one batch: a JVM of 1 GiB takes that, and 1.5 GiB end it (docs/reference/spark.md, Size of a batch);
+Arrow has 31 bits for what is stored, what is plain and one message more."""
 
 
 @dataclass(frozen=True, slots=True)

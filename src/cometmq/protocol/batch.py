@@ -1,4 +1,4 @@
-"""The body of a batch send, code 320: items back to back (storage.md 2.5).
+"""The body of a batch send, code 320: items back to back (docs/reference/storage.md, Batch body).
 
 i4 item size with itself, i4 magic and i4 body CRC (0 from clients, ignored), i4 flag, i4 body length, body,
 i2 properties length, properties.

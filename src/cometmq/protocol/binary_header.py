@@ -1,4 +1,4 @@
-"""The binary header ("ROCKETMQ", serialisation 1) of a frame (remoting.md 1.4).
+"""The binary header ("ROCKETMQ", serialisation 1) of a frame (docs/reference/remoting.md, Binary header).
 
 i2 code, i1 language, i2 version, i4 opaque, i4 flag, i4 remark length, remark, i4 length of the ext block,
 then entries of i2 key length, key, i4 value length, value.

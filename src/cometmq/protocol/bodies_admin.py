@@ -1,4 +1,5 @@
-"""Bodies of the administration: statistics, connections, offset tables (remoting.md sections 6 and 7)."""
+"""Bodies of the administration: statistics, connections, offset tables
+(docs/reference/remoting.md, Statistics and connections)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Bodies that clients and brokers exchange: heartbeats, members, locks, offsets, running info (remoting.md 3,
-4)."""
+"""Bodies that clients and brokers exchange: heartbeats, members, locks, offsets, running info
+(docs/reference/remoting.md, Heartbeats, Members and locks, Requests to clients)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CONSUME_FROM_WHERE = (
     "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_TIMESTAMP",
 )
-# C++ sends ordinals where Java sends names (remoting.md 3.6). Java also knows the consume types by these
-# words.
+# C++ sends ordinals where Java sends names (docs/reference/remoting.md, Heartbeats). Java also knows the
+# consume types by these words.
 _ENUMS = {
     "consumeType": CONSUME_TYPES,
     "messageModel": MESSAGE_MODELS,

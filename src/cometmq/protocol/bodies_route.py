@@ -1,5 +1,5 @@
-"""Bodies about brokers and topics: routes, cluster, registration, topic and group tables (remoting.md
-sections 5, 6)."""
+"""Bodies about brokers and topics: routes, cluster, registration, topic and group tables
+(docs/reference/remoting.md, Name server, Topics and groups)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Numbers and names of the remoting protocol: request and response codes, flags, versions, names with a
 meaning.
 
-Source: reference tables of RocketMQ 4.9 and 5.x (remoting.md sections 1 and 2). A code that only 5.x knows is
-listed too, so that logs and errors can name it.
+A code that only 5.x knows is listed too, so that logs and errors can name it
+(docs/reference/remoting.md, Codes, Languages and versions).
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ UNSENDABLE_TOPICS = frozenset(
         OFFSET_MOVED_EVENT,
     }
 )
-"""Topics that a client may not send to (remoting.md 3.1)."""
+"""Topics that a client may not send to (docs/reference/remoting.md, Sending)."""
 
 DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP = "DEFAULT_CONSUMER"
@@ -382,7 +382,8 @@ SELF_TEST_PRODUCER_GROUP = "SELF_TEST_P_GROUP"
 TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255
 STORED_LENGTH_MAX = 255
-"""Longest topic name in a store: 5.x makes longer retry topics than clients may name (storage.md 12.2)."""
+"""Longest topic name in a store: 5.x makes longer retry topics than clients may name
+(docs/reference/storage.md, Names)."""
 TOPIC_QUEUES_MAX = 1 << 16
 """Queues that a topic can have at most, for brokers (maxTopicQueueNums is lower) and name servers. Clients
 keep an object for each."""
@@ -392,7 +393,7 @@ MASTER_ID = 0
 DEFAULT_NAMESRV_PORT = 9876
 DEFAULT_BROKER_PORT = 10911
 MAX_FRAME_LENGTH = 16_777_216
-"""Longest frame with its length word (remoting.md 1.1)."""
+"""Longest frame with its length word (docs/reference/remoting.md, Frame)."""
 
 
 def is_system_topic(topic: str) -> bool:

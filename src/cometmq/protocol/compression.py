@@ -1,4 +1,4 @@
-"""Compressed message bodies, by the bits of sysFlag (remoting.md 9.2).
+"""Compressed message bodies, by the bits of sysFlag (docs/reference/remoting.md, System flag).
 
 Bit 1 says that a body is compressed, bits 0x700 how: 0 and 3 zlib (RFC 1950), 1 LZ4 in its frame format, 2
 Zstandard. LZ4 and Zstandard need packages that only the extra `zstd` installs.

@@ -1,4 +1,5 @@
-"""Ext fields of a command header: text on the wire, typed structs in code (remoting.md 1.2 and 1.8).
+"""Ext fields of a command header: text on the wire, typed structs in code
+(docs/reference/remoting.md, JSON header, Missing fields).
 
 Reading follows Java: an optional field that cannot be parsed counts as absent; a required one raises
 HeaderError.

@@ -1,4 +1,4 @@
-"""Remoting frames: bytes <-> Frame (remoting.md section 1).
+"""Remoting frames: bytes <-> Frame (docs/reference/remoting.md, Frame, JSON header).
 
     4 bytes  N: number of bytes that follow
     4 bytes  high byte: serialisation of the header (0 JSON, 1 binary), low 24 bits: its length H

@@ -2,7 +2,7 @@
 
 Each class is one Java header class; the wire names are its field names. A field without default is one
 without which no broker can do anything with the request; a missing optional field is None, whatever RocketMQ
-declares mandatory (remoting.md 1.8: nothing is enforced there).
+declares mandatory (nothing is enforced there: docs/reference/remoting.md, Missing fields).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Headers of the administration of topics and subscription groups (remoting.md 6.1, 6.2, 6.4)."""
+"""Headers of the administration of topics and subscription groups
+(docs/reference/remoting.md, Topics and groups, Runtime table)."""
 
 from __future__ import annotations
 

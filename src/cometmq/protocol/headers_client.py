@@ -1,4 +1,5 @@
-"""Headers about clients, groups and their progress (remoting.md 3.6, 3.7, 4, 6.3)."""
+"""Headers about clients, groups and their progress
+(docs/reference/remoting.md, Heartbeats, Requests to clients, Statistics and connections)."""
 
 from __future__ import annotations
 

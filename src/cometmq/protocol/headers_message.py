@@ -1,4 +1,5 @@
-"""Headers of sends, pulls, offsets and queries (remoting.md 3.1 to 3.5, 3.8 to 3.11, 4)."""
+"""Headers of sends, pulls, offsets and queries
+(docs/reference/remoting.md, Sending, Pulling, Send back, Consumer offsets, Queries)."""
 
 from __future__ import annotations
 

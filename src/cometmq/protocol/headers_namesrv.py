@@ -1,4 +1,4 @@
-"""Headers of the name server's requests (remoting.md section 5)."""
+"""Headers of the name server's requests (docs/reference/remoting.md, Name server)."""
 
 from __future__ import annotations
 

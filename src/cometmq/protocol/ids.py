@@ -1,4 +1,5 @@
-"""Message ids: the broker's offset id, and the producer's unique key (storage.md 2.3, remoting.md 11).
+"""Message ids: the broker's offset id, and the producer's unique key
+(docs/reference/remoting.md, Message ids).
 
 Both are upper-case hex of 16 bytes (IPv4) or 28 bytes (IPv6), so the length never tells one from the other.
 """

@@ -116,7 +116,8 @@ def _key(key: Any) -> Any:
 
 
 def queue_key(queue: MessageQueue) -> bytes:
-    """A queue as fastjson writes it where a key should be: fields in this order (remoting.md 15.1)."""
+    """A queue as fastjson writes it where a key should be: fields in this order
+    (docs/reference/remoting.md, JSON dialect)."""
     return b'{"brokerName":%b,"queueId":%d,"topic":%b}' % (
         _encode(queue.broker_name),
         queue.queue_id,

@@ -1,4 +1,5 @@
-"""Reader of fastjson's dialect of JSON, for what msgspec's strict reader refuses (remoting.md 15.1).
+"""Reader of fastjson's dialect of JSON, for what msgspec's strict reader refuses
+(docs/reference/remoting.md, JSON dialect).
 
 Beyond JSON it takes: bare words and numbers as keys (`{0:"a"}`), whole objects as keys (`{{"topic":"T"}:5}`),
 single quotes, surplus commas, comments, `undefined`, number suffixes (`5L`), `Set[...]`, any control

@@ -29,7 +29,8 @@ from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
 
-# Versions since which a client understands what is forwarded (remoting.md 1.6).
+# Versions since which a client understands what is forwarded
+# (docs/reference/remoting.md, Languages and versions).
 RUNNING_INFO_SINCE = 62
 RESET_SINCE = 28
 FORWARD_TIMEOUT_S = 10.0

@@ -117,7 +117,8 @@ class RuntimeAdmin:
         return frame.response(SUCCESS, body=KVTable(table=self.table()).encode())
 
     def table(self) -> dict[str, str]:
-        """Every key of remoting.md 6.4, in both lines' spelling."""
+        """Every key of Apache's brokers, in both lines' spelling
+        (docs/reference/remoting.md, Runtime table)."""
         context = self._context
         stats, config = context.stats, context.config
         table = runtime_facts(context.store)

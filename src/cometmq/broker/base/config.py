@@ -1,4 +1,4 @@
-"""The broker's settings, under RocketMQ's names (storage.md 11.2).
+"""The broker's settings, under RocketMQ's names (docs/reference/storage.md, Broker settings).
 
 A properties file mixes broker, store and network settings, as Apache's broker.conf does:
 `BrokerConfig.from_properties` takes what is the broker's and hands the rest to `StoreConfig`. A known key

@@ -1,7 +1,8 @@
 """The delay levels: their texts, and what a message with a level becomes while it waits.
 
 A delayed message is stored in SCHEDULE_TOPIC_XXXX, queue `level - 1`, with its destination in REAL_TOPIC and
-REAL_QID; its consume-queue entry carries the delivery time in ms instead of the tag hash (storage.md 7.1).
+REAL_QID; its consume-queue entry carries the delivery time in ms instead of the tag hash
+(docs/reference/storage.md, Delay levels).
 """
 
 from __future__ import annotations

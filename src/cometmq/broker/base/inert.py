@@ -5,7 +5,8 @@ from __future__ import annotations
 from cometmq.settings import Inert
 
 # Thread pools and their queues, Netty, mapped memory, Apache's deletion of mapped files, an HA service that
-# does not run: nothing here answers to them. Defaults as 4.9.7 shows them (storage.md 11).
+# does not run: nothing here answers to them. Defaults as 4.9.7 shows them
+# (docs/reference/storage.md, Broker settings).
 WITHOUT_USE = {
     "sendMessageThreadPoolNums": "4", "pullMessageThreadPoolNums": "32", "queryMessageThreadPoolNums": "16",
     "adminBrokerThreadPoolNums": "16", "clientManageThreadPoolNums": "32",

@@ -1,4 +1,4 @@
-"""Topic and group names in requests, refused in Apache's words (storage.md 12.2).
+"""Topic and group names in requests, refused in Apache's words (docs/reference/storage.md, Names).
 
 Every request but the hot ones passes through `names_checked`, so a handler need not think of it; sends and
 pulls check a name that they see for the first time. Names in bodies are checked by those who decode them.

@@ -1,4 +1,5 @@
-"""What a broker says to clients on its own: oneway requests on the client's connection (remoting.md 4)."""
+"""What a broker says to clients on its own: oneway requests on the client's connection
+(docs/reference/remoting.md, Requests to clients)."""
 
 from __future__ import annotations
 

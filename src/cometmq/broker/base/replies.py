@@ -1,7 +1,8 @@
 """Answers to sends and pulls, formatted straight to bytes: the JSON header that Apache's 4.9 broker writes.
 
 A success answer of a send must have extFields, and MSG_REGION in it: the Java client reads it unchecked
-(remoting.md 15.1). Whatever the request's serialization, JSON may be answered (1.3).
+(docs/reference/remoting.md, Sending). Whatever the request's serialization, JSON may be answered
+(docs/reference/remoting.md, Serialisation of answers).
 """
 
 from __future__ import annotations

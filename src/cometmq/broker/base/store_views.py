@@ -40,7 +40,7 @@ def index_position(store: MessageStore) -> tuple[int, int]:
 
 
 def runtime_facts(store: MessageStore) -> dict[str, str]:
-    """The store's part of the runtime table (remoting.md 6.4)."""
+    """The store's part of the runtime table (docs/reference/remoting.md, Runtime table)."""
     retention = store.retention
     return {
         "commitLogMaxOffset": str(store.commit_log_max),

@@ -2,7 +2,7 @@
 clock in here; times are those of a clock that is never set, in ms.
 
 Heartbeats bring groups; only an unregister request, a lost connection or 120 s of silence takes them away: a
-group missing from a later heartbeat stays (remoting.md 3.6 and trap 35).
+group missing from a later heartbeat stays (docs/reference/remoting.md, Heartbeats).
 """
 
 from __future__ import annotations

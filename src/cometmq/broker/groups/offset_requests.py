@@ -44,7 +44,8 @@ class OffsetProcessor:
         }
 
     def query(self, _connection: Connection, frame: Frame) -> Frame | Awaitable[Frame]:
-        """14: the stored offset; 0 for a group that is new to a young queue; else 22 (remoting.md 3.8).
+        """14: the stored offset; 0 for a group that is new to a young queue; else 22
+        (docs/reference/remoting.md, Consumer offsets).
 
         Never any other code: a 4.9.8 consumer takes every error for "no offset stored" and jumps to the end.
         """

@@ -1,4 +1,5 @@
-"""Subscription expressions: what a tag expression lets through, on tag hashes alone (storage.md 6.5)."""
+"""Subscription expressions: what a tag expression lets through, on tag hashes alone
+(docs/reference/storage.md, Tag filter)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A pull that found nothing new is parked under (topic, queue id). An arrival wakes those whose filter takes the
 new message; a deadline wakes the rest. Every 5 s each queue is compared with what it holds, without looking
-at tags, so that an offset advances over messages that a filter refuses (storage.md 6.6).
+at tags, so that an offset advances over messages that a filter refuses
+(docs/reference/storage.md, Long polling).
 
 The pulls of a queue lie by their filter: an arrival is held against each filter once, however many wait with
 it. There is room (`has_room`) for so many pulls of a connection, pulls on a queue and filters on a queue. A

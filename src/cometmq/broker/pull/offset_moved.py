@@ -1,5 +1,5 @@
-"""OFFSET_MOVED_EVENT: a master tells, in a topic of that name, whose pulls it sent elsewhere (storage.md
-6.4)."""
+"""OFFSET_MOVED_EVENT: a master tells, in a topic of that name, whose pulls it sent elsewhere
+(docs/reference/storage.md, Pull answers)."""
 
 from __future__ import annotations
 

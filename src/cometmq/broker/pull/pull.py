@@ -47,8 +47,8 @@ FOUND = int(ResponseCode.SUCCESS)
 NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)
 RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
-# Status of a read -> code of the answer (storage.md 6.4); an empty queue depends on the offset that was asked
-# for.
+# Status of a read -> code of the answer (docs/reference/storage.md, Pull answers); an empty queue depends on
+# the offset that was asked for.
 CODE_OF_STATUS = {
     GetStatus.FOUND: FOUND,
     GetStatus.NO_MATCHED_MESSAGE: RETRY,
@@ -145,7 +145,8 @@ class PullProcessor:
     def _check(
         self, connection: Connection, version: int, header: PullMessageRequestHeader
     ) -> frozenset[int] | None:
-        """The checks of storage.md 6.4 in their order; returns the tag codes that pass."""
+        """Apache's checks in their order (docs/reference/storage.md, Pull answers); returns the tag
+        codes that pass."""
         context = self._context
         config = context.config
         if not config.broker_permission & READ:

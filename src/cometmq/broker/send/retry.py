@@ -11,7 +11,8 @@ from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 # The first retry waits level 3 (10 s), the n-th level 2 + n.
 FIRST_RETRY_LEVEL = 3
 DLQ_QUEUES = 1
-# Requests of older versions carry no maximum of their own (remoting.md 1.6: 3.4.9).
+# 3.4.9. Requests of older versions carry no maximum of their own
+# (docs/reference/remoting.md, Languages and versions).
 MAX_RECONSUME_TIMES_SINCE = 121
 
 
@@ -31,7 +32,8 @@ def maximum_times(group_maximum: int, requested: int | None, version: int) -> in
 
 
 def plan_send_back(group: str, reconsume_times: int, maximum: int, delay_level: int) -> RetryPlan:
-    """CONSUMER_SEND_MSG_BACK of a message consumed `reconsume_times` times before (storage.md 8.1)."""
+    """CONSUMER_SEND_MSG_BACK of a message consumed `reconsume_times` times before
+    (docs/reference/storage.md, Send back)."""
     if reconsume_times >= maximum or delay_level < 0:
         return RetryPlan(DLQ_PREFIX + group, 0, True)
     level = delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + reconsume_times

@@ -1,4 +1,5 @@
-"""CONSUMER_SEND_MSG_BACK (36): a consumer failed on a message and hands it back (storage.md 8.1)."""
+"""CONSUMER_SEND_MSG_BACK (36): a consumer failed on a message and hands it back
+(docs/reference/storage.md, Send back)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from cometmq.protocol.codes import GROUP_LENGTH_MAX, ResponseCode, check_group_n
 
 log = logs.logger(__name__)
 
-# Created at start (storage.md 12.4).
+# Created at start (docs/reference/storage.md, Topics and groups at start).
 BUILT_IN = (
     "TOOLS_CONSUMER",
     "FILTERSRV_CONSUMER",

@@ -65,7 +65,7 @@ class TopicTable:
         self._create_built_in()
 
     def _create_built_in(self) -> None:
-        """The topics of storage.md 12.4."""
+        """The topics that a broker makes (docs/reference/storage.md, Topics and groups at start)."""
         config = self._config
         inherit = Perm.INHERIT
         built_in = [

@@ -1,4 +1,5 @@
-"""Delivery of delayed messages: one cursor per level over its queue of SCHEDULE_TOPIC_XXXX (storage.md 7.2).
+"""Delivery of delayed messages: one cursor per level over its queue of SCHEDULE_TOPIC_XXXX
+(docs/reference/storage.md, Delivery of delayed messages).
 
 The messages of a level become due in the order they were stored, so each level waits for its first one with
 one timer; an arrival on an idle level sets it. A delivered message is committed before the cursor moves: a

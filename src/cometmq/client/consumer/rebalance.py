@@ -12,7 +12,7 @@ __all__ = ["Changes", "changes", "share_of"]
 
 PULL_MAX_IDLE_S = 120.0
 """A held queue whose pull has not come back for this long is given up and taken anew
-(`rocketmq.client.pull.pullMaxIdleTime`, client.md 6.2)."""
+(`rocketmq.client.pull.pullMaxIdleTime`: docs/reference/client.md, Rebalance)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class SendAttempts:
 
     def failed(self, broker_name: str, error: CometError, now: float) -> bool:
         """Note a failure; whether another try is allowed. A NoRouteError says that the broker has no master
-        (any more), as 10003 does in client.md 4.2."""
+        (any more), as Java's 10003 does (docs/reference/client.md, Sends and retries)."""
         self.outcomes.append((broker_name, str(error)))
         if isinstance(error, BrokerError) and error.code not in self.retry_codes:
             return False

@@ -1,7 +1,7 @@
 r"""Edits of a send's property string by slicing: no dict on the way of a message.
 
-`name \x01 value \x02 name \x01 value …`, with or without a final \x02 (remoting.md 10.1). Of
-duplicates the last wins.
+`name \x01 value \x02 name \x01 value …`, with or without a final \x02
+(docs/reference/remoting.md, Property string). Of duplicates the last wins.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `name 0x01 value 0x02 name 0x01 value`, UTF-8. 4.9 writes no separator after the last pair, 5.x does; both are
 read. Entries of fewer than 3 characters and those with an empty name or value are ignored, as Java's reader
-does; of duplicates the last wins (storage.md 2.3, remoting.md 10).
+does; of duplicates the last wins (docs/reference/remoting.md, Property string).
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ RESERVED = frozenset(
         DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, EXTEND_UNIQ_INFO, DUP_INFO, CRC32,
     }
 )  # fmt: skip
-"""Names that RocketMQ uses itself (remoting.md 10.2). `__SHARDINGKEY` is not here: users set it."""
+"""Names that RocketMQ uses itself (docs/reference/remoting.md, Property string). `__SHARDINGKEY` is not here:
+users set it."""
 TRANSIENT_PREFIX = "__RMQ.TRANSIENT."
 
 PROPERTIES_MAX_BYTES = 32_767

@@ -1,5 +1,5 @@
 """The message record of the commit log, which is also what pull, query and view replies carry
-(storage.md 2.1).
+(docs/reference/storage.md, Record).
 
     offset  type   field                          offset  type   field
     0       i4     size of the whole record       56      i8     store time stamp, ms

@@ -1,8 +1,8 @@
 """Parameters of the store, by RocketMQ's names.
 
 Field names are the Python spelling of RocketMQ's keys; `WIRE_NAMES` maps one to the other. Defaults are
-those of 4.9.7 (storage fact sheet 11.1). Intervals are milliseconds, sizes bytes, ratios percent, as in
-RocketMQ's files. `RANGES` says what each number may be.
+those of 4.9.7 (docs/reference/storage.md, Store settings). Intervals are milliseconds, sizes bytes, ratios
+percent, as in RocketMQ's files. `RANGES` says what each number may be.
 """
 
 from __future__ import annotations
@@ -210,4 +210,4 @@ SMALL_FILES = {
     "max_hash_slot_num": 50_000,
     "max_index_num": 200_000,
 }
-"""Segment sizes of `standalone` and tests (design.md); always written to the store's broker.conf too."""
+"""Segment sizes of `standalone` and tests; always written to the store's broker.conf too."""

@@ -2,8 +2,8 @@
 
 The unit's tags code is then an address: a byte position in the files of consumequeue_ext/<topic>/<queue id>,
 plus the smallest i8. An ext unit is i2 size (20 + bitmap), i8 tags code, i8 store time, i2 length of the
-bitmap, bitmap (storage fact sheet 2.8). CometMQ reads such queues, deletes their files with what refers to
-them (5.3), and writes none.
+bitmap, bitmap (docs/reference/storage.md, Queue extension). CometMQ reads such queues, deletes their files
+with what refers to them, and writes none.
 """
 
 from __future__ import annotations

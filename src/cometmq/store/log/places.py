@@ -1,8 +1,9 @@
 """Where the segments of one log lie: one directory, or several (`storePathCommitLog=a,b`).
 
-As in Apache's broker (storage fact sheet 1.1): a new segment goes to `paths[number of the segment mod n]`
-of the sorted directories that take new files and are not too full; all of them when each is too full. Those
-of `readOnlyCommitLogStorePaths` are only read, until retention has emptied them.
+As in Apache's broker (docs/reference/storage.md, Store directory): a new segment goes to
+`paths[number of the segment mod n]` of the sorted directories that take new files and are not
+too full; all of them when each is too full. Those of `readOnlyCommitLogStorePaths` are only read, until
+retention has emptied them.
 """
 
 from __future__ import annotations

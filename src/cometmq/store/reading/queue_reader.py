@@ -1,6 +1,6 @@
 """Reading a consume queue: which records one pull gets, and what it is told about offsets.
 
-Rules and limits are those of the storage fact sheet, section 6. Budget: 1.5 µs of CPU per message at 32
+Rules and limits are Apache's (docs/reference/storage.md, Reading). Budget: 1.5 µs of CPU per message at 32
 per call. Units come from the queue's window or a stretch of its file that was read before; records that lie
 near each other in the log are read in one go (a gap of up to 12 KiB costs less to copy than a second system
 call), so 32 neighbours cost one system call and one copy from the page cache.

@@ -1,5 +1,6 @@
-"""The text of the tables of `config/`, in the style of Apache's broker (storage.md 1.4): one TAB per level,
-LF, no newline at the end; keys of maps from numbers to numbers stand without quotes on one line.
+"""The text of the tables of `config/`, in the style of Apache's broker (docs/reference/storage.md, Tables):
+one TAB per level, LF, no newline at the end; keys of maps from numbers to numbers stand without quotes on one
+line.
 """
 
 from __future__ import annotations
