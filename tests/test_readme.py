@@ -99,10 +99,3 @@ def test_the_programs_of_the_pages_work(cluster: StandaloneProcess, tmp_path: Pa
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-
-
-def test_files_the_readme_points_at_are_there() -> None:
-    linked = re.findall(r"\]\(((?:docs|examples)/[^)]+)\)", README)
-
-    assert linked
-    assert [name for name in linked if not (ROOT / name).exists()] == []
