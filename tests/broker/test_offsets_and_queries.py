@@ -20,7 +20,7 @@ from cometmq.protocol.headers import (
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.store.base.off_loop import OffLoop
+from cometmq.store.reading.lookup import Lookup
 
 OLD, NEW = 409, 513
 
@@ -165,21 +165,21 @@ class TestQueries:
         assert [m.body[:1] for m in found] == [b"1", b"2", b"3", b"4"]
 
     async def test_few_queries_at_once_have_their_answers_in_memory(self, cluster, monkeypatch):
-        walk = OffLoop.walk
+        by_key = Lookup.by_key
         most_at_once = {}
         peers = [cluster.peer() for _ in range(6)]
 
-        async def counted(off_loop, steps):
+        async def counted(*asked_for):
             nonlocal under_way
             under_way += 1
             most_at_once[asked] = max(most_at_once.get(asked, 0), under_way)
             await asyncio.sleep(0.001)
             under_way -= 1
-            return await walk(off_loop, steps)
+            return await by_key(*asked_for)
 
         for peer in peers:
             await peer.send(properties={"KEYS": "a"})
-        monkeypatch.setattr(OffLoop, "walk", counted)
+        monkeypatch.setattr(Lookup, "by_key", counted)
         for asked in (1, 6):
             under_way = 0
             found = await asyncio.gather(

@@ -454,7 +454,7 @@ class TestColdReads:
 
     async def test_so_many_reads_of_one_connection_are_in_flight_and_no_more(self, cold, monkeypatch):
         gate, reads = asyncio.Event(), 0
-        really = type(cold.parts.store).get_messages_cold
+        really = type(cold.parts.store).ask
 
         async def wait(*asked, **named):
             nonlocal reads
@@ -462,7 +462,7 @@ class TestColdReads:
             await gate.wait()
             return await really(*asked, **named)
 
-        monkeypatch.setattr(type(cold.parts.store), "get_messages_cold", wait)
+        monkeypatch.setattr(type(cold.parts.store), "ask", wait)
         greedy, other = Peer(cold.addr), Peer(cold.addr)
         most = Limits().handlers
         pulls = [asyncio.create_task(greedy.pull(group=f"G{n}")) for n in range(2 * most)]
@@ -480,7 +480,7 @@ class TestColdReads:
         async def fail(*_args, **_named):
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(type(cold.parts.store), "get_messages_cold", fail)
+        monkeypatch.setattr(type(cold.parts.store), "ask", fail)
         answer = await peer.pull()
         assert answer.code == 1
         assert "Input/output error" in answer.remark

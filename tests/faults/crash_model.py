@@ -136,7 +136,7 @@ def examine(store: MessageStore, expected: Expected) -> Found:
     in_log = {
         position
         for position, entry in expected.may.items()
-        if store.log.read(position, len(entry.data), wait=True) == entry.data
+        if store.log.read(position, len(entry.data)) == entry.data
     }
     served: list[int] = []
     for queue in sorted(store.queues, key=lambda queue: (queue.topic, queue.queue_id)):
@@ -194,7 +194,7 @@ def _queue(store: MessageStore, topic: str, queue_id: int, expected: Expected) -
     served: list[int] = []
     offset = queue.min_offset
     while offset < queue.max_offset:
-        got = store.reader.get(queue, offset, 32, wait=True)
+        got = store.reader.get(queue, offset, 32)
         data = b"".join(got.buffers)  # type: ignore[union-attr]
         at = 0
         while at < len(data):
@@ -272,6 +272,6 @@ def entry_of(
     store: MessageStore, at: int, position: int, size: int, keys: tuple[str, ...], tags: int
 ) -> Entry:
     """The record that was just committed at `position`."""
-    data = bytes(store.log.read(position, size, wait=True))  # type: ignore[arg-type]
+    data = bytes(store.log.read(position, size))  # type: ignore[arg-type]
     message = decode_record(data, check_crc=True)
     return Entry(at, position, data, message.topic, message.queue_id, message.queue_offset, tags, keys)

@@ -7,7 +7,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from tests.faults.crash_model import TABLE, Ledger, config, entry_of
@@ -16,11 +16,13 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.properties.text import java_hash
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store.background.topic_retention import TopicLimit
-from cometmq.store.base.off_loop import OffLoop, walked
+from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.log import zero_ahead
 from cometmq.store.log.syncer import ThreadSyncer
 from cometmq.store.log.zero_ahead import ZeroAhead
 from cometmq.testing.recording_disk import RecordingDisk
+
+T = TypeVar("T")
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 TOPICS = ("T", "Other", "%RETRY%g")
@@ -126,7 +128,7 @@ class Worker:
     def open(self) -> None:
         self.store = MessageStore.open(config(self.sync), self.disk, self.clock)
         self.pool, self.loop = LaterPool(), LaterLoop()
-        self.steps = self.store.off_loop = StepByStep(self.store.files)
+        self.steps = self.store.off_loop = StepByStep(self.store.disk)
         self.retirement: Coroutine[Any, Any, object] | None = None
         if self.threads:
             self.store.flusher.attach(self.loop, ThreadSyncer(self.disk, self.loop, self.pool))  # type: ignore[arg-type]
@@ -288,7 +290,7 @@ class Worker:
     def purge(self) -> None:
         """The messages of a topic, or the older half of them, are hidden for good."""
         topic, keep = self.chance.choice(TOPICS), self.chance.choice((1, 2))
-        plan = walked(self.store.purge_plan(topic))
+        plan = self._now_done(self.store.purge_plan(topic))
         floors = {queue: low + (end - low) // keep for queue, low, _, end in plan}
         begun, end = self.now, self.store.commit_log_max
         self._now_done(self.store.raise_min_offsets(topic, floors))
@@ -306,12 +308,13 @@ class Worker:
         self.ledger.hidden.append((begun, self.now, topic, floors, end))
 
     @staticmethod
-    def _now_done(work: Coroutine[Any, Any, object]) -> None:
+    def _now_done(work: Coroutine[Any, Any, T]) -> T:
         try:
             while True:
                 work.send(None)
-        except StopIteration:
-            pass
+        except StopIteration as end:
+            outcome: T = end.value
+            return outcome
 
     def delete_topic(self) -> None:
         begun, topic, end = self.now, self.chance.choice(TOPICS), self.store.commit_log_max

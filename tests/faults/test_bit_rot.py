@@ -191,7 +191,7 @@ def served(store: MessageStore) -> dict[tuple[str, int, int], bytes]:
     for queue in store.queues:
         offset = queue.min_offset
         while offset < queue.max_offset:
-            answer = store.reader.get(queue, offset, 32, wait=True)
+            answer = store.reader.get(queue, offset, 32)
             data = b"".join(answer.buffers)  # type: ignore[union-attr]
             for at, size in record_starts(data):
                 message = decode_record(data, at, check_crc=True)

@@ -35,5 +35,7 @@ class ColdDisk(FaultyDisk):
             self.in_the_loop += threading.get_ident() == self.loop_thread
             self.waiting.set()
             assert self.go_on.wait(20)
+        data = super().pread(fd, length, offset)
+        if self.cold:
             self.warm.append((self._paths[fd], offset, offset + length))
-        return super().pread(fd, length, offset)
+        return data

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cometmq.protocol.record.one import decode_record, record_starts
-from cometmq.store import Appended, Commit, Disk, Got, ManualClock, MessageStore, StoreConfig
-from cometmq.store.base.files import NotCached
+from cometmq.store import Appended, Commit, Disk, Got, ManualClock, MessageStore, NotInMemory, StoreConfig
 from cometmq.store.base.off_loop import in_place
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
@@ -59,14 +58,23 @@ def committed(commit: Commit) -> Commit:
     return commit
 
 
-def got(answer: Got | NotCached) -> Got:
-    assert isinstance(answer, Got), answer
+def got(answer: Got) -> Got:
     return answer
 
 
-def bodies(answer: Got | NotCached) -> list[bytes]:
-    data = b"".join(got(answer).buffers)
+def bodies(answer: Got) -> list[bytes]:
+    data = b"".join(answer.buffers)
     return [bytes(decode_record(data, at).body) for at, _ in record_starts(data)]
+
+
+async def pulled(store: MessageStore, topic: str, queue_id: int, offset: int, count: int = 32) -> Got:
+    """What a broker's pull gets: what is not in memory is read by threads."""
+    try:
+        return store.get_messages(topic, queue_id, offset, count)
+    except NotInMemory as miss:
+        return await store.ask(
+            lambda reads: store.get_messages(topic, queue_id, offset, count, reads=reads), miss
+        )
 
 
 def drop_first_segment(store: MessageStore, *, derived: bool = True) -> None:
@@ -86,8 +94,8 @@ def everything(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list
     found: list[bytes] = []
     offset = store.min_offset(topic, queue_id)
     while offset < store.max_offset(topic, queue_id):
-        answer = store.reader.get(store.queues.find(topic, queue_id), offset, 32, wait=True)
+        answer = store.reader.get(store.queues.find(topic, queue_id), offset, 32)
         found += bodies(answer)
-        assert got(answer).next_begin_offset > offset
-        offset = got(answer).next_begin_offset
+        assert answer.next_begin_offset > offset
+        offset = answer.next_begin_offset
     return found

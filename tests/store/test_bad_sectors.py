@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, got, open_store, put, send
+from tests.store.kit import bodies, committed, open_store, pulled, put, send
 from tests.store.test_recovery import contents, fill, quick, segment, unclean
 
+from cometmq.store import NotInMemory
 from cometmq.store.base.disk import Buffer
-from cometmq.store.base.files import NotCached
 from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -104,19 +104,18 @@ async def test_pulls_get_everything_but_what_cannot_be_read(tmp_path: Path, segm
     refused: list[tuple[int, int | None]] = []
     offset = 0
     while offset < len(sent):
-        missing = store.get_messages("T", 0, offset, 32)
-        assert isinstance(missing, NotCached)
+        with pytest.raises(NotInMemory):
+            store.get_messages("T", 0, offset, 32)
         try:
-            answer = await store.get_messages_cold(missing, "T", 0, offset, 32)
+            answer = await pulled(store, "T", 0, offset)
         except OSError as failure:
             refused.append((offset, failure.errno))
             offset += 1
             continue
         found += bodies(answer)
-        offset = got(answer).next_begin_offset
+        offset = answer.next_begin_offset
     assert refused == [(number, errno.EIO) for number in (50, 120, 198)]
     assert found == [body for number, body in enumerate(sent) if number not in (50, 120, 198)]
     assert disk.in_the_loop == 0
-    assert not store.files.carried
     disk.loop_thread = -1
     await store.stop()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.store.base.cold_reads import ColdReads
+from cometmq.store.base.cold_reads import READ_AHEAD, ColdReads
 from cometmq.store.base.disk import OsDisk
-from cometmq.store.base.files import READ_AHEAD, NotCached
+from cometmq.store.base.files import FileRange
 
 
 class SlowDisk(OsDisk):
@@ -44,13 +44,13 @@ def file(tmp_path: Path) -> str:
 async def test_readers_that_miss_the_same_range_share_one_read(file: str) -> None:
     disk = SlowDisk()
     reads = ColdReads(disk)
-    waiting = [asyncio.ensure_future(reads.fetch(NotCached(file, 1000 * n, 500))) for n in range(20)]
+    waiting = [asyncio.ensure_future(reads.fetch(FileRange(file, 1000 * n, 500))) for n in range(20)]
     await asyncio.sleep(0)
     disk.go.set()
     await asyncio.gather(*waiting)
     assert disk.ranges == [(0, READ_AHEAD)]
-    await reads.fetch(NotCached(file, 3 * READ_AHEAD - 10, 500))
-    assert disk.ranges[1:] == [(2 * READ_AHEAD, READ_AHEAD + 490)]
+    await reads.fetch(FileRange(file, 3 * READ_AHEAD - 10, 500))
+    assert disk.ranges[1:] == [(2 * READ_AHEAD, 2 * READ_AHEAD)]
 
 
 async def test_few_reads_are_under_way_and_a_reader_that_gives_up_takes_nothing_from_the_others(
@@ -58,8 +58,8 @@ async def test_few_reads_are_under_way_and_a_reader_that_gives_up_takes_nothing_
 ) -> None:
     disk = SlowDisk()
     reads = ColdReads(disk)
-    waiting = [asyncio.ensure_future(reads.fetch(NotCached(file, n * READ_AHEAD, 1))) for n in range(8)]
-    other = asyncio.ensure_future(reads.fetch(NotCached(file, 7, 1)))
+    waiting = [asyncio.ensure_future(reads.fetch(FileRange(file, n * READ_AHEAD, 1))) for n in range(8)]
+    other = asyncio.ensure_future(reads.fetch(FileRange(file, 7, 1)))
     await asyncio.sleep(0)
     waiting[0].cancel()
     disk.go.set()
@@ -76,6 +76,6 @@ async def test_a_failure_reaches_every_reader_and_the_next_one_tries_again(file:
     reads = ColdReads(Broken())
     for _ in range(2):
         outcomes = await asyncio.gather(
-            *(reads.fetch(NotCached(file, n, 1)) for n in range(3)), return_exceptions=True
+            *(reads.fetch(FileRange(file, n, 1)) for n in range(3)), return_exceptions=True
         )
         assert all(isinstance(outcome, OSError) for outcome in outcomes)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, everything, got, open_store, put, send
+from tests.store.kit import bodies, committed, everything, open_store, put, send
 
 from cometmq.store import GetStatus, MessageStore, StoreRefused
 
@@ -63,7 +63,7 @@ def test_a_queue_file_deleted_under_a_running_store_comes_back_with_the_next_sta
     path = tmp_path / "consumequeue" / "T" / "0" / f"{2000:020d}"
     store.files.descriptors.drop(str(path))
     path.unlink()
-    answer = got(store.get_messages("T", 0, 120, 32))
+    answer = store.get_messages("T", 0, 120, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 200)
     assert numbers(bodies(store.get_messages("T", 0, 250, 1))) == [250]
     assert send(store, b"300").queue_offset == 300

@@ -76,7 +76,7 @@ def test_readers_of_every_queue_and_segment(large: MessageStore, tmp_path: Path)
         if number % 50 == 0:
             most = max(most, opened(tmp_path))
     for base in store.log.segments:
-        assert store.log.read(base, 100, wait=True)
+        assert store.log.read(base, 100)
         assert len(store.log._read_fds) <= _READ_FDS
     most = max(most, opened(tmp_path))
     assert _READ_FDS < most <= CACHED + _READ_FDS + SPARE
@@ -87,7 +87,7 @@ def test_readers_of_every_queue_and_segment(large: MessageStore, tmp_path: Path)
 def test_what_is_deleted_is_let_go(large: MessageStore, tmp_path: Path) -> None:
     large.flusher.flush_now()
     for base in large.log.segments[:40]:
-        large.log.read(base, 100, wait=True)
+        large.log.read(base, 100)
     for _ in range(40):
         drop_first_segment(large, derived=False)
     for number in range(7):

@@ -15,15 +15,14 @@ from tests.store.kit import (
     committed,
     drop_first_segment,
     everything,
-    got,
     open_store,
+    pulled,
     put,
     send,
     small,
 )
 
 from cometmq.store import GetStatus, MessageStore
-from cometmq.store.base.files import NotCached
 from cometmq.store.derived import gaps
 from cometmq.store.inspect.rebuild import rebuild
 
@@ -51,7 +50,7 @@ def drained(store: MessageStore, **how: Any) -> tuple[list[bytes], int]:
     found: list[bytes] = []
     offset = pulls = 0
     while offset < store.max_offset("T", 0):
-        answer = got(store.get_messages("T", 0, offset, 32, **how))
+        answer = store.get_messages("T", 0, offset, 32, **how)
         found += bodies(answer)
         assert answer.next_begin_offset > offset
         assert answer.status is (GetStatus.FOUND if answer.count else GetStatus.NO_MATCHED_MESSAGE)
@@ -77,7 +76,7 @@ def test_no_message_before_or_behind_a_gap_is_passed(tmp_path: Path, gap: int) -
     store = with_gap(tmp_path, gap)
     assert drained(store)[0] == [b"%d" % number for number in range(7)]
     for offset in range(3, 3 + min(gap, 40)):
-        answer = got(store.get_messages("T", 0, offset, 2))
+        answer = store.get_messages("T", 0, offset, 2)
         if not answer.count:
             assert answer.next_begin_offset in (gap + 3, offset + 2 + 131_072)
     store.close()
@@ -86,7 +85,7 @@ def test_no_message_before_or_behind_a_gap_is_passed(tmp_path: Path, gap: int) -
 def test_one_pull_over_fillers_is_bounded(tmp_path: Path) -> None:
     store = with_gap(tmp_path, 400_000)
     begin = time.process_time()
-    answer = got(store.get_messages("T", 0, 3, 32))
+    answer = store.get_messages("T", 0, 3, 32)
     assert time.process_time() - begin < 0.1  # 0.5 ms
     assert answer.next_begin_offset == 3 + 32 + 131_072
     store.close()
@@ -96,20 +95,20 @@ async def test_what_is_not_in_memory_is_left_to_the_next_pull(tmp_path: Path) ->
     with_gap(tmp_path, GAP).close()
     disk = ColdDisk()
     store = open_store(tmp_path, disk, mapped_file_size_consume_queue=20 * 70_000)
+    store.start()
     disk.cold = True
     offset = pulls = 0
     found: list[bytes] = []
     while offset < store.max_offset("T", 0):
-        answer = store.get_messages("T", 0, offset, 32)
-        if isinstance(answer, NotCached):
-            answer = await store.get_messages_cold(answer, "T", 0, offset, 32)
+        answer = await pulled(store, "T", 0, offset)
         found += bodies(answer)
-        offset = got(answer).next_begin_offset
+        offset = answer.next_begin_offset
         pulls += 1
     assert found == [b"%d" % number for number in range(7)]
     assert (disk.in_the_loop, bool(disk.warm)) == (0, True)
     assert pulls < 100
-    store.close()
+    disk.cold = False
+    await store.stop()
 
 
 @pytest.mark.parametrize("gap", [1, 70_000])

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, everything, got, open_store, put, send, small
+from tests.store.kit import bodies, committed, everything, open_store, put, send, small
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.log.flush import LogFlusher
@@ -75,7 +75,7 @@ async def test_messages_become_visible_with_their_flush_and_not_before(
     done.add_done_callback(lambda _: events.append("acknowledged"))
     store.when_flushed(store.commit_log_max, lambda ok: events.append(ok))
     await disk.sync_arrives()
-    assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.get_messages("T", 0, 0, 32).status is GetStatus.NO_MESSAGE_IN_QUEUE
     assert events == []
     disk.gate.release()
     assert await resolved(done)

@@ -225,7 +225,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
     def pull(self, topic: str, queue_id: int, start: int, count: int) -> None:
         queue = self.queue(topic, queue_id)
         offset = queue.first + start
-        answer = got(self.store.reader.get(self.store.queues.find(topic, queue_id), offset, count, wait=True))
+        answer = got(self.store.reader.get(self.store.queues.find(topic, queue_id), offset, count))
         if queue.first <= offset < queue.end:
             assert answer.status is GetStatus.FOUND
             at = offset - queue.first

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.store.kit import bodies, committed, drop_first_segment, got, open_store, put, small
+from tests.store.kit import bodies, committed, drop_first_segment, open_store, put, small
 
 from cometmq.store import GetStatus, MessageStore
 from cometmq.store.base.config import StoreConfig
@@ -165,10 +165,8 @@ def test_every_pull_follows_the_rules(
         queue = store.queues.find("T", 0)
         cached_from = 0 if queue is None else queue.window_start
         for pull in asked:
-            answer = got(
-                store.reader.get(
-                    queue, pull.offset, pull.max_count, tags=pull.tags, max_bytes=pull.max_bytes, wait=True
-                )
+            answer = store.reader.get(
+                queue, pull.offset, pull.max_count, tags=pull.tags, max_bytes=pull.max_bytes
             )
             status, found, following, slave = expected(units, low, end, pull, rules, cached_from)
             assert (answer.status.name, bodies(answer), answer.next_begin_offset, answer.suggest_slave) == (
@@ -192,13 +190,13 @@ def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path) -> No
         (250, GetStatus.OFFSET_OVERFLOW_ONE),
         (999, GetStatus.OFFSET_OVERFLOW_BADLY),
     ):
-        answer = got(store.get_messages("T", 0, offset, 32))
+        answer = store.get_messages("T", 0, offset, 32)
         assert (answer.status, answer.next_begin_offset) == (status, offset)
     store.files.delete(f"{queue.path}/{2000:020d}")
-    answer = got(store.get_messages("T", 0, 120, 32))
+    answer = store.get_messages("T", 0, 120, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 120)
     store.config = store.config.replace(offset_check_in_slave=True)
-    answer = got(store.get_messages("T", 0, 120, 32))
+    answer = store.get_messages("T", 0, 120, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 200)
     store.crash()
 
@@ -214,7 +212,7 @@ def test_an_expired_first_record_is_no_damage(tmp_path: Path) -> None:
     drop_first_segment(store, derived=False)
     refused: list[int] = []
     store.reader.refused = lambda position, _where: refused.append(position)
-    assert got(store.get_messages("T", 0, 0, 1)).status is GetStatus.MESSAGE_WAS_REMOVING
+    assert store.get_messages("T", 0, 0, 1).status is GetStatus.MESSAGE_WAS_REMOVING
     assert refused == []
     store.close()
 
@@ -226,7 +224,7 @@ def test_the_limits_count_to_the_byte(tmp_path: Path) -> None:
     size, queue = places[0].size, store.queues.get("T", 0)
 
     def pull(offset: int, most: int = 32) -> tuple[int, bool]:
-        answer = got(store.reader.get(queue, offset, most, wait=True))
+        answer = store.reader.get(queue, offset, most)
         return answer.count, answer.suggest_slave
 
     store.reader.memory_bytes = store.commit_log_max - places[6].physical_offset

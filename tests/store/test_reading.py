@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import bodies, committed, drop_first_segment, everything, got, open_store, put, send
+from tests.store.kit import bodies, committed, drop_first_segment, everything, open_store, pulled, put, send
 
 from cometmq.protocol.properties.text import java_hash
 from cometmq.protocol.record.one import MIN_SIZE, decode_record
-from cometmq.store import GetStatus, ManualClock, MessageStore, NotCached
+from cometmq.store import GetStatus, ManualClock, MessageStore, NotInMemory, Reads
 from cometmq.testing.faulty_disk import FaultyDisk
 
 
@@ -50,14 +50,14 @@ def test_status_and_next_offset_by_requested_offset(
 ) -> None:
     for number in range(3):
         send(store, b"%d" % number)
-    answer = got(store.get_messages("T", 0, offset, 32))
+    answer = store.get_messages("T", 0, offset, 32)
     assert (answer.status, answer.next_begin_offset) == (status, following)
     assert (answer.min_offset, answer.max_offset) == (0, 3)
 
 
 @pytest.mark.parametrize("queue_id", [0, 7])
 def test_a_queue_without_messages_says_so(store: MessageStore, queue_id: int) -> None:
-    answer = got(store.get_messages("T", queue_id, 5, 32))
+    answer = store.get_messages("T", queue_id, 5, 32)
     assert (answer.status, answer.next_begin_offset, answer.max_offset) == (
         GetStatus.NO_MESSAGE_IN_QUEUE,
         0,
@@ -67,13 +67,13 @@ def test_a_queue_without_messages_says_so(store: MessageStore, queue_id: int) ->
 
 def test_a_slave_does_not_correct_offsets(tmp_path: Path) -> None:
     store = open_store(tmp_path, broker_role="SLAVE")
-    assert got(store.get_messages("T", 0, 5, 32)).next_begin_offset == 5
+    assert store.get_messages("T", 0, 5, 32).next_begin_offset == 5
     store.close()
 
 
 def test_uncommitted_messages_are_invisible(store: MessageStore) -> None:
     put(store, b"a")
-    assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.get_messages("T", 0, 0, 32).status is GetStatus.NO_MESSAGE_IN_QUEUE
     assert store.max_offset("T", 0) == 0
     committed(store.commit())
     assert bodies(store.get_messages("T", 0, 0, 32)) == [b"a"]
@@ -106,9 +106,9 @@ def test_batches_end_at_the_limits_for_memory_and_disk(
     committed(store.commit())
     if source == "files":
         forget_memory(store)
-    answer = got(store.get_messages("T", 0, 0, 64))
+    answer = store.get_messages("T", 0, 0, 64)
     assert (answer.count, answer.next_begin_offset) == (expected, expected)
-    assert got(store.get_messages("T", 0, 0, 2)).count == min(2, expected)
+    assert store.get_messages("T", 0, 0, 2).count == min(2, expected)
     store.close()
 
 
@@ -116,7 +116,7 @@ def test_a_request_can_lower_the_byte_limit(store: MessageStore) -> None:
     for _ in range(10):
         put(store, bytes(1000))
     committed(store.commit())
-    assert got(store.get_messages("T", 0, 0, 32, max_bytes=3300)).count == 3
+    assert store.get_messages("T", 0, 0, 32, max_bytes=3300).count == 3
 
 
 def test_the_slave_is_suggested_when_the_reader_is_far_behind(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_the_slave_is_suggested_when_the_reader_is_far_behind(tmp_path: Path) ->
     for _ in range(10):
         put(store, bytes(1000))
     committed(store.commit())
-    assert got(store.get_messages("T", 0, 0, 1)).suggest_slave
-    assert not got(store.get_messages("T", 0, 8, 1)).suggest_slave
+    assert store.get_messages("T", 0, 0, 1).suggest_slave
+    assert not store.get_messages("T", 0, 8, 1).suggest_slave
     store.close()
 
 
@@ -137,19 +137,19 @@ def test_tags_filter_by_hash_and_the_offset_passes_what_was_filtered(store: Mess
         put(store, tag.encode(), tags_code=codes[tag])
     committed(store.commit())
     answer = store.get_messages("T", 0, 0, 32, filter={codes["red"]})
-    assert (bodies(answer), got(answer).next_begin_offset) == ([b"red"] * 10, 30)
+    assert (bodies(answer), answer.next_begin_offset) == ([b"red"] * 10, 30)
     answer = store.get_messages("T", 0, 0, 32, filter={codes["polygenelubricants"]})
     assert bodies(answer) == [b"polygenelubricants"] * 10
     answer = store.get_messages("T", 0, 0, 32, filter=lambda code: code == codes["blue"])
     assert bodies(answer) == [b"blue"] * 10
-    answer = got(store.get_messages("T", 0, 0, 32, filter={1}))
+    answer = store.get_messages("T", 0, 0, 32, filter={1})
     assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 30)
 
 
 def test_the_filter_compares_the_low_32_bits_signed(store: MessageStore) -> None:
     put(store, tags_code=(7 << 32) | 0xFFFFFFFF)
     committed(store.commit())
-    assert got(store.get_messages("T", 0, 0, 32, filter={-1})).count == 1
+    assert store.get_messages("T", 0, 0, 32, filter={-1}).count == 1
 
 
 def test_a_scan_reads_at_most_16000_bytes_of_units(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_scan_reads_at_most_16000_bytes_of_units(tmp_path: Path) -> None:
     for _ in range(2000):
         put(store, b"", tags_code=1)
     committed(store.commit())
-    answer = got(store.get_messages("T", 0, 0, 32, filter={2}))
+    answer = store.get_messages("T", 0, 0, 32, filter={2})
     assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
     store.close()
 
@@ -177,16 +177,16 @@ def test_however_many_messages_are_asked_for_no_more_units_are_read_than_may_be_
     committed(store.commit())
     read, units = [], store.reader._units
 
-    def note(queue: Any, offset: int, count: int, wait: bool) -> Any:
+    def note(queue: Any, offset: int, count: int, reads: Reads) -> Any:
         read.append(count)
-        return units(queue, offset, count, wait)
+        return units(queue, offset, count, reads)
 
     monkeypatch.setattr(type(store.reader), "_units", lambda _, *asked: note(*asked))
-    given = got(store.get_messages("T", 0, 0, wanted, filter={1} if filtered else None))
+    given = store.get_messages("T", 0, 0, wanted, filter={1} if filtered else None)
     assert given.count == min(max(wanted, 1), 32)
     assert read == [800 if filtered else given.count]
     if filtered:
-        assert got(store.get_messages("T", 0, 0, wanted, filter={2})).next_begin_offset == 800
+        assert store.get_messages("T", 0, 0, wanted, filter={2}).next_begin_offset == 800
     store.close()
 
 
@@ -197,7 +197,7 @@ def test_a_filter_by_content_sees_the_whole_record(store: MessageStore) -> None:
     answer = store.get_messages(
         "T", 0, 0, 32, record_filter=lambda data: decode_record(data).body in (b"2", b"4")
     )
-    assert (bodies(answer), got(answer).next_begin_offset) == ([b"2", b"4"], 6)
+    assert (bodies(answer), answer.next_begin_offset) == ([b"2", b"4"], 6)
 
 
 @pytest.mark.parametrize("source", ["memory", "files"])
@@ -237,14 +237,14 @@ def test_queues_drained_side_by_side_share_what_was_read(tmp_path: Path, sizes: 
     found: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(8)}
     while found != expected:
         for queue_id in range(8):
-            answer = got(store.get_messages("T", queue_id, len(found[queue_id]), 32))
+            answer = store.get_messages("T", queue_id, len(found[queue_id]), 32)
             assert answer.count > 0 or found[queue_id] == expected[queue_id]
             found[queue_id] += bodies(answer)
     # Units are read once a queue. A run that crosses the border of two blocks is read by itself.
     crossing = 0 if run == 1 else store.commit_log_max >> 17
     assert disk.calls["pread_cached"] - 8 - crossing < (store.commit_log_max >> 17) * 4
     drop_first_segment(store, derived=False)
-    assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.MESSAGE_WAS_REMOVING
+    assert store.get_messages("T", 0, 0, 32).status is GetStatus.MESSAGE_WAS_REMOVING
     store.close()
 
 
@@ -266,7 +266,7 @@ def test_hundreds_of_queues_drained_side_by_side_share_what_was_read(tmp_path: P
     forget_memory(store)
     disk.calls.clear()
     for queue_id, wanted in expected.items():
-        answer = got(store.get_messages("T", queue_id, 0, 32))
+        answer = store.get_messages("T", queue_id, 0, 32)
         assert (bodies(answer), answer.next_begin_offset) == (wanted, 16)
     # The units of each queue; the blocks, three records of each before it is worth loading, those on borders
     # and behind the last whole block.
@@ -275,7 +275,7 @@ def test_hundreds_of_queues_drained_side_by_side_share_what_was_read(tmp_path: P
         log.seek(places[3][7].physical_offset)
         log.write(bytes(8))
     store.log.blocks.clear()
-    answer = got(store.get_messages("T", 7, 0, 32))
+    answer = store.get_messages("T", 7, 0, 32)
     assert bodies(answer) == expected[7][:3] + expected[7][4:]
     store.close()
 
@@ -287,7 +287,7 @@ def test_a_segment_that_is_gone_is_stepped_over(tmp_path: Path) -> None:
     assert len(store.log.segments) == 4
     forget_memory(store)
     drop_first_segment(store, derived=False)
-    answer = got(store.get_messages("T", 0, 0, 32))
+    answer = store.get_messages("T", 0, 0, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 32)
     found = everything(store)
     assert found[-1].startswith(b"199")
@@ -323,13 +323,14 @@ async def test_what_is_not_in_memory_is_fetched_by_a_thread(tmp_path: Path) -> N
     committed(store.commit())
     forget_memory(store)
     disk.warm.clear()
-    missing = store.get_messages("T", 1, 0, 32)
-    assert isinstance(missing, NotCached)
-    answer = await store.get_messages_cold(missing, "T", 1, 0, 32)
+    store.start()
+    with pytest.raises(NotInMemory):
+        store.get_messages("T", 1, 0, 32)
+    answer = await pulled(store, "T", 1, 0)
     assert [body[:2].rstrip(b"\0") for body in bodies(answer)][:3] == [b"1", b"3", b"5"]
     assert answer.count == 32
-    assert isinstance(store.get_messages("T", 1, 0, 32), type(answer))
-    store.close()
+    assert store.get_messages("T", 1, 0, 32).count == 32
+    await store.stop()
 
 
 def test_a_device_error_is_not_taken_for_absence(tmp_path: Path) -> None:
@@ -355,9 +356,9 @@ def test_damaged_bodies_are_not_served_when_reads_check_the_crc(tmp_path: Path) 
     refused: list[int] = []
     store.reader.refused = lambda position, _where: refused.append(position)
     answer = store.get_messages("T", 0, 0, 32)
-    assert (bodies(answer), got(answer).next_begin_offset) == ([b"message 0", b"message 2"], 3)
+    assert (bodies(answer), answer.next_begin_offset) == ([b"message 0", b"message 2"], 3)
     assert refused == [places[1].physical_offset]
-    assert got(store.get_messages("T", 0, 1, 1)).status is GetStatus.MESSAGE_WAS_REMOVING
+    assert store.get_messages("T", 0, 1, 1).status is GetStatus.MESSAGE_WAS_REMOVING
     store.close()
 
 
@@ -435,8 +436,8 @@ def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path) -> None:
     for number in range(5, 9):
         send(store, b"%d" % number)
 
-    answer = store.reader.get(store.queues.find("T", 0), 2, 32, wait=True)
+    answer = store.reader.get(store.queues.find("T", 0), 2, 32)
     assert bodies(answer) == [b"%d" % number for number in range(2, 9)]
-    assert got(answer).next_begin_offset == 9
-    assert bodies(store.reader.get(store.queues.find("T", 0), 2, 4, wait=True)) == [b"2", b"3", b"4", b"5"]
+    assert answer.next_begin_offset == 9
+    assert bodies(store.reader.get(store.queues.find("T", 0), 2, 4)) == [b"2", b"3", b"4", b"5"]
     store.close()

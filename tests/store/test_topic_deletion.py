@@ -188,7 +188,7 @@ async def test_whoever_still_holds_a_queue_reads_nothing_of_its_successor(tmp_pa
     for number in range(300):
         send(store, b"new %d" % number)
     store.queues.write_dirty()
-    assert old.read(0, 1, wait=True) is None
+    assert old.read(0, 1) is None
     assert old.unit(0) is None
     assert bodies(store.get_messages("T", 0, 0, 1)) == [b"new 0"]
     await store.stop()

@@ -11,7 +11,7 @@ from tests.store.kit import START_MS, everything, got, open_store, put, send
 
 from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.store.background.topic_retention import TopicLimit
-from cometmq.store.base.off_loop import in_place, walked
+from cometmq.store.base.off_loop import in_place
 from cometmq.testing.faulty_disk import FaultyDisk
 
 MINUTE = 60_000
@@ -152,9 +152,9 @@ def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(tmp_path: Pat
 
 def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
-    assert walked(store.purge_plan("T")) == [(0, 0, 10, 10)]
-    assert walked(store.purge_plan("T", before_ms=START_MS + 4 * MINUTE)) == [(0, 0, 4, 10)]
-    assert walked(store.purge_plan("T", queue_id=3)) == []
+    assert in_place(store.purge_plan("T")) == [(0, 0, 10, 10)]
+    assert in_place(store.purge_plan("T", before_ms=START_MS + 4 * MINUTE)) == [(0, 0, 4, 10)]
+    assert in_place(store.purge_plan("T", queue_id=3)) == []
 
     in_place(store.raise_min_offsets("T", {0: 4}))
     assert len(everything(store)) == 6

@@ -44,8 +44,8 @@ def test_the_worked_example_is_written_byte_for_byte(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (appended.physical_offset, appended.queue_offset, appended.size) == (0x400000B0, 7, 122)
     committed(store.commit())
-    assert bytes(store.log.read(0x400000B0, 122, wait=True) or b"") == EXAMPLE
-    unit = store.queues.get("TopicTest", 3).read(7, 1, wait=True)
+    assert bytes(store.log.read(0x400000B0, 122) or b"") == EXAMPLE
+    unit = store.queues.get("TopicTest", 3).read(7, 1)
     assert bytes(unit or b"").hex() == "00000000400000b00000007a000000000027a807"
     store.crash()
 

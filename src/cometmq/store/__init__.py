@@ -8,7 +8,7 @@ from cometmq.store.background.topic_retention import TopicLimit
 from cometmq.store.base.clock import Clock, ManualClock, SystemClock
 from cometmq.store.base.config import SLAVE, SMALL_FILES, SYNC_MASTER, WIRE_NAMES, StoreConfig
 from cometmq.store.base.disk import Buffer, Disk, DiskUsage, FileFacts, OsDisk, read_file, replace_file
-from cometmq.store.base.files import NotCached
+from cometmq.store.base.files import CACHED, NotInMemory, Reads
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
@@ -20,6 +20,7 @@ from cometmq.store.writing.appender import COPIED, MOST_GATHERED, Appended, Appe
 from cometmq.store.writing.dispatch import Arrivals
 
 __all__ = [
+    "CACHED",
     "COPIED",
     "DELAYS",
     "GROUPS",
@@ -46,9 +47,10 @@ __all__ = [
     "JsonTable",
     "ManualClock",
     "MessageStore",
-    "NotCached",
+    "NotInMemory",
     "OsDisk",
     "QueueTable",
+    "Reads",
     "StoreConfig",
     "StoreRefused",
     "SystemClock",

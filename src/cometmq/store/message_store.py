@@ -12,7 +12,6 @@ batches of 32. All methods belong to one thread (the loop's) unless they say oth
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -29,13 +28,12 @@ from cometmq.store.background.topic_retention import TopicRetention
 from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.clock import Clock, SteadyTime, SystemClock
-from cometmq.store.base.cold_reads import ColdReads, carry
 from cometmq.store.base.config import SLAVE, SMALL_FILES, StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
-from cometmq.store.base.files import NotCached, StoreFiles
+from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads, StoreFiles
 from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.base.guards import AbortMark, StoreLock
-from cometmq.store.base.off_loop import OffLoop, Walk, in_place, walked
+from cometmq.store.base.off_loop import OffLoop, in_place
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
@@ -58,7 +56,6 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 _STEP_BACK_MS = 1000
-_COLD_TRIES = 8
 
 
 class Commit(msgspec.Struct, gc=False):
@@ -94,8 +91,7 @@ class MessageStore:
         self._abort = abort
         self.flags = RunningFlags()
         self.files = StoreFiles(disk)
-        self.off_loop = OffLoop(self.files)
-        self._cold_reads = ColdReads(disk)
+        self.off_loop = OffLoop(disk)
         self.log = CommitLog(self.files, LogPlaces(disk, config), config.mapped_file_size_commit_log)
         self.queues = QueueTable(self.files, config)
         self.index = IndexService(self.files, clock, config)
@@ -118,7 +114,7 @@ class MessageStore:
         self.reader = QueueReader(self.log, config, physical_memory())
         self.appender = Appender(self.log, self.queues, clock, config, self.flags)
         self._batches = BatchAppender(self.appender, self.log, self.queues, clock)
-        self.lookups = Lookup(self.log, self.queues, self.index, config)
+        self.lookups = Lookup(self.log, self.queues, self.index, self.off_loop, config)
         self.retention = Retention(self)
         self.topic_retention = TopicRetention(self)
         self.deletion = TopicDeletion(self)
@@ -341,45 +337,14 @@ class MessageStore:
         filter: TagFilter = None,  # noqa: A002 - the contract's word
         record_filter: RecordFilter = None,
         max_bytes: int | None = None,
-    ) -> Got | NotCached:
-        """Read messages of a queue without waiting for a device; NotCached asks for `get_messages_cold`."""
+        reads: Reads = CACHED,
+    ) -> Got:
+        """Read messages of a queue. Raises OSError, and NotInMemory where that would wait for a device: `ask`
+        then has the answer."""
         return self.reader.get(
             self.queues.find(topic, queue_id), offset, max_count, tags=filter, records=record_filter,
-            max_bytes=max_bytes, correct=self.corrects_offsets,
+            max_bytes=max_bytes, correct=self.corrects_offsets, reads=reads,
         )  # fmt: skip
-
-    async def get_messages_cold(
-        self,
-        missing: NotCached,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        *,
-        filter: TagFilter = None,  # noqa: A002 - the contract's word
-        record_filter: RecordFilter = None,
-        max_bytes: int | None = None,
-    ) -> Got:
-        """Let a thread bring what `get_messages` missed into memory, then read. Raises OSError."""
-
-        def look() -> Got | NotCached:
-            return self.get_messages(
-                topic, queue_id, offset, max_count, filter=filter, record_filter=record_filter,
-                max_bytes=max_bytes,
-            )  # fmt: skip
-
-        for _ in range(_COLD_TRIES):
-            try:
-                await self._cold_reads.fetch(missing)
-            except OSError as failure:
-                if failure.errno != errno.EIO:
-                    raise
-                break  # a bad sector somewhere around: what is wanted may be readable by itself
-            got = look()
-            if not isinstance(got, NotCached):
-                return got
-            missing = got
-        return await carry(self.files, missing, look)
 
     @property
     def corrects_offsets(self) -> bool:
@@ -400,20 +365,20 @@ class MessageStore:
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, mode: str | None = None) -> int:
         """Offset that belongs to a store time. mode None: the nearest, as 4.9 answers; "LOWER" or "UPPER"
         boundary as 5.x. Waits for the device."""
-        return walked(self.lookups.offset_by_time(self.queues.find(topic, queue_id), timestamp_ms, mode))
+        return in_place(self.lookups.offset_by_time(self.queues.find(topic, queue_id), timestamp_ms, mode))
 
-    def store_time_of(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time (ms) of the message at a queue offset; -1 if there is none. Waits for the device."""
-        return self.lookups.store_time_of(self.queues.find(topic, queue_id), offset)
+    def store_time_of(self, topic: str, queue_id: int, offset: int, reads: Reads = WAITING) -> int:
+        """Store time (ms) of the message at a queue offset; -1 if there is none."""
+        return self.lookups.store_time_of(self.queues.find(topic, queue_id), offset, reads)
 
-    def lookup(self, physical_offset: int) -> bytes | None:
-        """The whole record at a log position; None if none begins there. Waits for the device."""
-        return self.lookups.record_at(physical_offset)
+    def lookup(self, physical_offset: int, reads: Reads = WAITING) -> bytes | None:
+        """The whole record at a log position; None if none begins there."""
+        return self.lookups.record_at(physical_offset, reads)
 
     def query_by_key(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
         """Records that may have this key (equal hashes are not told apart), oldest first. Waits for the
         device."""
-        return walked(self.lookups.by_key(topic, key, max_count, begin_ms, end_ms, MAX_FRAME_LENGTH))
+        return in_place(self.lookups.by_key(topic, key, max_count, begin_ms, end_ms, MAX_FRAME_LENGTH))
 
     @property
     def commit_log_min(self) -> int:
@@ -444,20 +409,19 @@ class MessageStore:
         await self.delete_topics(gone)
         return gone
 
-    def purge_plan(
+    async def purge_plan(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
-    ) -> Walk[list[tuple[int, int, int, int]]]:
+    ) -> list[tuple[int, int, int, int]]:
         """(queue id, minimum offset, what a purge would make of it, maximum offset) of the topic's queues:
-        of one with `queue_id`, up to the first message stored at or after `before_ms` (default: all). A
-        walk."""
+        of one with `queue_id`, up to the first message stored at or after `before_ms` (default: all)."""
         plan = []
         for queue in self.queues.of_topic(topic):
             if queue_id in (None, queue.queue_id):
                 end = target = queue.max_offset
                 if before_ms is not None:
-                    target = yield from self.lookups.first_since(queue, before_ms)
+                    target = await self.lookups.first_since(queue, before_ms)
                 plan.append((queue.queue_id, queue.min_offset, max(target, queue.min_offset), end))
-                yield None
+                await self.off_loop.pause(0)
         return plan
 
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
@@ -475,12 +439,7 @@ class MessageStore:
             if queue is not None:
                 queue.raise_min(floor)
 
-    async def ask(self, question: Callable[[], T]) -> T:
+    async def ask(self, question: Callable[[Reads], T], miss: NotInMemory | None = None) -> T:
         """The answer to a question that may wait for the device, without keeping the loop waiting: what is
         not in memory is read by a thread (see `OffLoop.ask`)."""
-        return await self.off_loop.ask(question)
-
-    async def walk(self, walk: Walk[T]) -> T:
-        """The answer of a walk, which may have to look at much: the same, and the loop's other work gets its
-        turns."""
-        return await self.off_loop.walk(walk)
+        return await self.off_loop.ask(question, miss)

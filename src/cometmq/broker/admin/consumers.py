@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -111,7 +112,7 @@ class ConsumerAdmin:
             target = store.max_offset(header.topic, queue_id)
         else:
             queue = store.queues.find(header.topic, queue_id)
-            target = max(await store.walk(store.lookups.offset_by_time(queue, header.timestamp, None)), 0)
+            target = max(await store.lookups.offset_by_time(queue, header.timestamp, None), 0)
         # Without force, an offset moves backwards only.
         return target if header.is_force or target < stored else stored
 
@@ -155,7 +156,7 @@ class ConsumerAdmin:
         if header.msg_id:
             offset = decode_offset_id(header.msg_id).physical_offset
             store = self._context.store
-            record = await store.ask(lambda: store.lookup(offset))
+            record = await store.ask(partial(store.lookup, offset))
             if record is None:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"no message at the offset of {header.msg_id}")
         told = msgspec.structs.replace(header, broker_name=self._context.config.broker_name)

@@ -28,6 +28,7 @@ from cometmq.protocol.headers import (
     QueryConsumeTimeSpanRequestHeader,
 )
 from cometmq.remoting import Connection, Handler
+from cometmq.store import Reads
 
 SUCCESS = ResponseCode.SUCCESS
 
@@ -93,9 +94,9 @@ class GroupAdmin:
         first, behind = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         consumed = context.offsets.query(group, topic, queue_id)
 
-        def times() -> list[int]:
+        def times(reads: Reads) -> list[int]:
             offsets = (first, behind - 1, consumed - 1, max(consumed, first))
-            return [store.store_time_of(topic, queue_id, offset) for offset in offsets]
+            return [store.store_time_of(topic, queue_id, offset, reads) for offset in offsets]
 
         earliest, latest, reached, waiting = await store.ask(times)
         if consumed <= 0:

@@ -37,7 +37,7 @@ class PurgeAdmin:
             )
         if topics.get(name) is None:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        plan = await store.walk(store.purge_plan(name, header.queue_id, header.before))
+        plan = await store.purge_plan(name, header.queue_id, header.before)
         if header.execute:
             floors = {queue_id: floor for queue_id, _, floor, _ in plan}
             try:

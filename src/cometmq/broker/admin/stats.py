@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from cometmq.broker.base.store_views import queue_entries
 from cometmq.broker.base.turns import Turns, encoded
@@ -133,7 +134,7 @@ class StatsAdmin:
 
     async def _store_time(self, topic: str, queue_id: int, offset: int) -> int:
         store = self._context.store
-        return await store.ask(lambda: store.store_time_of(topic, queue_id, offset))
+        return await store.ask(partial(store.store_time_of, topic, queue_id, offset))
 
     async def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
         context = self._context
@@ -172,7 +173,7 @@ class StatsAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"Index {header.index} of {queue_id}@{topic} is not exist!"
             )
-        entries = await store.ask(lambda: queue_entries(store, topic, queue_id, header.index, header.count))
+        entries = await store.ask(partial(queue_entries, store, topic, queue_id, header.index, header.count))
         body.queue_data = [
             ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=code)
             for offset, size, code in entries

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from cometmq.store import MessageStore
+from cometmq.store import MessageStore, Reads
 
 MAX_ENTRIES = 4096
 
 
-def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int) -> bool:
+def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, reads: Reads) -> bool:
     """Whether a message lies so far behind the log's end that it counts as being on disk only.
 
     The share of memory that counts is accessMessageInMemoryMaxRatio. False for a message that does not exist.
@@ -17,19 +17,19 @@ def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int) -> b
     queue = store.queues.find(topic, queue_id)
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return False
-    unit = queue.unit(offset)
+    unit = queue.unit(offset, reads)
     return unit is not None and store.commit_log_max - unit[0] > store.reader.memory_window
 
 
 def queue_entries(
-    store: MessageStore, topic: str, queue_id: int, first: int, count: int
+    store: MessageStore, topic: str, queue_id: int, first: int, count: int, reads: Reads
 ) -> list[tuple[int, int, int]]:
     """(log position, record size in bytes, tags code) of up to `count` entries of a consume queue."""
     queue = store.queues.find(topic, queue_id)
     if queue is None:
         return []
     stop = min(first + max(min(count, MAX_ENTRIES), 0), queue.max_offset)
-    units = (queue.unit(offset) for offset in range(max(first, queue.min_offset), stop))
+    units = (queue.unit(offset, reads) for offset in range(max(first, queue.min_offset), stop))
     return [unit for unit in units if unit is not None]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
 
 from cometmq.broker.base import compat
 from cometmq.broker.base.names import check_group, check_topic
@@ -61,7 +62,7 @@ class OffsetProcessor:
         store = context.store
         known = topic in context.topics.table
         young = store.min_offset(topic, queue_id) <= 0 and not await store.ask(
-            lambda: is_on_disk(store, topic, queue_id, 0)
+            partial(is_on_disk, store, topic, queue_id, 0)
         )
         if compat.is_5x(frame.version):
             zero = known and young and header.set_zero_if_not_found is not False
@@ -129,7 +130,7 @@ class OffsetProcessor:
         mode = compat.search_mode(frame.version, header.boundary_type)
         store = self._context.store
         queue = store.queues.find(header.topic, header.queue_id)
-        offset = await store.walk(store.lookups.offset_by_time(queue, header.timestamp, mode))
+        offset = await store.lookups.offset_by_time(queue, header.timestamp, mode)
         return frame.response(ResponseCode.SUCCESS, ext={"offset": str(max(offset, 0))})
 
     def maximum(self, _connection: Connection, frame: Frame) -> Frame:
@@ -150,5 +151,5 @@ class OffsetProcessor:
         store = self._context.store
         topic, queue_id = header.topic, header.queue_id
         first = store.min_offset(topic, queue_id)
-        when = await store.ask(lambda: store.store_time_of(topic, queue_id, first))
+        when = await store.ask(partial(store.store_time_of, topic, queue_id, first))
         return frame.response(ResponseCode.SUCCESS, ext={"timestamp": str(when)})

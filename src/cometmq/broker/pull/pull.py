@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from cometmq import logs
 from cometmq.broker.base import compat
@@ -33,7 +34,7 @@ from cometmq.protocol.codes import Perm, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.remoting import Connection, Handler
-from cometmq.store import Arrivals, GetStatus, Got, NotCached
+from cometmq.store import CACHED, Arrivals, GetStatus, Got, NotInMemory, Reads
 
 log = logs.logger(__name__)
 
@@ -220,20 +221,25 @@ class PullProcessor:
 
     # -- serving
 
-    def _serve(self, request: PullRequest) -> None:
-        got = self._store.get_messages(
+    def _read(self, request: PullRequest, reads: Reads = CACHED) -> Got:
+        return self._store.get_messages(
             request.topic,
             request.queue_id,
             request.offset,
             request.max_count,
             filter=request.codes,
             max_bytes=request.max_bytes,
+            reads=reads,
         )
-        if isinstance(got, NotCached):
+
+    def _serve(self, request: PullRequest) -> None:
+        try:
+            got = self._read(request)
+        except NotInMemory as miss:
             self._backlog.missed((request.group, request.topic, request.queue_id))
             connection = request.connection
             connection.hold()
-            task = self._loop.create_task(self._serve_cold(request, got))
+            task = self._loop.create_task(self._serve_cold(request, miss))
             self._cold.add(task)
 
             def done(task: asyncio.Task[None]) -> None:
@@ -244,17 +250,9 @@ class PullProcessor:
         else:
             self._answer(request, got)
 
-    async def _serve_cold(self, request: PullRequest, missing: NotCached) -> None:
+    async def _serve_cold(self, request: PullRequest, miss: NotInMemory) -> None:
         try:
-            got = await self._store.get_messages_cold(
-                missing,
-                request.topic,
-                request.queue_id,
-                request.offset,
-                request.max_count,
-                filter=request.codes,
-                max_bytes=request.max_bytes,
-            )
+            got = await self._store.ask(partial(self._read, request), miss)
         except Exception as error:
             self._failed(request, error)
             return

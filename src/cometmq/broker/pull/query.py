@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from cometmq.broker.base.store_views import index_position
 from cometmq.broker.context import BrokerContext
@@ -39,9 +40,7 @@ class QueryProcessor:
         store = self._context.store
         maximum = store.config.default_query_max_num if header.unique_key_query else header.max_num
         span = header.begin_timestamp, header.end_timestamp
-        records = await store.walk(
-            store.lookups.by_key(header.topic, header.key, maximum, *span, _MOST_BYTES)
-        )
+        records = await store.lookups.by_key(header.topic, header.key, maximum, *span, _MOST_BYTES)
         newest_ms, newest_position = index_position(store)
         answer = {
             "indexLastUpdateTimestamp": str(newest_ms),
@@ -57,7 +56,7 @@ class QueryProcessor:
         """33: the record at a commit-log offset."""
         offset = frame.header(ViewMessageRequestHeader).offset
         store = self._context.store
-        record = await store.ask(lambda: store.lookup(offset))
+        record = await store.ask(partial(store.lookup, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return frame.response(ResponseCode.SUCCESS, body=bytes(record))

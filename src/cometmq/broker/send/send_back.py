@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from cometmq.broker.base import compat
 from cometmq.broker.context import BrokerContext
@@ -65,7 +66,7 @@ class SendBackProcessor:
                 f"{len(RETRY_PREFIX) + len(group)}, more than {TOPIC_LENGTH_MAX}, so it has none",
             )
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
-        record = await context.store.ask(lambda: context.store.lookup(header.offset))
+        record = await context.store.ask(partial(context.store.lookup, header.offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)

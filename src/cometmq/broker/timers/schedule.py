@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from cometmq import logs
@@ -31,7 +32,7 @@ from cometmq.protocol.properties.text import REAL_QID, REAL_TOPIC
 from cometmq.protocol.record.one import body_crc, iter_records, properties_of
 from cometmq.remoting import Connection, Handler
 from cometmq.remoting.dispatch import LogBudget
-from cometmq.store import Arrivals, GetStatus, Got, NotCached, StoreRefused
+from cometmq.store import CACHED, Arrivals, GetStatus, Got, NotInMemory, Reads, StoreRefused
 
 log = logs.logger(__name__)
 
@@ -189,21 +190,21 @@ class ScheduleService:
         cursor.timer = None
         cursor.busy = True
         try:
-            got = self._context.store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH)
-            if isinstance(got, NotCached):
-                task = self._loop.create_task(self._run_cold(cursor, got))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            else:
-                self._deliver(cursor, got)
+            self._deliver(cursor, self._read(cursor))
+        except NotInMemory as miss:
+            task = self._loop.create_task(self._run_cold(cursor, miss))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         except Exception:
             self._failed(cursor)
 
-    async def _run_cold(self, cursor: LevelCursor, missing: NotCached) -> None:
+    def _read(self, cursor: LevelCursor, reads: Reads = CACHED) -> Got:
+        store = self._context.store
+        return store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH, reads=reads)
+
+    async def _run_cold(self, cursor: LevelCursor, miss: NotInMemory) -> None:
         try:
-            got = await self._context.store.get_messages_cold(
-                missing, SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH
-            )
+            got = await self._context.store.ask(partial(self._read, cursor), miss)
             if not self._stopped:
                 self._deliver(cursor, got)
         except Exception:

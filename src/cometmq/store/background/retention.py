@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cometmq import logs
+from cometmq.store.base.files import Reads
 from cometmq.store.base.flags import Flag
 from cometmq.store.base.off_loop import in_place
 from cometmq.store.derived.consume_queue import ConsumeQueue
@@ -230,7 +231,7 @@ class Retention:
         for number, queue in enumerate(list(store.queues)):
             if number % _SLICE == _SLICE - 1:
                 await store.off_loop.pause(0)
-            await store.off_loop.ask(lambda queue=queue: queue.correct_min(log_min))  # type: ignore[misc]
+            await store.off_loop.ask(partial(queue.correct_min, log_min))
         self._corrected_min = log_min
 
     # -- queues and index -------------------------------------------------------------------------
@@ -269,7 +270,7 @@ class Retention:
     async def _shorten(self, queue: ConsumeQueue, log_min: int, deleted: list[str]) -> bool:
         """Delete the expired files of one queue. False when something went wrong or the store stops."""
         off_loop = self._store.off_loop
-        for path in await off_loop.ask(lambda: queue.expired_files(log_min)):
+        for path in await off_loop.ask(partial(queue.expired_files, log_min)):
             if off_loop.ending:
                 return False
             if queue.deleted:
@@ -313,5 +314,5 @@ class Retention:
         return True
 
 
-def _first_unit(queue: ConsumeQueue) -> tuple[int, int, int] | None:
-    return queue.unit(queue.min_offset) if queue.min_offset < queue.max_offset else None
+def _first_unit(queue: ConsumeQueue, reads: Reads) -> tuple[int, int, int] | None:
+    return queue.unit(queue.min_offset, reads) if queue.min_offset < queue.max_offset else None

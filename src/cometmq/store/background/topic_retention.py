@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cometmq import logs
-from cometmq.store.base.files import NotCached
-from cometmq.store.base.off_loop import Walk, in_place, patiently
+from cometmq.store.base.files import Reads
+from cometmq.store.base.off_loop import in_place
 from cometmq.store.derived.consume_queue import FILLER_SIZE, ConsumeQueue
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class TopicRetention:
         for number, queue in enumerate(due):
             if number % _QUEUES_PER_TURN == _QUEUES_PER_TURN - 1:
                 await store.off_loop.pause(0)
-            floor = await store.off_loop.walk(self._floor(queue, limits[queue.topic], now_ms))
+            floor = await self._floor(queue, limits[queue.topic], now_ms)
             if floor > queue.min_offset:
                 moved[queue] = floor
             if store.off_loop.ending:
@@ -117,33 +117,33 @@ class TopicRetention:
             log.info("topic %s: its own retention moved the minimum offsets of %d queues", topic, len(floors))
         return sum(queue.raise_min(floor) for queue, floor in moved.items())
 
-    def _floor(self, queue: ConsumeQueue, limit: TopicLimit, now_ms: int) -> Walk[int]:
+    async def _floor(self, queue: ConsumeQueue, limit: TopicLimit, now_ms: int) -> int:
         """The first offset within the limits."""
         floor = queue.min_offset
         if limit.age_ms is not None and queue.max_offset > floor:
-            young = yield from self._store.lookups.first_since(queue, now_ms - limit.age_ms)
+            young = await self._store.lookups.first_since(queue, now_ms - limit.age_ms)
             floor = max(floor, young)
         if limit.bytes_per_queue is not None:
             count = partial(self._by_bytes, queue, floor, limit.bytes_per_queue)
-            floor = max(floor, (yield from patiently(count)))
+            floor = max(floor, await self._store.off_loop.ask(count))
         return floor
 
-    def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int) -> int:
+    def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int, reads: Reads) -> int:
         """The first offset from which on at most `limit` bytes follow, as far as they are counted yet."""
         counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
             counted = self._counted[queue] = _Counted(begin, begin)
         while counted.begin < begin:  # what the age limit has taken
-            sizes = self._slice(queue, counted.begin, begin)
+            sizes = self._slice(queue, counted.begin, begin, reads)
             counted.total -= int(sizes.sum())
             counted.begin += len(sizes)
         while counted.end < queue.max_offset and self._units_left > 0:
-            sizes = self._slice(queue, counted.end, queue.max_offset)
+            sizes = self._slice(queue, counted.end, queue.max_offset, reads)
             counted.total += int(sizes.sum())
             counted.end += len(sizes)
             self._units_left -= len(sizes)
         while counted.total > limit:
-            sizes = self._slice(queue, counted.begin, counted.end)
+            sizes = self._slice(queue, counted.begin, counted.end, reads)
             sums = np.cumsum(sizes)
             drop = min(int(np.searchsorted(sums, counted.total - limit)) + 1, len(sizes))
             counted.total -= int(sums[drop - 1])
@@ -151,11 +151,11 @@ class TopicRetention:
         return counted.begin
 
     @staticmethod
-    def _slice(queue: ConsumeQueue, begin: int, end: int) -> Sizes:
+    def _slice(queue: ConsumeQueue, begin: int, end: int, reads: Reads) -> Sizes:
         """Record sizes of some units from `begin` on, at least one; fillers and lost units have none."""
         want = min(end - begin, _SLICE)
-        data = queue.read(begin, want, wait=True)
-        if data is None or isinstance(data, NotCached) or len(data) < _UNIT.itemsize:
+        data = queue.read(begin, want, reads)
+        if data is None or len(data) < _UNIT.itemsize:
             return np.zeros(min(want, queue.next_file_offset(begin) - begin), np.int64)
         sizes = np.frombuffer(bytes(data), _UNIT)["size"].astype(np.int64)
         sizes[sizes == FILLER_SIZE] = 0

@@ -4,9 +4,8 @@ Consumers that drain queues of one topic side by side miss the same range togeth
 however many consumers there are, only a few reads are under way: a thread that comes back asks the loop for
 the interpreter, and what it has read is work for the loop, which live sends are waiting for as well.
 
-Where memory does not keep what was read, because there is too little of it or the file system never answers
-without waiting, `carry` brings the bytes themselves from the thread to the question. The loop never waits for
-the device.
+Memory may not keep what was read, because there is too little of it or the file system never answers without
+waiting. Then the bytes themselves go from the thread to the question. The loop never waits for the device.
 """
 
 from __future__ import annotations
@@ -17,60 +16,74 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cometmq.store.base.disk import Disk
-from cometmq.store.base.files import NotCached, StoreFiles
+from cometmq.store.base.files import CACHED, FileRange, NotInMemory, Reads
 
 T = TypeVar("T")
 
+READ_AHEAD = 128 << 10
 _AT_ONCE = 2
-_REACH = 128 << 10  # misses within so many bytes of a file are one
 
 
 class ColdReads:
     """The reads under way in one store. Loop thread only."""
 
-    __slots__ = ("_disk", "_places", "_under_way")
+    __slots__ = ("_disk", "_handing_over", "_places", "_under_way")
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._places = asyncio.Semaphore(_AT_ONCE)
-        self._under_way: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._under_way: dict[FileRange, asyncio.Task[None]] = {}
+        self._handing_over = asyncio.Lock()  # held by the one question that is given bytes, for memory's sake
 
-    async def fetch(self, missing: NotCached) -> None:
-        """Bring a range into memory; come back when that has been tried. Raises OSError."""
-        key = (missing.path, missing.offset // _REACH)
-        task = self._under_way.get(key)
-        if task is None:
-            task = self._under_way[key] = asyncio.create_task(self._fetch(missing))
-            task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        await asyncio.shield(task)
-
-    async def _fetch(self, missing: NotCached) -> None:
-        start = missing.offset - missing.offset % _REACH
-        whole = NotCached(missing.path, start, missing.offset + missing.length - start)
-        async with self._places:
-            await asyncio.get_running_loop().run_in_executor(None, whole.fetch, self._disk)
-
-
-async def carry(files: StoreFiles, missing: NotCached, ask: Callable[[], T | NotCached]) -> T:
-    """The answer to a question whose last outcome was `missing`. What it misses is kept for it alone until it
-    is answered, so every try gets further than the one before; one question at a time, for the memory's
-    sake. A range that the device cannot read fails where it is asked for: the question may do with less.
-    Raises OSError."""
-    loop = asyncio.get_running_loop()
-    async with files.carrying:
-        carried: dict[NotCached, bytes | OSError] = {}
-        while True:
+    async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
+        """The answer to a question for which `missing` was not in memory. Raises OSError."""
+        tried: set[FileRange] = set()
+        while missing not in tried:
+            tried.add(missing)
             try:
-                carried[missing] = await loop.run_in_executor(None, missing.read, files.disk)
+                await self.fetch(missing)
+                return question(CACHED)
+            except NotInMemory as miss:
+                missing = miss.missing
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
-                carried[missing] = failure
-            files.carried = carried
+                break  # a bad sector somewhere around: what is wanted may be readable by itself
+        async with self._handing_over:
+            return await self._hand_over(question, missing)
+
+    async def fetch(self, missing: FileRange) -> None:
+        """Bring a range, and the rest of the blocks of READ_AHEAD bytes that it lies in, into the page cache;
+        come back when that has been tried. Raises OSError."""
+        start = missing.offset - missing.offset % READ_AHEAD
+        stop = missing.offset + missing.length
+        whole = FileRange(missing.path, start, stop + -stop % READ_AHEAD - start)
+        task = self._under_way.get(whole)
+        if task is None:
+            task = self._under_way[whole] = asyncio.create_task(self._fetch(whole))
+            task.add_done_callback(lambda _: self._under_way.pop(whole, None))
+        await asyncio.shield(task)
+
+    async def _fetch(self, whole: FileRange) -> None:
+        async with self._places:
+            await self._read(whole)
+
+    async def _hand_over(self, question: Callable[[Reads], T], missing: FileRange) -> T:
+        """Keep what the question misses for it alone until it is answered, so every try gets further than the
+        one before. A range that the device cannot read fails where it is asked for: the question may do
+        with less."""
+        fetched: dict[FileRange, bytes | OSError] = {}
+        while True:
             try:
-                outcome = ask()
-            finally:
-                files.carried = {}
-            if not isinstance(outcome, NotCached):
-                return outcome
-            missing = outcome
+                fetched[missing] = await self._read(missing)
+            except OSError as failure:
+                if failure.errno != errno.EIO:
+                    raise
+                fetched[missing] = failure
+            try:
+                return question(Reads(fetched=fetched))
+            except NotInMemory as miss:
+                missing = miss.missing
+
+    async def _read(self, wanted: FileRange) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(None, wanted.read, self._disk)

@@ -7,61 +7,19 @@ that hands its waits to an `OffLoop`; `in_place` runs such a coroutine to its en
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
-from cometmq.store.base.cold_reads import carry
-from cometmq.store.base.files import NotCached, NotInMemory, StoreFiles
+from cometmq.store.base.cold_reads import ColdReads
+from cometmq.store.base.disk import Disk
+from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
-
-class Need(enum.Enum):
-    """What a walk may want to go on with."""
-
-    ROOM = enum.auto()  # in memory, for an answer of many megabytes; at most once, and held to the end
-
-
-Walk = Generator[NotCached | Need | None, None, T]
-"""A question in steps, each of which keeps its place. It stops at a range that is not in memory, to go on
-once that has been read, with None where other work of the loop should get a turn, and with what it needs. Its
-value is the answer."""
-
-_LARGE_ANSWERS = 2  # put together at once
-_SAME_MISS = 3  # times that a range which was just read is not in memory again, before it is carried
-
-
-class _Answer(NamedTuple):
-    """What a walk has come to."""
-
-    value: Any
-
-
-def walked(walk: Walk[T]) -> T:
-    """The answer of a walk, in one go. Raises NotInMemory where that is asked for (see StoreFiles)."""
-    while True:
-        try:
-            missing = next(walk)
-        except StopIteration as end:
-            answer: T = end.value
-            return answer
-        if isinstance(missing, NotCached):
-            walk.close()
-            raise NotInMemory(missing)
-
-
-def patiently(read: Callable[[], T]) -> Walk[T]:
-    """What `read` gives, as a part of a walk: asked again once what it misses is in memory."""
-    while True:
-        try:
-            return read()
-        except NotInMemory as miss:
-            yield miss.missing
+_LARGE_ANSWERS = 2
 
 
 def in_place(work: Coroutine[Any, Any, T]) -> T:
@@ -76,15 +34,18 @@ def in_place(work: Coroutine[Any, Any, T]) -> T:
 
 
 class OffLoop:
-    """Where one store does what waits. Loop thread only."""
+    """Where one store does what waits. Loop thread only.
 
-    def __init__(self, files: StoreFiles) -> None:
-        self._files = files
+    large_answers: held while an answer of many megabytes is put together; there is room for two at once.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._cold_reads = ColdReads(disk)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Executor | None = None
         self._ending = asyncio.Event()
-        self._room = asyncio.Semaphore(_LARGE_ANSWERS)
-        self._turns = asyncio.Lock()  # long walks take turns, else each would lengthen every turn of the loop
+        self._turns = asyncio.Lock()  # long work takes turns, else each would lengthen every turn of the loop
+        self.large_answers = asyncio.Semaphore(_LARGE_ANSWERS)
 
     def attach(self, loop: asyncio.AbstractEventLoop, pool: Executor) -> None:
         """From now on, work runs in `pool`, and reads of what is not in memory in the loop's own threads."""
@@ -114,75 +75,25 @@ class OffLoop:
         if self._loop is None:
             return
         if ms <= 0:
-            await asyncio.sleep(0)
+            async with self._turns:
+                await asyncio.sleep(0)
             return
         try:
             await asyncio.wait_for(self._ending.wait(), ms / 1000)
         except TimeoutError:
             pass
 
-    async def ask(self, question: Callable[[], T]) -> T:
+    async def ask(self, question: Callable[[Reads], T], miss: NotInMemory | None = None) -> T:
         """The answer to a question whose reads would wait for the device where something is not in memory.
 
         Then a thread reads that, and the question is asked again, from its beginning: it changes nothing
-        before its last read that it could not change twice.
+        before its last read that it could not change twice. `miss`: what it has met already. Raises OSError.
         """
         if self._loop is None:
-            return question()
-        last: NotCached | None = None
-        same = 0
-        while True:
-            outcome = self._try(question)
-            if not isinstance(outcome, NotCached):
-                return outcome
-            same = same + 1 if outcome == last else 0
-            if same == _SAME_MISS:
-                return await carry(self._files, outcome, partial(self._try, question))
-            last = outcome
-            await self._loop.run_in_executor(None, outcome.fetch, self._files.disk)
-
-    async def walk(self, walk: Walk[T]) -> T:
-        """The answer of a walk, without keeping the loop waiting: threads read what is not in memory, and
-        other work gets a turn between steps."""
-        if self._loop is None:
-            return walked(walk)
-        async with AsyncExitStack() as held:
-            return await self._walk(walk, held)
-
-    async def _walk(self, walk: Walk[T], held: AsyncExitStack) -> T:
-        assert self._loop is not None
-        last: NotCached | None = None
-        same = 0
-        while True:
-            outcome = self._try(partial(_step, walk))
-            if isinstance(outcome, NotCached):
-                same = same + 1 if outcome == last else 0
-                last = outcome
-                if same < _SAME_MISS:
-                    await self._loop.run_in_executor(None, outcome.fetch, self._files.disk)
-                    continue
-                outcome = await carry(self._files, outcome, partial(self._try, partial(_step, walk)))
-            if isinstance(outcome, _Answer):
-                answer: T = outcome.value
-                return answer
-            if outcome is Need.ROOM:
-                await held.enter_async_context(self._room)
-                continue
-            async with self._turns:
-                await asyncio.sleep(0)
-
-    def _try(self, question: Callable[[], T]) -> T | NotCached:
-        self._files.impatient = True
-        try:
-            return question()
-        except NotInMemory as miss:
-            return miss.missing
-        finally:
-            self._files.impatient = False
-
-
-def _step(walk: Walk[Any]) -> NotCached | Need | _Answer | None:
-    try:
-        return next(walk)
-    except StopIteration as end:
-        return _Answer(end.value)
+            return question(WAITING)
+        if miss is None:
+            try:
+                return question(CACHED)
+            except NotInMemory as first:
+                miss = first
+        return await self._cold_reads.answer(question, miss.missing)

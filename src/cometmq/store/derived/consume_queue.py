@@ -21,7 +21,7 @@ import numpy as np
 from cometmq.errors import StoreError
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.disk import NO_FILE, Buffer, is_numbered, is_zero, write_all, zero_out
-from cometmq.store.base.files import NotCached, StoreFiles
+from cometmq.store.base.files import WAITING, Reads, StoreFiles
 
 UNIT_STRUCT = struct.Struct(">qiq")
 UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
@@ -203,9 +203,9 @@ class ConsumeQueue(_Touched):
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def read(self, offset: int, count: int, *, wait: bool) -> Buffer | NotCached | None:
+    def read(self, offset: int, count: int, reads: Reads = WAITING) -> Buffer | None:
         """Units [offset, offset + count), clipped at the end of the queue, and at that of the file unless
-        memory goes on there; at least one.
+        memory goes on there; at least one. Raises NotInMemory, OSError.
 
         `offset` must lie in [min_offset, max_offset). None: the file is missing.
         """
@@ -218,26 +218,23 @@ class ConsumeQueue(_Touched):
         base = position - position % self.file_size
         stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
         path = self.path_of(base)
-        data = self._files.read(path, (stop - offset) * UNIT, position - base, wait=wait)
-        if stop < self.window_start or offset + count == stop or data is None or isinstance(data, NotCached):
-            return data
-        if len(data) < (stop - offset) * UNIT:
+        data = self._files.read(path, (stop - offset) * UNIT, position - base, reads)
+        if stop < self.window_start or offset + count == stop or data is None:
             return data
         return bytes(data) + self.window[: (offset + count - stop) * UNIT]
 
-    def unit(self, offset: int) -> tuple[int, int, int] | None:
-        """(record position, record size, tags code) of one unit, waiting for the device if need be; None
-        if its file is missing."""
-        data = self.read(offset, 1, wait=True)
-        if data is None or isinstance(data, NotCached):
-            return None
-        return UNIT_STRUCT.unpack_from(data)
+    def unit(self, offset: int, reads: Reads = WAITING) -> tuple[int, int, int] | None:
+        """(record position, record size, tags code) of one unit; None if its file is missing."""
+        data = self.read(offset, 1, reads)
+        return None if data is None else UNIT_STRUCT.unpack_from(data)
 
-    def units(self, offset: int, stop: int, batch: int = 4096) -> Iterator[tuple[int, int, int, int]]:
-        """(offset, position, size, tags code) of all units in a range, in batches, waiting for the device."""
+    def units(
+        self, offset: int, stop: int, batch: int = 4096, reads: Reads = WAITING
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """(offset, position, size, tags code) of all units in a range, in batches."""
         while offset < stop:
-            data = self.read(offset, min(stop - offset, batch), wait=True)
-            if data is None or isinstance(data, NotCached) or not data:
+            data = self.read(offset, min(stop - offset, batch), reads)
+            if not data:
                 offset = self.next_file_offset(offset)
                 continue
             for unit in UNIT_STRUCT.iter_unpack(data):
@@ -249,13 +246,13 @@ class ConsumeQueue(_Touched):
         per_file = self.file_size // UNIT
         return (offset // per_file + 1) * per_file
 
-    def search(self, low: int, high: int, physical: int) -> int:
+    def search(self, low: int, high: int, physical: int, reads: Reads) -> int:
         """First offset in [low, high) whose record lies at or behind `physical`; `high` if none does.
         Fillers are passed over: they say nothing about order."""
         best = high
         while low < high:
             middle = (low + high) // 2
-            real = self._first_real(middle, high)
+            real = self._first_real(middle, high, reads)
             if real is None:
                 high = middle
             elif real[1] >= physical:
@@ -264,12 +261,12 @@ class ConsumeQueue(_Touched):
                 low = real[0] + 1
         return best
 
-    def _first_real(self, low: int, high: int) -> tuple[int, int] | None:
+    def _first_real(self, low: int, high: int, reads: Reads) -> tuple[int, int] | None:
         """(offset, record position) of the first unit in a range that is no filler."""
         count = 64
         while low < high:
-            data = self.read(low, min(high - low, count), wait=True)
-            if data is None or isinstance(data, NotCached) or not data:
+            data = self.read(low, min(high - low, count), reads)
+            if not data:
                 low = self.next_file_offset(low)
                 continue
             units = np.frombuffer(bytes(data), UNIT_DTYPE)
@@ -289,20 +286,20 @@ class ConsumeQueue(_Touched):
         self.min_offset += hidden
         return hidden
 
-    def correct_min(self, log_min: int) -> None:
+    def correct_min(self, log_min: int, reads: Reads = WAITING) -> None:
         """Raise min_offset to the first unit whose record still exists (min = max when none does)."""
         if self.max_offset > self.min_offset:
-            first = self.unit(self.min_offset)
+            first = self.unit(self.min_offset, reads)
             if first is not None and first[0] >= log_min and first[1] != FILLER_SIZE:
                 return
-        self.min_offset = self.search(self.min_offset, self.max_offset, log_min)
+        self.min_offset = self.search(self.min_offset, self.max_offset, log_min, reads)
 
-    def expired_files(self, log_min: int) -> list[str]:
+    def expired_files(self, log_min: int, reads: Reads = WAITING) -> list[str]:
         """Paths of files, oldest first, all of whose records lie before `log_min`; never the last file."""
         expired: list[str] = []
         for base in self.positions[:-1]:
             last_unit = (base + self.file_size) // UNIT - 1
-            found = self.unit(last_unit)
+            found = self.unit(last_unit, reads)
             if found is not None and found[0] >= log_min:
                 break
             expired.append(self.path_of(base))

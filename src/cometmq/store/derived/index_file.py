@@ -19,9 +19,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from cometmq.store.base.disk import write_all
-from cometmq.store.base.files import NotCached, NotInMemory, StoreFiles
-from cometmq.store.base.off_loop import Walk
+from cometmq.store.base.disk import Buffer, write_all
+from cometmq.store.base.files import Reads, StoreFiles
+from cometmq.store.base.off_loop import OffLoop
 
 HEADER = struct.Struct(">qqqqii")
 ENTRY = struct.Struct(">iqii")
@@ -313,42 +313,44 @@ class IndexFile:
             or self.begin_ms <= end <= self.end_ms
         )
 
-    def search(self, key_hash: int, limit: int, begin: int, end: int, found: list[int]) -> Walk[None]:
+    async def search(
+        self, off_loop: OffLoop, key_hash: int, limit: int, begin: int, end: int, found: list[int]
+    ) -> None:
         """Add positions of entries with this hash and a time in [begin, end] to `found`, newest first,
-        until it holds `limit`. A walk: a key may have as many entries as the file holds."""
-        count, number, looked = self.count, -1, 0
-        if count <= 1:
-            return
-        while len(found) < limit:
-            try:
-                if number < 0:
-                    number = self._newest_of(key_hash % self.slot_count)
-                if not 0 < number < count:
-                    return
-                stored_hash, position, seconds, previous = self._entry(number)
-            except NotInMemory as miss:
-                yield miss.missing
-                continue
-            if seconds < 0:
-                return
-            time_ms = self.begin_ms + seconds * 1000
-            if stored_hash == key_hash and begin <= time_ms <= end and position not in found:
-                found.append(position)
-            if previous >= number or time_ms < begin:
-                return
-            number = previous
-            looked += 1
-            if looked % ENTRIES_A_TURN == 0:
-                yield None
+        until it holds `limit`. In steps: a key may have as many entries as the file holds."""
+        count = self.count
+        number: int | None = None
 
-    def _newest_of(self, slot: int) -> int:
+        def step(reads: Reads) -> bool:
+            """False at the end of the chain. Goes on where it was when something was not in memory."""
+            nonlocal number
+            if number is None:
+                number = self._newest_of(key_hash % self.slot_count, reads)
+            for _ in range(ENTRIES_A_TURN):
+                if not 0 < number < count or len(found) >= limit:
+                    return False
+                stored_hash, position, seconds, previous = self._entry(number, reads)
+                if seconds < 0:
+                    return False
+                time_ms = self.begin_ms + seconds * 1000
+                if stored_hash == key_hash and begin <= time_ms <= end and position not in found:
+                    found.append(position)
+                if previous >= number or time_ms < begin:
+                    return False
+                number = previous
+            return True
+
+        while count > 1 and await off_loop.ask(step):
+            await off_loop.pause(0)
+
+    def _newest_of(self, slot: int, reads: Reads) -> int:
         """Number of the newest entry of a chain, 0 if there is none."""
         if self._slots is not None:
             return int(self._slots[slot])
-        data = self._read(HEADER.size + slot * SLOT_SIZE, SLOT_SIZE)
+        data = self._read(HEADER.size + slot * SLOT_SIZE, SLOT_SIZE, reads)
         return max(0, int.from_bytes(data, "big", signed=True))
 
-    def _entry(self, number: int) -> tuple[int, int, int, int]:
+    def _entry(self, number: int, reads: Reads) -> tuple[int, int, int, int]:
         ahead = number - self.written
         if ahead >= 0:
             for batch in self._pending:
@@ -356,9 +358,8 @@ class IndexFile:
                     entry = batch[ahead]
                     return int(entry[0]), int(entry[1]), int(entry[2]), int(entry[3])
                 ahead -= len(batch)
-        data = self._read(self._entries_at + number * ENTRY.size, ENTRY.size)
+        data = self._read(self._entries_at + number * ENTRY.size, ENTRY.size, reads)
         return ENTRY.unpack(data) if len(data) == ENTRY.size else (-1, 0, -1, 0)
 
-    def _read(self, offset: int, length: int) -> bytes:
-        data = self._files.read(self.path, length, offset, wait=True)
-        return b"" if data is None or isinstance(data, NotCached) else bytes(data)
+    def _read(self, offset: int, length: int, reads: Reads) -> Buffer:
+        return self._files.read(self.path, length, offset, reads) or b""

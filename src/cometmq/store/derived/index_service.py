@@ -24,7 +24,7 @@ from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import is_numbered
 from cometmq.store.base.files import StoreFiles
-from cometmq.store.base.off_loop import Walk
+from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.index_file import IndexFile, IntArray
 
 log = logs.logger(__name__)
@@ -198,19 +198,21 @@ class IndexService:
 
     # -- searching --------------------------------------------------------------------------------
 
-    def search(self, topic: str, key: str, limit: int, begin: int, end: int) -> Walk[list[int]]:
+    async def search(
+        self, off_loop: OffLoop, topic: str, key: str, limit: int, begin: int, end: int
+    ) -> list[int]:
         """Positions of records that may have this key and were stored in [begin, end] (ms), ascending, the
-        newest `limit` of them. Different keys with equal hashes are not told apart. A walk."""
+        newest `limit` of them. Different keys with equal hashes are not told apart."""
         if len(topic) + len(key) > _LONGEST_KEY:
             return []
         key_hash = index_hash(f"{topic}#{key}")
         found: list[int] = []
         for file in self.files[::-1]:
             if file.overlaps(begin, end):
-                yield from file.search(key_hash, limit, begin, end, found)
+                await file.search(off_loop, key_hash, limit, begin, end, found)
             if file.begin_ms < begin or len(found) >= limit:
                 break
-            yield None
+            await off_loop.pause(0)
         return sorted(found)
 
     # -- opening, retention -----------------------------------------------------------------------

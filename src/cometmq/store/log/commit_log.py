@@ -22,7 +22,7 @@ import msgspec
 from cometmq import logs
 from cometmq.protocol.record.one import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
 from cometmq.store.base.disk import Buffer, write_all
-from cometmq.store.base.files import NotCached, StoreFiles
+from cometmq.store.base.files import WAITING, Reads, StoreFiles
 from cometmq.store.log.block_cache import BLOCK, BlockCache
 from cometmq.store.log.places import LogPlaces
 from cometmq.store.log.recent import RecentBytes
@@ -313,8 +313,9 @@ class CommitLog:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def read(self, position: int, length: int, *, wait: bool) -> Buffer | NotCached | None:
-        """Bytes of one segment; None if they are not (or no longer, or not yet) there."""
+    def read(self, position: int, length: int, reads: Reads = WAITING) -> Buffer | None:
+        """Bytes of one segment; None if they are not (or no longer, or not yet) there. Raises NotInMemory,
+        OSError."""
         if position >= self._recent.start and position + length <= self.end:
             found = self._recent.get(position, length)
             if found is not None:
@@ -327,22 +328,14 @@ class CommitLog:
             fd = self._open_for_reading(base)
             if fd < 0:
                 return None
-        if wait:
-            data = self._files.waiting_read(fd, self.path_of(base), length, position - base)
-            return data if len(data) == length else None
-        cached = self._disk.pread_cached(fd, length, position - base)
-        if cached is not None:
-            return cached
-        path = self.path_of(base)
-        carried = self._files.from_carried(path, length, position - base)
-        if carried is None:
-            return NotCached(path, position - base, length)
-        return carried if len(carried) == length else None
+        data = reads.read(self._disk, fd, self.places.path_of(base), length, position - base)
+        return data if len(data) == length else None
 
-    def block(self, position: int, asked: int, *, wait: bool) -> memoryview | NotCached | None:
+    def block(self, position: int, asked: int, reads: Reads) -> memoryview | None:
         """The block (see BlockCache) that holds a position, `asked` records of which are wanted; None if it
         is not kept and not worth loading, or cannot be: near the end of the log, in segments that blocks do
-        not divide, when it is gone, or when the device cannot read some of it."""
+        not divide, when it is gone, or when the device cannot read some of it. Raises NotInMemory,
+        OSError."""
         number = position // BLOCK
         found = self.blocks.get(number)
         if found is not None:
@@ -355,13 +348,13 @@ class CommitLog:
         ):
             return None
         try:
-            data = self.read(start, BLOCK, wait=wait)
+            data = self.read(start, BLOCK, reads)
         except OSError as failure:
             if failure.errno != errno.EIO:
                 raise
             return None
-        if data is None or isinstance(data, NotCached):
-            return data
+        if data is None:
+            return None
         view = memoryview(data)
         self.blocks.put(number, view)
         return view

@@ -1,16 +1,17 @@
-"""Single records and times: by log position, by key, by store time. These wait for the device, or are walks
-(see off_loop.py) where there may be much to look at."""
+"""Single records and times: by log position, by key, by store time. What may have much to look at is a
+coroutine, which gives the loop's other work its turns."""
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from functools import partial
 
 from cometmq import logs
 from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.record.one import MAGIC_V1, MAGIC_V2, store_timestamp_at
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.files import NotCached, NotInMemory
-from cometmq.store.base.off_loop import Need, Walk, patiently
+from cometmq.store.base.files import WAITING, Reads
+from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
@@ -27,38 +28,44 @@ _BYTES_A_TURN = 1 << 20  # of records, copied and checked in 1 ms or so
 class Lookup:
     """Read-only questions to one store."""
 
-    __slots__ = ("_config", "_index", "_log", "_queues")
+    __slots__ = ("_config", "_index", "_log", "_off_loop", "_queues")
 
     def __init__(
-        self, commit_log: CommitLog, queues: QueueTable, index: IndexService, config: StoreConfig
+        self,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        index: IndexService,
+        off_loop: OffLoop,
+        config: StoreConfig,
     ) -> None:
         self._log = commit_log
         self._queues = queues
         self._index = index
+        self._off_loop = off_loop
         self._config = config
 
     def configure(self, config: StoreConfig) -> None:
         """Take over parameters; they may change while the store runs."""
         self._config = config
 
-    def record_at(self, position: int) -> bytes | None:
+    def record_at(self, position: int, reads: Reads = WAITING) -> bytes | None:
         """The whole record at a position of the log; None if no valid record begins there, or one that is too
         long for any frame: bytes within a message can look like the beginning of one of a gigabyte."""
-        head = self._log.read(position, 4, wait=True)
-        if head is None or isinstance(head, NotCached):
+        head = self._log.read(position, 4, reads)
+        if head is None:
             return None
         size = int.from_bytes(head, "big", signed=True)
         longest = min(self._log.segment_size - position % self._log.segment_size, MAX_FRAME_LENGTH)
         if not 0 < size <= longest:
             return None
-        data = self._log.read(position, size, wait=True)
-        if data is None or isinstance(data, NotCached):
+        data = self._log.read(position, size, reads)
+        if data is None or record_facts(memoryview(data), 0, position) is None:
             return None
-        return bytes(data) if record_facts(memoryview(data), 0, position) is not None else None
+        return bytes(data)
 
-    def by_key(
+    async def by_key(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, max_bytes: int
-    ) -> Walk[list[bytes]]:
+    ) -> list[bytes]:
         """Records whose key has this key's hash, stored in [begin_ms, end_ms], ascending by position: the
         newest `max_count`, of these the newest that have `max_bytes` together. While the index cannot be
         written, the newest messages are not found."""
@@ -67,26 +74,27 @@ class Lookup:
         except OSError as failure:
             log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
         limit = min(max_count, self._config.max_msgs_num_batch)
-        for round_ in range(_QUERY_ROUNDS):
-            positions = yield from self._index.search(topic, key, limit, begin_ms, end_ms)
-            if not positions:
-                return []
-            if not round_:
-                yield Need.ROOM
-            found = yield from self._newest(positions, max_bytes)
-            if found:
-                return found
-            end_ms = yield from patiently(partial(self._time_of_segment, positions[0]))
-            if end_ms < 0:
-                return []
+        async with AsyncExitStack() as held:
+            for round_ in range(_QUERY_ROUNDS):
+                positions = await self._index.search(self._off_loop, topic, key, limit, begin_ms, end_ms)
+                if not positions:
+                    break
+                if not round_:
+                    await held.enter_async_context(self._off_loop.large_answers)
+                found = await self._newest(positions, max_bytes)
+                if found:
+                    return found
+                end_ms = await self._off_loop.ask(partial(self._time_of_segment, positions[0]))
+                if end_ms < 0:
+                    break
         return []
 
-    def _newest(self, positions: list[int], max_bytes: int) -> Walk[list[bytes]]:
+    async def _newest(self, positions: list[int], max_bytes: int) -> list[bytes]:
         """The records at these (ascending) positions, the newest of them that have `max_bytes` together."""
         found: list[bytes] = []
         left, this_turn = max_bytes, 0
         for position in reversed(positions):
-            record = yield from patiently(partial(self.record_at, position))
+            record = await self._off_loop.ask(partial(self.record_at, position))
             if record is None:
                 continue
             left -= len(record)
@@ -96,35 +104,33 @@ class Lookup:
             this_turn += len(record)
             if this_turn >= _BYTES_A_TURN:
                 this_turn = 0
-                yield None
+                await self._off_loop.pause(0)
         return found[::-1]
 
-    def _time_of_segment(self, position: int) -> int:
+    def _time_of_segment(self, position: int, reads: Reads) -> int:
         """Store time of the first record that still exists at or behind `position`; -1 if there is none."""
-        return self._store_time(max(position, self._log.min_position))
+        return self._store_time(max(position, self._log.min_position), reads)
 
-    def _store_time(self, position: int) -> int:
+    def _store_time(self, position: int, reads: Reads) -> int:
         """Store time of the record at a position; -1 where none begins."""
-        data = self._log.read(position, 76, wait=True)
-        if data is None or isinstance(data, NotCached):
-            return -1
-        if int.from_bytes(data[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
+        data = self._log.read(position, 76, reads)
+        if data is None or int.from_bytes(data[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
             return -1
         at = store_timestamp_at(int.from_bytes(data[36:40], "big"))
         return int.from_bytes(data[at : at + 8], "big", signed=True)
 
-    def store_time_of(self, queue: ConsumeQueue | None, offset: int) -> int:
+    def store_time_of(self, queue: ConsumeQueue | None, offset: int, reads: Reads = WAITING) -> int:
         """Store time of the message at a queue offset; -1 when it does not exist."""
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return -1
-        unit = queue.unit(offset)
+        unit = queue.unit(offset, reads)
         if unit is None or unit[1] == FILLER_SIZE:
             return -1
-        return self._store_time(unit[0])
+        return self._store_time(unit[0], reads)
 
     # -- offsets by time --------------------------------------------------------------------------
 
-    def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> Walk[int]:
+    async def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> int:
         """mode None: the message stored nearest to the time, of equals in distance the earlier, of equals in
         time the one that stands next to the moment asked for (4.9). "LOWER": the first message stored at or
         after it, else the queue's end; "UPPER": the last one stored at or before it, else the queue's
@@ -134,25 +140,25 @@ class Lookup:
         """
         if queue is None:
             return 0
-        found, stored = yield from self._first_at_or_after(queue, timestamp_ms)
+        found, stored = await self._first_at_or_after(queue, timestamp_ms)
         if mode is not None and mode.upper() == "LOWER":
             return found
         if mode is not None:
-            found, stored = yield from self._first_at_or_after(queue, timestamp_ms + 1)
-        before = yield from self._last_before(queue, found)
+            found, stored = await self._first_at_or_after(queue, timestamp_ms + 1)
+        before = await self._last_before(queue, found)
         if before is None:
             return queue.min_offset if mode is not None or found == queue.max_offset else found
         if mode is not None or found == queue.max_offset:
             return before[0]
         return found if timestamp_ms - before[1] > stored - timestamp_ms else before[0]
 
-    def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> Walk[int]:
+    async def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
         """Offset of the first message stored at or after a time; the queue's end if there is none. Looked for
         from the beginning on, in growing steps: messages stored while the clock had stepped back look old,
         and must not make all those before them look so."""
         low, high, step = queue.min_offset, queue.max_offset, 0
         while low + step < high:
-            real = yield from self._next_real(queue, low + step, high)
+            real = await self._next_real(queue, low + step, high)
             if real is None:
                 break
             if real[1] >= timestamp_ms:
@@ -161,20 +167,20 @@ class Lookup:
                 high = real[0] + 1
                 break
             low, step = real[0] + 1, max(1, 2 * step)
-        return (yield from self._first_between(queue, low, high, timestamp_ms))[0]
+        return (await self._first_between(queue, low, high, timestamp_ms))[0]
 
-    def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> Walk[tuple[int, int]]:
-        return self._first_between(queue, queue.min_offset, queue.max_offset, timestamp_ms)
+    async def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
+        return await self._first_between(queue, queue.min_offset, queue.max_offset, timestamp_ms)
 
-    def _first_between(
+    async def _first_between(
         self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int
-    ) -> Walk[tuple[int, int]]:
+    ) -> tuple[int, int]:
         """(offset, store time); the end and -1 if there is none. What fillers and lost records leave is
         passed over: it says nothing about time."""
         found = (high, -1)
         while low < high:
             middle = (low + high) // 2
-            real = yield from self._next_real(queue, middle, high)
+            real = await self._next_real(queue, middle, high)
             if real is None:
                 high = middle
             elif real[1] >= timestamp_ms:
@@ -183,39 +189,39 @@ class Lookup:
                 low = real[0] + 1
         return found
 
-    def _next_real(self, queue: ConsumeQueue, low: int, high: int) -> Walk[tuple[int, int] | None]:
+    async def _next_real(self, queue: ConsumeQueue, low: int, high: int) -> tuple[int, int] | None:
         """(offset, store time) of the first message in a range of a queue."""
         while low < high:
             stop = min(low + _UNITS_A_TURN, high)
-            try:
-                for offset, position, size, _ in queue.units(low, stop, 64):
-                    low = offset
-                    if size != FILLER_SIZE and (stored := self._store_time(position)) >= 0:
-                        return offset, stored
-            except NotInMemory as miss:
-                yield miss.missing
-                continue
+            real = await self._off_loop.ask(partial(self._first_real, queue, low, stop))
+            if real is not None:
+                return real
             low = stop
-            yield None
+            await self._off_loop.pause(0)
         return None
 
-    def _last_before(self, queue: ConsumeQueue, offset: int) -> Walk[tuple[int, int] | None]:
+    def _first_real(self, queue: ConsumeQueue, low: int, high: int, reads: Reads) -> tuple[int, int] | None:
+        for offset, position, size, _ in queue.units(low, high, 64, reads):
+            if size != FILLER_SIZE and (stored := self._store_time(position, reads)) >= 0:
+                return offset, stored
+        return None
+
+    async def _last_before(self, queue: ConsumeQueue, offset: int) -> tuple[int, int] | None:
         """(offset, store time) of the last message before an offset."""
         step = 1
         while offset > queue.min_offset:
             begin = max(queue.min_offset, offset - step)
-            try:
-                units = list(queue.units(begin, offset, 64))
-                while units:
-                    at, position, size, _ = units.pop()
-                    if size != FILLER_SIZE and (stored := self._store_time(position)) >= 0:
-                        return at, stored
-                    offset = at
-            except NotInMemory as miss:
-                yield miss.missing
-                continue
+            real = await self._off_loop.ask(partial(self._last_real, queue, begin, offset))
+            if real is not None:
+                return real
             offset = begin
             if step > 1:
-                yield None
+                await self._off_loop.pause(0)
             step = min(step * 8, _UNITS_A_TURN)
+        return None
+
+    def _last_real(self, queue: ConsumeQueue, low: int, high: int, reads: Reads) -> tuple[int, int] | None:
+        for offset, position, size, _ in reversed(list(queue.units(low, high, 64, reads))):
+            if size != FILLER_SIZE and (stored := self._store_time(position, reads)) >= 0:
+                return offset, stored
         return None

@@ -29,7 +29,7 @@ from cometmq.protocol.record.one import MAGIC_V1, MAGIC_V2, MIN_SIZE
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Buffer
-from cometmq.store.base.files import NotCached
+from cometmq.store.base.files import WAITING, NotInMemory, Reads
 from cometmq.store.derived.consume_queue import FILLER, FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, ConsumeQueue
 from cometmq.store.derived.queue_ext import LEAST_CODE
 from cometmq.store.log.block_cache import BLOCK, DENSE
@@ -146,13 +146,13 @@ class QueueReader:
         records: RecordFilter = None,
         max_bytes: int | None = None,
         correct: bool = True,
-        wait: bool = False,
-    ) -> Got | NotCached:
+        reads: Reads = WAITING,
+    ) -> Got:
         """Read up to `max_count` messages from `offset` on: at least one, at most what the settings allow.
 
         `tags` is a set of signed 32-bit tag hashes or a function of the whole tags code; `records` a
         function of the whole record. With `correct` false (a slave without offsetCheckInSlave) the offset
-        corrections are not applied.
+        corrections are not applied. Raises NotInMemory, OSError.
         """
         if queue is None:
             return Got(GetStatus.NO_MESSAGE_IN_QUEUE, [], 0, 0 if correct else offset, 0, 0, False)
@@ -165,15 +165,13 @@ class QueueReader:
         several = max(self._scan_bytes, max_count * UNIT) // UNIT
         if tags is None and records is None:
             several = max(1, max_count)
-        data = self._units(queue, offset, min(several, high - offset), wait)
-        if isinstance(data, NotCached):
-            return data
+        data = self._units(queue, offset, min(several, high - offset), reads)
         if not data:
             following = queue.next_file_offset(offset) if correct else offset
             return Got(GetStatus.OFFSET_FOUND_NULL, [], 0, following, low, high, False)
         careful = records is not None or self._check_crc
         if tags is None and not careful:
-            plain = self._plain(data, max_count, max_bytes)
+            plain = self._plain(data, max_count, max_bytes, reads)
             if plain is not None:
                 count, buffer, last = plain
                 lag = self._log.end - last
@@ -182,21 +180,17 @@ class QueueReader:
         picked = None if careful else self._pick(data, max_count, tags, max_bytes)
         if picked is not None:
             chosen, scanned, last = picked
-            buffers = self._read_runs(chosen, wait)
-            if isinstance(buffers, NotCached):
-                return buffers
+            buffers = self._read_runs(chosen, reads)
             if buffers is not None:
                 lag = self._log.end - last
                 slave = lag > self.memory_window
                 if chosen:
                     return Got(GetStatus.FOUND, buffers, len(chosen), offset + scanned, low, high, slave, lag)
-                behind = self._behind_fillers(queue, data, offset + scanned, wait)
-                if isinstance(behind, NotCached):
-                    return behind
+                behind = self._behind_fillers(queue, data, offset + scanned, reads)
                 return Got(GetStatus.NO_MATCHED_MESSAGE, [], 0, behind, low, high, slave, lag)
-        return self._get_one_by_one(queue, offset, data, max_count, tags, records, max_bytes, wait)
+        return self._get_one_by_one(queue, offset, data, max_count, tags, records, max_bytes, reads)
 
-    def _behind_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, wait: bool) -> int | NotCached:
+    def _behind_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
         """Where to go on after `data`, units up to `offset` that gave nothing: behind the fillers that
         follow if these ended with one. A gap of a million takes eight pulls."""
         if data[-UNIT:] != FILLER:
@@ -204,9 +198,14 @@ class QueueReader:
         begin = offset
         stop = min(queue.max_offset, offset + _MOST_FILLERS)
         while offset < stop:
-            more = queue.read(offset, min(stop - offset, _FILLERS_AT_ONCE), wait=wait)
-            if more is None or isinstance(more, NotCached):
-                return offset if more is None or offset > begin else more
+            try:
+                more = queue.read(offset, min(stop - offset, _FILLERS_AT_ONCE), reads)
+            except NotInMemory:
+                if offset == begin:
+                    raise
+                return offset
+            if more is None:
+                return offset
             units = np.frombuffer(more, UNIT_DTYPE)
             real = np.flatnonzero((units["size"] != FILLER_SIZE) | (units["position"] != 0))
             if len(real):
@@ -214,11 +213,11 @@ class QueueReader:
             offset += len(units)
         return offset
 
-    def _units(self, queue: ConsumeQueue, offset: int, count: int, wait: bool) -> Buffer | NotCached | None:
+    def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
         """`ConsumeQueue.read`, by way of the stretch of the queue's file that was read last: units below the
         window never change, and a system call for each pull costs more than all its units."""
-        if offset >= queue.window_start or wait:
-            return queue.read(offset, count, wait=wait)
+        if offset >= queue.window_start:
+            return queue.read(offset, count, reads)
         kept = self._stretches.get(queue)
         if kept is not None:
             first, data = kept
@@ -227,17 +226,22 @@ class QueueReader:
                 return data[begin : begin + count * UNIT]
         several = min(_AHEAD, queue.window_start - offset)
         if count < several:
-            ahead = queue.read(offset, several, wait=False)
-            if ahead is not None and not isinstance(ahead, NotCached):
+            try:
+                ahead = queue.read(offset, several, reads)
+            except NotInMemory:
+                ahead = None
+            if ahead is not None:
                 self._stretches[queue] = offset, ahead
                 self._stretches.move_to_end(queue)
                 if len(self._stretches) > _STRETCHES:
                     self._stretches.popitem(last=False)
                 if len(ahead) >= count * UNIT:
                     return ahead[: count * UNIT]
-        return queue.read(offset, count, wait=False)
+        return queue.read(offset, count, reads)
 
-    def _plain(self, data: Buffer, max_count: int, max_bytes: int | None) -> tuple[int, Buffer, int] | None:
+    def _plain(
+        self, data: Buffer, max_count: int, max_bytes: int | None, reads: Reads
+    ) -> tuple[int, Buffer, int] | None:
         """How many records the units give to a plain read (see above), their bytes, and the position of the
         last one; None if this one is not plain."""
         log = self._log
@@ -256,17 +260,17 @@ class QueueReader:
         ends = tuple(accumulate(sizes, initial=start))
         one_run = ends[:-1] == positions
         stop = ends[-1] if one_run else max(map(add, positions, sizes))
-        source: Buffer | NotCached | None = None
+        source: Buffer | None = None
         base = start - start % BLOCK  # position of the source
         if stop <= base + BLOCK:
-            source = log.block(start, count, wait=False)
+            source = log.block(start, count, reads)
         if stop - start > _MAX_RUN and not one_run:
-            scattered = self._scattered(positions, sizes)
+            scattered = self._scattered(positions, sizes, reads)
             return None if scattered is None else (count, scattered, positions[-1])
         if source is None and one_run:
             base = start
-            source = self._run(start, stop - start, wait=False)
-        if source is None or isinstance(source, NotCached):
+            source = self._run(start, stop - start, reads)
+        if source is None:
             return None
         if one_run:
             taken = source[start - base : stop - base]
@@ -280,9 +284,9 @@ class QueueReader:
             taken = b"".join([source[at : at + size] for at, size in zip(places, sizes, strict=True)])
         return count, taken, positions[-1]
 
-    def _scattered(self, positions: Sequence[int], sizes: Sequence[int]) -> bytes | None:
+    def _scattered(self, positions: Sequence[int], sizes: Sequence[int], reads: Reads) -> bytes | None:
         """The bytes of whole records that lie far apart, as those of one queue among thousands do; None if
-        some lie together outside the blocks, or one is not in memory or not what its unit says."""
+        some lie together outside the blocks, or one is not what its unit says."""
         log = self._log
         kept = log.blocks.get
         parts: list[Buffer] = []
@@ -291,15 +295,12 @@ class QueueReader:
             source: Buffer | None = kept(number)
             if source is None or at + size > BLOCK:
                 near = [other // BLOCK for other in positions].count(number)
-                found: Buffer | NotCached | None = None
-                if at + size <= BLOCK:
-                    found = log.block(position, near, wait=False)
-                if found is None and near < DENSE:
-                    found = self._run(position, size, wait=False)
+                source = log.block(position, near, reads) if at + size <= BLOCK else None
+                if source is None and near < DENSE:
+                    source = self._run(position, size, reads)
                     at = 0
-                if found is None or isinstance(found, NotCached):
+                if source is None:
                     return None
-                source = found
             if _start_of(source, at) != (size, MAGIC_V1):
                 return None
             parts.append(source[at : at + size])
@@ -343,16 +344,14 @@ class QueueReader:
             total += size
         return chosen, scanned, position
 
-    def _read_runs(self, chosen: list[tuple[int, int]], wait: bool) -> list[Buffer] | NotCached | None:
+    def _read_runs(self, chosen: list[tuple[int, int]], reads: Reads) -> list[Buffer] | None:
         """Bytes of the chosen records; None when one of them cannot be had, or fails the check of its CRC."""
         buffers: list[Buffer] = []
         segment = self._log.segment_size
         index, total = 0, len(chosen)
         while index < total:
             start, size = chosen[index]
-            taken = self._from_block(chosen, index, buffers, wait)
-            if isinstance(taken, NotCached):
-                return taken
+            taken = self._from_block(chosen, index, buffers, reads)
             if taken:
                 index += taken
                 continue
@@ -373,9 +372,9 @@ class QueueReader:
                     gaps = True
                 stop = position + size
                 index += 1
-            data = self._run(start, stop - start, wait)
-            if data is None or isinstance(data, NotCached):
-                return data
+            data = self._run(start, stop - start, reads)
+            if data is None:
+                return None
             run = chosen[first:index]
             for at, size in run:
                 stored, magic = _start_of(data, at - start)
@@ -388,19 +387,19 @@ class QueueReader:
                 buffers.append(data)
         return buffers
 
-    def _run(self, position: int, length: int, wait: bool) -> Buffer | NotCached | None:
+    def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
         """Bytes of the log for several records at once; None also when the device cannot read some of them:
         then each is read by itself."""
         try:
-            return self._log.read(position, length, wait=wait)
+            return self._log.read(position, length, reads)
         except OSError as failure:
             if failure.errno != errno.EIO:
                 raise
             return None
 
     def _from_block(
-        self, chosen: list[tuple[int, int]], index: int, buffers: list[Buffer], wait: bool
-    ) -> int | NotCached:
+        self, chosen: list[tuple[int, int]], index: int, buffers: list[Buffer], reads: Reads
+    ) -> int:
         """Take the records from `index` on that lie in one block out of it, if it is kept or worth being
         loaded. Returns how many were taken; 0 leaves them to the other way."""
         start = chosen[index][0]
@@ -412,9 +411,9 @@ class QueueReader:
         ):
             at = chosen[last][0]
             last += 1
-        block = self._log.block(start, last - index, wait=wait) if last > index else None
-        if block is None or isinstance(block, NotCached):
-            return 0 if block is None else block
+        block = self._log.block(start, last - index, reads) if last > index else None
+        if block is None:
+            return 0
         parts: list[Buffer] = []
         first = stop = start
         for at, size in chosen[index:last]:
@@ -438,8 +437,8 @@ class QueueReader:
         tags: TagFilter,
         records: RecordFilter,
         max_bytes: int | None,
-        wait: bool,
-    ) -> Got | NotCached:
+        reads: Reads,
+    ) -> Got:
         """The careful way: records are filtered by content, or some are missing or damaged."""
         log = self._log
         buffers: list[Buffer] = []
@@ -453,16 +452,11 @@ class QueueReader:
             if (position, size, code) == FILLER_UNIT or position < skip_below or not tag_matches(tags, code):
                 continue
             try:
-                record = log.read(position, size, wait=wait) if size >= MIN_SIZE else None
-            except OSError as failure:
-                if failure.errno != errno.EIO or not buffers:
+                record = log.read(position, size, reads) if size >= MIN_SIZE else None
+            except (NotInMemory, OSError) as failure:
+                if not buffers or (isinstance(failure, OSError) and failure.errno != errno.EIO):
                     raise
                 scanned -= 1  # the next read begins here, and says so
-                break
-            if isinstance(record, NotCached):
-                if not buffers:
-                    return record
-                scanned -= 1
                 break
             if record is None and size >= MIN_SIZE and 0 <= position < log.min_position:
                 missing = True
@@ -486,10 +480,7 @@ class QueueReader:
             status = GetStatus.FOUND
         else:
             status = GetStatus.MESSAGE_WAS_REMOVING if missing else GetStatus.NO_MATCHED_MESSAGE
-            behind = self._behind_fillers(queue, data, following, wait)
-            if isinstance(behind, NotCached):
-                return behind
-            following = behind
+            following = self._behind_fillers(queue, data, following, reads)
         low, high, lag = queue.min_offset, queue.max_offset, log.end - position
         slave = lag > self.memory_window
         return Got(status, buffers, len(buffers), following, low, high, slave, lag)
