@@ -16,7 +16,7 @@ from functools import lru_cache
 import pytest
 
 from cometmq.protocol.properties.text import java_hash
-from cometmq.protocol.record.one import decode_record, record_starts
+from cometmq.protocol.record.one import decode_record, iter_records
 from cometmq.store import JsonTable, ManualClock, MessageStore, StoreConfig
 from cometmq.store.base.disk import write_new_file
 from cometmq.store.inspect.rebuild import rebuild
@@ -193,9 +193,11 @@ def served(store: MessageStore) -> dict[tuple[str, int, int], bytes]:
         while offset < queue.max_offset:
             answer = store.reader.get(queue, offset, 32)
             data = b"".join(answer.buffers)  # type: ignore[union-attr]
-            for at, size in record_starts(data):
-                message = decode_record(data, at, check_crc=True)
+            at = 0
+            for message in iter_records(data, check_crc=True):
+                size = message.store_size
                 found[queue.topic, queue.queue_id, message.queue_offset] = data[at : at + size]
+                at += size
             assert answer.next_begin_offset > offset  # type: ignore[union-attr]
             offset = answer.next_begin_offset  # type: ignore[union-attr]
     return found

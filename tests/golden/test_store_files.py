@@ -11,10 +11,12 @@ import pytest
 from tests.golden.record_store import TARGET
 from tests.interop.store_input import TINY_SLOTS
 from tests.interop.stores import Store, read_store
+from tests.protocol.record.encoding import encode_message
 
+from cometmq.errors import RecordError
 from cometmq.protocol.properties.text import decode_properties, index_hash, java_hash
-from cometmq.protocol.record import one as layout
-from cometmq.protocol.record.one import RecordError, decode_record, encode_message, iter_records
+from cometmq.protocol.record.layout import COMPRESSED
+from cometmq.protocol.record.one import decode_record, iter_records
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +54,14 @@ def test_records_are_read_field_by_field(store: Store, log: bytes) -> None:
         assert (got.reconsume_times, got.prepared_transaction_offset) == (each.reconsumed, each.prepared)
         assert got.properties == decode_properties("\x02".join(each.properties))
         assert got.born_host.startswith("127.0.0.1:")
-        if not got.sys_flag & layout.COMPRESSED:
+        if not got.sys_flag & COMPRESSED:
             assert bytes(got.body) == each.body
 
 
 def test_records_are_written_back_byte_for_byte(store: Store, log: bytes) -> None:
     for each in store.records:
         was = log[each.position : each.position + each.size]
-        if each.sys_flag & layout.COMPRESSED:
+        if each.sys_flag & COMPRESSED:
             continue  # what is read is no longer compressed
         assert encode_message(decode_record(was)) == was
 

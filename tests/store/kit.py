@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cometmq.protocol.record.one import decode_record, record_starts
+from cometmq.protocol.record.one import iter_records
 from cometmq.store import Appended, Commit, Disk, Got, ManualClock, MessageStore, NotInMemory, StoreConfig
 from cometmq.store.base.off_loop import in_place
 
@@ -63,8 +63,7 @@ def got(answer: Got) -> Got:
 
 
 def bodies(answer: Got) -> list[bytes]:
-    data = b"".join(answer.buffers)
-    return [bytes(decode_record(data, at).body) for at, _ in record_starts(data)]
+    return [bytes(message.body) for message in iter_records(b"".join(answer.buffers))]
 
 
 async def pulled(store: MessageStore, topic: str, queue_id: int, offset: int, count: int = 32) -> Got:

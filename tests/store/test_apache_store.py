@@ -12,7 +12,7 @@ import pytest
 from tests.interop.store_input import TINY_SLOTS
 from tests.store.kit import everything
 
-from cometmq.protocol.record.one import decode_record, record_starts
+from cometmq.protocol.record.one import iter_records
 from cometmq.store import MessageStore, StoreConfig
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.disk import OsDisk
@@ -61,8 +61,7 @@ def test_every_message_is_served(root: Path) -> None:
     assert store.recovered.clean
     assert store.recovered.notes == []
     expected: dict[tuple[str, int], list[bytes]] = {}
-    for at, _ in record_starts(log[: store.commit_log_max]):
-        record = decode_record(log, at)
+    for record in iter_records(log[: store.commit_log_max]):
         expected.setdefault((record.topic, record.queue_id), []).append(bytes(record.body))
     found = {(q.topic, q.queue_id): everything(store, q.topic, q.queue_id) for q in store.queues}
     store.close()
@@ -98,12 +97,12 @@ def test_every_key_in_it_is_found(root: Path) -> None:
     log = next((root / "commitlog").iterdir()).read_bytes()
     store = MessageStore.open(configured(root))
     asked = 0
-    for at, size in record_starts(log[: store.commit_log_max]):
-        record = decode_record(log, at)
+    for record in iter_records(log[: store.commit_log_max]):
+        at = record.physical_offset
         for key in [record.properties.get("UNIQ_KEY", ""), *record.properties.get("KEYS", "").split(" ")]:
             if key:
                 found = store.query_by_key(record.topic, key, 64, 0, 1 << 60)
-                assert log[at : at + size] in found
+                assert log[at : at + record.store_size] in found
                 asked += 1
     store.close()
     assert asked > 200

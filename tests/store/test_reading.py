@@ -11,7 +11,8 @@ import pytest
 from tests.store.kit import bodies, committed, drop_first_segment, everything, open_store, pulled, put, send
 
 from cometmq.protocol.properties.text import java_hash
-from cometmq.protocol.record.one import MIN_SIZE, decode_record
+from cometmq.protocol.record.layout import MIN_SIZE
+from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, NotInMemory, Reads
 from cometmq.testing.faulty_disk import FaultyDisk
 

@@ -11,7 +11,7 @@ from tests.store.kit import HOST, START_MS, bodies, committed, everything, got, 
 
 from cometmq.errors import ConfigError, StoreError
 from cometmq.protocol.batch import encode_batch
-from cometmq.protocol.record.one import BLANK_MAGIC, decode_record, record_starts
+from cometmq.protocol.record.one import decode_record, encode_blank, record_starts
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreConfig, StoreRefused
 from cometmq.store.base.checkpoint import mark_of
 from cometmq.store.base.off_loop import in_place
@@ -101,9 +101,9 @@ def test_a_record_that_does_not_fit_rolls_over_behind_a_blank_record(tmp_path: P
     assert (second.physical_offset, third.physical_offset) == (size, 65536)
     store.close()
     data = log_bytes(tmp_path)
-    assert struct.unpack_from(">ii", data, 2 * size) == (65536 - 2 * size, BLANK_MAGIC)
+    assert data[2 * size : 2 * size + 8] == encode_blank(65536 - 2 * size)
     assert not data[2 * size + 8 :].strip(b"\0")
-    assert [at for at, _ in record_starts(data)] == [0, size]
+    assert record_starts(data) == ([0, size], 2 * size)
 
 
 @pytest.mark.parametrize(("room", "rolls"), [(8, False), (7, True)])

@@ -26,8 +26,7 @@ from cometmq.pipeline.partition_writer import PartitionWriter, runs, sync
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.reading import read_parts
 from cometmq.pipeline.table import open_filesystem
-from cometmq.protocol.record.arrow import COLUMNS, arrow_schema
-from cometmq.protocol.record.layout import BadRecord
+from cometmq.protocol.record.arrow import COLUMNS, BadRecord, arrow_schema
 
 ARCHIVE_SCHEMA = arrow_schema([name for name in COLUMNS if name != "offset_msg_id"])
 

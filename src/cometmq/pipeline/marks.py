@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from struct import Struct
 from typing import Any, NamedTuple
 
 from cometmq import logs
@@ -18,15 +17,12 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.errors import DataLossError
 from cometmq.pipeline.offsets import MARKS_KEY, Offsets, Tree, to_tree
 from cometmq.pipeline.plan import Bounds, shrunk
-from cometmq.protocol.record.layout import BORN_V6, V6_EXTRA, record_starts
+from cometmq.protocol.record.one import place_of, record_starts
 
 log = logs.logger(__name__)
 
 CLOCKS_MS = 60_000
 """How far the clocks of brokers may be apart that follow each other under one name."""
-
-_FIXED = Struct(">qqi").unpack_from  # at 20: queue offset, log position, sysFlag
-_TIME = Struct(">q").unpack_from
 
 
 class Mark(NamedTuple):
@@ -41,10 +37,10 @@ Marks = dict[MessageQueue, Mark]
 
 def mark_of(record: bytes) -> tuple[int, Mark]:
     """(queue offset, mark) of the stored record that these bytes begin with. Raises RecordError."""
-    if not record_starts(record)[0]:
+    place = place_of(record) if record_starts(record, most=1)[0] else None
+    if place is None:
         raise RecordError(0, "length", "no record of that length and magic number")
-    offset, position, sys_flag = _FIXED(record, 20)
-    return offset, Mark(position, _TIME(record, 56 + (V6_EXTRA if sys_flag & BORN_V6 else 0))[0])
+    return place.queue_offset, Mark(place.physical_offset, place.store_timestamp_ms)
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:

@@ -13,16 +13,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from struct import Struct
 from typing import NamedTuple
 
 from cometmq.pipeline.plan import QueueRange
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.record.layout import record_starts
+from cometmq.protocol.record.one import queue_offset_of, record_starts
 
 FILTERED_SEGMENT = 2048  # offsets of a segment when the broker filters: it scans 800 entries for one answer
-
-_QUEUE_OFFSET = Struct(">q").unpack_from
 
 
 class Request(NamedTuple):
@@ -184,7 +181,7 @@ class PullWindow:
         starts, stop = record_starts(body)
         broken = stop < len(body)
         # The answer may reach into the next segment, which asks for those records itself.
-        while starts and _QUEUE_OFFSET(body, starts[-1] + 20)[0] >= segment.end:
+        while starts and queue_offset_of(body, starts[-1]) >= segment.end:
             starts.pop()
             broken = False
         if broken and not starts:
@@ -197,7 +194,7 @@ class PullWindow:
             starts.pop()
         if starts:
             segment.chunks.append(Chunk(body, starts))
-            last = _QUEUE_OFFSET(body, starts[-1] + 20)[0]
+            last = queue_offset_of(body, starts[-1])
             behind = segment.at + len(starts)
             if behind <= last + 1 <= reply.next_begin:
                 behind = last + 1

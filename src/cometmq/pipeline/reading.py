@@ -36,8 +36,7 @@ from cometmq.pipeline.requests import BUSY, PULL_ANSWERS, pull_reply, pull_reque
 from cometmq.pipeline.wire import Wire
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.compression import decompress
-from cometmq.protocol.record.arrow import ColumnDecoder
-from cometmq.protocol.record.layout import MAX_RAW_BYTES, BadRecord, Origin
+from cometmq.protocol.record.arrow import MAX_RAW_BYTES, BadRecord, ColumnDecoder, Origin
 
 log = logs.logger(__name__)
 

@@ -16,7 +16,7 @@ from cometmq.errors import BodyError, BodyTooLarge, RecordError
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.compression import decompress
-from cometmq.protocol.record.one import body_crc, decode_record, iter_records, record_starts
+from cometmq.protocol.record.one import body_crc, iter_records
 
 __all__ = ["MAX_BODY", "Decoded", "decode_messages", "decode_one", "decode_pulled"]
 
@@ -104,9 +104,8 @@ def _records(body: Buffer, broker_name: str, damaged: list[int] | None) -> list[
 def _sound(body: Buffer, broker_name: str, damaged: list[int]) -> list[MessageExt]:
     """The messages whose body is as it was stored."""
     sound = []
-    for position, _ in record_starts(body):
-        message = decode_record(body, position, broker_name=broker_name)
-        found = body_crc(message.body) if message.body else 0
+    for message in iter_records(body, broker_name=broker_name):
+        found = body_crc(message.body)
         if found == message.body_crc:
             sound.append(message)
             continue

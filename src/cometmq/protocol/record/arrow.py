@@ -1,6 +1,6 @@
 """Records of the commit log, many at a time, to Arrow columns.
 
-The input is what a pull reply or a commit-log file holds: records back to back (layout: record.py). The
+The input is what a pull reply or a commit-log file holds: records back to back (see layout.py). The
 output are `pyarrow.RecordBatch`es whose schema the caller chooses: columns that are not asked for cost
 nothing. Everything here works on whole batches with numpy gathers and `pyarrow` takes; a Python loop runs
 only over rare rows (compressed bodies, IPv6 hosts, property strings that break the grammar) and over the
@@ -15,6 +15,7 @@ check.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,25 +25,11 @@ import pyarrow.compute as pc
 
 from cometmq.protocol.ids import encode_offset_id, unpack_host
 from cometmq.protocol.properties.columns import PropertyColumns, is_utf8
-from cometmq.protocol.record.layout import (
-    BORN_V6,
-    COMPRESSED,
-    HOSTS_AT,
-    STORE_V6,
-    V6_EXTRA,
-    BadRecord,
-    Buffer,
-    Bytes,
-    Ints,
-    Origin,
-    Rows,
-    crc_mismatches,
-    gather,
-    keep,
-    layout,
-    strangers,
-)
+from cometmq.protocol.record.layout import BORN_V6, COMPRESSED, HOST_V4, HOST_V6, MIN_SIZE, STORE_V6
+from cometmq.protocol.record.many import Bytes, Ints, Rows, bodies_match, gather, read_rows
+from cometmq.protocol.record.one import Buffer
 
+MAX_RAW_BYTES = 64 * 1024  # of a bad record that are kept
 MAX_BATCH = 0x7FFFFFFF  # bytes of a buffer, and of a batch's plain bodies: Arrow's offsets have 31 bits
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -80,7 +67,31 @@ _FROM_PROPERTIES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 
 _LEAST_MS, _MOST_MS = -62_104_060_800_000, 253_370_764_799_999  # years 2 to 9998
 _NATIVE: dict[pa.DataType, npt.DTypeLike] = {pa.int32(): "i4", pa.int64(): "i8"}
+_HOST = np.dtype(f"V{HOST_V4}")
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that was left out. The offsets are what its header claims, None if even that could not be
+    read.
+    """
+
+    position: int  # in the buffer
+    stage: str  # "layout", "crc", "queue", "time", "body" or "text"
+    problem: str
+    queue_id: int | None
+    queue_offset: int | None
+    physical_offset: int | None
+    raw: bytes  # the stored bytes, at most MAX_RAW_BYTES of them
+
+
+class Origin(NamedTuple):
+    """The queue that the records up to position `end` of a buffer were read from."""
+
+    end: int
+    topic: str
+    queue_id: int
 
 
 class Decoded(NamedTuple):
@@ -112,23 +123,6 @@ _CANONICAL = {name.replace("_", ""): name for name in COLUMNS}
 def arrow_schema(columns: Sequence[str] | None = None) -> pa.Schema:
     """The Arrow schema of these columns (all of them by default), every field nullable."""
     return pa.schema([(name, COLUMNS[name]) for name in (COLUMNS if columns is None else columns)])
-
-
-def batch_ends(sizes: Sequence[int], max_records: int, max_bytes: int) -> list[int]:
-    """Where to cut a run of items so that no part is over a limit; an item over `max_bytes` alone gets its
-    own part.
-    """
-    ends: list[int] = []
-    count = total = 0
-    for index, size in enumerate(sizes):
-        if count and (count >= max_records or total + size > max_bytes):
-            ends.append(index)
-            count = total = 0
-        count += 1
-        total += size
-    if count:
-        ends.append(len(sizes))
-    return ends
 
 
 class ColumnDecoder:
@@ -170,25 +164,25 @@ class ColumnDecoder:
         if len(buffer) > MAX_BATCH:
             raise ValueError("a buffer of records must stay under 2 GiB: Arrow's offsets have 31 bits")
         data = np.frombuffer(buffer, dtype=np.uint8)
-        rows, bad = layout(data, np.asarray(starts, dtype=np.int64))
+        bad: list[BadRecord] = []
+        rows = _well_formed(data, np.asarray(starts, dtype=np.int64), bad)
         if self.check_crc:
-            rows = keep(
-                rows, bad, data, crc_mismatches(buffer, rows), "crc", "body does not match its CRC-32"
-            )
+            wrong = np.flatnonzero(~bodies_match(buffer, rows))
+            rows = _without(rows, bad, wrong, "crc", "body does not match its CRC-32")
         if origins:
-            rows = keep(rows, bad, data, strangers(data, rows, origins), "queue", "is of another queue")
+            rows = _without(rows, bad, _strangers(rows, origins), "queue", "is of another queue")
         arrow_data = pa.py_buffer(buffer)
-        for run, plain in self._runs(data, rows, bad):
+        for run, plain in self._runs(rows, bad):
             while True:
                 try:
-                    batch = self._batch(arrow_data, data, run, plain)
+                    batch = self._batch(arrow_data, run, plain)
                     break
                 except _RowProblems as problem:
-                    run = keep(run, bad, data, problem.rows, problem.stage, problem.text)
+                    run = _without(run, bad, problem.rows, problem.stage, problem.text)
             yield Decoded(batch, bad.copy())
             bad.clear()  # the same list: `_runs` adds to it
 
-    def _runs(self, data: Bytes, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
+    def _runs(self, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
         """Runs of rows whose plain bodies fit into one batch, with those that were compressed, by start."""
         plain: dict[int, bytes] = {}
         if self.decompress is None:
@@ -198,7 +192,7 @@ class ColumnDecoder:
         good = np.ones(len(rows.start), dtype=bool)
         for row in np.flatnonzero(rows.sys_flag & COMPRESSED).tolist():
             begin = int(rows.body_start[row])
-            stored = data[begin : begin + int(rows.body_length[row])].tobytes()
+            stored = rows.data[begin : begin + int(rows.body_length[row])].tobytes()
             try:
                 body = self.decompress(int(rows.sys_flag[row]), stored)
             except MemoryError:
@@ -206,17 +200,17 @@ class ColumnDecoder:
             except Exception as error:
                 # Libraries of three codecs, each with its own exceptions; whatever it is, this record is bad.
                 problem = f"cannot decompress: {type(error).__name__}: {error}"
-                keep(rows.take(slice(row, row + 1)), bad, data, np.zeros(1, np.int64), "body", problem)
+                bad.append(_bad_record(rows, row, "body", problem))
                 good[row] = False
                 continue
             if plain and size + len(body) > self.plain_bytes:
-                yield rows.take(slice(first, row)).take(good[first:row]), plain
+                yield rows.pick(slice(first, row)).pick(good[first:row]), plain
                 first, size, plain = row, 0, {}
             plain[int(rows.start[row])] = body
             size += len(body)
-        yield rows.take(slice(first, None)).take(good[first:]) if first or not good.all() else rows, plain
+        yield rows.pick(slice(first, None)).pick(good[first:]) if first or not good.all() else rows, plain
 
-    def _batch(self, buffer: pa.Buffer, data: Bytes, rows: Rows, plain: dict[int, bytes]) -> pa.RecordBatch:
+    def _batch(self, buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.RecordBatch:
         properties = None
         if self._needs_properties:
             raw = _slices(buffer, rows.properties_start, rows.properties_length, pa.binary())
@@ -226,7 +220,7 @@ class ColumnDecoder:
         arrays = [
             _bodies(buffer, rows, plain)
             if column == "body"
-            else self._column(column, field.type, buffer, data, rows, properties)
+            else self._column(column, field.type, buffer, rows, properties)
             for column, field in zip(self.columns, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -236,7 +230,6 @@ class ColumnDecoder:
         column: str,
         kind: pa.DataType,
         buffer: pa.Buffer,
-        data: Bytes,
         rows: Rows,
         properties: PropertyColumns | None,
     ) -> pa.Array:
@@ -251,12 +244,12 @@ class ColumnDecoder:
             assert properties is not None
             values = properties.values_of(self._property_names[column])
             if column == "msg_id" and values.null_count:
-                values = pc.coalesce(values, _offset_ids(data, rows))
+                values = pc.coalesce(values, _offset_ids(rows))
             return values
         if column == "offset_msg_id":
-            return _offset_ids(data, rows)
+            return _offset_ids(rows)
         if column in ("born_host", "store_host"):
-            return _hosts(data, rows, column)
+            return _hosts(rows, column)
         field = rows.field(column)
         if pa.types.is_timestamp(kind):
             return _times(field.astype("i8"), column).view(kind)
@@ -338,13 +331,13 @@ def _text(values: pa.Array, what: str) -> pa.Array:
     return text
 
 
-def _offset_ids(data: Bytes, rows: Rows) -> pa.Array:
+def _offset_ids(rows: Rows) -> pa.Array:
     """The id that names a record by where it lies: hex of store host, port and physical offset (32 or 56
     digits).
     """
-    host = rows.start + 64 + np.where(rows.sys_flag & BORN_V6, V6_EXTRA, 0)
+    host = rows.place("store_host")
     sixteen = np.empty((len(host), 16), dtype=np.uint8)
-    sixteen[:, :8] = gather(data, host, 8).view(np.uint8).reshape(-1, 8)
+    sixteen[:, :8] = gather(rows.data, host, _HOST).view(np.uint8).reshape(-1, 8)
     sixteen[:, 8:] = rows.head["physical_offset"].astype(">i8").view(np.uint8).reshape(-1, 8)
     digits = _HEX[sixteen.reshape(-1)]
     offsets = np.arange(0, 32 * (len(host) + 1), 32, dtype=np.int32)
@@ -355,19 +348,16 @@ def _offset_ids(data: Bytes, rows: Rows) -> pa.Array:
     texts = ids.to_pylist()
     for row in long.tolist():
         at = int(host[row])
-        texts[row] = encode_offset_id(data[at : at + 20].tobytes(), int(rows.head["physical_offset"][row]))
+        raw = rows.data[at : at + HOST_V6].tobytes()
+        texts[row] = encode_offset_id(raw, int(rows.head["physical_offset"][row]))
     return pa.array(texts, pa.string())
 
 
-def _hosts(data: Bytes, rows: Rows, column: str) -> pa.Array:
+def _hosts(rows: Rows, column: str) -> pa.Array:
     """'address:port' of each row. There are few hosts in a batch: each is formatted once."""
-    born = column == "born_host"
-    flag = BORN_V6 if born else STORE_V6
-    start = rows.start + HOSTS_AT
-    if not born:
-        start = start + 16 + np.where(rows.sys_flag & BORN_V6, V6_EXTRA, 0)
-    long = (rows.sys_flag & flag) != 0
-    raw = gather(data, start, 8).view(">u8").astype(np.uint64)
+    start = rows.place(column)
+    long = (rows.sys_flag & (BORN_V6 if column == "born_host" else STORE_V6)) != 0
+    raw = gather(rows.data, start, _HOST).view(">u8").astype(np.uint64)
     raw[long] = 0
     distinct, which = np.unique(raw, return_inverse=True)
     names = [unpack_host(value.to_bytes(8, "big")) for value in distinct.tolist()]
@@ -377,5 +367,50 @@ def _hosts(data: Bytes, rows: Rows, column: str) -> pa.Array:
     texts = hosts.to_pylist()
     for row in np.flatnonzero(long).tolist():
         at = int(start[row])
-        texts[row] = unpack_host(data[at : at + 20].tobytes())
+        texts[row] = unpack_host(rows.data[at : at + HOST_V6].tobytes())
     return pa.array(texts, pa.string())
+
+
+# -- bad records
+
+
+def _well_formed(data: Bytes, start: Ints, bad: list[BadRecord]) -> Rows:
+    """The records that begin at `start`, but those whose lengths do not add up."""
+    fits = (start >= 0) & (start + MIN_SIZE <= len(data))
+    for position in start[~fits].tolist():
+        raw = data[max(position, 0) :][:MAX_RAW_BYTES].tobytes()
+        bad.append(BadRecord(position, "layout", "shorter than any record", None, None, None, raw))
+    rows, good = read_rows(data, start[fits])
+    return _without(rows, bad, np.flatnonzero(~good), "layout", "lengths do not add up")
+
+
+def _without(rows: Rows, bad: list[BadRecord], drop: Ints, stage: str, problem: str) -> Rows:
+    """`rows` without those at the indices `drop`, which are added to `bad`."""
+    if not len(drop):
+        return rows
+    bad += [_bad_record(rows, row, stage, problem) for row in drop.tolist()]
+    kept = np.ones(len(rows.start), dtype=bool)
+    kept[drop] = False
+    return rows.pick(kept)
+
+
+def _bad_record(rows: Rows, row: int, stage: str, problem: str) -> BadRecord:
+    head, position = rows.head[row], int(rows.start[row])
+    raw = rows.data[position : position + max(0, min(int(head["store_size"]), MAX_RAW_BYTES))].tobytes()
+    ids = (int(head["queue_id"]), int(head["queue_offset"]), int(head["physical_offset"]))
+    return BadRecord(position, stage, problem, *ids, raw)
+
+
+def _strangers(rows: Rows, origins: Sequence[Origin]) -> Ints:
+    """Rows whose topic or queue id is not that of the queue they were read from."""
+    strange = np.zeros(len(rows.start), dtype=bool)
+    edges = np.searchsorted(rows.start, [origin.end for origin in origins])
+    for origin, first, stop in zip(origins, [0, *edges[:-1]], edges, strict=True):
+        name, part = origin.topic.encode(), slice(first, stop)
+        wrong = (rows.head["queue_id"][part] != origin.queue_id) | (rows.topic_length[part] != len(name))
+        at = rows.topic_start[part][~wrong] if wrong.any() else rows.topic_start[part]
+        topics = gather(rows.data, at, np.dtype(f"V{len(name)}"))
+        if topics.tobytes() != name * len(at):
+            wrong[~wrong] = topics != np.void(name)
+        strange[part] = wrong
+    return np.flatnonzero(strange)

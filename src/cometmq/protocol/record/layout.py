@@ -1,255 +1,102 @@
-"""Where the parts of a commit-log record lie, for many records at a time: the first step of columnar.py.
+"""Where everything lies in a commit-log record, which is also what pull, query and view replies carry
+(storage.md 2.1). No other module knows it.
 
-What does not add up is set aside as a `BadRecord`; whoever finds a fault later does the same with `keep`.
+    offset  type   field                          offset  type   field
+    0       i4     size of the whole record       56      i8     store time stamp, ms
+    4       i4     magic: V1 or V2                64      8|20   store host
+    8       i4     CRC-32 of the body, 31 bits    72      i4     reconsume times
+    12      i4     queue id                       76      i8     prepared transaction offset
+    16      i4     flag (the user's)              84      i4     body length
+    20      i8     queue offset                   88      n      body
+    28      i8     physical offset                        i1|i2  topic length (i2 in V2)
+    36      i4     sysFlag                                n      topic
+    40      i8     born time stamp, ms                    i2     properties length
+    48      8|20   born host                              n      properties
+
+A host is 4 address bytes (16 if sysFlag says IPv6) and a 4-byte port; an IPv6 host moves what follows by 12.
+Integers are big-endian and signed, but for the topic length. A segment is closed by a blank record: the
+number of bytes that are left, and BLANK_MAGIC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
-from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from cometmq.protocol.checksum import crc32
+from cometmq.protocol.properties.text import PROPERTIES_MAX_BYTES
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
-MIN_RECORD = 91  # two IPv4 hosts; empty body, topic and properties
-MAX_RAW_BYTES = 64 * 1024  # of a bad record that are kept
+BLANK_MAGIC = 0xCBD43194 - (1 << 32)
+MAGIC_AT = 4
+MAGICS_BEGIN = b"\xda\xa3\x20"
+"""The first three bytes of both magic numbers of messages."""
+BLANK_MAGIC_BYTES = BLANK_MAGIC.to_bytes(4, "big", signed=True)
 
-_HEAD = np.dtype(
-    [
-        ("store_size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-        ("born_host", "V8"),
-        ("store_timestamp", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared_transaction_offset", ">i8"),
-        ("body_length", ">i4"),
-    ]
+START = Struct(">ii")
+"""Size and magic: the beginning of every record, and the whole of a blank one."""
+BLANK_SIZE = START.size
+
+# Bits of sysFlag.
+COMPRESSED = 0x1
+TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
+BORN_V6 = 0x10
+STORE_V6 = 0x20
+
+HOST_V4 = 8
+HOST_V6 = 20
+V6_EXTRA = HOST_V6 - HOST_V4
+
+FIELDS = {
+    "store_size": "i",
+    "magic": "i",
+    "body_crc": "i",
+    "queue_id": "i",
+    "flag": "i",
+    "queue_offset": "q",
+    "physical_offset": "q",
+    "sys_flag": "i",
+    "born_timestamp": "q",
+    "born_host": f"{HOST_V4}s",
+    "store_timestamp": "q",
+    "store_host": f"{HOST_V4}s",
+    "reconsume_times": "i",
+    "prepared_transaction_offset": "q",
+    "body_length": "i",
+}
+"""The head: name -> struct format of each fixed field, with two IPv4 hosts."""
+
+HEADS = {
+    (born, store): Struct(
+        ">" + "".join({**FIELDS, "born_host": f"{born}s", "store_host": f"{store}s"}.values())
+    )
+    for born in (HOST_V4, HOST_V6)
+    for store in (HOST_V4, HOST_V6)
+}
+"""(bytes of the born host, bytes of the store host) -> all fields of the head."""
+HEAD_V4 = HEADS[HOST_V4, HOST_V4]
+LENGTH = Struct(">H")
+"""Of a topic in V2, and of properties, where the sign bit is never set."""
+
+AT = {name: Struct(">" + "".join(list(FIELDS.values())[:number])).size for number, name in enumerate(FIELDS)}
+"""Bytes from the start of a record to a field, those of IPv6 hosts not counted."""
+BEHIND_BORN_HOST = frozenset(name for name, at in AT.items() if at > AT["born_host"])
+BEHIND_STORE_HOST = frozenset(name for name, at in AT.items() if at > AT["store_host"])
+BODY_CRC_AT = AT["body_crc"]
+QUEUE_ID_AT = AT["queue_id"]
+QUEUE_OFFSET_AT = AT["queue_offset"]
+SYS_FLAG_AT = AT["sys_flag"]
+
+MIN_SIZE = HEAD_V4.size + 3
+"""Two IPv4 hosts, nothing in body, topic and properties."""
+MAX_TOPIC_V1 = 127
+MAX_TOPIC_V2 = 32_767
+MAX_PROPERTIES = PROPERTIES_MAX_BYTES
+
+_BY_V6_BITS = tuple(
+    HEADS[HOST_V6 if bits & 1 else HOST_V4, HOST_V6 if bits & 2 else HOST_V4] for bits in range(4)
 )
-assert _HEAD.itemsize == 88
-HOSTS_AT = 48  # bytes before the born host: the same in every record
-V6_EXTRA = 12  # an IPv6 host takes 16 + 4 bytes, not 4 + 4
-BORN_V6, STORE_V6, COMPRESSED = 0x10, 0x20, 0x1
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-Buffer = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class BadRecord:
-    """A record that was left out. The offsets are what its header claims, None if even that could not be
-    read.
-    """
-
-    position: int  # in the buffer
-    stage: str  # "layout", "crc", "queue", "time", "body" or "text"
-    problem: str
-    queue_id: int | None
-    queue_offset: int | None
-    physical_offset: int | None
-    raw: bytes  # the stored bytes, at most MAX_RAW_BYTES of them
-
-
-class Origin(NamedTuple):
-    """The queue that the records up to position `end` of a buffer were read from."""
-
-    end: int
-    topic: str
-    queue_id: int
-
-
-_SIZE_MAGIC = Struct(">ii").unpack_from
-
-
-def record_starts(buffer: Buffer, begin: int = 0, end: int | None = None) -> tuple[list[int], int]:
-    """Follow the chain of record lengths: (start of each record, position where the chain stops).
-
-    The chain stops at `end` when all is well; before it at a length or magic number that cannot be, or at a
-    record whose rest is missing.
-    """
-    stop = len(buffer) if end is None else end
-    starts: list[int] = []
-    position = begin
-    while position + MIN_RECORD <= stop:
-        size, magic = _SIZE_MAGIC(buffer, position)
-        if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < MIN_RECORD or size > stop - position:
-            break
-        starts.append(position)
-        position += size
-    return starts, position
-
-
-class Rows:
-    """The fixed fields of a run of records and where their variable parts lie."""
-
-    __slots__ = (
-        "body_length",
-        "body_start",
-        "head",
-        "late",
-        "properties_length",
-        "properties_start",
-        "start",
-        "sys_flag",
-        "topic_length",
-        "topic_start",
-    )
-
-    def __init__(self, **parts: Any) -> None:
-        for name, value in parts.items():
-            setattr(self, name, value)
-
-    start: Ints
-    head: npt.NDArray[Any]  # _HEAD; fields behind the born host are wrong where a host is IPv6 …
-    late: dict[str, npt.NDArray[Any]]  # … and right here, when any is
-    sys_flag: npt.NDArray[np.int32]
-    body_start: Ints
-    body_length: Ints
-    topic_start: Ints
-    topic_length: Ints
-    properties_start: Ints
-    properties_length: Ints
-
-    def field(self, name: str) -> npt.NDArray[Any]:
-        return self.late[name] if name in self.late else self.head[name]
-
-    def take(self, keep: npt.NDArray[Any] | slice) -> Rows:
-        parts = {name: getattr(self, name)[keep] for name in self.__slots__ if name != "late"}
-        return Rows(late={name: values[keep] for name, values in self.late.items()}, **parts)
-
-
-def gather(data: Bytes, positions: Ints, width: int) -> npt.NDArray[Any]:
-    """`width` bytes at each position, as one array of raw items (the fastest of the numpy ways by 2 to 6
-    times).
-    """
-    if len(data) < width:
-        return np.empty(0, dtype=f"V{width}")
-    items: npt.NDArray[Any] = np.ndarray(
-        shape=(len(data) - width + 1,), dtype=f"V{width}", buffer=data, strides=(1,)
-    )
-    return items[positions]
-
-
-def layout(data: Bytes, start: Ints) -> tuple[Rows, list[BadRecord]]:
-    """Read the fixed fields, find the variable parts, and set aside what does not add up."""
-    bad: list[BadRecord] = []
-    fits = (start >= 0) & (start + MIN_RECORD <= len(data))
-    for position in start[~fits].tolist():
-        raw = data[max(position, 0) :][:MAX_RAW_BYTES].tobytes()
-        bad.append(BadRecord(position, "layout", "shorter than any record", None, None, None, raw))
-    start = start[fits]
-    head = gather(data, start, 88).view(_HEAD)
-    sys_flag = head["sys_flag"].astype(np.int32)
-    end = start + head["store_size"]
-    late: dict[str, npt.NDArray[Any]] = {}
-    body_start = start + 88
-    body_length = head["body_length"].astype(np.int64)
-    if (sys_flag & (BORN_V6 | STORE_V6)).any():
-        late, body_start = _read_behind_v6_hosts(data, start, sys_flag)
-        body_length = late["body_length"].astype(np.int64)
-    last = len(data) - 2
-    long_topic = head["magic"] == MAGIC_V2
-    topic_at = body_start + body_length
-    good = (
-        ((head["magic"] == MAGIC_V1) | long_topic)
-        & (body_length >= 0)
-        & (end <= len(data))
-        & (topic_at < end)
-    )
-    at = np.clip(topic_at, 0, last)
-    topic_length = data[at].astype(np.int64)
-    topic_start = topic_at + 1
-    if long_topic.any():
-        topic_length = np.where(long_topic, (topic_length << 8) | data[at + 1], topic_length)
-        topic_start = topic_start + long_topic
-    properties_at = topic_start + topic_length
-    good &= properties_at + 2 <= end
-    at = np.clip(properties_at, 0, last)
-    properties_length = (data[at].astype(np.int64) << 8) | data[at + 1]
-    good &= properties_at + 2 + properties_length == end
-    rows = Rows(
-        start=start,
-        head=head,
-        late=late,
-        sys_flag=sys_flag,
-        body_start=body_start,
-        body_length=body_length,
-        topic_start=topic_start,
-        topic_length=topic_length,
-        properties_start=properties_at + 2,
-        properties_length=properties_length,
-    )
-    return keep(rows, bad, data, np.flatnonzero(~good), "layout", "lengths do not add up"), bad
-
-
-def _read_behind_v6_hosts(
-    data: Bytes, start: Ints, sys_flag: npt.NDArray[np.int32]
-) -> tuple[dict[str, npt.NDArray[Any]], Ints]:
-    """(fields behind the born host, body starts) where some hosts are longer than commonly."""
-    born = np.where(sys_flag & BORN_V6, V6_EXTRA, 0)
-    both = born + np.where(sys_flag & STORE_V6, V6_EXTRA, 0)
-    last = len(data)
-    late: dict[str, npt.NDArray[Any]] = {}
-    for name, shift in (
-        ("store_timestamp", born),
-        ("reconsume_times", both),
-        ("prepared_transaction_offset", both),
-        ("body_length", both),
-    ):
-        kind, offset = _HEAD.fields[name][:2]  # type: ignore[index]
-        at = np.minimum(start + offset + shift, last - kind.itemsize)
-        late[name] = gather(data, at, kind.itemsize).view(kind).astype(kind.newbyteorder("="))
-    return late, start + 88 + both
-
-
-def keep(rows: Rows, bad: list[BadRecord], data: Bytes, drop: Ints, stage: str, problem: str) -> Rows:
-    """`rows` without those at the indices `drop`, which are added to `bad`."""
-    if not len(drop):
-        return rows
-    for row in drop.tolist():
-        head, position = rows.head[row], int(rows.start[row])
-        raw = data[position : position + max(0, min(int(head["store_size"]), MAX_RAW_BYTES))].tobytes()
-        ids = (int(head["queue_id"]), int(head["queue_offset"]), int(head["physical_offset"]))
-        bad.append(BadRecord(position, stage, problem, *ids, raw))
-    kept = np.ones(len(rows.start), dtype=bool)
-    kept[drop] = False
-    return rows.take(kept)
-
-
-def crc_mismatches(buffer: Buffer, rows: Rows) -> Ints:
-    view = memoryview(buffer)
-    begins = rows.body_start.tolist()
-    ends = (rows.body_start + rows.body_length).tolist()
-    found = np.fromiter(
-        (crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)), np.int64, len(begins)
-    )
-    return np.flatnonzero((found & 0x7FFFFFFF) != rows.head["body_crc"])
-
-
-def strangers(data: Bytes, rows: Rows, origins: Sequence[Origin]) -> Ints:
-    """Rows whose topic or queue id is not that of the queue they were read from."""
-    strange = np.zeros(len(rows.start), dtype=bool)
-    edges = np.searchsorted(rows.start, [origin.end for origin in origins])
-    for origin, first, stop in zip(origins, [0, *edges[:-1]], edges, strict=True):
-        name, part = origin.topic.encode(), slice(first, stop)
-        wrong = (rows.head["queue_id"][part] != origin.queue_id) | (rows.topic_length[part] != len(name))
-        at = rows.topic_start[part][~wrong] if wrong.any() else rows.topic_start[part]
-        topics = gather(data, at, len(name))
-        if topics.tobytes() != name * len(at):
-            wrong[~wrong] = topics != np.void(name)
-        strange[part] = wrong
-    return np.flatnonzero(strange)
+def head_for(sys_flag: int) -> Struct:
+    """The head of a record with this sysFlag."""
+    return _BY_V6_BITS[sys_flag >> 4 & 3]

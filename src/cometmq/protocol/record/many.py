@@ -1,66 +1,169 @@
-"""Many records at once: what `record_facts` says of one, for a run of them, by numpy.
+"""Many records at once, read by numpy: `Rows` says where their parts lie, `Run` what dispatch needs of them.
 
 The walks of recovery, `verify` and `rebuild` see millions of records, nearly all of them valid. So records
 are taken by the thousand and their fields checked as arrays; a run ends in front of the first record that any
-check doubts, and that one is looked at by `record_facts`.
+check doubts, and that one is looked at by `record_facts`. The columns of arrow.py are cut out by the same
+`Rows`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cometmq.protocol.checksum import crc32
-from cometmq.protocol.record.one import BORN_V6, HEAD_V4, MAGIC_V1, MAGIC_V2, MIN_SIZE, STORE_V6
+from cometmq.protocol.record.layout import (
+    AT,
+    BEHIND_BORN_HOST,
+    BEHIND_STORE_HOST,
+    BORN_V6,
+    FIELDS,
+    HEAD_V4,
+    LENGTH,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_PROPERTIES,
+    PREPARED,
+    ROLLBACK,
+    STORE_V6,
+    TRANSACTION_MASK,
+    V6_EXTRA,
+)
+from cometmq.protocol.record.one import Buffer, Facts, record_starts
 
 SHORTEST_RUN = 24  # records; fewer are cheaper one by one
 LONGEST_RUN = 4096
-_SIZE = Struct(">i").unpack_from
-_V6_EXTRA = 12  # bytes by which an IPv6 host is longer
-_HEAD = np.dtype(
-    {
-        "names": ["size", "magic", "crc", "queue_id", "queue_offset", "own", "sys_flag"],
-        "formats": [">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4"],
-        "offsets": [0, 4, 8, 12, 20, 28, 36],
-        "itemsize": 40,
-    }
-)
-_INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
-_STORE_TIME = 56  # its place in a record whose born host is IPv4
 
-IntArray = NDArray[np.int64]
+_KINDS = {"i": ">i4", "q": ">i8"}
+_HEAD = np.dtype([(name, _KINDS.get(kind, f"V{kind[:-1]}")) for name, kind in FIELDS.items()])
+
+_RUN_FIELDS = "physical_offset", "store_size", "queue_id", "queue_offset", "sys_flag", "store_timestamp"
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
 
 
-class Facts(NamedTuple):
-    """What dispatch needs to know of one valid record."""
+def gather(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
+    """The item of this kind at each place, which lies wholly in the data (the fastest of the numpy ways by 2
+    to 6 times)."""
+    width = kind.itemsize
+    if len(data) < width:
+        return np.empty(0, kind)
+    items: NDArray[Any] = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+    return items[places].view(kind)
 
-    position: int
-    size: int
-    queue_id: int
-    queue_offset: int
-    sys_flag: int
-    store_ms: int
-    topic: str
-    properties: bytes
+
+def _place(start: Ints, sys_flag: NDArray[np.int32], name: str) -> Ints:
+    """Where a field lies in each record."""
+    place = start + AT[name]
+    if name in BEHIND_BORN_HOST:
+        place += np.where(sys_flag & BORN_V6, V6_EXTRA, 0)
+    if name in BEHIND_STORE_HOST:
+        place += np.where(sys_flag & STORE_V6, V6_EXTRA, 0)
+    return place
+
+
+class Rows(NamedTuple):
+    """The fixed fields of records in `data`, and where their variable parts lie."""
+
+    data: Bytes
+    start: Ints
+    head: NDArray[Any]  # _HEAD; fields behind the born host are wrong where a host is IPv6: see `field`
+    sys_flag: NDArray[np.int32]
+    body_start: Ints
+    body_length: Ints
+    topic_start: Ints
+    topic_length: Ints
+    properties_start: Ints
+    properties_length: Ints
+
+    @property
+    def body_end(self) -> Ints:
+        return self.body_start + self.body_length
+
+    @property
+    def any_v6(self) -> bool:
+        return bool((self.sys_flag & (BORN_V6 | STORE_V6)).any())
+
+    def place(self, name: str) -> Ints:
+        """Where a field of the head begins."""
+        return _place(self.start, self.sys_flag, name)
+
+    def field(self, name: str) -> NDArray[Any]:
+        """A field of the head that is a number."""
+        if name in BEHIND_BORN_HOST and self.any_v6:
+            return gather(self.data, self.place(name), _HEAD[name])
+        values: NDArray[Any] = self.head[name]
+        return values
+
+    def pick(self, keep: NDArray[Any] | slice) -> Rows:
+        """Some of them."""
+        columns: tuple[Any, ...] = self[1:]
+        return Rows(self.data, *(column[keep] for column in columns))
+
+
+def read_rows(data: Bytes, start: Ints) -> tuple[Rows, NDArray[np.bool_]]:
+    """(the records that begin at `start`, whether the lengths in each add up). The shortest record must fit
+    the data at each place. Of records that do not add up, places lie anywhere."""
+    head = gather(data, start, _HEAD)
+    sys_flag = head["sys_flag"].astype(np.int32)
+    end = start + head["store_size"]
+    last = len(data) - LENGTH.size
+    if (sys_flag & (BORN_V6 | STORE_V6)).any():
+        length_at = _place(start, sys_flag, "body_length")
+        kind = _HEAD["body_length"]
+        body_length = gather(data, np.minimum(length_at, len(data) - kind.itemsize), kind).astype(np.int64)
+        body_start = length_at + kind.itemsize
+    else:
+        body_length = head["body_length"].astype(np.int64)
+        body_start = start + HEAD_V4.size
+    long_topic = head["magic"] == MAGIC_V2
+    topic_at = body_start + body_length
+    good = ((head["magic"] == MAGIC_V1) | long_topic) & (body_length >= 0)
+    good &= (end <= len(data)) & (topic_at < end)
+    at = np.clip(topic_at, 0, last)
+    topic_length = data[at].astype(np.int64)
+    topic_start = topic_at + 1
+    if long_topic.any():
+        topic_length = np.where(long_topic, topic_length << 8 | data[at + 1], topic_length)
+        topic_start += long_topic
+    properties_start = topic_start + topic_length + LENGTH.size
+    good &= properties_start <= end
+    at = np.clip(properties_start - LENGTH.size, 0, last)
+    properties_length = data[at].astype(np.int64) << 8 | data[at + 1]
+    good &= (properties_start + properties_length == end) & (properties_length <= MAX_PROPERTIES)
+    rows = Rows(
+        data, start, head, sys_flag, body_start, body_length, topic_start, topic_length, properties_start,
+        properties_length,
+    )  # fmt: skip
+    return rows, good
+
+
+def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
+    """Whether each body has the CRC-32 that its record gives."""
+    view = memoryview(buffer)
+    places = zip(rows.body_start.tolist(), rows.body_end.tolist(), strict=True)
+    found = np.fromiter((crc32(view[begin:end]) for begin, end in places), np.int64, len(rows.start))
+    matches: NDArray[np.bool_] = found & 0x7FFFFFFF == rows.head["body_crc"]
+    return matches
 
 
 class Run(NamedTuple):
-    """The same of several records that follow each other, by columns; never empty.
+    """The facts of several valid records that follow each other, by columns; never empty.
 
     `names` are the topics that occur, `topic` the number of each record's one among them.
     """
 
-    position: IntArray
-    size: IntArray
-    queue_id: IntArray
-    queue_offset: IntArray
-    sys_flag: IntArray
-    store_ms: IntArray
-    topic: IntArray
+    position: Ints
+    size: Ints
+    queue_id: Ints
+    queue_offset: Ints
+    sys_flag: Ints
+    store_ms: Ints
+    topic: Ints
     names: list[str]
     properties: list[bytes]
 
@@ -78,7 +181,19 @@ class Run(NamedTuple):
         """The position behind its last record."""
         return int(self.position[-1] + self.size[-1])
 
-    def facts(self, rows: IntArray | None = None) -> Iterator[Facts]:
+    @property
+    def rolled_back(self) -> NDArray[np.bool_]:
+        """Whether each ends a transaction that was rolled back; such a one has no entries in the index."""
+        rolled_back: NDArray[np.bool_] = self.sys_flag & TRANSACTION_MASK == ROLLBACK
+        return rolled_back
+
+    @property
+    def queued(self) -> NDArray[np.bool_]:
+        """As `Facts.queued`."""
+        queued: NDArray[np.bool_] = ~self.rolled_back & (self.sys_flag & TRANSACTION_MASK != PREPARED)
+        return queued
+
+    def facts(self, rows: Ints | None = None) -> Iterator[Facts]:
         """The records one by one: those with these numbers, or all."""
         columns = self[:6] if rows is None else [column[rows] for column in self[:6]]
         numbers = self.topic if rows is None else self.topic[rows]
@@ -93,92 +208,23 @@ def valid_run(data: bytes, at: int, position: int, most: int, *, check_crc: bool
     """The valid records that follow each other from data[at:], which is log position `position`: up to
     `most`, fewer at the end of the data or in front of a doubtful one. None if there is none, and where so
     few begin that they are better looked at one by one."""
-    starts = _starts(data, at, most)
+    starts, _ = record_starts(data, at, most=most)
     if len(starts) < SHORTEST_RUN:
         return None
-    units = np.frombuffer(data, np.uint8)
-    begin = np.array(starts, np.int64)
-    head = _gather(units, begin, _HEAD)
-    own, size = head["own"].astype(np.int64), head["size"].astype(np.int64)
-    sys_flag = head["sys_flag"].astype(np.int64)
-    good = own == begin + (position - at)
-    good, tail, topic_at, topic_end = _parts(units, begin, begin + size, head["magic"], sys_flag, good)
-    count = _leading(good)
+    rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
+    good &= rows.head["physical_offset"] == rows.start + (position - at)
+    rows = rows.pick(slice(_leading(good)))
     if check_crc:
-        body = _body(begin[:count], sys_flag[:count])
-        count = _with_good_bodies(data, body, tail[:count], head["crc"][:count])
-    numbers, names = _topics(data, topic_at[:count].tolist(), topic_end[:count].tolist())
-    properties = _properties(
-        data, (topic_end[: len(numbers)] + 2).tolist(), (begin + size)[: len(numbers)].tolist()
-    )
+        rows = rows.pick(slice(_leading(bodies_match(data, rows) | (rows.body_length == 0))))
+    topics, names = _topics(data, rows)
+    properties = _properties(data, rows.pick(slice(len(topics))))
     count = len(properties)
     if not count:
         return None
-    store_at = begin[:count] + _STORE_TIME + np.where(sys_flag[:count] & BORN_V6, _V6_EXTRA, 0)
-    return Run(
-        own[:count], size[:count], head["queue_id"][:count].astype(np.int64),
-        head["queue_offset"][:count].astype(np.int64), sys_flag[:count],
-        _gather(units, store_at, _LONG).astype(np.int64), np.array(numbers[:count], np.int64), names,
-        properties,
-    )  # fmt: skip
-
-
-def _starts(data: bytes, at: int, most: int) -> list[int]:
-    """Where the records begin that follow each other by their sizes and lie wholly in the data."""
-    starts: list[int] = []
-    stop = len(data)
-    while len(starts) < most and at + MIN_SIZE <= stop:
-        size = _SIZE(data, at)[0]
-        if not MIN_SIZE <= size <= stop - at:
-            break
-        starts.append(at)
-        at += size
-    return starts
-
-
-def _body(begin: IntArray, sys_flag: IntArray) -> IntArray:
-    """Where the bodies begin."""
-    hosts = np.where(sys_flag & BORN_V6, _V6_EXTRA, 0) + np.where(sys_flag & STORE_V6, _V6_EXTRA, 0)
-    body: IntArray = begin + HEAD_V4.size + hosts
-    return body
-
-
-def _parts(
-    units: NDArray[np.uint8],
-    begin: IntArray,
-    end: IntArray,
-    magic: NDArray[Any],
-    sys_flag: IntArray,
-    good: NDArray[np.bool_],
-) -> tuple[NDArray[np.bool_], IntArray, IntArray, IntArray]:
-    """(whether the lengths in each record add up, ends of bodies, starts of topics, ends of topics). Places
-    of records that are not good are somewhere inside them."""
-    long_topic = magic == MAGIC_V2
-    body = _body(begin, sys_flag)
-    good = good & (long_topic | (magic == MAGIC_V1)) & (body + 3 <= end)
-    body = np.where(good, body, begin + HEAD_V4.size)
-    tail = body + _gather(units, body - 4, _INT)
-    width = 1 + long_topic
-    good &= (tail >= body) & (tail + width + 2 <= end)
-    tail = np.where(good, tail, begin)
-    topic_at = tail + width
-    topic_end = topic_at + np.where(long_topic, _short(units, tail), units[tail])
-    good &= topic_end + 2 <= end
-    topic_end = np.where(good, topic_end, begin)
-    good &= topic_end + 2 + _short(units, topic_end) == end
-    return good, tail, topic_at, topic_end
-
-
-def _gather(units: NDArray[np.uint8], places: IntArray, kind: np.dtype[Any]) -> NDArray[Any]:
-    """The item at each place, which lies wholly in the data."""
-    width = kind.itemsize
-    items: NDArray[Any] = np.ndarray((len(units) - width + 1,), f"V{width}", units, strides=(1,))
-    return items[places].view(kind)
-
-
-def _short(units: NDArray[np.uint8], places: IntArray) -> IntArray:
-    """The unsigned short at each place."""
-    return units[places].astype(np.int64) << 8 | units[places + 1]
+    rows = rows.pick(slice(count))
+    columns: list[Any] = [rows.field(name).astype(np.int64) for name in _RUN_FIELDS]
+    columns += (np.array(topics[:count], np.int64), names, properties)
+    return Run(*columns)
 
 
 def _leading(good: NDArray[np.bool_]) -> int:
@@ -186,19 +232,13 @@ def _leading(good: NDArray[np.bool_]) -> int:
     return int(wrong[0]) if len(wrong) else len(good)
 
 
-def _with_good_bodies(data: bytes, starts: IntArray, ends: IntArray, crcs: NDArray[Any]) -> int:
-    """How many of the first records have the body that their CRC says."""
-    view = memoryview(data)
-    found = [crc32(view[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    return _leading((np.array(found, np.int64) & 0x7FFFFFFF == crcs) | (starts == ends))
-
-
-def _topics(data: bytes, starts: list[int], ends: list[int]) -> tuple[list[int], list[str]]:
+def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
     """(number of each record's topic, topics) of the first records, up to one whose topic cannot be."""
     known: dict[bytes, int] = {}
     numbers: list[int] = []
     names: list[str] = []
-    for start, end in zip(starts, ends, strict=True):
+    ends = (rows.topic_start + rows.topic_length).tolist()
+    for start, end in zip(rows.topic_start.tolist(), ends, strict=True):
         name = data[start:end]
         number = known.get(name)
         if number is None:
@@ -214,9 +254,10 @@ def _topics(data: bytes, starts: list[int], ends: list[int]) -> tuple[list[int],
     return numbers, names
 
 
-def _properties(data: bytes, starts: list[int], ends: list[int]) -> list[bytes]:
+def _properties(data: bytes, rows: Rows) -> list[bytes]:
     """Properties of the first records, up to some with a NUL in them, which want a closer look."""
-    texts = [data[start:end] for start, end in zip(starts, ends, strict=True)]
+    ends = (rows.properties_start + rows.properties_length).tolist()
+    texts = [data[start:end] for start, end in zip(rows.properties_start.tolist(), ends, strict=True)]
     if b"\0" in b"".join(texts):
         del texts[next(number for number, text in enumerate(texts) if b"\0" in text) :]
     return texts

@@ -1,23 +1,7 @@
-"""The message record of the commit log, which is also what pull, query and view replies carry
-(docs/reference/storage.md, Record).
+"""One record of the commit log: to bytes, to a message, and to the facts that dispatch needs.
 
-    offset  type   field                          offset  type   field
-    0       i4     size of the whole record       56      i8     store time stamp, ms
-    4       i4     magic: V1 or V2                64      8|20   store host
-    8       i4     CRC-32 of the body, 31 bits    72      i4     reconsume times
-    12      i4     queue id                       76      i8     prepared transaction offset
-    16      i4     flag (the user's)              84      i4     body length
-    20      i8     queue offset                   88      n      body
-    28      i8     physical offset                        i1|i2  topic length (i2 in V2)
-    36      i4     sysFlag                                n      topic
-    40      i8     born time stamp, ms                    i2     properties length
-    48      8|20   born host                              n      properties
-
-A host is 4 address bytes (16 if sysFlag says IPv6) and a 4-byte port; an IPv6 host moves what follows by 12.
-Integers are big-endian and signed.
-
-The struct layouts are public: the store packs records straight into its buffer with them, which takes about
-1 µs for a 1 KiB record with its CRC. `encode_into` below does the same with all checks in 2.2 µs.
+The store packs its records itself, many at a time (see layout.py). `encode_record` here does it with all
+checks, for one.
 """
 
 from __future__ import annotations
@@ -25,64 +9,49 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from cometmq.errors import MessageIllegal, RecordError
 from cometmq.message import MessageExt
 from cometmq.protocol.checksum import crc32
-from cometmq.protocol.ids import pack_host, unpack_host
-from cometmq.protocol.properties.text import PROPERTIES_MAX_BYTES, decode_properties, encode_properties
-
-MAGIC_V1 = 0xDAA320A7 - (1 << 32)
-MAGIC_V2 = 0xDAA320AB - (1 << 32)
-BLANK_MAGIC = 0xCBD43194 - (1 << 32)
-
-BLANK_STRUCT = struct.Struct(">ii")
-"""What closes a segment: remaining bytes, BLANK_MAGIC."""
-BLANK_SIZE = 8
-
-# Bytes from the start of a record to fields that are filled in or patched after encoding.
-BODY_CRC_AT = 8
-QUEUE_ID_AT = 12
-QUEUE_OFFSET_AT = 20
-PHYSICAL_OFFSET_AT = 28
-SYS_FLAG_AT = 36
-BORN_TIMESTAMP_AT = 40
-BORN_HOST_AT = 48
-
-HOST_V4 = 8
-HOST_V6 = 20
-BORN_V6 = 0x10
-STORE_V6 = 0x20
-COMPRESSED = 0x1
-
-HEADS: dict[tuple[int, int], struct.Struct] = {
-    (born, store): struct.Struct(f">iiiiiqqiq{born}sq{store}siqi")
-    for born in (HOST_V4, HOST_V6)
-    for store in (HOST_V4, HOST_V6)
-}
-"""(bytes of the born host, bytes of the store host) -> all fields from the size to the body length."""
-HEAD_V4 = HEADS[HOST_V4, HOST_V4]
-MIN_SIZE = HEAD_V4.size + 3
-"""Two IPv4 hosts, nothing in body, topic and properties."""
-MAX_TOPIC_V1 = 127
-MAX_TOPIC_V2 = 32_767
-MAX_PROPERTIES = PROPERTIES_MAX_BYTES
-
-_BY_SYS_FLAG = tuple(
-    HEADS[HOST_V6 if bits & 1 else HOST_V4, HOST_V6 if bits & 2 else HOST_V4] for bits in range(4)
+from cometmq.protocol.ids import unpack_host
+from cometmq.protocol.properties.text import decode_properties
+from cometmq.protocol.record.layout import (
+    AT,
+    BLANK_MAGIC,
+    BLANK_SIZE,
+    BORN_V6,
+    HEAD_V4,
+    HEADS,
+    HOST_V4,
+    HOST_V6,
+    LENGTH,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_PROPERTIES,
+    MAX_TOPIC_V1,
+    MAX_TOPIC_V2,
+    MIN_SIZE,
+    PREPARED,
+    QUEUE_OFFSET_AT,
+    ROLLBACK,
+    START,
+    STORE_V6,
+    SYS_FLAG_AT,
+    TRANSACTION_MASK,
+    V6_EXTRA,
+    head_for,
 )
-_U2 = struct.Struct(">H")
-_I2 = struct.Struct(">h")
-_two = struct.Struct(">ii").unpack_from
-_HEADS_END = HEAD_V4.size
-_SYS_FLAG = struct.Struct(">i")
 
 Buffer = bytes | bytearray | memoryview
 
-
-def store_timestamp_at(sys_flag: int) -> int:
-    """Bytes from the start of a record to its store time stamp."""
-    return 68 if sys_flag & BORN_V6 else 56
+_SECTOR = 512
+_ANY_V6 = BORN_V6 | STORE_V6
+_start = START.unpack_from
+_length = LENGTH.unpack_from
+_int = struct.Struct(">i").unpack_from
+_long = struct.Struct(">q").unpack_from
+_offsets = struct.Struct(">qq").unpack_from  # queue offset, physical offset
 
 
 def body_crc(body: Buffer) -> int:
@@ -90,9 +59,12 @@ def body_crc(body: Buffer) -> int:
     return crc32(body) & 0x7FFFFFFF
 
 
+# -- to bytes
+
+
 def head_of(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:
-    """The head layout for two hosts, and sysFlag with its two IPv6 bits set to what the hosts are."""
-    sys_flag &= ~(BORN_V6 | STORE_V6)
+    """The head for two hosts, and sysFlag with its two IPv6 bits set to what the hosts are."""
+    sys_flag &= ~_ANY_V6
     if len(born_host) == HOST_V6:
         sys_flag |= BORN_V6
     if len(store_host) == HOST_V6:
@@ -110,66 +82,10 @@ def topic_part(topic: str) -> tuple[bytes, int]:
     if len(name) <= MAX_TOPIC_V1:
         return bytes((len(name),)) + name, MAGIC_V1
     if len(name) <= MAX_TOPIC_V2:
-        return _I2.pack(len(name)) + name, MAGIC_V2
+        return LENGTH.pack(len(name)) + name, MAGIC_V2
     raise MessageIllegal(
         f"the topic has {len(name)} bytes, at most {MAX_TOPIC_V2} are possible", field="topic"
     )
-
-
-def encode_into(
-    buffer: bytearray,
-    pos: int,
-    topic: str,
-    body: Buffer,
-    properties: bytes,
-    *,
-    queue_id: int,
-    queue_offset: int,
-    physical_offset: int,
-    born_timestamp_ms: int,
-    born_host: bytes,
-    store_timestamp_ms: int,
-    store_host: bytes,
-    flag: int = 0,
-    sys_flag: int = 0,
-    reconsume_times: int = 0,
-    prepared_transaction_offset: int = 0,
-) -> int:
-    """Write a record at `pos` and return its size. The buffer must have the room (IndexError).
-
-    sysFlag's IPv6 bits are set from the hosts. Raises MessageIllegal for what a record cannot hold.
-    """
-    head, sys_flag = head_of(born_host, store_host, sys_flag)
-    topic_bytes, magic = topic_part(topic)
-    if len(properties) > MAX_PROPERTIES:
-        problem = f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES} are possible"
-        raise MessageIllegal(problem, topic, "properties")
-    body_at = pos + head.size
-    topic_at = body_at + len(body)
-    properties_at = topic_at + len(topic_bytes) + 2
-    end = properties_at + len(properties)
-    if end > len(buffer):
-        raise IndexError(f"a record of {end - pos} bytes at {pos} does not fit a buffer of {len(buffer)}")
-    try:
-        head.pack_into(
-            buffer, pos, end - pos, magic, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset,
-            physical_offset, sys_flag, born_timestamp_ms, born_host, store_timestamp_ms, store_host,
-            reconsume_times, prepared_transaction_offset, len(body),
-        )  # fmt: skip
-    except struct.error as error:
-        raise MessageIllegal(f"a number does not fit the record: {error}", topic) from None
-    buffer[body_at:topic_at] = body
-    buffer[topic_at : properties_at - 2] = topic_bytes
-    _U2.pack_into(buffer, properties_at - 2, len(properties))
-    buffer[properties_at:end] = properties
-    return end - pos
-
-
-def record_size(
-    topic: str, body: int, properties: int, born_host: int = HOST_V4, store_host: int = HOST_V4
-) -> int:
-    """Bytes of a record, of the lengths of its parts."""
-    return HEADS[born_host, store_host].size + body + len(topic_part(topic)[0]) + 2 + properties
 
 
 def encode_record(
@@ -189,43 +105,78 @@ def encode_record(
     reconsume_times: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> bytes:
-    """The bytes of a record. Raises MessageIllegal for what it cannot hold."""
-    head_of(born_host, store_host, sys_flag)
-    size = record_size(topic, len(body), len(properties), len(born_host), len(store_host))
-    buffer = bytearray(size)
-    encode_into(
-        buffer, 0, topic, body, properties,
-        queue_id=queue_id, queue_offset=queue_offset, physical_offset=physical_offset,
-        born_timestamp_ms=born_timestamp_ms, born_host=born_host,
-        store_timestamp_ms=store_timestamp_ms, store_host=store_host, flag=flag, sys_flag=sys_flag,
-        reconsume_times=reconsume_times, prepared_transaction_offset=prepared_transaction_offset,
-    )  # fmt: skip
-    return bytes(buffer)
-
-
-def encode_message(message: MessageExt, last_separator: bool = False) -> bytes:
-    """A decoded message as a record again (code 39, and tests)."""
-    return encode_record(
-        message.topic,
-        message.body,
-        encode_properties(message.properties, last_separator).encode("utf-8", "replace"),
-        queue_id=message.queue_id,
-        queue_offset=message.queue_offset,
-        physical_offset=message.physical_offset,
-        born_timestamp_ms=message.born_timestamp_ms,
-        born_host=pack_host(message.born_host),
-        store_timestamp_ms=message.store_timestamp_ms,
-        store_host=pack_host(message.store_host),
-        flag=message.flag,
-        sys_flag=message.sys_flag,
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-    )
+    """The bytes of a record; sysFlag's IPv6 bits are set from the hosts. Raises MessageIllegal for what it
+    cannot hold."""
+    head, sys_flag = head_of(born_host, store_host, sys_flag)
+    topic_bytes, magic = topic_part(topic)
+    if len(properties) > MAX_PROPERTIES:
+        problem = f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES} are possible"
+        raise MessageIllegal(problem, topic, "properties")
+    size = head.size + len(body) + len(topic_bytes) + LENGTH.size + len(properties)
+    try:
+        fields = head.pack(
+            size, magic, body_crc(body), queue_id, flag, queue_offset, physical_offset, sys_flag,
+            born_timestamp_ms, born_host, store_timestamp_ms, store_host, reconsume_times,
+            prepared_transaction_offset, len(body),
+        )  # fmt: skip
+    except struct.error as error:
+        raise MessageIllegal(f"a number does not fit the record: {error}", topic) from None
+    return b"".join((fields, body, topic_bytes, LENGTH.pack(len(properties)), properties))
 
 
 def encode_blank(remaining: int) -> bytes:
     """The record that closes a segment with `remaining` bytes left."""
-    return BLANK_STRUCT.pack(remaining, BLANK_MAGIC)
+    return START.pack(remaining, BLANK_MAGIC)
+
+
+# -- from bytes
+
+
+def _parts(data: Buffer, pos: int) -> tuple[tuple[Any, ...], int, int, int, int]:
+    """(fields of the head, body start, body end, topic start, topic end) of the record at `pos`. Its
+    properties begin two bytes behind the topic. Raises RecordError naming the field that does not add up."""
+    left = len(data) - pos
+    if pos < 0 or left < MIN_SIZE:
+        raise _no_record(data, pos)
+    fields = HEAD_V4.unpack_from(data, pos)
+    size, magic, sys_flag = fields[0], fields[1], fields[7]
+    if not MIN_SIZE <= size <= left or (magic != MAGIC_V1 and magic != MAGIC_V2):
+        raise _no_record(data, pos)
+    end = pos + size
+    body_at = pos + HEAD_V4.size
+    if sys_flag & _ANY_V6:
+        head = head_for(sys_flag)
+        body_at = pos + head.size
+        if end - body_at < MIN_SIZE - HEAD_V4.size:
+            raise RecordError(pos, "size", f"{size} bytes cannot hold two hosts of this kind")
+        fields = head.unpack_from(data, pos)
+    body_length = fields[14]
+    body_end = body_at + body_length
+    topic_at = body_end + (1 if magic == MAGIC_V1 else 2)
+    if body_length < 0 or topic_at + 2 > end:
+        raise RecordError(pos, "body length", f"{body_length} does not fit a record of {size} bytes")
+    topic_end = topic_at + (data[body_end] if magic == MAGIC_V1 else _length(data, body_end)[0])
+    left = end - topic_end - 2
+    if left < 0:
+        problem = f"{topic_end - topic_at} does not fit a record of {size} bytes"
+        raise RecordError(pos, "topic length", problem)
+    properties_length = _length(data, topic_end)[0]
+    if properties_length != left or left > MAX_PROPERTIES:
+        raise RecordError(pos, "properties length", f"{properties_length}, but {left} bytes are left")
+    return fields, body_at, body_end, topic_at, topic_end
+
+
+def _no_record(data: Buffer, pos: int) -> RecordError:
+    """What is wrong with the size or the magic number at `pos`."""
+    left = len(data) - pos
+    if pos < 0 or left < BLANK_SIZE:
+        return RecordError(pos, "size", f"{max(left, 0)} bytes are left, a record needs {MIN_SIZE}")
+    size, magic = _start(data, pos)
+    if magic == BLANK_MAGIC:
+        return RecordError(pos, "magic", "it is a blank record")
+    if not MIN_SIZE <= size <= left:
+        return RecordError(pos, "size", f"{size} is not within {MIN_SIZE} and the {left} bytes that are left")
+    return RecordError(pos, "magic", f"unknown magic {magic & 0xFFFFFFFF:08X}")
 
 
 _host_text = lru_cache(maxsize=4096)(unpack_host)
@@ -244,45 +195,19 @@ def decode_record(
     The body stays as it was stored (see compression). Text that is no UTF-8 is read as Java reads it:
     replaced.
     """
-    size, magic = _start_of(data, pos)
-    end = pos + size
-    if magic != MAGIC_V1 and magic != MAGIC_V2:
-        what = "it is a blank record" if magic == BLANK_MAGIC else f"unknown magic {magic & 0xFFFFFFFF:08X}"
-        raise RecordError(pos, "magic", what)
-    (sys_flag,) = _SYS_FLAG.unpack_from(data, pos + SYS_FLAG_AT)
-    head = _BY_SYS_FLAG[sys_flag >> 4 & 3] if sys_flag & 0x30 else HEAD_V4
-    length_size = 1 if magic == MAGIC_V1 else 2
-    body_at = pos + head.size
-    if end - body_at < length_size + 2:
-        raise RecordError(pos, "size", f"{size} bytes cannot hold two hosts of this kind")
+    head, body_at, body_end, topic_at, topic_end = _parts(data, pos)
     (
-        _, _, crc, queue_id, flag, queue_offset, physical_offset, _, born_timestamp_ms, born_host,
-        store_timestamp_ms, store_host, reconsume_times, prepared_transaction_offset, body_length,
-    ) = head.unpack_from(data, pos)  # fmt: skip
-    topic_length_at = body_at + body_length
-    if body_length < 0 or topic_length_at + length_size + 2 > end:
-        raise RecordError(pos, "body length", f"{body_length} does not fit a record of {size} bytes")
-    topic_at = topic_length_at + length_size
-    topic_end = topic_at + (
-        data[topic_length_at] if length_size == 1 else _U2.unpack_from(data, topic_length_at)[0]
-    )
-    if topic_end + 2 > end:
-        raise RecordError(
-            pos, "topic length", f"{topic_end - topic_at} does not fit a record of {size} bytes"
-        )
-    properties_length: int = _I2.unpack_from(data, topic_end)[0]
-    properties_at = topic_end + 2
-    if properties_length < 0 or properties_at + properties_length != end:
-        left = end - properties_at
-        raise RecordError(pos, "properties length", f"{properties_length}, but {left} bytes are left")
-    body = bytes(data[body_at:topic_length_at])
-    if check_crc and crc != (crc32(body) & 0x7FFFFFFF if body else 0):
+        size, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp_ms, born_host,
+        store_timestamp_ms, store_host, reconsume_times, prepared_transaction_offset, _,
+    ) = head  # fmt: skip
+    body = bytes(data[body_at:body_end])
+    if check_crc and crc != body_crc(body):
         raise RecordError(pos, "body CRC", f"is {body_crc(body):08x}, the record says {crc & 0xFFFFFFFF:08x}")
     return MessageExt(
         _topic_text(bytes(data[topic_at:topic_end])),
         body,
         flag,
-        decode_properties(bytes(data[properties_at:end]).decode("utf-8", "replace")),
+        decode_properties(bytes(data[topic_end + 2 : pos + size]).decode("utf-8", "replace")),
         queue_id,
         queue_offset,
         physical_offset,
@@ -300,45 +225,29 @@ def decode_record(
 
 
 def properties_of(data: Buffer, pos: int = 0) -> bytes:
-    """The property string, as it is stored, of a record at `pos` that decode_record can read."""
-    size, magic = _two(data, pos)
-    (sys_flag,) = _SYS_FLAG.unpack_from(data, pos + SYS_FLAG_AT)
-    body_at = pos + _BY_SYS_FLAG[sys_flag >> 4 & 3].size
-    topic_at = body_at + int.from_bytes(data[body_at - 4 : body_at], "big")
-    if magic == MAGIC_V1:
-        topic_end = topic_at + 1 + data[topic_at]
-    else:
-        topic_end = topic_at + 2 + _U2.unpack_from(data, topic_at)[0]
-    return bytes(data[topic_end + 2 : pos + size])
+    """The property string of the record at `pos`, as it is stored. Raises RecordError."""
+    head, _, _, _, topic_end = _parts(data, pos)
+    return bytes(data[topic_end + 2 : pos + head[0]])
 
 
-def _start_of(data: Buffer, pos: int) -> tuple[int, int]:
-    """(size, magic) of the record at `pos`, which must lie wholly in the buffer unless it is blank."""
-    left = len(data) - pos
-    if pos < 0 or left < BLANK_SIZE:
-        raise RecordError(pos, "size", f"{max(left, 0)} bytes are left, a record needs {MIN_SIZE}")
-    size, magic = _two(data, pos)
-    if magic != BLANK_MAGIC and not MIN_SIZE <= size <= left:
-        problem = f"{size} is not within {MIN_SIZE} and the {left} bytes that are left"
-        raise RecordError(pos, "size", problem)
-    return size, magic
+def record_starts(
+    data: Buffer, begin: int = 0, end: int | None = None, most: int | None = None
+) -> tuple[list[int], int]:
+    """Follow the chain of record lengths: (start of each record, position where the chain stops).
 
-
-def record_starts(data: Buffer, start: int = 0) -> Iterator[tuple[int, int]]:
-    """(position, size) of each record back to back, without reading them. Ends at a blank record.
-
-    Raises RecordError where what follows is no record.
+    The chain stops at `end` when all is well; before it at a length or magic number that cannot be, or at a
+    record whose rest is missing; and behind the first `most` records.
     """
-    pos = start
-    end = len(data)
-    while pos < end:
-        size, magic = _start_of(data, pos)
-        if magic == BLANK_MAGIC:
-            return
-        if magic != MAGIC_V1 and magic != MAGIC_V2:
-            raise RecordError(pos, "magic", f"unknown magic {magic & 0xFFFFFFFF:08X}")
-        yield pos, size
-        pos += size
+    stop = len(data) if end is None else end
+    starts: list[int] = []
+    position = begin
+    while position + MIN_SIZE <= stop and len(starts) != most:
+        size, magic = _start(data, position)
+        if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < MIN_SIZE or size > stop - position:
+            break
+        starts.append(position)
+        position += size
+    return starts, position
 
 
 def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False) -> Iterator[MessageExt]:
@@ -349,8 +258,99 @@ def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False
     pos = 0
     end = len(data)
     while pos < end:
-        if end - pos >= BLANK_SIZE and _two(data, pos)[1] == BLANK_MAGIC:
+        if end - pos >= BLANK_SIZE and _start(data, pos)[1] == BLANK_MAGIC:
             return
         message = decode_record(data, pos, broker_name=broker_name, check_crc=check_crc)
         yield message
         pos += message.store_size
+
+
+# -- facts
+
+
+class Facts(NamedTuple):
+    """What dispatch needs to know of one valid record."""
+
+    position: int
+    size: int
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    store_ms: int
+    topic: str
+    properties: bytes
+
+    @property
+    def queued(self) -> bool:
+        """Whether it gets a unit in its queue: prepared messages and rollbacks get none."""
+        return self.sys_flag & TRANSACTION_MASK not in (PREPARED, ROLLBACK)
+
+
+def record_facts(data: Buffer, at: int, position: int, *, check_crc: bool = True) -> Facts | None:
+    """The record at data[at:], which should be the one of log position `position`; None if it is not valid:
+    its lengths do not add up, it names another position, its body has another CRC, or a sector of its topic
+    or properties reads as zeros."""
+    try:
+        head, body_at, body_end, topic_at, topic_end = _parts(data, at)
+    except RecordError:
+        return None
+    size, _, crc, queue_id, _, queue_offset, own, sys_flag, _, _, store_ms, _, _, _, _ = head
+    if own != position or (check_crc and body_at != body_end and body_crc(data[body_at:body_end]) != crc):
+        return None
+    try:
+        topic = str(data[topic_at:topic_end], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    properties = bytes(data[topic_end + 2 : at + size])
+    if "\0" in topic or (b"\0" in properties and _lost_sector(properties, position + topic_end + 2 - at)):
+        return None
+    return Facts(position, size, queue_id, queue_offset, sys_flag, store_ms, topic, properties)
+
+
+def _lost_sector(properties: bytes, position: int) -> bool:
+    """Whether some sector holds nothing but zeros of the properties: it never reached the device. (The CRC
+    does not cover them, and no client ends a property with NULs just there.)"""
+    cuts = range(_SECTOR - position % _SECTOR, len(properties), _SECTOR)
+    parts = zip([0, *cuts], [*cuts, len(properties)], strict=True)
+    return any(not properties[start:stop].strip(b"\0") for start, stop in parts)
+
+
+# -- single fields
+
+
+def queue_offset_of(data: Buffer, pos: int) -> int:
+    """The queue offset of the record at `pos`."""
+    offset: int = _long(data, pos + QUEUE_OFFSET_AT)[0]
+    return offset
+
+
+CLAIM_BYTES = AT["physical_offset"] + 8
+"""So much of a record `claim_of` reads."""
+
+
+def claim_of(data: Buffer, pos: int = 0) -> tuple[int, int]:
+    """(size, log position) that the bytes at `pos` give, whether they are a record or not."""
+    return _start(data, pos)[0], _long(data, pos + AT["physical_offset"])[0]
+
+
+PLACE_BYTES = AT["store_timestamp"] + V6_EXTRA + 8
+"""So much of a record `place_of` reads."""
+
+
+class Place(NamedTuple):
+    """Where a record stands in its queue and in the log, and when it was stored."""
+
+    queue_offset: int
+    physical_offset: int
+    store_timestamp_ms: int
+
+
+def place_of(data: Buffer, pos: int = 0) -> Place | None:
+    """The place that the beginning of a record at `pos` gives; None if its magic number says it is none.
+    Nothing else is checked."""
+    if _start(data, pos)[1] not in (MAGIC_V1, MAGIC_V2):
+        return None
+    shift = V6_EXTRA if _int(data, pos + SYS_FLAG_AT)[0] & BORN_V6 else 0
+    (store_ms,) = _long(data, pos + AT["store_timestamp"] + shift)
+    queue_offset, physical_offset = _offsets(data, pos + QUEUE_OFFSET_AT)
+    return Place(queue_offset, physical_offset, store_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cometmq.protocol.record.one import MIN_SIZE
+from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.store.derived.consume_queue import ConsumeQueue
 
 _WIDEST = 1_000_000  # units; a jump wider than this is a damaged header, not a loss

@@ -18,7 +18,7 @@ from cometmq.message import MessageExt
 from cometmq.protocol.ids import IdError, decode_offset_id
 from cometmq.protocol.properties.keys import index_keys
 from cometmq.protocol.properties.text import index_hash
-from cometmq.protocol.record.one import decode_record
+from cometmq.protocol.record.one import Facts, decode_record
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.read_only_files import ReadOnlyFiles
@@ -29,7 +29,6 @@ from cometmq.store.inspect.log_walk import LogWalk, why_no_record
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.inspect.verify import Progress
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.log.scan import Facts
 from cometmq.store.recovery.store_layout import read_shape
 from cometmq.store.tables.json_table import JsonTable
 

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from cometmq.protocol.properties.keys import behind_prefix, hash_keys, index_keys
 from cometmq.protocol.properties.text import index_hash, java_hash
+from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.one import Facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.index_file import ENTRY
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, REBUILD, WARNING, Findings
 from cometmq.store.inspect.index_files import CHUNK, IndexFiles
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.log.scan import Facts, Run
 from cometmq.store.recovery.store_layout import Shape
 
 _SLACK = 4096  # entries looked ahead where the files and the log differ

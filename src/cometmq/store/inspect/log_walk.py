@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 from cometmq.errors import RecordError
-from cometmq.protocol.record.one import decode_record
+from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.one import Facts, decode_record
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
-from cometmq.store.log.scan import Damage, Facts, Run, SegmentScan
+from cometmq.store.log.scan import Damage, SegmentScan
 from cometmq.store.recovery.store_layout import Shape, StoreFile, log_files
 
 SETTLE_S = 0.05  # between two looks at a place that a broker may be writing

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from cometmq.protocol.codes import SCHEDULE_TOPIC
 from cometmq.protocol.properties.keys import stored_tags_code
+from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.one import Facts
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_STRUCT, file_name
@@ -25,7 +27,6 @@ from cometmq.store.inspect.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHIN
 from cometmq.store.inspect.log_walk import SETTLE_S, LogWalk
 from cometmq.store.inspect.unit_files import UNIT_DTYPE, UnitFiles
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.log.scan import Facts, Run
 from cometmq.store.recovery.recovery import tags_code_of
 from cometmq.store.recovery.store_layout import QueueFiles, Shape
 

@@ -18,6 +18,7 @@ import msgspec
 
 from cometmq.errors import StoreError
 from cometmq.protocol.properties.keys import key_prefix
+from cometmq.protocol.record.one import Facts
 from cometmq.store.background.upkeep import sync_paths
 from cometmq.store.base.clock import Clock, SystemClock
 from cometmq.store.base.config import StoreConfig
@@ -35,7 +36,6 @@ from cometmq.store.inspect.findings import NOTHING, WARNING, Finding, Findings
 from cometmq.store.inspect.log_walk import LogWalk
 from cometmq.store.inspect.queue_check import LIGHT, QueueCheck
 from cometmq.store.inspect.verify import Progress
-from cometmq.store.log.scan import Facts
 from cometmq.store.recovery.recovery import tags_code_of
 from cometmq.store.recovery.store_layout import Shape, read_shape
 from cometmq.store.tables.clean_stop import QueueEnds

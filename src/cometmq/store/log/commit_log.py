@@ -20,7 +20,7 @@ from concurrent.futures import Future
 import msgspec
 
 from cometmq import logs
-from cometmq.protocol.record.one import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
+from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, START
 from cometmq.store.base.disk import Buffer, write_all
 from cometmq.store.base.files import WAITING, Reads, StoreFiles
 from cometmq.store.log.block_cache import BLOCK, BlockCache
@@ -192,7 +192,7 @@ class CommitLog:
         if self.next < self.limit:
             if self.used + BLANK_SIZE > len(self.buffer):
                 self._new_chunk(BLANK_SIZE)
-            BLANK_STRUCT.pack_into(self.buffer, self.used, self.limit - self.next, BLANK_MAGIC)
+            START.pack_into(self.buffer, self.used, self.limit - self.next, BLANK_MAGIC)
             self.used += BLANK_SIZE
         self.next = self.limit
         self._enter(self.limit, fd)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 
+from cometmq.protocol.record.one import Facts, record_facts
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.log.places import LogPlaces
-from cometmq.store.log.scan import Facts, record_facts
 
 
 class LogReader:

@@ -12,86 +12,22 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import closing
-from struct import Struct
 from typing import NamedTuple
 
-from cometmq.protocol.checksum import crc32
-from cometmq.protocol.record.many import LONGEST_RUN, SHORTEST_RUN, Facts, Run, valid_run
-from cometmq.protocol.record.one import (
+from cometmq.protocol.record.layout import (
     BLANK_MAGIC,
-    BLANK_STRUCT,
-    BORN_V6,
-    HEAD_V4,
-    HEADS,
-    HOST_V4,
-    HOST_V6,
-    MAGIC_V1,
-    MAGIC_V2,
-    MIN_SIZE,
-    STORE_V6,
+    BLANK_MAGIC_BYTES,
+    BLANK_SIZE,
+    MAGIC_AT,
+    MAGICS_BEGIN,
+    START,
 )
+from cometmq.protocol.record.many import LONGEST_RUN, SHORTEST_RUN, Run, valid_run
+from cometmq.protocol.record.one import CLAIM_BYTES, Facts, claim_of, record_facts
 from cometmq.store.base.disk import Disk, is_zero
 
-__all__ = ["Damage", "Facts", "Run", "SegmentScan", "record_facts"]
-
 _BLOCK = 4 << 20
-_SECTOR = 512
-_SECTORS = 4096  # what is read at a time where the device fails
-_SIZE = Struct(">i").unpack_from
-_OWN_POSITION = Struct(">q").unpack_from
-_OWN_AT = 28
-_PLACED = _OWN_AT + 8  # bytes of a record up to its own position
-_MAGICS = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]  # both record magics share their first three bytes
-_BLANK = (BLANK_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
-
-
-def record_facts(data: memoryview, at: int, position: int, *, check_crc: bool = True) -> Facts | None:
-    """The record at data[at:], which should be the one of log position `position`; None if it is not
-    valid."""
-    room = len(data) - at
-    if room < MIN_SIZE:
-        return None
-    (
-        size, magic, crc, queue_id, _, queue_offset, own, sys_flag, _, _, store_ms, _, _, _, body_length,
-    ) = HEAD_V4.unpack_from(data, at)  # fmt: skip
-    if not MIN_SIZE <= size <= room or (magic != MAGIC_V1 and magic != MAGIC_V2) or own != position:
-        return None
-    body_at = at + HEAD_V4.size
-    if sys_flag & (BORN_V6 | STORE_V6):
-        head = HEADS[HOST_V6 if sys_flag & BORN_V6 else HOST_V4, HOST_V6 if sys_flag & STORE_V6 else HOST_V4]
-        if head.size > size:
-            return None
-        fields = head.unpack_from(data, at)
-        store_ms, body_length = fields[10], fields[14]
-        body_at = at + head.size
-    tail = body_at + body_length
-    width = 1 if magic == MAGIC_V1 else 2
-    end = at + size
-    if body_length < 0 or tail + width + 2 > end:
-        return None
-    topic_at = tail + width
-    topic_end = topic_at + (data[tail] if width == 1 else data[tail] << 8 | data[tail + 1])
-    properties_at = topic_end + 2
-    if properties_at > end or properties_at + (data[topic_end] << 8 | data[topic_end + 1]) != end:
-        return None
-    if check_crc and body_length and crc32(data[body_at:tail]) & 0x7FFFFFFF != crc:
-        return None
-    try:
-        topic = str(data[topic_at:topic_end], "utf-8")
-    except UnicodeDecodeError:
-        return None
-    properties = bytes(data[properties_at:end])
-    if "\0" in topic or (b"\0" in properties and _lost_sector(properties, position + properties_at - at)):
-        return None
-    return Facts(position, size, queue_id, queue_offset, sys_flag, store_ms, topic, properties)
-
-
-def _lost_sector(properties: bytes, position: int) -> bool:
-    """Whether some sector holds nothing but zeros of the properties: it never reached the device. (The CRC
-    does not cover them, and no client ends a property with NULs just there.)"""
-    cuts = range(_SECTOR - position % _SECTOR, len(properties), _SECTOR)
-    parts = zip([0, *cuts], [*cuts, len(properties)], strict=True)
-    return any(not properties[start:stop].strip(b"\0") for start, stop in parts)
+_PIECE = 4096  # what is read at a time where the device fails
 
 
 class Damage(NamedTuple):
@@ -171,12 +107,12 @@ class SegmentScan:
                     self.dirt = True
                     return
                 self.closed = True
-                self.blank_end = self._base + at + BLANK_STRUCT.size
+                self.blank_end = self._base + at + BLANK_SIZE
                 self.end = self._base + self._length
                 return
             found = self._resync(at) if self._search else None
             if found is None:
-                if any(position + _SECTORS > self._base + at for position in self.unreadable):
+                if any(position + _PIECE > self._base + at for position in self.unreadable):
                     self.damage.append(Damage(self._path, self._base + at, self._base + self._length))
                     self.closed, self.dirt = True, False
                     self.end = self._base + self._length
@@ -199,12 +135,12 @@ class SegmentScan:
             return None
         return Run.of(few)
 
-    def _few(self, at: int) -> list[Facts]:
-        """Up to a short run of valid records, looked at one by one: at the end of a window, in front of
+    def _few(self, at: int, most: int = SHORTEST_RUN) -> list[Facts]:
+        """Up to `most` valid records, looked at one by one: at the end of a window, in front of
         damage, and wherever few records fill a window."""
         found: list[Facts] = []
         window = -1
-        while at < self._length and len(found) < SHORTEST_RUN:
+        while at < self._length and len(found) < most:
             offset = self._window(at)
             if found and self._data_at != window:
                 break  # in a new window a long run may begin
@@ -218,10 +154,8 @@ class SegmentScan:
 
     def _blank(self, at: int) -> bool:
         offset = self._window(at)
-        return (
-            self._data[offset + 4 : offset + 8] == _BLANK
-            and int.from_bytes(self._data[offset : offset + 4], "big") == self._length - at
-        )
+        start = self._data[offset : offset + BLANK_SIZE]
+        return len(start) == BLANK_SIZE and START.unpack(start) == (self._length - at, BLANK_MAGIC)
 
     def _window(self, at: int) -> int:
         """Have data that holds a whole record from `at` on; returns the place of `at` in it."""
@@ -237,13 +171,12 @@ class SegmentScan:
     def _needed(self, at: int, offset: int) -> int:
         """Bytes that tell whether a record begins at `at`, which is `offset` in the data."""
         rest = self._length - at
-        if offset + _PLACED > len(self._data):
-            return min(_PLACED, rest)
-        size: int = _SIZE(self._data, offset)[0]
+        if offset + CLAIM_BYTES > len(self._data):
+            return min(CLAIM_BYTES, rest)
         # Whatever its size says, bytes that name another place are no record: a body full of old records must
         # not make the walk read as much for each of them.
-        own: int = _OWN_POSITION(self._data, offset + _OWN_AT)[0]
-        return size if _PLACED < size <= rest and own == self._base + at else min(_PLACED, rest)
+        size, own = claim_of(self._data, offset)
+        return size if CLAIM_BYTES < size <= rest and own == self._base + at else min(CLAIM_BYTES, rest)
 
     def _load(self, at: int, length: int) -> None:
         self._data = self._read(min(self._length - at, length), at)
@@ -260,14 +193,14 @@ class SegmentScan:
         parts = []
         stop = at + length
         while at < stop:
-            step = min(_SECTORS - at % _SECTORS, stop - at)
+            step = min(_PIECE - at % _PIECE, stop - at)
             try:
                 parts.append(self._disk.pread(self._fd, step, at))
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
                 parts.append(bytes(step))
-                self.unreadable.add(self._base + at - at % _SECTORS)
+                self.unreadable.add(self._base + at - at % _PIECE)
             at += step
         return b"".join(parts)
 
@@ -315,20 +248,12 @@ class SegmentScan:
     def _search_block(self, data: bytes, data_at: int) -> int | None:
         at = 0
         while True:
-            record = data.find(_MAGICS, at)
-            blank = data.find(_BLANK, at)
+            record = data.find(MAGICS_BEGIN, at)
+            blank = data.find(BLANK_MAGIC_BYTES, at)
             if record < 0 and blank < 0:
                 return None
-            if blank >= 0 and (record < 0 or blank < record):
-                start = data_at + blank - 4
-                if blank >= 4 and self._length - start == int.from_bytes(data[blank - 4 : blank], "big"):
-                    return start
-                at = blank + 1
-                continue
-            start = data_at + record - 4
-            if record >= 4:
-                offset = self._window(start)
-                found = record_facts(self._view, offset, self._base + start, check_crc=self._check_crc)
-                if found is not None:
-                    return start
-            at = record + 1
+            place = min(found for found in (record, blank) if found >= 0)
+            start = data_at + place - MAGIC_AT
+            if place >= MAGIC_AT and (self._blank(start) if place == blank else self._few(start, 1)):
+                return start
+            at = place + 1

@@ -8,7 +8,7 @@ from functools import partial
 
 from cometmq import logs
 from cometmq.protocol.codes import MAX_FRAME_LENGTH
-from cometmq.protocol.record.one import MAGIC_V1, MAGIC_V2, store_timestamp_at
+from cometmq.protocol.record.one import PLACE_BYTES, place_of, record_facts
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.files import WAITING, Reads
 from cometmq.store.base.off_loop import OffLoop
@@ -16,7 +16,6 @@ from cometmq.store.derived.consume_queue import FILLER_SIZE, ConsumeQueue
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
-from cometmq.store.log.scan import record_facts
 
 log = logs.logger(__name__)
 
@@ -113,11 +112,9 @@ class Lookup:
 
     def _store_time(self, position: int, reads: Reads) -> int:
         """Store time of the record at a position; -1 where none begins."""
-        data = self._log.read(position, 76, reads)
-        if data is None or int.from_bytes(data[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
-            return -1
-        at = store_timestamp_at(int.from_bytes(data[36:40], "big"))
-        return int.from_bytes(data[at : at + 8], "big", signed=True)
+        data = self._log.read(position, PLACE_BYTES, reads)
+        place = None if data is None else place_of(data)
+        return -1 if place is None else place.store_timestamp_ms
 
     def store_time_of(self, queue: ConsumeQueue | None, offset: int, reads: Reads = WAITING) -> int:
         """Store time of the message at a queue offset; -1 when it does not exist."""

@@ -25,7 +25,8 @@ import msgspec
 import numpy as np
 
 from cometmq import logs
-from cometmq.protocol.record.one import MAGIC_V1, MAGIC_V2, MIN_SIZE
+from cometmq.protocol.record.layout import MAGIC_V1, MAGIC_V2, MIN_SIZE, START
+from cometmq.protocol.record.one import record_facts
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Buffer
@@ -34,14 +35,13 @@ from cometmq.store.derived.consume_queue import FILLER, FILLER_SIZE, UNIT_DTYPE,
 from cometmq.store.derived.queue_ext import LEAST_CODE
 from cometmq.store.log.block_cache import BLOCK, DENSE
 from cometmq.store.log.commit_log import CommitLog
-from cometmq.store.log.scan import record_facts
 
 log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
 _MOST_FILLERS = 1 << 17  # passed over by one pull: 0.5 ms
-_start_of = struct.Struct(">ii").unpack_from
+_start_of = START.unpack_from
 _GAP = 12 << 10
 _MAX_RUN = 128 << 10
 _AHEAD = 1024  # units read at once, for the pulls that follow: 20 KiB
@@ -61,7 +61,7 @@ def _units_of(count: int) -> Callable[[Buffer], tuple[int, ...]]:
 @lru_cache(256)
 def _heads_of(size: int) -> Callable[[Buffer], Iterator[tuple[int, int]]]:
     """Reads size and magic of records of one size that follow each other."""
-    return struct.Struct(f">ii{size - 8}x").iter_unpack
+    return struct.Struct(f"{START.format}{size - START.size}x").iter_unpack
 
 
 class GetStatus(enum.Enum):

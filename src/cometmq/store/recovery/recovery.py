@@ -29,6 +29,8 @@ from cometmq.protocol.properties.keys import (
     property_value,
     stored_tags_code,
 )
+from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.one import Facts, record_facts
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import NO_FILE, Disk, is_numbered, zero_out
@@ -39,7 +41,7 @@ from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.places import LogPlaces
-from cometmq.store.log.scan import Damage, Facts, Run, SegmentScan, record_facts
+from cometmq.store.log.scan import Damage, SegmentScan
 from cometmq.store.recovery.start_point import mark_holds, trusted_segment, walk_from
 from cometmq.store.tables.clean_stop import QueueEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics

@@ -7,11 +7,11 @@ before the newest segment that begins with such a record.
 
 from __future__ import annotations
 
-from cometmq.protocol.record.one import BLANK_MAGIC, BLANK_SIZE, BLANK_STRUCT
+from cometmq.protocol.record.layout import BLANK_SIZE
+from cometmq.protocol.record.one import Facts, encode_blank, record_facts
 from cometmq.store.base.checkpoint import Mark
 from cometmq.store.base.disk import Disk
 from cometmq.store.log.commit_log import CommitLog
-from cometmq.store.log.scan import Facts, record_facts
 
 _WORTH_IT = 16 << 20  # bytes of a segment
 
@@ -38,7 +38,7 @@ def mark_holds(disk: Disk, log: CommitLog, segments: list[int], mark: Mark) -> b
         return False
     finally:
         disk.close(fd)
-    return head in (bytes(len(head)), BLANK_STRUCT.pack(log.segment_size - at, BLANK_MAGIC))
+    return head in (bytes(len(head)), encode_blank(log.segment_size - at))
 
 
 def walk_from(mark: Mark, segment_size: int) -> int:

@@ -19,7 +19,8 @@ from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.keys import Keys
 from cometmq.protocol.properties.keys import key_prefix as key_prefix_of
-from cometmq.protocol.record.one import BLANK_SIZE, head_of, topic_part
+from cometmq.protocol.record.layout import BLANK_SIZE
+from cometmq.protocol.record.one import head_of, topic_part
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import SLAVE, StoreConfig
 from cometmq.store.base.flags import RunningFlags

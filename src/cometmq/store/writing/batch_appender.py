@@ -6,7 +6,8 @@ import struct
 from itertools import accumulate
 
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.record.one import BLANK_SIZE, head_of
+from cometmq.protocol.record.layout import BLANK_SIZE
+from cometmq.protocol.record.one import head_of
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.queue_table import QueueTable

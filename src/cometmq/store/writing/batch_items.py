@@ -19,7 +19,7 @@ from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.keys import UNIQUE_KEY, code_and_key, codes_and_keys
 from cometmq.protocol.properties.text import PROPERTIES_MAX_BYTES, has_stray_separator
-from cometmq.protocol.record.one import (
+from cometmq.protocol.record.layout import (
     BODY_CRC_AT,
     HEADS,
     QUEUE_ID_AT,

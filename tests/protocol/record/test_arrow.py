@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from cometmq.protocol.properties import columns as columnar_properties
 from cometmq.protocol.record.arrow import (
     COLUMNS,
+    MAX_RAW_BYTES,
     ColumnDecoder,
     Decoded,
+    Origin,
     UnknownColumnError,
     arrow_schema,
-    batch_ends,
 )
-from cometmq.protocol.record.layout import MAX_RAW_BYTES, Origin, record_starts
-from cometmq.protocol.record.one import decode_record
+from cometmq.protocol.record.one import decode_record, record_starts
 
 V1, V2 = 0xDAA320A7, 0xDAA320AB
 
@@ -230,7 +230,7 @@ class TestColumns:
 
 def test_what_apache_wrote_comes_out_as_the_record_codec_reads_it() -> None:
     """The commit log of Apache's broker 4.9.7, whole: both decoders of this project agree on every field."""
-    with tarfile.open(Path(__file__).parents[1] / "data" / "store-4.9.7.tar.gz") as archive:
+    with tarfile.open(Path(__file__).parents[2] / "data" / "store-4.9.7.tar.gz") as archive:
         member = archive.extractfile("commitlog/00000000000000000000")
         assert member is not None
         log = member.read()
@@ -457,11 +457,6 @@ class TestStarts:
     def test_trailing_bytes_end_the_chain(self, tail: bytes) -> None:
         data = COMMON.encode()
         assert record_starts(data + tail) == ([0], len(data))
-
-    def test_batches_are_cut_by_records_and_bytes(self) -> None:
-        assert batch_ends([10] * 7, 3, 1000) == [3, 6, 7]
-        assert batch_ends([10, 10, 500, 10], 100, 50) == [2, 3, 4]
-        assert batch_ends([], 3, 10) == []
 
 
 text = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=8)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.protocol.record.many import SHORTEST_RUN, Facts, Run, valid_run
-from cometmq.protocol.record.one import MIN_SIZE, encode_record
-from cometmq.store.log.scan import record_facts
+from cometmq.protocol.record.layout import MIN_SIZE
+from cometmq.protocol.record.many import SHORTEST_RUN, Run, valid_run
+from cometmq.protocol.record.one import Facts, encode_record, record_facts
 
 BASE = 7 << 20
 HOST_V4, HOST_V6 = bytes(8), bytes(20)

@@ -1,29 +1,26 @@
-"""Commit-log records and batch bodies, against the worked examples of the reference."""
+"""Commit-log records, against the worked examples of the reference."""
 
 from __future__ import annotations
 
-import struct
 import zlib
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.cutting import mutations, never_escapes, truncations
+from tests.protocol.record.encoding import encode_message
 
-from cometmq.errors import BodyError, MessageIllegal, RecordError
+from cometmq.errors import MessageIllegal, RecordError
 from cometmq.message import MessageExt
-from cometmq.protocol.batch import BatchItem, encode_batch, iter_batch
-from cometmq.protocol.ids import pack_host
-from cometmq.protocol.record import one as record
 from cometmq.protocol.record.one import (
+    Place,
     decode_record,
     encode_blank,
-    encode_into,
-    encode_message,
     encode_record,
     iter_records,
+    place_of,
     record_starts,
-    store_timestamp_at,
 )
 
 # (docs/reference/storage.md, Record)
@@ -94,15 +91,14 @@ class TestWorkedExamples:
     def test_a_blank_record(self) -> None:
         assert encode_blank(1000).hex() == "000003e8cbd43194"
 
-    def test_offsets_of_what_is_patched(self) -> None:
-        data = bytearray(HELLO)
-        struct.pack_into(">q", data, record.QUEUE_OFFSET_AT, 99)
-        struct.pack_into(">q", data, record.PHYSICAL_OFFSET_AT, 98)
-        struct.pack_into(">q", data, store_timestamp_at(0), 97)
+    def test_the_place_is_read_alone(self) -> None:
+        v6 = encode_record(
+            "T", b"", queue_offset=7, physical_offset=8, store_timestamp_ms=9, born_host=bytes(20)
+        )
 
-        message = decode_record(bytes(data))
-
-        assert (message.queue_offset, message.physical_offset, message.store_timestamp_ms) == (99, 98, 97)
+        assert place_of(b"x" + HELLO, 1) == Place(7, 1073742000, 1700000000005)
+        assert place_of(v6) == Place(7, 8, 9)
+        assert place_of(encode_blank(1000).ljust(200, b"\0")) is None
 
 
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -152,7 +148,9 @@ def test_records_back_to_back(sent: list[MessageExt], last_separator: bool) -> N
     assert list(iter_records(log, check_crc=True)) == expected
     assert list(iter_records(memoryview(log))) == expected
     assert list(iter_records(log + encode_blank(500) + bytes(500))) == expected
-    assert [size for _, size in record_starts(log)] == [len(data) for data in encoded]
+    starts = [0, *accumulate(map(len, encoded))]
+    assert record_starts(log + encode_blank(500)) == (starts[:-1], starts[-1])
+    assert record_starts(log, most=2)[0] == starts[:-1][:2]
 
 
 @settings(max_examples=30)
@@ -228,25 +226,6 @@ def test_long_topics_make_v2_records() -> None:
 
     assert (v1[4:8].hex(), v2[4:8].hex()) == ("daa320a7", "daa320ab")
     assert decode_record(v2).topic == "t" * 128
-    assert len(v1) == record.record_size("t" * 127, 1, 0)
-    assert len(v2) == record.record_size("t" * 128, 1, 0)
-
-
-def test_encode_into_the_middle_of_a_buffer() -> None:
-    buffer = bytearray(b"\xee" * 300)
-    host = pack_host("10.0.0.1:1")
-    size = encode_into(
-        buffer, 100, "T", memoryview(b"body"), b"k\x01v", queue_id=1, queue_offset=2, physical_offset=3,
-        born_timestamp_ms=4, born_host=host, store_timestamp_ms=5, store_host=host,
-    )  # fmt: skip
-
-    assert decode_record(buffer, 100).body == b"body"
-    assert set(buffer[:100]) == set(buffer[100 + size :]) == {0xEE}
-    with pytest.raises(IndexError):
-        encode_into(
-            buffer, 299, "T", b"", b"", queue_id=1, queue_offset=2, physical_offset=3,
-            born_timestamp_ms=4, born_host=host, store_timestamp_ms=5, store_host=host,
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -261,52 +240,3 @@ def test_encode_into_the_middle_of_a_buffer() -> None:
 def test_what_no_record_holds(arguments: dict[str, object]) -> None:
     with pytest.raises(MessageIllegal):
         encode_record(**arguments)  # type: ignore[arg-type]
-
-
-# -- batch bodies
-
-items = st.tuples(int32, st.binary(max_size=60), st.binary(max_size=60))
-
-
-@given(st.lists(items, max_size=5))
-def test_batches(sent: list[tuple[int, bytes, bytes]]) -> None:
-    data = encode_batch(sent)
-
-    assert list(iter_batch(data)) == [BatchItem(*item) for item in sent]
-    assert [tuple(map(bytes, item[1:])) for item in iter_batch(memoryview(data))] == [
-        item[1:] for item in sent
-    ]
-
-
-def test_a_batch_item_byte_for_byte() -> None:
-    data = encode_batch([(5, b"b1", b"TAGS\x01TagA")])
-
-    assert (
-        data.hex()
-        == "00000021 00000000 00000000 00000005 00000002 6231 0009 54414753 01 54616741".replace(" ", "")
-    )
-
-
-def test_magic_and_crc_of_items_are_ignored() -> None:
-    data = bytearray(encode_batch([(5, b"b1", b"")]))
-    data[4:12] = b"\xda\xa3\x20\xa7\x12\x34\x56\x78"
-
-    assert list(iter_batch(bytes(data))) == [BatchItem(5, b"b1", b"")]
-
-
-def test_a_cut_batch_is_refused_unless_cut_between_items() -> None:
-    first, second = encode_batch([(1, b"one", b"p")]), encode_batch([(2, b"two", b"q")])
-    whole = {b"", first}
-
-    for data in truncations(first + second):
-        if data in whole:
-            list(iter_batch(data))
-        else:
-            with pytest.raises(BodyError, match=r"item [01]"):
-                list(iter_batch(data))
-    never_escapes(lambda data: list(iter_batch(data)), mutations(first + second))
-
-
-def test_a_batch_item_with_properties_beyond_16_bits() -> None:
-    with pytest.raises(MessageIllegal, match="32768"):
-        encode_batch([(0, b"", bytes(32_768))])
