@@ -6,8 +6,7 @@ in front of the next read; one longer than TAIL_LIMIT gets a buffer of its own, 
 arrived (a length word alone costs nothing), to at most twice that, and is dropped with the frame. A frame
 must come at a certain pace (`check`), and all buffers together are bounded (partial.py).
 
-Writing. `write` queues; the tick (see tick.py) sends everything queued at once: by one write of the
-transport, or past it, together with what other connections have queued.
+Writing. `write` queues; the tick (see tick.py) sends everything queued by one write of the transport.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting.calls import CallTable
 from cometmq.remoting.dispatch import Shortcut
 from cometmq.remoting.limits import HANDLER_BYTES, Limits
-from cometmq.remoting.ring import Bytes
 from cometmq.remoting.tick import Tick
 
 log = logs.logger(__name__)
+
+Bytes = bytes | bytearray | memoryview
 
 TAIL_LIMIT = 64 * 1024
 # Up to here queued replies are joined; larger lots are handed over as they are, without one more copy.
@@ -53,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_frame_since", "_fresh",
         "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_partial",
         "_reading", "_resuming", "_scratch", "_sent_bytes", "_shortcuts", "_stalled_at", "_stalled_sent",
-        "_start", "_tail", "_tick", "_transport", "_working", "_write_paused", "addr", "closed", "fd", "peer",
+        "_start", "_tail", "_tick", "_transport", "_working", "_write_paused", "addr", "closed", "peer",
         "peer_host", "state",
     )  # fmt: skip
 
@@ -91,14 +91,13 @@ class Connection(asyncio.BufferedProtocol):
         self._ending = False  # nothing more is read; closes after this tick
         self._out: list[Bytes] = []
         self._out_bytes = 0
-        self._sent_bytes = 0  # handed to the transport so far (what passes it does not count)
+        self._sent_bytes = 0  # handed to the transport so far
         self._write_paused = False
         self._stalled_at = 0.0
         self._stalled_sent = 0
         self._active = True
         self._idle_since = self._loop.time()
         self.closed = False
-        self.fd = -1  # the socket, if the tick may send to it past the transport
         self.addr = addr
         self.peer = ""
         self.peer_host = b""
@@ -131,31 +130,6 @@ class Connection(asyncio.BufferedProtocol):
         """Answer `request` (nothing for a oneway one)."""
         if not request.flag & 2:
             self.write(encode_frame(request.response(code, remark, ext=ext, body=body)))
-
-    def take(self) -> Bytes | None:
-        """What is queued, for the tick to send to `fd`. None: leave it to `flush`, for it is long, or the
-        transport has bytes that go before it."""
-        transport = self._transport
-        if (
-            self.fd < 0
-            or self._out_bytes > JOIN_LIMIT
-            or transport is None
-            or transport.is_closing()
-            or transport.get_write_buffer_size()
-        ):
-            return None
-        out = self._out
-        lot = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        self._out_bytes = 0
-        self._active = True
-        return lot
-
-    def send_rest(self, rest: Bytes) -> None:
-        """Send what `fd` did not take of the bytes from `take`."""
-        if self._transport is not None:
-            self._sent_bytes += len(rest)
-            self._transport.write(rest)
 
     def flush(self) -> None:
         """Send what is queued now. The tick does it; call it only before blocking work."""
@@ -302,9 +276,6 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The loop connected us."""
         self._transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and transport.get_extra_info("sslcontext") is None:
-            self.fd = sock.fileno()
         name = transport.get_extra_info("peername")
         self.peer, self.peer_host = describe_peer(name)
         if not self.addr:
@@ -316,7 +287,6 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
         """The connection is gone, whoever closed it."""
         self.closed = True
-        self.fd = -1
         self._out.clear()
         self._forget()
         self._tick.unsent.drop(self)

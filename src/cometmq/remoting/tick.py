@@ -1,38 +1,28 @@
-"""The end of a loop iteration: where work gathered from all connections is done once.
+"""The end of a loop iteration: work that all connections have in common is done once.
 
 Every connection that handled frames or has something to send asks for a tick. It runs after the reads of this
 loop iteration: first the owner's callbacks (the broker writes its records to disk and answers them), then
-every connection with queued replies sends them in one write, and many connections in one system call.
+every connection with queued replies sends them in one write.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
 from cometmq import logs
 from cometmq.remoting.partial import PartialFrames
-from cometmq.remoting.ring import ENTRIES, Bytes, SendRing
 
 log = logs.logger(__name__)
 
 SCRATCH_SIZE = 256 * 1024
-# From so many connections on, one system call for all costs less than one for each.
-FEWEST_FOR_RING = 8
 
 
 class Flushable(Protocol):
     """A connection, as far as the tick knows it; see there."""
 
-    fd: int
-
     def flush(self) -> None: ...
-
-    def take(self) -> Bytes | None: ...
-
-    def send_rest(self, rest: Bytes) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -45,17 +35,12 @@ class Tick:
     the peers do not take. `scheduled`: a tick will end, there is no need to ask for one.
     """
 
-    __slots__ = (
-        "_callbacks", "_dirty", "_fewest_for_ring", "_loop", "_ring", "partial", "scheduled", "scratch",
-        "unsent",
-    )  # fmt: skip
+    __slots__ = ("_callbacks", "_dirty", "_loop", "partial", "scheduled", "scratch", "unsent")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._callbacks: list[Callable[[], None]] = []
         self._dirty: list[Flushable] = []
-        self._ring: SendRing | None = None
-        self._fewest_for_ring = FEWEST_FOR_RING
         self.scheduled = False
         self.scratch = memoryview(bytearray(SCRATCH_SIZE))
         self.partial = PartialFrames()
@@ -74,20 +59,15 @@ class Tick:
         # asyncio and uvloop run a call_soon callback only after all I/O callbacks of the current iteration.
         if not self.scheduled:
             self.scheduled = True
-            self._loop.call_soon(self._run)
+            self._loop.call_soon(self.run_now)
 
     def mark_dirty(self, connection: Flushable) -> None:
         """Flush `connection` at the end of this tick."""
         self._dirty.append(connection)
-        if not self.scheduled:
-            self.scheduled = True
-            self._loop.call_soon(self._run)
+        self.schedule()
 
     def run_now(self) -> None:
         """End a tick here and now, before the loop would: callbacks run, replies leave."""
-        self._run()
-
-    def _run(self) -> None:
         for callback in self._callbacks:
             try:
                 callback()
@@ -96,13 +76,10 @@ class Tick:
         dirty = self._dirty
         self._dirty = []
         try:
-            if len(dirty) < self._fewest_for_ring:
-                for connection in dirty:
-                    connection.flush()
-            else:
-                self._flush_by_ring(dirty)
+            for connection in dirty:
+                connection.flush()
         except BaseException:
-            # What of all this left nobody knows. A peer whose connection ends asks again at once.
+            # Nobody knows how much of this was sent. A peer whose connection ends asks again at once.
             for connection in dirty:
                 connection.abort()
             raise
@@ -110,41 +87,3 @@ class Tick:
             self.scheduled = False
             if self._dirty:  # written while others were flushed, by a close callback for instance
                 self.schedule()
-
-    def _flush_by_ring(self, dirty: list[Flushable]) -> None:
-        try:
-            ring = self._ring = self._ring or SendRing()
-        except OSError as error:
-            log.info("answers to many connections take a system call for each: %s", error)
-            self._fewest_for_ring = sys.maxsize  # for good: nothing depends on it
-            for connection in dirty:
-                connection.flush()
-            return
-        try:
-            for at in range(0, len(dirty), ENTRIES):
-                _send_all(dirty[at : at + ENTRIES], ring)
-        except BaseException:
-            self._ring = None
-            raise
-
-
-def _send_all(connections: list[Flushable], ring: SendRing) -> None:
-    """Send what at most ENTRIES connections have queued."""
-    sent: list[Flushable] = []
-    fds: list[int] = []
-    lots: list[Bytes] = []
-    others: list[Flushable] = []
-    for connection in connections:
-        lot = connection.take()
-        if lot is None:
-            others.append(connection)
-        elif lot:  # else it was flushed before its turn
-            sent.append(connection)
-            fds.append(connection.fd)
-            lots.append(lot)
-    if lots:
-        for at, taken in ring.send(fds, lots):
-            sent[at].send_rest(lots[at][taken:])
-    # These come last: what a flush leads to may close a connection, and its descriptor must not be ours then.
-    for connection in others:
-        connection.flush()
