@@ -7,15 +7,18 @@ it will not until somebody changes something.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, dataclass_transform
 
 from cometmq.text import printable, seconds
 
 __all__ = [
     "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError", "ConfigError",
     "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError",
-    "RecordError", "RemotingError", "RequestTimeout", "SendFailed", "StoreClosed", "StoreCorrupt",
-    "StoreError", "StoreFull", "Terminal", "Transient",
+    "RecordError", "RemotingError", "RequestTimeout", "SendFailed", "StoreCorrupt", "StoreError",
+    "Terminal", "Transient",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120
@@ -27,11 +30,20 @@ def shown(value: object) -> str:
     return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}... ({len(text)} characters)"
 
 
+@dataclass_transform(eq_default=False)
 class CometError(Exception):
-    """Root of all errors of this package."""
+    """Root of all errors of this package. Those that declare fields are dataclasses."""
 
-    # BaseException.__reduce__ calls the class with `args`, so each __init__ below hands all its arguments, in
-    # order, to super().__init__: that is what makes the errors picklable.
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if inspect.get_annotations(cls):
+            dataclass(eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        # Unpickling calls the class with these.
+        self.args = tuple(getattr(self, name) for name in self.__match_args__)
 
 
 class Transient:
@@ -52,19 +64,15 @@ class ProtocolError(CometError, Terminal):
 class FrameError(ProtocolError):
     """A frame that cannot be read at all: the connection it came on is to be closed."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    problem: str
 
 
 class HeaderError(ProtocolError):
     """A field of a command's header is missing or cannot be read: the request is answered with an error."""
 
-    def __init__(self, field: str, value: object, problem: str) -> None:
-        super().__init__(field, value, problem)
-        self.field = field
-        self.value = value
-        self.problem = problem
+    field: str
+    value: object
+    problem: str
 
     def __str__(self) -> str:
         if self.value is None:
@@ -75,11 +83,9 @@ class HeaderError(ProtocolError):
 class BodyError(ProtocolError):
     """A body (JSON or binary) that cannot be read. `field` is the path to the place, "" for the whole."""
 
-    def __init__(self, what: str, problem: str, field: str = "") -> None:
-        super().__init__(what, problem, field)
-        self.what = what
-        self.problem = problem
-        self.field = field
+    what: str
+    problem: str
+    field: str = ""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.field}: {self.problem}" if self.field else f"{self.what}: {self.problem}"
@@ -116,12 +122,10 @@ class RecordError(ProtocolError):
 class ConfigError(CometError, Terminal):
     """A setting that cannot be used. `where` is the place that it came from (file and line), if known."""
 
-    def __init__(self, key: str, value: str, expected: str, where: str = "") -> None:
-        super().__init__(key, value, expected, where)
-        self.key = key
-        self.value = value
-        self.expected = expected
-        self.where = where
+    key: str
+    value: str
+    expected: str
+    where: str = ""
 
     def __str__(self) -> str:
         text = f"{self.key} = {shown(self.value)}: expected {self.expected}"
@@ -131,19 +135,15 @@ class ConfigError(CometError, Terminal):
 class ClientStateError(CometError, Terminal):
     """A call that does not fit the state of the object: not started, already closed, started twice."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    problem: str
 
 
 class MessageIllegal(CometError, Terminal):
     """A message (or a topic or group name) that no broker would take."""
 
-    def __init__(self, problem: str, topic: str = "", field: str = "") -> None:
-        super().__init__(problem, topic, field)
-        self.problem = problem
-        self.topic = topic
-        self.field = field
+    problem: str
+    topic: str = ""
+    field: str = ""
 
     def __str__(self) -> str:
         return self.problem
@@ -160,29 +160,21 @@ class BrokerError(CometError):
     help.
     """
 
-    def __init__(
-        self,
-        code: int,
-        name: str = "",
-        remark: str = "",
-        broker_addr: str = "",
-        topic: str = "",
-        key: str = "",
-        hint: str = "",
-    ) -> None:
-        if not name:
+    code: int
+    name: str = ""
+    remark: str = ""
+    broker_addr: str = ""
+    topic: str = ""
+    key: str = ""
+    hint: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
             # Here and not above: codes.py raises errors of this module.
             from cometmq.protocol.codes import response_name
 
-            name = response_name(code)
-        super().__init__(code, name, remark, broker_addr, topic, key, hint)
-        self.code = code
-        self.name = name
-        self.remark = remark
-        self.broker_addr = broker_addr
-        self.topic = topic
-        self.key = key
-        self.hint = hint
+            self.name = response_name(self.code)
+        super().__post_init__()
 
     def __str__(self) -> str:
         parts = [f"{self.name} ({self.code})"]
@@ -207,10 +199,8 @@ class RemotingError(CometError, Transient):
 class ConnectError(RemotingError):
     """No connection could be made."""
 
-    def __init__(self, addr: str, problem: str = "") -> None:
-        super().__init__(addr, problem)
-        self.addr = addr
-        self.problem = problem
+    addr: str
+    problem: str = ""
 
     def __str__(self) -> str:
         return f"cannot connect to {printable(self.addr)}" + (f": {self.problem}" if self.problem else "")
@@ -221,8 +211,8 @@ class SendFailed(RemotingError):
     words."""
 
     def __init__(self, addr: str, cause_of: int | str = "") -> None:
-        super().__init__(addr, cause_of)
-        self.addr = addr
+        super().__init__(addr)
+        self.args = (addr, cause_of)
         self.code = cause_of if isinstance(cause_of, int) else None
         self.problem = cause_of if isinstance(cause_of, str) else ""
 
@@ -235,11 +225,9 @@ class SendFailed(RemotingError):
 class RequestTimeout(RemotingError):
     """No answer within the time allowed. The request may still have been carried out."""
 
-    def __init__(self, addr: str, code: int, timeout_s: float = 0.0) -> None:
-        super().__init__(addr, code, timeout_s)
-        self.addr = addr
-        self.code = code
-        self.timeout_s = timeout_s
+    addr: str
+    code: int
+    timeout_s: float = 0.0
 
     def __str__(self) -> str:
         within = f" within {seconds(self.timeout_s)}" if self.timeout_s else " in time"
@@ -249,11 +237,9 @@ class RequestTimeout(RemotingError):
 class NoRouteError(CometError, Transient):
     """No name server knows brokers for a topic. `asked` is who was asked and what each answered."""
 
-    def __init__(self, topic: str, asked: Iterable[tuple[str, str]] = (), hint: str = "") -> None:
-        self.asked = [(addr, answer) for addr, answer in asked]
-        super().__init__(topic, self.asked, hint)
-        self.topic = topic
-        self.hint = hint
+    topic: str
+    asked: Sequence[tuple[str, str]] = ()
+    hint: str = ""
 
     def __str__(self) -> str:
         asked = "; ".join(f"{addr} answered '{printable(answer)}'" for addr, answer in self.asked)
@@ -267,10 +253,8 @@ class NoRouteError(CometError, Transient):
 class StoreError(CometError):
     """The store cannot do what was asked."""
 
-    def __init__(self, problem: str, path: str = "") -> None:
-        super().__init__(problem, path)
-        self.problem = problem
-        self.path = path
+    problem: str
+    path: str = ""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}" if self.path else self.problem
@@ -280,22 +264,12 @@ class StoreCorrupt(StoreError, Terminal):
     """A file of the store does not hold what it must."""
 
 
-class StoreFull(StoreError, Transient):
-    """The disk is full, or fuller than the settings allow."""
-
-
-class StoreClosed(StoreError, Terminal):
-    """The store was closed, or another process holds it."""
-
-
 class CommandError(CometError):
     """Raised by a handler: the request is answered with this code and remark."""
 
-    def __init__(self, code: int, remark: str, ext: dict[str, str] | None = None) -> None:
-        super().__init__(code, remark, ext)
-        self.code = code
-        self.remark = remark
-        self.ext = ext
+    code: int
+    remark: str
+    ext: dict[str, str] | None = None
 
     def __str__(self) -> str:
         return f"{self.code}: {self.remark}"

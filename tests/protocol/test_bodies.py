@@ -317,7 +317,6 @@ class TestTables:
         assert table.encode() == b'{"offsetTable":{"TopicA@CG1":{0:2,1:3}}}'
         assert b.ConsumerOffsetTable.decode(table.encode()) == table
         assert b.DelayOffsetTable({2: 4, 3: 8}).encode() == b'{"offsetTable":{2:4,3:8}}'
-        assert b.QueryCorrectionOffsetBody({0: 0}).encode() == b'{"correctionOffsets":{0:0}}'
 
     def test_the_file_as_4_9_writes_it(self) -> None:
         text = (

@@ -30,10 +30,8 @@ class UnknownNameError(CometError, Terminal):
 class MessageNotFound(CometError, Terminal):
     """No message has this id; problem: where it was looked for."""
 
-    def __init__(self, msg_id: str, problem: str) -> None:
-        super().__init__(msg_id, problem)
-        self.msg_id = msg_id
-        self.problem = problem
+    msg_id: str
+    problem: str
 
     def __str__(self) -> str:
         return f"no message with id {self.msg_id} {self.problem}"

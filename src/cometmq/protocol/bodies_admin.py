@@ -3,23 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies_client import SubscriptionData
 from cometmq.protocol.bodies_route import DataVersion
 from cometmq.protocol.codes import language_name
-from cometmq.protocol.json_body import (
-    CLIENT_MAX,
-    Body,
-    always,
-    empty,
-    write_int_map,
-    write_map,
-    write_object,
-    write_queue_map,
-    write_value,
-)
+from cometmq.protocol.json_body import Body, IntegerKeyed, QueueKeyed, always, empty
 from cometmq.protocol.lenient import Json
 
 
@@ -31,22 +21,11 @@ class TopicOffset(Body):
     last_update_timestamp: int = always(0)
 
 
-class TopicStatsTable(Body):
+class TopicStatsTable(QueueKeyed):
     """Bounds of the queues of a topic (code 202)."""
-
-    STRICT: ClassVar[bool] = False
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     offset_table: dict[MessageQueue, TopicOffset] = empty(dict)
     topic_put_tps: float | None = None
-
-    def encode(self) -> bytes:
-        return write_object(
-            [
-                ("offsetTable", write_queue_map(self.offset_table)),
-                ("topicPutTps", None if self.topic_put_tps is None else write_value(self.topic_put_tps)),
-            ]
-        )
 
 
 class PurgedQueue(Body):
@@ -73,51 +52,19 @@ class OffsetWrapper(Body):
     pull_offset: int | None = None
 
 
-class ConsumeStats(Body):
+class ConsumeStats(QueueKeyed):
     """How far a group is in each queue (code 208). consume_tps: messages a second."""
-
-    STRICT: ClassVar[bool] = False
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     offset_table: dict[MessageQueue, OffsetWrapper] = empty(dict)
     consume_tps: float = always(0.0)
 
-    def encode(self) -> bytes:
-        return write_object(
-            [
-                ("consumeTps", write_value(self.consume_tps)),
-                ("offsetTable", write_queue_map(self.offset_table)),
-            ]
-        )
 
-
-class BrokerConsumeStats(Body):
+class BrokerConsumeStats(QueueKeyed):
     """How far every group of a broker is (code 317): one entry a group, with its topics' tables."""
-
-    STRICT: ClassVar[bool] = False
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     broker_addr: str = always("")
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = empty(list)
     total_diff: int = always(0)
-
-    def encode(self) -> bytes:
-        groups = [
-            write_map(
-                {
-                    group: b"[" + b",".join([stats.encode() for stats in tables]) + b"]"
-                    for group, tables in of.items()
-                }
-            )
-            for of in self.consume_stats_list
-        ]
-        return write_object(
-            [
-                ("brokerAddr", write_value(self.broker_addr)),
-                ("consumeStatsList", b"[" + b",".join(groups) + b"]"),
-                ("totalDiff", write_value(self.total_diff)),
-            ]
-        )
 
 
 # -- who is connected
@@ -238,47 +185,15 @@ class BrokerStatsData(Body):
 # -- tables that slaves copy, and the files in the store's config directory
 
 
-class ConsumerOffsetTable(Body):
+class ConsumerOffsetTable(IntegerKeyed):
     """Offsets by "topic@group" and queue id (code 43, consumerOffset.json)."""
-
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     offset_table: dict[str, dict[int, int]] = empty(dict)
     data_version: DataVersion | None = None
 
-    def encode(self) -> bytes:
-        tables = {name: write_int_map(offsets) for name, offsets in self.offset_table.items()}
-        return write_object(
-            [
-                ("dataVersion", None if self.data_version is None else write_value(self.data_version)),
-                ("offsetTable", write_map(tables)),
-            ]
-        )
 
-
-class DelayOffsetTable(Body):
+class DelayOffsetTable(IntegerKeyed):
     """Next offset by delay level (code 45, delayOffset.json)."""
-
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     offset_table: dict[int, int] = empty(dict)
     data_version: DataVersion | None = None
-
-    def encode(self) -> bytes:
-        return write_object(
-            [
-                ("dataVersion", None if self.data_version is None else write_value(self.data_version)),
-                ("offsetTable", write_int_map(self.offset_table)),
-            ]
-        )
-
-
-class QueryCorrectionOffsetBody(Body):
-    """Offsets by queue id (code 308)."""
-
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
-
-    correction_offsets: dict[int, int] = empty(dict)
-
-    def encode(self) -> bytes:
-        return write_object([("correctionOffsets", write_int_map(self.correction_offsets))])

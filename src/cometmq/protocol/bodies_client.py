@@ -3,21 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any
+
+import msgspec
 
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
-from cometmq.protocol.json_body import (
-    CLIENT_MAX,
-    Body,
-    always,
-    empty,
-    tables_in,
-    write_map,
-    write_object,
-    write_queue_map,
-    write_value,
-)
+from cometmq.protocol.json_body import Body, QueueKeyed, always, empty, write_fastjson
 from cometmq.protocol.lenient import Json
 
 CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
@@ -37,8 +29,6 @@ _ENUMS = {
     "messageModel": MESSAGE_MODELS,
     "consumeFromWhere": CONSUME_FROM_WHERE,
 }
-
-B = TypeVar("B", bound=Body)
 
 
 def _with_names(value: Json) -> Json:
@@ -170,36 +160,24 @@ class LockBatchResult(Body):
 # -- offsets
 
 
-class ResetOffsetBody(Body):
+class ResetOffsetBody(QueueKeyed):
     """New offsets by queue (codes 220 and 222)."""
 
-    STRICT: ClassVar[bool] = False
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
-
     offset_table: dict[MessageQueue, int] = empty(dict)
-
-    def encode(self) -> bytes:
-        """As Java clients read it: queues as keys."""
-        return write_object([("offsetTable", write_queue_map(self.offset_table))])
 
     def encode_for_cpp(self) -> bytes:
         """As C++ clients read it: a list."""
         rows = [
-            {
-                "brokerName": queue.broker_name,
-                "offset": offset,
-                "queueId": queue.queue_id,
-                "topic": queue.topic,
-            }
+            msgspec.to_builtins(queue) | {"offset": offset}
             for queue, offset in sorted(self.offset_table.items())
         ]
-        return write_object([("offsetTable", write_value(rows))])
+        return write_fastjson({"offsetTable": rows})
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
         table = value.get("offsetTable")
         if not isinstance(table, list):
-            return tables_in(value, "offsetTable")
+            return value
         rows = [row for row in table if isinstance(row, dict)]
         try:
             return {
@@ -216,23 +194,11 @@ class ResetOffsetBody(Body):
             ) from None
 
 
-class GetConsumerStatusBody(Body):
+class GetConsumerStatusBody(QueueKeyed):
     """Offsets of one consumer (code 221), or of each client id (code 223)."""
-
-    STRICT: ClassVar[bool] = False
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     message_queue_table: dict[MessageQueue, int] = empty(dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = empty(dict)
-
-    def encode(self) -> bytes:
-        consumers = {client: write_queue_map(table) for client, table in self.consumer_table.items()}
-        return write_object(
-            [
-                ("consumerTable", write_map(consumers)),
-                ("messageQueueTable", write_queue_map(self.message_queue_table)),
-            ]
-        )
 
 
 # -- what a consumer says of itself
@@ -272,11 +238,8 @@ class ConsumeStatus(Body):
     consume_failed_msgs: int = always(0)
 
 
-class ConsumerRunningInfo(Body):
+class ConsumerRunningInfo(QueueKeyed):
     """Everything about a consumer (code 307). properties: settings as text, some read by tools (PROP_...)."""
-
-    STRICT: ClassVar[bool] = False
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     properties: dict[str, str] = empty(dict)
     subscription_set: list[SubscriptionData] = empty(list)
@@ -284,18 +247,6 @@ class ConsumerRunningInfo(Body):
     status_table: dict[str, ConsumeStatus] = empty(dict)
     jstack: str | None = None
     mq_pop_table: dict[MessageQueue, dict[str, Any]] | None = None
-
-    def encode(self) -> bytes:
-        return write_object(
-            [
-                ("jstack", None if self.jstack is None else write_value(self.jstack)),
-                ("mqPopTable", None if self.mq_pop_table is None else write_queue_map(self.mq_pop_table)),
-                ("mqTable", write_queue_map(self.mq_table)),
-                ("properties", write_value(self.properties)),
-                ("statusTable", write_value(self.status_table)),
-                ("subscriptionSet", write_value(self.subscription_set)),
-            ]
-        )
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -15,17 +15,14 @@ from cometmq.protocol.codes import VERSION_5_0_0
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.json_body import (
     BYTES_OF_A_VALUE,
-    CLIENT_MAX,
     SERVER_MAX,
     Body,
     Buffer,
+    IntegerKeyed,
     always,
     ascii_json,
     empty,
-    write_int_map,
-    write_map,
-    write_object,
-    write_value,
+    write_fastjson,
 )
 from cometmq.protocol.lenient import Json, loads
 
@@ -121,7 +118,7 @@ class QueueData(Body):
         return {**value, "topicSysFlag": value["topicSynFlag"]} if "topicSynFlag" in value else value
 
 
-class BrokerData(Body):
+class BrokerData(IntegerKeyed):
     """The processes of one broker name: id -> "ip:port"; 0 is the master."""
 
     cluster: str = always("")
@@ -130,37 +127,9 @@ class BrokerData(Body):
     enable_acting_master: bool | None = None
     zone_name: str | None = None
 
-    def write(self, bare_keys: bool) -> bytes:
-        """Its JSON, ids as bare integers (fastjson's default) or quoted."""
-        return write_object(
-            [
-                (
-                    "brokerAddrs",
-                    write_int_map(self.broker_addrs) if bare_keys else write_value(self.broker_addrs_text),
-                ),
-                ("brokerName", write_value(self.broker_name)),
-                ("cluster", write_value(self.cluster)),
-                ("enableActingMaster", _optional(self.enable_acting_master)),
-                ("zoneName", _optional(self.zone_name)),
-            ]
-        )
 
-    @property
-    def broker_addrs_text(self) -> dict[str, str]:
-        return {str(number): self.broker_addrs[number] for number in sorted(self.broker_addrs)}
-
-    def encode(self) -> bytes:
-        return self.write(bare_keys=False)
-
-
-def _optional(value: Any) -> bytes | None:
-    return None if value is None else write_value(value)
-
-
-class TopicRouteData(Body):
+class TopicRouteData(IntegerKeyed):
     """Where a topic lives (code 105). order_topic_conf: "broker-a:8;broker-b:8" for ordered topics."""
-
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     queue_datas: list[QueueData] = empty(list)
     broker_datas: list[BrokerData] = empty(list)
@@ -170,16 +139,7 @@ class TopicRouteData(Body):
 
     def encode(self, standard: bool = True) -> bytes:
         """standard: quoted keys and ASCII only; else broker ids as bare integers, as old clients get them."""
-        brokers = b",".join([broker.write(bare_keys=not standard) for broker in self.broker_datas])
-        text = write_object(
-            [
-                ("brokerDatas", b"[" + brokers + b"]"),
-                ("filterServerTable", write_value(self.filter_server_table)),
-                ("orderTopicConf", _optional(self.order_topic_conf)),
-                ("queueDatas", write_value(self.queue_datas)),
-                ("topicQueueMappingByBroker", _optional(self.topic_queue_mapping_by_broker)),
-            ]
-        )
+        text = write_fastjson(self, bare=not standard)
         return ascii_json(text) if standard else text
 
     @classmethod
@@ -190,40 +150,17 @@ class TopicRouteData(Body):
         return {**value, "queueDatas": [QueueData.prepare(q) if isinstance(q, dict) else q for q in queues]}
 
 
-class ClusterInfo(Body):
+class ClusterInfo(IntegerKeyed):
     """All brokers by name, and broker names by cluster (code 106)."""
-
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
     broker_addr_table: dict[str, BrokerData] = empty(dict)
     cluster_addr_table: dict[str, list[str]] = empty(dict)
 
-    def encode(self) -> bytes:
-        """With bare integer keys, which is what every version of RocketMQ sends here."""
-        return write_object(
-            [
-                (
-                    "brokerAddrTable",
-                    write_map(
-                        {name: data.write(bare_keys=True) for name, data in self.broker_addr_table.items()}
-                    ),
-                ),
-                (
-                    "clusterAddrTable",
-                    write_value({name: list(brokers) for name, brokers in self.cluster_addr_table.items()}),
-                ),
-            ]
-        )
 
-
-class BrokerMemberGroup(Body):
+class BrokerMemberGroup(IntegerKeyed):
     """The processes of one broker name (code 901, 5.x)."""
 
     broker_member_group: BrokerData | None = None
-
-    def encode(self) -> bytes:
-        group = self.broker_member_group
-        return write_object([("brokerMemberGroup", None if group is None else group.write(bare_keys=True))])
 
 
 class TopicList(Body):
@@ -277,7 +214,7 @@ class RegisterBrokerBody(Body):
         out)."""
         if not compressed:
             return super().encode()
-        parts = [_counted(write_value(self.data_version)), _COUNT.pack(len(self.topics))]
+        parts = [_counted(write_fastjson(self.data_version)), _COUNT.pack(len(self.topics))]
         for topic in self.topics.values():
             words = (
                 topic.topic_name,
@@ -287,7 +224,7 @@ class RegisterBrokerBody(Body):
                 topic.topic_filter_type,
             )
             parts.append(_counted(" ".join(map(str, words)).encode()))
-        parts.append(_counted(write_value(self.filter_server_list or [])))
+        parts.append(_counted(write_fastjson(self.filter_server_list or [])))
         return zlib.compress(b"".join(parts), 9)
 
     @classmethod

@@ -200,17 +200,11 @@ class ResponseCode(IntEnum):
 
 
 _RESPONSE_NAMES = {int(code): code.name for code in ResponseCode}
-_REQUEST_NAMES = {int(code): code.name for code in RequestCode}
 
 
 def response_name(code: int) -> str:
     """The name of a response code, RESPONSE_CODE_<n> for one that has none."""
     return _RESPONSE_NAMES.get(code) or f"RESPONSE_CODE_{code}"
-
-
-def request_name(code: int) -> str:
-    """The name of a request code, REQUEST_CODE_<n> for one that has none."""
-    return _REQUEST_NAMES.get(code) or f"REQUEST_CODE_{code}"
 
 
 class LanguageCode(StrEnum):
@@ -231,11 +225,6 @@ class LanguageCode(StrEnum):
     RUST = "RUST"
     NODE_JS = "NODE_JS"
 
-    @property
-    def ordinal(self) -> int:
-        """Its number in the binary header."""
-        return LANGUAGE_ORDINALS[self.value]
-
 
 LANGUAGES: tuple[str, ...] = tuple(language.value for language in LanguageCode)
 LANGUAGE_ORDINALS: dict[str, int] = {name: number for number, name in enumerate(LANGUAGES)}
@@ -244,13 +233,6 @@ LANGUAGE_ORDINALS: dict[str, int] = {name: number for number, name in enumerate(
 def language_name(ordinal: int) -> str:
     """The language of an ordinal, OTHER for an unknown one."""
     return LANGUAGES[ordinal] if 0 <= ordinal < len(LANGUAGES) else LanguageCode.OTHER.value
-
-
-class FrameFlag(IntFlag):
-    """Bits of a command's `flag`: test bits, never compare values."""
-
-    RESPONSE = 1
-    ONEWAY = 2
 
 
 class SysFlag(IntFlag):
@@ -299,16 +281,9 @@ class TopicSysFlag(IntFlag):
 
 
 # Version numbers: ordinals in RocketMQ's list of releases.
-VERSION_3_1_8_SNAPSHOT = 62
-VERSION_3_4_9 = 121
-VERSION_4_1_0_SNAPSHOT = 232
-VERSION_4_9_3 = 399
 VERSION_4_9_4 = 401
 VERSION_4_9_7 = 407
-VERSION_4_9_8 = 409
 VERSION_5_0_0 = 413
-VERSION_HIGHER = 612
-"""Numbers above this are read as this."""
 
 _FIRST_EXACT = 212
 _MINOR_LINES = ("4_0", "4_1", "4_2", "4_3", "4_4", "4_5", "4_6", "4_7", "4_8", "4_9",
@@ -372,12 +347,8 @@ UNSENDABLE_TOPICS = frozenset(
 )
 """Topics that a client may not send to (docs/reference/remoting.md, Sending)."""
 
-DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
-DEFAULT_CONSUMER_GROUP = "DEFAULT_CONSUMER"
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
-SELF_TEST_CONSUMER_GROUP = "SELF_TEST_C_GROUP"
-SELF_TEST_PRODUCER_GROUP = "SELF_TEST_P_GROUP"
 
 TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255

@@ -73,7 +73,7 @@ Bytes = bytes | memoryview
 class Frame(msgspec.Struct, gc=False, kw_only=True):
     """One command: a request, or the response to one.
 
-    code: request or response code; opaque: number that links the two, int32; flag: codes.FrameFlag bits;
+    code: request or response code; opaque: number that links the two, int32; flag: 1 answer, 2 one-way;
     remark: text; body: raw bytes (a view into the receive buffer if the frame was decoded from one: then it
     is valid only until the handler returns; copy it to keep it); serialize_type: 0 JSON, 1 binary.
 

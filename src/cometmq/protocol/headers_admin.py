@@ -44,17 +44,3 @@ class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
     group_name: str
     remove_offset: bool | None = None
     clean_offset: bool | None = None
-
-
-class GetAllSubscriptionGroupRequestHeader(Header, gc=False):
-    """Code 201, paged by 5.x."""
-
-    group_seq: I32 | None = None
-    max_group_num: I32 | None = None
-    data_version: str | None = None
-
-
-class GetBrokerConfigResponseHeader(Header, gc=False):
-    """Answer to 26. version: data version in JSON."""
-
-    version: str

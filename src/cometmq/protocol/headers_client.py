@@ -109,14 +109,6 @@ class QueryConsumeTimeSpanRequestHeader(Header, gc=False):
     group: str
 
 
-class QueryCorrectionOffsetRequestHeader(Header, gc=False):
-    """Code 308."""
-
-    compare_group: str
-    topic: str
-    filter_groups: str | None = None
-
-
 class CloneGroupOffsetRequestHeader(Header, gc=False):
     """Code 314."""
 
@@ -147,9 +139,3 @@ class QueryConsumeQueueRequestHeader(Header, gc=False):
     index: I64
     count: I32
     consumer_group: str | None = None
-
-
-class MessageIdRequestHeader(Header, gc=False):
-    """Code 323. msg_id: offset id."""
-
-    msg_id: str

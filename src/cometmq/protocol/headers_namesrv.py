@@ -140,16 +140,3 @@ class BrokerHeartbeatRequestHeader(Header, gc=False):
     confirm_offset: I64 | None = None
     heartbeat_timeout_mills: I64 | None = None
     election_priority: I32 | None = None
-
-
-class RegisterFilterServerRequestHeader(Header, gc=False):
-    """Code 301."""
-
-    filter_server_addr: str
-
-
-class RegisterFilterServerResponseHeader(Header, gc=False):
-    """Answer to 301."""
-
-    broker_name: str
-    broker_id: I64

@@ -8,7 +8,7 @@ keys are ignored, missing and null ones take the default, numbers and booleans m
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -49,6 +49,8 @@ def empty(kind: Callable[[], T], name: str | None = None) -> T:
 class Body(msgspec.Struct, rename="camel", omit_defaults=True):
     """Root of the JSON bodies and their parts."""
 
+    # Whether integers or queues may be keys, which fastjson writes in ways that are no JSON.
+    FASTJSON: ClassVar[bool] = False
     # Bodies with queues as keys are no JSON: there is no strict reader for them.
     STRICT: ClassVar[bool] = True
     # Longest body in bytes that is read although it is not standard JSON. There may be one value for so many
@@ -57,7 +59,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     def encode(self) -> bytes:
         """The body's bytes."""
-        return _encode(self, order="sorted")
+        return write_fastjson(self)
 
     @classmethod
     def decode(cls, data: Buffer) -> Self:
@@ -98,6 +100,19 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
         return value
 
 
+class IntegerKeyed(Body):
+    """Root of the bodies with integers as keys. Tools and slaves read most of them, and they may be long."""
+
+    FASTJSON: ClassVar[bool] = True
+    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
+
+
+class QueueKeyed(IntegerKeyed):
+    """Root of the bodies with queues as keys."""
+
+    STRICT: ClassVar[bool] = False
+
+
 def tidy(value: Json) -> Json:
     """Plain values without nulls in objects, and with queues where objects are keys."""
     if isinstance(value, dict):
@@ -115,45 +130,29 @@ def _key(key: Any) -> Any:
 # -- writing fastjson's dialect
 
 
-def queue_key(queue: MessageQueue) -> bytes:
-    """A queue as fastjson writes it where a key should be: fields in this order
-    (docs/reference/remoting.md, JSON dialect)."""
-    return b'{"brokerName":%b,"queueId":%d,"topic":%b}' % (
-        _encode(queue.broker_name),
-        queue.queue_id,
-        _encode(queue.topic),
-    )
+def write_fastjson(value: Any, *, bare: bool = True) -> bytes:
+    """A value as fastjson writes it: queues as keys, and integers as keys, which `bare` false puts in quotes.
+
+    Keys are sorted; fields of a body that are None are left out.
+    """
+    if isinstance(value, Body) and value.FASTJSON:
+        fields = sorted(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
+        pairs = [(_encode(name), getattr(value, field)) for name, field in fields]
+        pairs = [(key, item) for key, item in pairs if item is not None]
+    elif isinstance(value, dict):
+        pairs = [(_key_text(key, bare), value[key]) for key in sorted(value)]
+    elif isinstance(value, list):
+        return b"[" + b",".join([write_fastjson(item, bare=bare) for item in value]) + b"]"
+    else:
+        return _encode(value, order="sorted")
+    return b"{" + b",".join([key + b":" + write_fastjson(item, bare=bare) for key, item in pairs]) + b"}"
 
 
-def write_queue_map(table: Mapping[MessageQueue, Any]) -> bytes:
-    """A map with queues as keys: `{{...}:value,...}`."""
-    pairs = [queue_key(queue) + b":" + _encode(table[queue], order="sorted") for queue in sorted(table)]
-    return b"{" + b",".join(pairs) + b"}"
-
-
-def write_int_map(table: Mapping[int, Any]) -> bytes:
-    """A map with bare integers as keys: `{0:value,...}`."""
-    pairs = [b"%d:%b" % (key, _encode(table[key], order="sorted")) for key in sorted(table)]
-    return b"{" + b",".join(pairs) + b"}"
-
-
-def write_object(fields: Iterable[tuple[str, bytes | None]]) -> bytes:
-    """An object of (key, value as JSON); None leaves the field out."""
-    return (
-        b"{"
-        + b",".join([b'"%b":%b' % (key.encode(), text) for key, text in fields if text is not None])
-        + b"}"
-    )
-
-
-def write_map(table: Mapping[str, bytes]) -> bytes:
-    """A map with text keys and values that are JSON already."""
-    return b"{" + b",".join([_encode(key) + b":" + table[key] for key in sorted(table)]) + b"}"
-
-
-def write_value(value: Any) -> bytes:
-    """Any value in standard JSON, keys sorted."""
-    return _encode(value, order="sorted")
+def _key_text(key: str | int | MessageQueue, bare: bool) -> bytes:
+    if isinstance(key, MessageQueue):  # its fields stand in this order (remoting.md 15.1)
+        name, topic = _encode(key.broker_name), _encode(key.topic)
+        return b'{"brokerName":%b,"queueId":%d,"topic":%b}' % (name, key.queue_id, topic)
+    return b"%d" % key if bare and isinstance(key, int) else _encode(str(key))
 
 
 def ascii_json(data: bytes) -> bytes:
@@ -161,8 +160,3 @@ def ascii_json(data: bytes) -> bytes:
     if data.isascii():
         return data
     return json.dumps(msgspec.json.decode(data), ensure_ascii=True, separators=(",", ":")).encode()
-
-
-def tables_in(value: dict[Any, Json], *names: str) -> dict[Any, Json]:
-    """A copy of an object in which each of these fields that is null is an empty table."""
-    return {**value, **{name: {} for name in names if value.get(name) is None}}

@@ -249,21 +249,3 @@ def loads(data: bytes | bytearray | memoryview | str, what: str = "JSON") -> Jso
         return read_lenient(data)
     except LenientError as error:
         raise BodyError(what, str(error)) from None
-
-
-def dumps(value: Json) -> bytes:
-    """Plain values as fastjson writes them: bare integers and objects as keys, no fields that are null."""
-    if isinstance(value, dict):
-        pairs = [_key_text(key) + b":" + dumps(item) for key, item in value.items() if item is not None]
-        return b"{" + b",".join(pairs) + b"}"
-    if isinstance(value, list | tuple):
-        return b"[" + b",".join([dumps(item) for item in value]) + b"]"
-    return msgspec.json.encode(value)
-
-
-def _key_text(key: Any) -> bytes:
-    if isinstance(key, ObjectKey):
-        return dumps(key.as_dict())
-    if isinstance(key, int) and not isinstance(key, bool):
-        return b"%d" % key
-    return msgspec.json.encode(str(key))
