@@ -6,11 +6,10 @@ import click
 
 from cometmq.admin import formats
 from cometmq.admin.admin import Admin
-from cometmq.admin.shell import SETTINGS, json_option, namesrv_option, show, show_json, with_admin
+from cometmq.admin.shell import admin_command, json_option, show, show_json
 
 
-@click.command("consumerProgress", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("consumerProgress")
 @click.option(
     "-g", "--groupName", "group", metavar="NAME", help="This group, queue by queue; else all groups."
 )
@@ -24,18 +23,14 @@ from cometmq.admin.shell import SETTINGS, json_option, namesrv_option, show, sho
     help="Show which client holds each queue.",
 )
 @json_option
-def consumer_progress(namesrv: str, group: str | None, show_client_ip: bool, as_json: bool) -> None:
+async def consumer_progress(admin: Admin, group: str | None, show_client_ip: bool, as_json: bool) -> None:
     """Query consumers's progress, speed."""
-
-    async def work(admin: Admin) -> None:
-        if group is None:
-            groups = await admin.groups()
-            show_json(groups) if as_json else show(formats.group_summaries(groups))
-            return
-        progress = await admin.progress(group.strip(), with_client_ip=show_client_ip)
-        if as_json:
-            show_json(progress)
-        else:
-            show(formats.group_progress(progress, show_client_ip=show_client_ip))
-
-    with_admin(namesrv, work)
+    if group is None:
+        groups = await admin.groups()
+        show_json(groups) if as_json else show(formats.group_summaries(groups))
+        return
+    progress = await admin.progress(group.strip(), with_client_ip=show_client_ip)
+    if as_json:
+        show_json(progress)
+    else:
+        show(formats.group_progress(progress, show_client_ip=show_client_ip))

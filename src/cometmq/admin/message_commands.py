@@ -11,12 +11,11 @@ from cometmq.admin import formats
 from cometmq.admin.admin import Admin
 from cometmq.admin.body_files import write_body
 from cometmq.admin.messages import UNIQUE_HITS_MAX, ReadRange
-from cometmq.admin.shell import SETTINGS, F, json_option, namesrv_option, show, show_json, with_admin
+from cometmq.admin.shell import TOPIC, F, admin_command, json_option, show, show_json
 from cometmq.admin.values import MessageView, SendView
 from cometmq.message import Message, MessageExt
 from cometmq.text import local_time
 
-TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
 KEY_HITS_MAX = 64
 
 
@@ -30,8 +29,7 @@ def consume_directly_options(command: F) -> F:
     )
 
 
-@click.command("queryMsgById", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("queryMsgById")
 @click.option(
     "-i",
     "--msgId",
@@ -51,8 +49,8 @@ def consume_directly_options(command: F) -> F:
     "-u", "--unitName", metavar="NAME", expose_value=False, help="Accepted like Apache's; has no use."
 )
 @json_option
-def query_msg_by_id(
-    namesrv: str,
+async def query_msg_by_id(
+    admin: Admin,
     msg_ids: str,
     topic: str | None,
     group: str | None,
@@ -62,53 +60,43 @@ def query_msg_by_id(
 ) -> None:
     """Query Message by Id."""
     ids = [word.strip() for word in msg_ids.split(",") if word.strip()]
-
-    async def work(admin: Admin) -> None:
-        messages = [await admin.message_by_id(msg_id, topic and topic.strip()) for msg_id in ids]
-        if group and client_id:
-            for message in messages:
-                result = await admin.consume_directly(group, client_id, message.offset_msg_id)
-                show_json(result) if as_json else show(formats.direct_result(result))
-        elif resend:
-            for message in messages:
-                show([f"prepare resend msg. originalMsgId={message.offset_msg_id}"])
-                show(formats.send_result(await admin.send_again(message)))
-        elif as_json:
-            show_json([MessageView.of(message) for message in messages])
-        else:
-            for message in messages:
-                await show_details(admin, message, offset_id=True)
-
-    with_admin(namesrv, work)
+    messages = [await admin.message_by_id(msg_id, topic and topic.strip()) for msg_id in ids]
+    if group and client_id:
+        for message in messages:
+            result = await admin.consume_directly(group, client_id, message.offset_msg_id)
+            show_json(result) if as_json else show(formats.direct_result(result))
+    elif resend:
+        for message in messages:
+            show([f"prepare resend msg. originalMsgId={message.offset_msg_id}"])
+            show(formats.send_result(await admin.send_again(message)))
+    elif as_json:
+        show_json([MessageView.of(message) for message in messages])
+    else:
+        for message in messages:
+            await show_details(admin, message, offset_id=True)
 
 
-@click.command("queryMsgByKey", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("queryMsgByKey")
 @TOPIC
 @click.option("-k", "--msgKey", "key", required=True, metavar="KEY", help="Message key.")
 @json_option
-def query_msg_by_key(namesrv: str, topic: str, key: str, as_json: bool) -> None:
+async def query_msg_by_key(admin: Admin, topic: str, key: str, as_json: bool) -> None:
     """Query Message by Key."""
-
-    async def work(admin: Admin) -> None:
-        messages = await admin.messages_by_key(topic.strip(), key.strip(), KEY_HITS_MAX)
-        if as_json:
-            show_json([MessageView.of(message) for message in messages])
-        else:
-            show(formats.key_hits(messages))
-
-    with_admin(namesrv, work)
+    messages = await admin.messages_by_key(topic.strip(), key.strip(), KEY_HITS_MAX)
+    if as_json:
+        show_json([MessageView.of(message) for message in messages])
+    else:
+        show(formats.key_hits(messages))
 
 
-@click.command("queryMsgByUniqueKey", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("queryMsgByUniqueKey")
 @click.option("-i", "--msgId", "msg_id", required=True, metavar="ID", help="Message id.")
 @consume_directly_options
 @TOPIC
 @click.option("-a", "--showAll", "show_all", is_flag=True, help=f"Print all hits, {UNIQUE_HITS_MAX} at most.")
 @json_option
-def query_msg_by_unique_key(
-    namesrv: str,
+async def query_msg_by_unique_key(
+    admin: Admin,
     msg_id: str,
     group: str | None,
     client_id: str | None,
@@ -117,26 +105,21 @@ def query_msg_by_unique_key(
     as_json: bool,
 ) -> None:
     """Query Message by Unique key."""
-
-    async def work(admin: Admin) -> None:
-        messages = await admin.messages_by_unique_key(topic.strip(), msg_id.strip(), UNIQUE_HITS_MAX)
-        if not messages:
-            raise click.ClickException(f"no message with id {msg_id} in topic {topic}")
-        shown = messages if show_all else messages[:1]
-        if group and client_id:
-            result = await admin.consume_directly(group, client_id, messages[0].offset_msg_id)
-            show_json(result) if as_json else show(formats.direct_result(result))
-        elif as_json:
-            show_json([MessageView.of(message) for message in shown])
-        else:
-            for message in shown:
-                await show_details(admin, message, offset_id=False)
-
-    with_admin(namesrv, work)
+    messages = await admin.messages_by_unique_key(topic.strip(), msg_id.strip(), UNIQUE_HITS_MAX)
+    if not messages:
+        raise click.ClickException(f"no message with id {msg_id} in topic {topic}")
+    shown = messages if show_all else messages[:1]
+    if group and client_id:
+        result = await admin.consume_directly(group, client_id, messages[0].offset_msg_id)
+        show_json(result) if as_json else show(formats.direct_result(result))
+    elif as_json:
+        show_json([MessageView.of(message) for message in shown])
+    else:
+        for message in shown:
+            await show_details(admin, message, offset_id=False)
 
 
-@click.command("sendMessage", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("sendMessage")
 @TOPIC
 @click.option("-p", "--body", required=True, metavar="TEXT", help="UTF-8 string format of the message body.")
 @click.option("-k", "--key", "keys", metavar="KEYS", help="Message keys, separated by blanks.")
@@ -151,8 +134,8 @@ def query_msg_by_unique_key(
     "-m", "--msgTraceEnable", "trace", type=bool, default=False, metavar="BOOL", help="Trace the message."
 )
 @json_option
-def send_message(
-    namesrv: str,
+async def send_message(
+    admin: Admin,
     topic: str,
     body: str,
     keys: str | None,
@@ -168,12 +151,8 @@ def send_message(
     if (broker_name is None) != (queue_id is None):
         raise click.UsageError("Give -b/--broker and -i/--qid together.")
     message = Message(topic=topic.strip(), body=body.encode(), tags=tags, keys=tuple((keys or "").split()))
-
-    async def work(admin: Admin) -> None:
-        result = await admin.send(message, broker_name=broker_name, queue_id=queue_id)
-        show_json(SendView.of(result)) if as_json else show(formats.send_result(result))
-
-    with_admin(namesrv, work)
+    result = await admin.send(message, broker_name=broker_name, queue_id=queue_id)
+    show_json(SendView.of(result)) if as_json else show(formats.send_result(result))
 
 
 def past_time(text: str) -> int:
@@ -188,8 +167,7 @@ def past_time(text: str) -> int:
     return moment
 
 
-@click.command("consumeMessage", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("consumeMessage")
 @TOPIC
 @click.option("-b", "--brokerName", "broker_name", metavar="NAME", help="Only this broker.")
 @click.option(
@@ -215,8 +193,8 @@ def past_time(text: str) -> int:
     help="Messages at most.",
 )
 @json_option
-def consume_message(
-    namesrv: str,
+async def consume_message(
+    admin: Admin,
     topic: str,
     broker_name: str | None,
     queue_id: int | None,
@@ -246,12 +224,8 @@ def consume_message(
         count=count,
     )
     print_one: Callable[[MessageExt], None] = show_line_json if as_json else show_text
-
-    async def work(admin: Admin) -> None:
-        async for message in admin.read(wanted, group=group):
-            print_one(message)
-
-    with_admin(namesrv, work)
+    async for message in admin.read(wanted, group=group):
+        print_one(message)
 
 
 def show_line_json(message: MessageExt) -> None:

@@ -15,6 +15,7 @@ from cometmq.text import is_utf8, printable, printable_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 PROBLEM_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
+TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -111,35 +112,40 @@ def raw_option(command: F) -> F:
     )(command)
 
 
-def target_options(*, required: bool) -> Callable[[F], F]:
-    """`-b/--brokerAddr` and `-c/--clusterName`, of which exactly one (or at most one) may be given."""
+def target_options(command: F) -> F:
+    """`-b/--brokerAddr` and `-c/--clusterName`, of which exactly one is given."""
 
-    def decorate(command: F) -> F:
-        @functools.wraps(command)
-        def checked(*args: Any, broker_addr: str | None, cluster: str | None, **kwargs: Any) -> Any:
-            if broker_addr and cluster:
-                raise click.UsageError("Give -b/--brokerAddr or -c/--clusterName, not both.")
-            if required and not (broker_addr or cluster):
-                raise click.UsageError("Missing option: -b/--brokerAddr or -c/--clusterName.")
-            return command(*args, broker_addr=broker_addr, cluster=cluster, **kwargs)
+    @functools.wraps(command)
+    def checked(*args: Any, broker_addr: str | None, cluster: str | None, **options: Any) -> Any:
+        if broker_addr and cluster:
+            raise click.UsageError("Give -b/--brokerAddr or -c/--clusterName, not both.")
+        if not (broker_addr or cluster):
+            raise click.UsageError("Missing option: -b/--brokerAddr or -c/--clusterName.")
+        return command(*args, broker_addr=broker_addr, cluster=cluster, **options)
 
-        click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")(checked)
-        click.option("-c", "--clusterName", "cluster", metavar="NAME", help="All masters of this cluster.")(
-            checked
-        )
-        return checked  # type: ignore[return-value]
+    click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")(checked)
+    click.option("-c", "--clusterName", "cluster", metavar="NAME", help="All masters of this cluster.")(
+        checked
+    )
+    return checked  # type: ignore[return-value]
+
+
+def admin_command(name: str) -> Callable[[Callable[..., Awaitable[None]]], click.Command]:
+    """A command under RocketMQ's name. It is given an Admin of the name servers of `-n`, which is closed
+    whatever happens, and its own options."""
+
+    def decorate(work: Callable[..., Awaitable[None]]) -> click.Command:
+        @functools.wraps(work)
+        def command(namesrv: str, **options: Any) -> None:
+            async def run() -> None:
+                async with Admin(namesrv) as admin:
+                    await work(admin, **options)
+
+            asyncio.run(run())
+
+        return click.command(name, context_settings=SETTINGS)(namesrv_option(command))
 
     return decorate
-
-
-def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[None]]) -> None:
-    """Run one operation with an Admin that is closed whatever happens."""
-
-    async def run() -> None:
-        async with Admin(namesrv) as admin:
-            await work(admin)
-
-    asyncio.run(run())
 
 
 def show(lines: Iterable[str]) -> None:

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import click
 import msgspec
 
 from cometmq.admin import formats
 from cometmq.admin.admin import Admin, TopicSettings
-from cometmq.admin.shell import (
-    SETTINGS,
-    json_option,
-    namesrv_option,
-    raw_option,
-    show,
-    show_json,
-    target_options,
-    with_admin,
-)
+from cometmq.admin.shell import TOPIC, admin_command, json_option, raw_option, show, show_json, target_options
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.text import counted
 
-TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
 QUEUE_NUMS_MAX = 65_535
 
 
-@click.command("updateTopic", context_settings=SETTINGS)
-@namesrv_option
-@target_options(required=True)
+@admin_command("updateTopic")
+@target_options
 @TOPIC
 @click.option(
     "-r",
@@ -68,145 +58,97 @@ QUEUE_NUMS_MAX = 65_535
     metavar="+KEY=VALUE,-KEY",
     help="Set or drop attributes: retention.ms, retention.bytes (per queue), message.type.",
 )
-def update_topic(
-    namesrv: str,
-    broker_addr: str | None,
-    cluster: str | None,
-    topic: str,
-    read_queue_nums: int,
-    write_queue_nums: int,
-    perm: str,
-    order: bool,
-    unit: bool,
-    has_unit_sub: bool,
-    attributes: str | None,
+async def update_topic(
+    admin: Admin, broker_addr: str | None, cluster: str | None, topic: str, perm: str, **more: Any
 ) -> None:
     """Update or create topic."""
-    settings = TopicSettings(
-        topic=topic.strip(),
-        read_queue_nums=read_queue_nums,
-        write_queue_nums=write_queue_nums,
-        perm=int(perm),
-        order=order,
-        unit=unit,
-        has_unit_sub=has_unit_sub,
-        attributes=attributes,
-    )
-
-    async def work(admin: Admin) -> None:
-        async for addr in admin.create_topic(settings, broker_addr=broker_addr, cluster=cluster):
-            show([f"create topic to {addr} success."])
-        if order:
-            conf = await admin.set_order_conf(settings, broker_addr=broker_addr, cluster=cluster)
-            kind = "broker" if broker_addr else "cluster"
-            show([f"set {kind} orderConf. isOrder=true, orderConf=[{conf}]"])
-        show([str(settings)])
-
-    with_admin(namesrv, work)
+    settings = TopicSettings(topic=topic.strip(), perm=int(perm), **more)
+    async for addr in admin.create_topic(settings, broker_addr=broker_addr, cluster=cluster):
+        show([f"create topic to {addr} success."])
+    if settings.order:
+        conf = await admin.set_order_conf(settings, broker_addr=broker_addr, cluster=cluster)
+        kind = "broker" if broker_addr else "cluster"
+        show([f"set {kind} orderConf. isOrder=true, orderConf=[{conf}]"])
+    show([str(settings)])
 
 
-@click.command("deleteTopic", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("deleteTopic")
 @TOPIC
 @click.option(
     "-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster to delete it from."
 )
-def delete_topic(namesrv: str, topic: str, cluster: str) -> None:
+async def delete_topic(admin: Admin, topic: str, cluster: str) -> None:
     """Delete topic from broker and NameServer."""
-
-    async def work(admin: Admin) -> None:
-        await admin.master_addrs(cluster)  # that there is no such cluster is the first thing to say
-        found = await admin.clusters_of(topic.strip())
-        if cluster not in found:
-            elsewhere = f"; it is in {', '.join(found)}" if found else ""
-            raise click.ClickException(f"there is no topic {topic.strip()} in cluster {cluster}{elsewhere}")
-        await admin.delete_topic_in_brokers(topic.strip(), cluster)
-        show([f"delete topic [{topic}] from cluster [{cluster}] success."])
-        await admin.delete_topic_in_name_servers(topic.strip())
-        show([f"delete topic [{topic}] from NameServer success."])
-
-    with_admin(namesrv, work)
+    await admin.master_addrs(cluster)  # that there is no such cluster is the first thing to say
+    found = await admin.clusters_of(topic.strip())
+    if cluster not in found:
+        elsewhere = f"; it is in {', '.join(found)}" if found else ""
+        raise click.ClickException(f"there is no topic {topic.strip()} in cluster {cluster}{elsewhere}")
+    await admin.delete_topic_in_brokers(topic.strip(), cluster)
+    show([f"delete topic [{topic}] from cluster [{cluster}] success."])
+    await admin.delete_topic_in_name_servers(topic.strip())
+    show([f"delete topic [{topic}] from NameServer success."])
 
 
-@click.command("purgeTopic", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("purgeTopic")
 @TOPIC
 @click.option("-q", "--queueId", "queue_id", type=click.IntRange(0), help="Only this queue of each broker.")
 @click.option("--before", metavar="TIME", help="Only messages stored before: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
 @click.option("--yes", is_flag=True, help="Do it; without this only show what would go.")
 @json_option
-def purge_topic(
-    namesrv: str, topic: str, queue_id: int | None, before: str | None, yes: bool, as_json: bool
+async def purge_topic(
+    admin: Admin, topic: str, queue_id: int | None, before: str | None, yes: bool, as_json: bool
 ) -> None:
     """Hide the messages of a topic from all consumers, for good."""
     before_ms = None if before is None else time_ms(before)
-
-    async def work(admin: Admin) -> None:
-        purged = await admin.purge_topic(topic.strip(), queue_id=queue_id, before_ms=before_ms, execute=yes)
-        if not purged and queue_id is not None:
-            raise click.ClickException(f"topic {topic.strip()} has no messages in a queue {queue_id}")
-        if as_json:
-            show_json([{"brokerName": name, **msgspec.to_builtins(queue)} for name, queue in purged])
-            return
-        show(formats.purged(purged))
-        gone = sum(queue.purged_to - queue.min_offset for _, queue in purged)
-        outcome = "purged." if yes else "would go. Nothing was done; --yes does it."
-        show([f"{counted(gone, 'message')} {outcome}"])
-
-    with_admin(namesrv, work)
+    purged = await admin.purge_topic(topic.strip(), queue_id=queue_id, before_ms=before_ms, execute=yes)
+    if not purged and queue_id is not None:
+        raise click.ClickException(f"topic {topic.strip()} has no messages in a queue {queue_id}")
+    if as_json:
+        show_json([{"brokerName": name, **msgspec.to_builtins(queue)} for name, queue in purged])
+        return
+    show(formats.purged(purged))
+    gone = sum(queue.purged_to - queue.min_offset for _, queue in purged)
+    outcome = "purged." if yes else "would go. Nothing was done; --yes does it."
+    show([f"{counted(gone, 'message')} {outcome}"])
 
 
-@click.command("topicList", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("topicList")
 @click.option(
     "-c", "--clusterModel", "cluster_model", is_flag=True, help="With the cluster and the groups of each."
 )
 @json_option
-def topic_list(namesrv: str, cluster_model: bool, as_json: bool) -> None:
+async def topic_list(admin: Admin, cluster_model: bool, as_json: bool) -> None:
     """Fetch all topic list from name server."""
-
-    async def work(admin: Admin) -> None:
-        if cluster_model:
-            uses = await admin.topic_uses()
-            show_json(uses) if as_json else show(formats.topic_uses(uses))
-        else:
-            topics = await admin.topics()
-            show_json(topics) if as_json else show(topics)
-
-    with_admin(namesrv, work)
+    if cluster_model:
+        uses = await admin.topic_uses()
+        show_json(uses) if as_json else show(formats.topic_uses(uses))
+    else:
+        topics = await admin.topics()
+        show_json(topics) if as_json else show(topics)
 
 
-@click.command("topicRoute", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("topicRoute")
 @TOPIC
 @click.option("-l", "--list", "as_list", is_flag=True, help="Columns instead of JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (the default of this command).")
 @raw_option
-def topic_route(namesrv: str, topic: str, as_list: bool, as_json: bool) -> None:
+async def topic_route(admin: Admin, topic: str, as_list: bool, as_json: bool) -> None:
     """Examine topic route info."""
-
-    async def work(admin: Admin) -> None:
-        route = await admin.route(topic.strip())
-        if as_list and not as_json:
-            show(formats.topic_route_table(route_rows(route)))
-        else:
-            show_json(route)
-
-    with_admin(namesrv, work)
+    route = await admin.route(topic.strip())
+    if as_list and not as_json:
+        show(formats.topic_route_table(route_rows(route)))
+    else:
+        show_json(route)
 
 
-@click.command("topicStatus", context_settings=SETTINGS)
-@namesrv_option
+@admin_command("topicStatus")
 @TOPIC
 @json_option
-def topic_status(namesrv: str, topic: str, as_json: bool) -> None:
+async def topic_status(admin: Admin, topic: str, as_json: bool) -> None:
     """Examine topic Status info."""
-
-    async def work(admin: Admin) -> None:
-        queues = await admin.topic_status(topic.strip())
-        show_json(queues) if as_json else show(formats.topic_status(queues))
-
-    with_admin(namesrv, work)
+    queues = await admin.topic_status(topic.strip())
+    show_json(queues) if as_json else show(formats.topic_status(queues))
 
 
 def time_ms(text: str) -> int:
