@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cometmq import logs
-from cometmq.cli.options import HELP, check_utf8, namesrv_option, raw_option, stop_on_signals
+from cometmq.cli.options import HELP, check_utf8, listening_options, namesrv_option, stop_on_signals
 from cometmq.cli.outcome import ERROR_LIMIT
 from cometmq.cli.printing import LinePrinter, as_line
 from cometmq.protocol.codes import RETRY_PREFIX, check_topic_name
@@ -36,9 +36,6 @@ DRAIN_S = 0.1
     "[default: cometmq-cli-TOPIC]",
 )
 @click.option(
-    "-t", "--tags", default="*", show_default=True, metavar="EXPR", help="Only these tags: 'A || B'."
-)
-@click.option(
     "--from",
     "start",
     type=click.Choice(["first", "last"]),
@@ -46,16 +43,7 @@ DRAIN_S = 0.1
     show_default=True,
     help="Where a group starts that has not read TOPIC yet: at its first message, or behind its last.",
 )
-@click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages.")
-@click.option(
-    "--timeout",
-    "idle_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Stop when nothing has arrived for so long.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON.")
-@raw_option
+@listening_options
 def consume(
     topic: str,
     namesrv: str,

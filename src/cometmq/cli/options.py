@@ -35,6 +35,32 @@ def raw_option(command: F) -> F:
     )(command)
 
 
+LISTENING = (
+    click.option(
+        "-t", "--tags", default="*", show_default=True, metavar="EXPR", help="Only these tags: 'A || B'."
+    ),
+    click.option(
+        "-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages."
+    ),
+    click.option(
+        "--timeout",
+        "idle_s",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="Stop when nothing has arrived for so long.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON."),
+    raw_option,
+)
+
+
+def listening_options(command: F) -> F:
+    """Which messages, how many of them, and how they are shown."""
+    for option in reversed(LISTENING):
+        command = option(command)
+    return command
+
+
 def check_utf8(*words: str | None) -> None:
     """Raises UsageError for an argument that is not UTF-8: it would be sent with its bytes lost."""
     for word in words:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.cli.options import HELP
 from cometmq.cli.serving import serve, set_up_logging
 from cometmq.settings import check_addresses, read_properties_file, settings_of
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from cometmq.namesrv.server import NameServer
 
 VERSION = click.version_option(version("cometmq"), "-V", "--version")
-HELP = {"help_option_names": ["-h", "--help"]}
 
 # What `mqbroker -m` prints: the settings Apache's configuration classes mark as important.
 IMPORTANT_BROKER_KEYS = (

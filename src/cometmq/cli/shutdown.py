@@ -9,12 +9,13 @@ from importlib.metadata import version
 
 import click
 
+from cometmq.cli.options import HELP
 from cometmq.cli.running import running
 
 POLL_S = 0.05
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=HELP)
 @click.argument("kind", type=click.Choice(["broker", "namesrv", "standalone"], case_sensitive=False))
 @click.option(
     "-w",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cometmq.cli.options import HELP, check_utf8, namesrv_option, raw_option, stop_on_signals
+from cometmq.cli.options import HELP, check_utf8, listening_options, namesrv_option, stop_on_signals
 from cometmq.cli.outcome import ERROR_LIMIT
 from cometmq.cli.printing import LinePrinter, as_line
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, check_topic_name
@@ -57,20 +57,8 @@ def start_time(text: str) -> int | None:
     metavar="WHEN",
     help="now, first, a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
 )
-@click.option(
-    "-t", "--tags", default="*", show_default=True, metavar="EXPR", help="Only these tags: 'A || B'."
-)
 @click.option("-p", "--properties", is_flag=True, help="Print the properties too.")
-@click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages.")
-@click.option(
-    "--timeout",
-    "idle_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Stop when nothing has arrived for so long.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON.")
-@raw_option
+@listening_options
 def tail(
     topic: str,
     namesrv: str,
