@@ -149,7 +149,9 @@ def write_fastjson(value: Any, *, bare: bool = True) -> bytes:
 
 
 def _key_text(key: str | int | MessageQueue, bare: bool) -> bytes:
-    if isinstance(key, MessageQueue):  # its fields stand in this order (remoting.md 15.1)
+    if isinstance(
+        key, MessageQueue
+    ):  # its fields stand in this order (docs/reference/remoting.md, JSON dialect)
         name, topic = _encode(key.broker_name), _encode(key.topic)
         return b'{"brokerName":%b,"queueId":%d,"topic":%b}' % (name, key.queue_id, topic)
     return b"%d" % key if bare and isinstance(key, int) else _encode(str(key))

@@ -1,5 +1,5 @@
 """Where everything lies in a commit-log record, which is also what pull, query and view replies carry
-(storage.md 2.1). No other module knows it.
+(docs/reference/storage.md, Record). No other module knows it.
 
     offset  type   field                          offset  type   field
     0       i4     size of the whole record       56      i8     store time stamp, ms
