@@ -161,7 +161,13 @@ def examine(store: MessageStore, expected: Expected) -> Found:
     version = JsonTable(TABLE, store.disk).load().get("version", 0)
     if expected.tables and version not in expected.tables:
         raise Wrong(f"table holds version {version}, not one of {sorted(expected.tables)}")
-    queues = tuple(sorted(each for each in store.queues.statistics() if each[3]))
+    queues = tuple(
+        sorted(
+            (queue.topic, queue.queue_id, queue.min_offset, queue.max_offset)
+            for queue in store.queues
+            if queue.max_offset
+        )
+    )
     return Found(low, store.commit_log_max, queues, tuple(served), indexed)
 
 

@@ -6,7 +6,7 @@ cost a system call a message; the newest few dozen stay in the window after the 
 follow. Offsets are unit numbers, positions are bytes. Files are named by the position of their first byte.
 
 Invariant: window_start <= written <= max_offset; units from window_start on are in memory, units below
-`written` are in the files, units below `synced` are on the device.
+`written` are in the files.
 """
 
 from __future__ import annotations
@@ -36,45 +36,15 @@ def file_name(position: int) -> str:
     return f"{position:020d}"
 
 
-class _Touched:
-    """What every message of a queue touches. Slots of a base class come first in the object, so these lie in
-    two lines of a cache, not in four."""
-
-    __slots__ = (
-        "deleted",
-        "dirty",
-        "key_prefix",
-        "magic",
-        "max_offset",
-        "next_offset",
-        "queue_id",
-        "record_topic",
-        "topic",
-        "window",
-    )
-
-
-class ConsumeQueue(_Touched):
+class ConsumeQueue:
     """Index of one (topic, queue id). Loop thread only."""
 
     __slots__ = (
-        "_dir_made",
-        "_files",
-        "_last_base",
-        "_last_path",
-        "damaged",
-        "file_size",
-        "max_physical",
-        "min_offset",
-        "new_names",
-        "path",
-        "positions",
-        "synced",
-        "tidy",
-        "unsynced_files",
-        "window_start",
+        "_dir_made", "_files", "_last_base", "_last_path", "damaged", "deleted", "dirty", "file_size",
+        "key_prefix", "magic", "max_offset", "max_physical", "min_offset", "new_names", "next_offset", "path",
+        "positions", "queue_id", "record_topic", "tidy", "topic", "unsynced_files", "window", "window_start",
         "written",
-    )
+    )  # fmt: skip
 
     def __init__(self, files: StoreFiles, path: str, topic: str, queue_id: int, file_size: int) -> None:
         self._files = files
@@ -97,7 +67,6 @@ class ConsumeQueue(_Touched):
         self.window = bytearray()
         self.window_start = 0
         self.written = 0
-        self.synced = 0
         self.dirty = False
         self.deleted = False
         self.damaged = False  # units have certainly been lost from its files
@@ -136,7 +105,7 @@ class ConsumeQueue(_Touched):
             raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
         if not self.positions and self.max_offset == 0:
             # A queue that continues at `offset` on a fresh disk; write() fills the start of its first file.
-            self.window_start = self.written = self.synced = self.min_offset = self.max_offset = offset
+            self.window_start = self.written = self.min_offset = self.max_offset = offset
         else:
             self.window += FILLER * (offset - self.max_offset)
             self.max_offset = offset
@@ -160,10 +129,6 @@ class ConsumeQueue(_Touched):
         if surplus > _KEEP // 2:
             del self.window[: surplus * UNIT]
             self.window_start += surplus
-            # Room for as many units: growing bit by bit would move the window every ten units.
-            size = len(self.window)
-            self.window += bytes(size)
-            del self.window[size:]
 
     def make_last_file(self) -> None:
         """Give a queue without files, which does not begin at 0, one that ends where it does, with fillers:
@@ -365,9 +330,9 @@ class ConsumeQueue(_Touched):
                 end = base // UNIT + count
                 break
         self._look_behind(end, log_end)
-        self.next_offset = self.max_offset = self.written = self.synced = self.window_start = end
+        self.next_offset = self.max_offset = self.written = self.window_start = end
         self.window = bytearray()
-        self.min_offset = min(end, self.positions[0] // UNIT) if self.positions else 0
+        self.min_offset = min(end, self.begin)
         last = self.unit(end - 1) if end > self.min_offset else None
         self.max_physical = last[0] + last[1] if last is not None and last[1] != FILLER_SIZE else 0
         return notes

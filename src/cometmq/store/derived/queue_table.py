@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from cometmq import logs
 from cometmq.errors import StoreError
 from cometmq.protocol.codes import STORED_LENGTH_MAX, is_legal_name
-from cometmq.store.base.config import CONSUME_QUEUE_UNIT, StoreConfig
+from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import NO_FILE, Disk, is_numbered
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.refusal import QueueRefused
@@ -256,14 +256,6 @@ class QueueTable:
         """Remove the directory of the trash if it is empty."""
         if self._files.disk.is_dir(self._trash):
             _remove_if_empty(self._files.disk, self._trash)
-
-    def statistics(self) -> list[tuple[str, int, int, int]]:
-        """(topic, queue id, min offset, max offset) of every queue."""
-        return [(queue.topic, queue.queue_id, queue.min_offset, queue.max_offset) for queue in self]
-
-    @property
-    def units_per_file(self) -> int:
-        return self.file_size // CONSUME_QUEUE_UNIT
 
 
 def _remove_if_empty(disk: Disk, path: str) -> None:

@@ -1,13 +1,12 @@
 """Reading a consume queue: which records one pull gets, and what it is told about offsets.
 
 Rules and limits are Apache's (docs/reference/storage.md, Reading). Budget: 1.5 µs of CPU per message at 32
-per call. Units come from the queue's window or a stretch of its file that was read before; records that lie
-near each other in the log are read in one go (a gap of up to 12 KiB costs less to copy than a second system
-call), so 32 neighbours cost one system call and one copy from the page cache.
+per call. Units come from the queue's window or a stretch of its file that was read before. Records that
+follow each other in the log are read in one go, so 32 cost one system call and one copy from the page cache;
+others come out of the blocks that they lie in (block_cache.py).
 
-Most reads are plain: no filter, no limit before the last unit, all records in memory and in one run or one
-block. Those are judged as a whole, by loops in C (`_plain`); what such a judgement cannot settle is looked at
-unit by unit, and what even that cannot settle, record by record.
+Most reads have no filter and meet no limit: their units are judged as a whole, by loops in C; others unit by
+unit. Where a record is missing or damaged, or filtered by its content, records are read one by one.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import enum
 import errno
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
-from itertools import accumulate, repeat
-from operator import add, ne
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -33,7 +31,7 @@ from cometmq.store.base.disk import Buffer
 from cometmq.store.base.files import WAITING, NotInMemory, Reads
 from cometmq.store.derived.consume_queue import FILLER, FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, ConsumeQueue
 from cometmq.store.derived.queue_ext import LEAST_CODE
-from cometmq.store.log.block_cache import BLOCK, DENSE
+from cometmq.store.log.block_cache import BLOCK
 from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
@@ -42,14 +40,14 @@ FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
 _MOST_FILLERS = 1 << 17  # passed over by one pull: 0.5 ms
 _start_of = START.unpack_from
-_GAP = 12 << 10
-_MAX_RUN = 128 << 10
 _AHEAD = 1024  # units read at once, for the pulls that follow: 20 KiB
-_MOST_PLAIN = 64  # units judged as a whole
+_MOST_AT_ONCE = 64  # units judged as a whole
 _STRETCHES = 64  # queues of which such a stretch is kept: 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 RecordFilter = Callable[[Buffer], bool] | None
+Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
+"""Positions and sizes of the records chosen, units scanned, position of the last of these."""
 
 
 @lru_cache(64)
@@ -169,25 +167,21 @@ class QueueReader:
         if not data:
             following = queue.next_file_offset(offset) if correct else offset
             return Got(GetStatus.OFFSET_FOUND_NULL, [], 0, following, low, high, False)
-        careful = records is not None or self._check_crc
-        if tags is None and not careful:
-            plain = self._plain(data, max_count, max_bytes, reads)
-            if plain is not None:
-                count, buffer, last = plain
-                lag = self._log.end - last
-                slave = lag > self.memory_window
-                return Got(GetStatus.FOUND, [buffer], count, offset + count, low, high, slave, lag)
-        picked = None if careful else self._pick(data, max_count, tags, max_bytes)
+        picked = None
+        if records is None and not self._check_crc:
+            picked = self._pick_all(data, max_count, max_bytes) if tags is None else None
+            picked = picked or self._pick(data, max_count, tags, max_bytes)
         if picked is not None:
-            chosen, scanned, last = picked
-            buffers = self._read_runs(chosen, reads)
-            if buffers is not None:
+            positions, sizes, scanned, last = picked
+            found = self._records(positions, sizes, reads) if positions else b""
+            if found is not None:
                 lag = self._log.end - last
                 slave = lag > self.memory_window
-                if chosen:
-                    return Got(GetStatus.FOUND, buffers, len(chosen), offset + scanned, low, high, slave, lag)
-                behind = self._behind_fillers(queue, data, offset + scanned, reads)
-                return Got(GetStatus.NO_MATCHED_MESSAGE, [], 0, behind, low, high, slave, lag)
+                following = offset + scanned
+                if found:
+                    return Got(GetStatus.FOUND, [found], len(positions), following, low, high, slave, lag)
+                following = self._behind_fillers(queue, data, following, reads)
+                return Got(GetStatus.NO_MATCHED_MESSAGE, [], 0, following, low, high, slave, lag)
         return self._get_one_by_one(queue, offset, data, max_count, tags, records, max_bytes, reads)
 
     def _behind_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
@@ -239,78 +233,23 @@ class QueueReader:
                     return ahead[: count * UNIT]
         return queue.read(offset, count, reads)
 
-    def _plain(
-        self, data: Buffer, max_count: int, max_bytes: int | None, reads: Reads
-    ) -> tuple[int, Buffer, int] | None:
-        """How many records the units give to a plain read (see above), their bytes, and the position of the
-        last one; None if this one is not plain."""
-        log = self._log
+    def _pick_all(self, data: Buffer, max_count: int, max_bytes: int | None) -> Picked | None:
+        """What `_pick` chooses of most reads, by loops in C: everything. None if a limit ends this one."""
         count = min(len(data) // UNIT, max(1, min(self._count_memory, max_count)))
-        if count > _MOST_PLAIN:
+        if count > _MOST_AT_ONCE:
             return None
         fields = _units_of(count)(data)
         positions, sizes = fields[::2], fields[1::2]
-        start = min(positions)
         if (
             sum(sizes) > (self._bytes_memory if max_bytes is None else min(self._bytes_memory, max_bytes))
             or min(sizes) < MIN_SIZE
-            or start < log.end - self.memory_window
+            or min(positions) < self._log.end - self.memory_window
         ):
             return None
-        ends = tuple(accumulate(sizes, initial=start))
-        one_run = ends[:-1] == positions
-        stop = ends[-1] if one_run else max(map(add, positions, sizes))
-        source: Buffer | None = None
-        base = start - start % BLOCK  # position of the source
-        if stop <= base + BLOCK:
-            source = log.block(start, count, reads)
-        if stop - start > _MAX_RUN and not one_run:
-            scattered = self._scattered(positions, sizes, reads)
-            return None if scattered is None else (count, scattered, positions[-1])
-        if source is None and one_run:
-            base = start
-            source = self._run(start, stop - start, reads)
-        if source is None:
-            return None
-        if one_run:
-            taken = source[start - base : stop - base]
-            if sizes.count(sizes[0]) == count:  # one call cuts all heads: 0.1 µs a record less
-                good = list(_heads_of(sizes[0])(taken)) == [(sizes[0], MAGIC_V1)] * count
-                return (count, taken, positions[-1]) if good else None
-        places = [position - base for position in positions]
-        if any(map(ne, map(_start_of, repeat(source), places), zip(sizes, repeat(MAGIC_V1)))):
-            return None
-        if not one_run:
-            taken = b"".join([source[at : at + size] for at, size in zip(places, sizes, strict=True)])
-        return count, taken, positions[-1]
+        return positions, sizes, count, positions[-1]
 
-    def _scattered(self, positions: Sequence[int], sizes: Sequence[int], reads: Reads) -> bytes | None:
-        """The bytes of whole records that lie far apart, as those of one queue among thousands do; None if
-        some lie together outside the blocks, or one is not what its unit says."""
-        log = self._log
-        kept = log.blocks.get
-        parts: list[Buffer] = []
-        for position, size in zip(positions, sizes, strict=True):
-            number, at = divmod(position, BLOCK)
-            source: Buffer | None = kept(number)
-            if source is None or at + size > BLOCK:
-                near = [other // BLOCK for other in positions].count(number)
-                source = log.block(position, near, reads) if at + size <= BLOCK else None
-                if source is None and near < DENSE:
-                    source = self._run(position, size, reads)
-                    at = 0
-                if source is None:
-                    return None
-            if _start_of(source, at) != (size, MAGIC_V1):
-                return None
-            parts.append(source[at : at + size])
-        return b"".join(parts)
-
-    def _pick(
-        self, data: Buffer, max_count: int, tags: TagFilter, max_bytes: int | None
-    ) -> tuple[list[tuple[int, int]], int, int] | None:
-        """Choose records from units alone: ([(position, size)], units scanned, position of the last one
-        scanned). None when a unit cannot be true."""
+    def _pick(self, data: Buffer, max_count: int, tags: TagFilter, max_bytes: int | None) -> Picked | None:
+        """Choose records from units alone. None when a unit cannot be true."""
         disk_below = self._log.end - self.memory_window
         limit_bytes = self._bytes_memory
         limit_count = min(self._count_memory, max_count)
@@ -319,7 +258,8 @@ class QueueReader:
             limit_bytes, disk_bytes = min(limit_bytes, max_bytes), min(disk_bytes, max_bytes)
         accepts = None if tags is None else (tags if callable(tags) else tags.__contains__)
         any_code = callable(tags)
-        chosen: list[tuple[int, int]] = []
+        positions: list[int] = []
+        sizes: list[int] = []
         count = total = scanned = 0
         position = 0
         for unit in UNIT_STRUCT.iter_unpack(data):
@@ -339,94 +279,48 @@ class QueueReader:
                 if unit == FILLER_UNIT:
                     continue
                 return None
-            chosen.append((position, size))
+            positions.append(position)
+            sizes.append(size)
             count += 1
             total += size
-        return chosen, scanned, position
+        return tuple(positions), tuple(sizes), scanned, position
 
-    def _read_runs(self, chosen: list[tuple[int, int]], reads: Reads) -> list[Buffer] | None:
-        """Bytes of the chosen records; None when one of them cannot be had, or fails the check of its CRC."""
-        buffers: list[Buffer] = []
-        segment = self._log.segment_size
-        index, total = 0, len(chosen)
-        while index < total:
-            start, size = chosen[index]
-            taken = self._from_block(chosen, index, buffers, reads)
-            if taken:
-                index += taken
-                continue
-            stop = start + size
-            boundary = start - start % segment + segment
-            first = index
-            gaps = False
-            index += 1
-            while index < total:
-                position, size = chosen[index]
-                if position != stop:
-                    if (
-                        not 0 < position - stop <= _GAP
-                        or position + size - start > _MAX_RUN
-                        or position >= boundary
-                    ):
-                        break
-                    gaps = True
-                stop = position + size
-                index += 1
-            data = self._run(start, stop - start, reads)
-            if data is None:
+    def _records(self, positions: tuple[int, ...], sizes: tuple[int, ...], reads: Reads) -> Buffer | None:
+        """The bytes of whole records; None if one cannot be had or is not what its unit says."""
+        start = positions[0]
+        ends = tuple(accumulate(sizes, initial=start))
+        if ends[:-1] == positions:
+            data = self._run(start, ends[-1] - start, len(positions), reads)
+            return data if data is not None and _whole(data, sizes) else None
+        kept = self._log.blocks.get
+        parts: list[Buffer] = []
+        for position, size in zip(positions, sizes, strict=True):
+            number, at = divmod(position, BLOCK)
+            source: Buffer | None = kept(number)
+            if source is None or at + size > BLOCK:
+                near = [other // BLOCK for other in positions].count(number)
+                source, at = self._run(position, size, near, reads), 0
+                if source is None:
+                    return None
+            if not _begins(source, size, at):
                 return None
-            run = chosen[first:index]
-            for at, size in run:
-                stored, magic = _start_of(data, at - start)
-                if stored != size or (magic != MAGIC_V1 and magic != MAGIC_V2):
-                    return None  # a lost page reads as zeros: never hand that to a client
-            if gaps:
-                view = memoryview(data)
-                buffers += [view[at - start : at - start + size] for at, size in run]
-            else:
-                buffers.append(data)
-        return buffers
+            parts.append(source[at : at + size])
+        return b"".join(parts)
 
-    def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
-        """Bytes of the log for several records at once; None also when the device cannot read some of them:
-        then each is read by itself."""
+    def _run(self, position: int, length: int, asked: int, reads: Reads) -> Buffer | None:
+        """Bytes of the log from one of the records asked for on, out of their block if it is worth loading.
+        None also when the device cannot read some of them: then each is read by itself."""
+        at = position % BLOCK
+        if at + length <= BLOCK:
+            block = self._log.block(position, asked, reads)
+            if block is not None:
+                return block[at : at + length]
         try:
             return self._log.read(position, length, reads)
         except OSError as failure:
             if failure.errno != errno.EIO:
                 raise
             return None
-
-    def _from_block(
-        self, chosen: list[tuple[int, int]], index: int, buffers: list[Buffer], reads: Reads
-    ) -> int:
-        """Take the records from `index` on that lie in one block out of it, if it is kept or worth being
-        loaded. Returns how many were taken; 0 leaves them to the other way."""
-        start = chosen[index][0]
-        base = start - start % BLOCK
-        last = index
-        at = start
-        while (
-            last < len(chosen) and at <= chosen[last][0] and chosen[last][0] + chosen[last][1] <= base + BLOCK
-        ):
-            at = chosen[last][0]
-            last += 1
-        block = self._log.block(start, last - index, reads) if last > index else None
-        if block is None:
-            return 0
-        parts: list[Buffer] = []
-        first = stop = start
-        for at, size in chosen[index:last]:
-            stored, magic = _start_of(block, at - base)
-            if stored != size or (magic != MAGIC_V1 and magic != MAGIC_V2):
-                return 0
-            if at != stop:
-                parts.append(block[first - base : stop - base])
-                first = at
-            stop = at + size
-        parts.append(block[first - base : stop - base])
-        buffers += parts
-        return last - index
 
     def _get_one_by_one(
         self,
@@ -522,9 +416,18 @@ def tag_matches(tags: TagFilter, code: int) -> bool:
     return code < LEAST_CODE or ((code + 0x80000000) & 0xFFFFFFFF) - 0x80000000 in tags
 
 
-def _begins(record: Buffer, size: int) -> bool:
-    stored, magic = _start_of(record, 0)
-    return stored == size and magic in (MAGIC_V1, MAGIC_V2)
+def _begins(data: Buffer, size: int, at: int = 0) -> bool:
+    """Whether a record of this size begins there: a lost page reads as zeros, which no client should get."""
+    return _start_of(data, at) in ((size, MAGIC_V1), (size, MAGIC_V2))
+
+
+def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
+    """Whether records of these sizes follow each other, by loops in C."""
+    head = _start_of(data)
+    if sizes.count(sizes[0]) == len(sizes):
+        return _begins(data, sizes[0]) and list(_heads_of(sizes[0])(data)) == [head] * len(sizes)
+    places = accumulate(sizes[:-1], initial=0)
+    return all(_begins(data, size, at) for size, at in zip(sizes, places, strict=True))
 
 
 def _belongs(record: Buffer, position: int, queue: ConsumeQueue, offset: int) -> bool:
