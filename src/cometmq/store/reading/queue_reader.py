@@ -1,9 +1,8 @@
 """Reading a consume queue: which records one pull gets, and what it is told about offsets.
 
 Rules and limits are Apache's (docs/reference/storage.md, Reading). Budget: 1.5 µs of CPU per message at 32
-per call. Units come from the queue's window or a stretch of its file that was read before. Records that
-follow each other in the log are read in one go, so 32 cost one system call and one copy from the page cache;
-others come out of the blocks that they lie in (block_cache.py).
+per call. Records that follow each other in the log are read in one go, so 32 cost one system call and one
+copy from the page cache; others come out of the blocks that they lie in (block_cache.py).
 
 Most reads have no filter and meet no limit: their units are judged as a whole, by loops in C; others unit by
 unit. Where a record is missing or damaged, or filtered by its content, records are read one by one.
@@ -14,7 +13,6 @@ from __future__ import annotations
 import enum
 import errno
 import struct
-from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
 from itertools import accumulate
@@ -40,9 +38,7 @@ FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
 _MOST_FILLERS = 1 << 17  # passed over by one pull: 0.5 ms
 _start_of = START.unpack_from
-_AHEAD = 1024  # units read at once, for the pulls that follow: 20 KiB
 _MOST_AT_ONCE = 64  # units judged as a whole
-_STRETCHES = 64  # queues of which such a stretch is kept: 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 RecordFilter = Callable[[Buffer], bool] | None
@@ -72,7 +68,6 @@ class GetStatus(enum.Enum):
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
@@ -95,25 +90,8 @@ class Got(msgspec.Struct, frozen=True, gc=False):
 class QueueReader:
     """`get` over one store's log. Loop thread only."""
 
-    __slots__ = (
-        "_bytes_disk",
-        "_bytes_memory",
-        "_check_crc",
-        "_config",
-        "_count_disk",
-        "_count_memory",
-        "_log",
-        "_most_count",
-        "_ratio",
-        "_scan_bytes",
-        "_stretches",
-        "memory_bytes",
-        "refused",
-    )  # fmt: skip
-
     def __init__(self, log: CommitLog, config: StoreConfig, memory_bytes: int) -> None:
         self._log = log
-        self._stretches: OrderedDict[ConsumeQueue, tuple[int, Buffer]] = OrderedDict()
         self.memory_bytes = memory_bytes
         self.configure(config)
         self.refused: Callable[[int, str], None] = _log_refused  # told of damage that readers meet
@@ -121,13 +99,9 @@ class QueueReader:
     def configure(self, config: StoreConfig) -> None:
         """Take over parameters; they may change while the store runs."""
         self._config = config
-        self._count_memory = config.max_transfer_count_on_message_in_memory
-        self._bytes_memory = config.max_transfer_bytes_on_message_in_memory
-        self._count_disk = config.max_transfer_count_on_message_in_disk
-        self._bytes_disk = config.max_transfer_bytes_on_message_in_disk
-        self._most_count = max(self._count_memory, self._count_disk)
-        self._scan_bytes = config.max_filter_message_size
-        self._check_crc = config.check_crc_on_read
+        self._most_count = max(
+            config.max_transfer_count_on_message_in_memory, config.max_transfer_count_on_message_in_disk
+        )
 
     @property
     def memory_window(self) -> int:
@@ -160,15 +134,15 @@ class QueueReader:
             return Got(status, [], 0, corrected if correct else offset, low, high, False)
         if max_count > self._most_count:  # no more units are read than messages may be given
             max_count = self._most_count
-        several = max(self._scan_bytes, max_count * UNIT) // UNIT
+        several = max(self._config.max_filter_message_size, max_count * UNIT) // UNIT
         if tags is None and records is None:
             several = max(1, max_count)
-        data = self._units(queue, offset, min(several, high - offset), reads)
+        data = queue.read(offset, min(several, high - offset), reads)
         if not data:
             following = queue.next_file_offset(offset) if correct else offset
             return Got(GetStatus.OFFSET_FOUND_NULL, [], 0, following, low, high, False)
         picked = None
-        if records is None and not self._check_crc:
+        if records is None and not self._config.check_crc_on_read:
             picked = self._pick_all(data, max_count, max_bytes) if tags is None else None
             picked = picked or self._pick(data, max_count, tags, max_bytes)
         if picked is not None:
@@ -207,41 +181,16 @@ class QueueReader:
             offset += len(units)
         return offset
 
-    def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
-        """`ConsumeQueue.read`, by way of the stretch of the queue's file that was read last: units below the
-        window never change, and a system call for each pull costs more than all its units."""
-        if offset >= queue.window_start:
-            return queue.read(offset, count, reads)
-        kept = self._stretches.get(queue)
-        if kept is not None:
-            first, data = kept
-            begin = (offset - first) * UNIT
-            if begin >= 0 and begin + count * UNIT <= len(data):
-                return data[begin : begin + count * UNIT]
-        several = min(_AHEAD, queue.window_start - offset)
-        if count < several:
-            try:
-                ahead = queue.read(offset, several, reads)
-            except NotInMemory:
-                ahead = None
-            if ahead is not None:
-                self._stretches[queue] = offset, ahead
-                self._stretches.move_to_end(queue)
-                if len(self._stretches) > _STRETCHES:
-                    self._stretches.popitem(last=False)
-                if len(ahead) >= count * UNIT:
-                    return ahead[: count * UNIT]
-        return queue.read(offset, count, reads)
-
     def _pick_all(self, data: Buffer, max_count: int, max_bytes: int | None) -> Picked | None:
         """What `_pick` chooses of most reads, by loops in C: everything. None if a limit ends this one."""
-        count = min(len(data) // UNIT, max(1, min(self._count_memory, max_count)))
+        limit_count, limit_bytes = self._limits(False, max_count, max_bytes)
+        count = min(len(data) // UNIT, max(1, limit_count))
         if count > _MOST_AT_ONCE:
             return None
         fields = _units_of(count)(data)
         positions, sizes = fields[::2], fields[1::2]
         if (
-            sum(sizes) > (self._bytes_memory if max_bytes is None else min(self._bytes_memory, max_bytes))
+            sum(sizes) > limit_bytes
             or min(sizes) < MIN_SIZE
             or min(positions) < self._log.end - self.memory_window
         ):
@@ -251,11 +200,8 @@ class QueueReader:
     def _pick(self, data: Buffer, max_count: int, tags: TagFilter, max_bytes: int | None) -> Picked | None:
         """Choose records from units alone. None when a unit cannot be true."""
         disk_below = self._log.end - self.memory_window
-        limit_bytes = self._bytes_memory
-        limit_count = min(self._count_memory, max_count)
-        disk_bytes, disk_count = self._bytes_disk, min(self._count_disk, max_count)
-        if max_bytes is not None:
-            limit_bytes, disk_bytes = min(limit_bytes, max_bytes), min(disk_bytes, max_bytes)
+        limit_count, limit_bytes = self._limits(False, max_count, max_bytes)
+        disk_count, disk_bytes = self._limits(True, max_count, max_bytes)
         accepts = None if tags is None else (tags if callable(tags) else tags.__contains__)
         any_code = callable(tags)
         positions: list[int] = []
@@ -334,13 +280,15 @@ class QueueReader:
         reads: Reads,
     ) -> Got:
         """The careful way: records are filtered by content, or some are missing or damaged."""
-        log = self._log
+        log, check_crc = self._log, self._config.check_crc_on_read
         buffers: list[Buffer] = []
         total = scanned = skip_below = 0
         missing = False
         position = 0
         for position, size, code in UNIT_STRUCT.iter_unpack(data):
-            if self._batch_full(position, size, len(buffers), total, max_count, max_bytes):
+            on_disk = log.end - position > self.memory_window
+            limit_count, limit_bytes = self._limits(on_disk, max_count, max_bytes)
+            if buffers and (len(buffers) >= limit_count or total + size > limit_bytes):
                 break
             scanned += 1
             if (position, size, code) == FILLER_UNIT or position < skip_below or not tag_matches(tags, code):
@@ -360,7 +308,7 @@ class QueueReader:
             if (
                 record is None
                 or not _begins(record, size)
-                or (self._check_crc and not _belongs(record, position, queue, place))
+                or (check_crc and not _belongs(record, position, queue, place))
             ):
                 missing = True
                 self.refused(position, f"{queue.topic}/{queue.queue_id}@{place}")
@@ -379,17 +327,16 @@ class QueueReader:
         slave = lag > self.memory_window
         return Got(status, buffers, len(buffers), following, low, high, slave, lag)
 
-    def _batch_full(
-        self, position: int, size: int, count: int, total: int, max_count: int, max_bytes: int | None
-    ) -> bool:
-        if count == 0:
-            return False
-        on_disk = self._log.end - position > self.memory_window
-        limit_bytes = self._bytes_disk if on_disk else self._bytes_memory
-        if max_bytes is not None:
-            limit_bytes = min(limit_bytes, max_bytes)
-        limit_count = self._count_disk if on_disk else self._count_memory
-        return count >= max_count or total + size > limit_bytes or count >= limit_count
+    def _limits(self, on_disk: bool, max_count: int, max_bytes: int | None) -> tuple[int, int]:
+        """Messages and bytes that an answer may have before a message that is in memory, or on disk only."""
+        config = self._config
+        if on_disk:
+            count = config.max_transfer_count_on_message_in_disk
+            size = config.max_transfer_bytes_on_message_in_disk
+        else:
+            count = config.max_transfer_count_on_message_in_memory
+            size = config.max_transfer_bytes_on_message_in_memory
+        return min(count, max_count), size if max_bytes is None else min(size, max_bytes)
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
