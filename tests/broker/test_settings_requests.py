@@ -20,7 +20,7 @@ from cometmq.protocol.java_properties import parse_properties
 from cometmq.remoting import resolve
 from cometmq.standalone import Standalone
 from cometmq.store.base.disk import OsDisk
-from cometmq.store.recovery.store_layout import read_shape
+from cometmq.store.recovery.store_layout import read_layout
 from cometmq.testing.faulty_disk import FaultyDisk
 
 
@@ -146,7 +146,7 @@ async def test_a_poisoned_file_of_a_store_stops_the_start_with_file_line_and_key
         line = len(good.splitlines()) + 2
         assert str(raised.value).startswith(f"{conf} line {line}: cleanResourceInterval = '0': expected ")
     with pytest.raises(ConfigError, match=rf"^{conf} line {line}: cleanResourceInterval"):
-        read_shape(OsDisk(), str(conf.parent))  # the store's tools read it too
+        read_layout(OsDisk(), str(conf.parent))  # the store's tools read it too
     with pytest.raises(ConfigError) as raised:  # given with the start, not by the file
         await Standalone(tmp_path, 0, 0, settings={"cleanResourceInterval": "1"}).start()
     assert str(raised.value).startswith("cleanResourceInterval = '1': expected ")

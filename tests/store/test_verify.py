@@ -24,7 +24,7 @@ from cometmq.protocol.properties.text import tags_code
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock
 from cometmq.store.inspect.verify import verify
-from cometmq.store.recovery.store_layout import read_shape
+from cometmq.store.recovery.store_layout import read_layout
 from cometmq.testing.faulty_disk import FaultyDisk
 
 WRITING = {"pwrite", "fdatasync", "fsync_dir", "reserve", "truncate", "rename", "unlink", "makedirs", "open"}
@@ -50,7 +50,7 @@ class TestSoundStores:
         assert report.index_entries == 379
 
     def test_lengths_are_read_off_the_files(self, sound: Path) -> None:
-        found = read_shape(FaultyDisk(), str(sound)).config
+        found = read_layout(FaultyDisk(), str(sound)).config
         wanted = small(sound)
         assert found.mapped_file_size_commit_log == wanted.mapped_file_size_commit_log
         assert found.mapped_file_size_consume_queue == wanted.mapped_file_size_consume_queue

@@ -183,7 +183,7 @@ class Run(NamedTuple):
 
     @property
     def rolled_back(self) -> NDArray[np.bool_]:
-        """Whether each ends a transaction that was rolled back; such a one has no entries in the index."""
+        """As `Facts.rolled_back`."""
         rolled_back: NDArray[np.bool_] = self.sys_flag & TRANSACTION_MASK == ROLLBACK
         return rolled_back
 

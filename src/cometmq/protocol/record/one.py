@@ -281,6 +281,11 @@ class Facts(NamedTuple):
     properties: bytes
 
     @property
+    def rolled_back(self) -> bool:
+        """Whether it ends a transaction that was rolled back; such a one has no entries in the index."""
+        return self.sys_flag & TRANSACTION_MASK == ROLLBACK
+
+    @property
     def queued(self) -> bool:
         """Whether it gets a unit in its queue: prepared messages and rollbacks get none."""
         return self.sys_flag & TRANSACTION_MASK not in (PREPARED, ROLLBACK)

@@ -26,10 +26,11 @@ def fair_share() -> int:
 class DescriptorCache:
     """Descriptors by path; at most `limit` are open."""
 
-    __slots__ = ("_disk", "_limit", "_open")
+    __slots__ = ("_disk", "_limit", "_open", "_write")
 
-    def __init__(self, disk: Disk, limit: int | None = None) -> None:
+    def __init__(self, disk: Disk, limit: int | None = None, *, write: bool = True) -> None:
         self._disk = disk
+        self._write = write
         self._limit = max(8, fair_share() if limit is None else limit)
         self._open: OrderedDict[str, int] = OrderedDict()
 
@@ -37,14 +38,14 @@ class DescriptorCache:
         return len(self._open)
 
     def get(self, path: str) -> int:
-        """Descriptor of an existing file, for reading and writing. Valid until the next `get`. Raises
-        OSError."""
+        """Descriptor of an existing file, for reading and, where asked for, writing. Valid until the next
+        `get`. Raises OSError."""
         table = self._open
         fd = table.get(path)
         if fd is not None:
             table.move_to_end(path)
             return fd
-        fd = self._disk.open(path)
+        fd = self._disk.open(path, write=self._write)
         table[path] = fd
         if len(table) > self._limit:
             _, oldest = table.popitem(last=False)

@@ -6,9 +6,9 @@ two looks reads as empty, and so does what is none: a link, a pipe, a device.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Self
 
+from cometmq.store.base.descriptors import DescriptorCache
 from cometmq.store.base.disk import NOT_A_FILE, Disk, is_zero
 
 _OPEN_FILES = 128
@@ -18,18 +18,17 @@ _BLOCK = 1 << 16
 class ReadOnlyFiles:
     """A few dozen descriptors, opened for reading only. A context manager."""
 
-    __slots__ = ("_open", "disk")
+    __slots__ = ("_descriptors", "disk")
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
-        self._open: OrderedDict[str, int] = OrderedDict()
+        self._descriptors = DescriptorCache(disk, _OPEN_FILES, write=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._open:
-            self.disk.close(self._open.popitem()[1])
+        self._descriptors.close()
 
     def read(self, path: str, length: int, offset: int) -> bytes:
         """Up to `length` bytes; fewer at the end of the file, none when it is gone. Raises other OSErrors."""
@@ -42,22 +41,14 @@ class ReadOnlyFiles:
         return None if fd is None else self.disk.next_data(fd, offset)
 
     def _descriptor(self, path: str) -> int | None:
-        fd = self._open.get(path)
-        if fd is None:
-            try:
-                fd = self.disk.open(path, write=False)
-            except FileNotFoundError:
+        try:
+            return self._descriptors.get(path)
+        except FileNotFoundError:
+            return None
+        except OSError as failure:
+            if failure.errno in NOT_A_FILE:
                 return None
-            except OSError as failure:
-                if failure.errno in NOT_A_FILE:
-                    return None
-                raise
-            if len(self._open) >= _OPEN_FILES:
-                self.disk.close(self._open.popitem(last=False)[1])
-            self._open[path] = fd
-        else:
-            self._open.move_to_end(path)
-        return fd
+            raise
 
 
 def first_byte(files: ReadOnlyFiles, path: str, start: int, stop: int) -> int | None:

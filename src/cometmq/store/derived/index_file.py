@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,19 @@ IntArray = NDArray[np.int64]
 
 def file_length(slots: int, capacity: int) -> int:
     return HEADER.size + slots * SLOT_SIZE + capacity * ENTRY.size
+
+
+def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[Any]:
+    """The entry before each in its chain, 0 for none; `slots`, the newest entry of each chain, is brought up
+    to date. Negative hashes (damage) share the slot that their remainder names."""
+    slot = hashes % len(slots)
+    previous: NDArray[Any] = slots[slot]
+    slots[slot] = numbers  # of equal slots the last one stays
+    if not np.array_equal(slots[slot], numbers):  # some of these entries share a slot
+        order = np.argsort(slot, kind="stable")
+        later = np.flatnonzero(slot[order][1:] == slot[order][:-1]) + 1
+        previous[order[later]] = numbers[order[later - 1]]
+    return previous
 
 
 class IndexFile:
@@ -239,14 +253,7 @@ class IndexFile:
             seconds[0] = self._seconds(times_ms[:1], seed_ms)[
                 0
             ]  # computed before the header moved, as in Apache's
-        slot = hashes % self.slot_count
-        numbers = np.arange(first, first + taken, dtype=np.int64)
-        previous = self._slots[slot]
-        self._slots[slot] = numbers
-        if not np.array_equal(self._slots[slot], numbers):  # some of these entries share a slot
-            order = np.argsort(slot, kind="stable")
-            later = np.flatnonzero(slot[order][1:] == slot[order][:-1]) + 1
-            previous[order[later]] = numbers[order[later - 1]]
+        previous = chain(self._slots, hashes, np.arange(first, first + taken, dtype=np.int64))
         self.slots_in_use += int(np.count_nonzero(previous == 0))
         batch = np.empty(taken, ENTRY_DTYPE)
         batch["hash"] = hashes

@@ -23,16 +23,14 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
-from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE
 from cometmq.store.inspect.findings import Findings
+from cometmq.store.inspect.index_files import IndexFiles
 from cometmq.store.inspect.log_walk import LogWalk, why_no_record
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.inspect.verify import Progress
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.recovery.store_layout import read_shape
+from cometmq.store.recovery.store_layout import read_layout
 from cometmq.store.tables.json_table import JsonTable
-
-_CHUNK = 1 << 16  # index entries read at a time
 
 
 class RecordFinder:
@@ -48,9 +46,9 @@ class RecordFinder:
         progress: Progress | None = None,
     ) -> None:
         self._disk = disk or OsDisk()
-        self.shape = read_shape(self._disk, root, config=config, commit_log_dir=commit_log_dir)
+        self.layout = read_layout(self._disk, root, config=config, commit_log_dir=commit_log_dir)
         self._files = ReadOnlyFiles(self._disk)
-        settings = self.shape.config
+        settings = self.layout.config
         self._log = LogReader(self._files, settings)
         self._progress = progress
 
@@ -67,15 +65,15 @@ class RecordFinder:
 
     def why_not_at(self, position: int) -> str:
         """Why no message begins at a log position."""
-        size = self.shape.config.mapped_file_size_commit_log
-        segments = self.shape.segments
+        size = self.layout.config.mapped_file_size_commit_log
+        segments = self.layout.segments
         if not segments:
             return "the log is empty"
-        if position < self.shape.log_min:
-            return f"the log begins at {self.shape.log_min}; what was before has been deleted"
+        if position < self.layout.log_min:
+            return f"the log begins at {self.layout.log_min}; what was before has been deleted"
         if position >= segments[-1].base + size:
             return f"the last segment ends at {segments[-1].base + size}"
-        walk = LogWalk(self._disk, self.shape, Findings(), lambda _seconds: None)
+        walk = LogWalk(self._disk, self.layout, Findings())
         for run in walk.runs(position):
             if run.end > position:
                 row = int(np.searchsorted(run.position, position, side="right")) - 1
@@ -124,7 +122,7 @@ class RecordFinder:
         """
         topics = {topic} if topic is not None else self._topics()
         hashes = {index_hash(f"{name}#{key}") for name in topics}
-        positions, indexed = self._indexed(hashes) if not scan else ([], self.shape.log_min)
+        positions, indexed = self._indexed(hashes) if not scan else ([], self.layout.log_min)
         found = [
             facts
             for facts in map(self._log.facts, positions)
@@ -137,47 +135,40 @@ class RecordFinder:
             if facts.position not in seen and _carries(facts, key, topic)
         ]
         if not found and topic is not None and topic not in self._topics():
-            raise StoreError(f"there is no topic {topic}", self.shape.root)
+            raise StoreError(f"there is no topic {topic}", self.layout.root)
         return [message for facts in found if (message := self.at(facts.position)) is not None]
 
     def _topics(self) -> set[str]:
         """Every topic that has queues here or stands in the topic table."""
         try:
-            table = JsonTable(os.path.join(self.shape.root, "config", "topics.json"), self._disk).load()
+            table = JsonTable(os.path.join(self.layout.root, "config", "topics.json"), self._disk).load()
         except StoreError:
             table = {}
         known = table.get("topicConfigTable")
-        return {queue.topic for queue in self.shape.queues} | {
+        return {queue.topic for queue in self.layout.queues} | {
             str(name) for name in (known if isinstance(known, dict) else {})
         }
 
     def _indexed(self, hashes: set[int]) -> tuple[list[int], int]:
         """Positions of entries with these hashes, and the position from which on the index knows nothing."""
         positions: set[int] = set()
-        known = self.shape.log_min
-        slots = self.shape.config.max_hash_slot_num
+        known = self.layout.log_min
         wanted = np.array(sorted(hashes), np.int64)
-        complete = bool(self.shape.index_files)
-        for number, file in enumerate(self.shape.index_files):
-            head = self._files.read(file.path, HEADER.size, 0)
-            if len(head) < HEADER.size:
-                continue
-            _, _, begin, end, _, count = HEADER.unpack(head)
-            if number == 0 and count > 1 and begin > self.shape.log_min and self._unindexed_before(begin):
+        index = IndexFiles(self.layout, self._files, Findings())
+        complete = 0 < len(index.readable) == len(self.layout.index_files)
+        for number, (file, header) in enumerate(index.readable):
+            begin = header.begin_position
+            if number == 0 and header.next_number > 1 and begin > known and self._unindexed_before(begin):
                 complete = False
-            for first in range(1, count, _CHUNK):
-                length = min(_CHUNK, count - first) * ENTRY.size
-                place = HEADER.size + slots * SLOT_SIZE + first * ENTRY.size
-                data = self._files.read(file.path, length, place)
-                entries = np.frombuffer(data[: len(data) // ENTRY.size * ENTRY.size], ENTRY_DTYPE)
+            for _, entries in index.chunks(file, header):
                 hit = np.isin(entries["hash"].astype(np.int64), wanted)
                 positions.update(entries["position"][hit].astype(np.int64).tolist())
-            known = max(known, end)
-        return sorted(positions), known if complete else self.shape.log_min
+            known = max(known, header.end_position)
+        return sorted(positions), known if complete else self.layout.log_min
 
     def _unindexed_before(self, position: int) -> bool:
         """Whether a record with keys lies in front of the index's first one."""
-        for facts in self._walk(self.shape.log_min):
+        for facts in self._walk(self.layout.log_min):
             if facts.position >= position:
                 return False
             if index_keys(facts.properties):
@@ -186,14 +177,14 @@ class RecordFinder:
 
     def _walk(self, start: int) -> Iterator[Facts]:
         """Records from `start` (any position) on."""
-        walk = LogWalk(self._disk, self.shape, Findings(), lambda _seconds: None)
-        size = self.shape.config.mapped_file_size_commit_log
-        total = len(self.shape.segments) * size
+        walk = LogWalk(self._disk, self.layout, Findings())
+        size = self.layout.config.mapped_file_size_commit_log
+        total = len(self.layout.segments) * size
         at = 0
         for facts in walk.records(start):
             if self._progress is not None and facts.position - at > size // 64:
                 at = facts.position
-                self._progress(at - self.shape.log_min, total)
+                self._progress(at - self.layout.log_min, total)
             if facts.position >= start:
                 yield facts
 
@@ -203,15 +194,15 @@ class RecordFinder:
 
     def of_queue(self, topic: str, queue_id: int, start: int = 0) -> Iterator[MessageExt]:
         """Messages of a queue from a queue offset on. Raises StoreError when there is no such queue."""
-        queues = {queue.queue_id: queue for queue in self.shape.queues if queue.topic == topic}
+        queues = {queue.queue_id: queue for queue in self.layout.queues if queue.topic == topic}
         queue = queues.get(queue_id)
         if queue is None:
             known = ", ".join(map(str, sorted(queues)))
             has = f"topic {topic} has {known}" if queues else f"topic {topic} has none"
-            raise StoreError(f"there is no queue {topic}/{queue_id}: {has}", self.shape.root)
-        units = UnitFiles(self._files, queue, self.shape.config.consume_queue_file_size)
+            raise StoreError(f"there is no queue {topic}/{queue_id}: {has}", self.layout.root)
+        units = UnitFiles(self._files, queue, self.layout.config.consume_queue_file_size)
         if start >= units.end:
-            raise StoreError(f"queue {topic}/{queue_id} ends at offset {units.end}", self.shape.root)
+            raise StoreError(f"queue {topic}/{queue_id} ends at offset {units.end}", self.layout.root)
         for _, chunk in units.chunks(max(start, units.first), units.end):
             sizes = chunk["size"]
             yield from self._messages(chunk["position"][(sizes > 0) & (sizes != FILLER_SIZE)].tolist())

@@ -8,7 +8,7 @@ only where they differ are the two matched entry by entry.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,15 +19,13 @@ from cometmq.protocol.properties.text import index_hash, java_hash
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles
-from cometmq.store.derived.index_file import ENTRY
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, REBUILD, WARNING, Findings
 from cometmq.store.inspect.index_files import CHUNK, IndexFiles
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.recovery.store_layout import Shape
+from cometmq.store.recovery.store_layout import StoreLayout
 
 _SLACK = 4096  # entries looked ahead where the files and the log differ
 _BATCH = 1024  # records hashed at a time
-_ROLLBACK, _TRANSACTION_MASK = 0xC, 0xC
 _MOST_PREFIXES = 20_000
 
 IntArray = NDArray[np.int64]
@@ -54,20 +52,19 @@ _EMPTY = Entries(*(np.zeros(0, np.int64) for _ in range(5)))
 
 
 class IndexCheck:
-    """All index files of a store as they were when this was made. `take` the log's records, then `finish`."""
+    """All index files of a store as they were when this was made: `check` its records, then `finish`."""
 
-    def __init__(self, shape: Shape, files: ReadOnlyFiles, findings: Findings) -> None:
-        self._shape = shape
+    def __init__(self, layout: StoreLayout, files: ReadOnlyFiles, findings: Findings) -> None:
+        self._layout = layout
         self._findings = findings
-        self._log = LogReader(files, shape.config)
-        self.log_min = shape.log_min  # to be raised when the log loses segments meanwhile
-        self._of = IndexFiles(shape, files, findings)
+        self._log = LogReader(files, layout.config)
+        self.log_min = layout.log_min  # to be raised when the log loses segments meanwhile
+        self._of = IndexFiles(layout, files, findings)
         self._of.check_files()
         self._readable = self._of.readable
-        self._entries_at = self._of.entries_at
         self.files = len(self._readable)
         self.entries = sum(header.next_number - 1 for _, header in self._readable)
-        self._next_file, self._next_number = 0, 1
+        self._unread = self._all_entries()
         self._ahead = _EMPTY
         self._first = True
         self._expired_to = -1
@@ -77,16 +74,16 @@ class IndexCheck:
         self._prefixes: dict[str, int] = {}
         self._twice = 0
         self._first_twice = "", -1
-        self.enabled = shape.config.message_index_enable and bool(shape.index_files or shape.segments)
+        self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
 
     # -- entries and records ----------------------------------------------------------------------
 
-    def take(self, run: Run, hides: Callable[[str, int], bool] | None = None) -> None:
+    def check(self, run: Run, hides: Callable[[str, int], bool] | None = None) -> None:
         """Check the entries of these records, which follow those of the call before. hides(topic, position):
         whether a record belongs to a deleted topic; such a one may have entries and need not."""
         if not self.enabled:
             return
-        wanted = run.sys_flag & _TRANSACTION_MASK != _ROLLBACK
+        wanted = ~run.rolled_back
         if hides is not None:
             places = zip(run.topic.tolist(), run.position.tolist(), strict=True)
             hidden = np.array([hides(run.names[topic], position) for topic, position in places])
@@ -137,20 +134,22 @@ class IndexCheck:
             if len(behind):
                 return
 
+    def _all_entries(self) -> Iterator[Entries]:
+        """Every entry of the files, file after file, many at a time."""
+        for file_number, (file, header) in enumerate(self._readable):
+            following = 1
+            for first, raw in self._of.chunks(file, header):
+                following = first + len(raw)
+                columns = [raw[name].astype(np.int64) for name in ("hash", "position", "seconds")]
+                numbers = np.arange(first, following, dtype=np.int64)
+                yield Entries(np.full(len(raw), file_number, np.int64), numbers, *columns)
+            if following < header.next_number and self._layout.live:
+                self._expired_to = header.end_position  # retention has taken the file
+
     def _peek(self, count: int) -> IntArray:
         """Have at least `count` entries in `_ahead`, or all that are left; returns their positions."""
-        while len(self._ahead.position) < count and self._next_file < len(self._readable):
-            file, header = self._readable[self._next_file]
-            raw = self._of.raw(file, self._next_number, min(CHUNK, header.next_number - self._next_number))
-            if not len(raw):
-                if self._next_number < header.next_number and self._shape.live:
-                    self._expired_to = header.end_position  # retention has taken the file
-                self._next_file, self._next_number = self._next_file + 1, 1
-                continue
-            numbers = np.arange(self._next_number, self._next_number + len(raw), dtype=np.int64)
-            self._next_number += len(raw)
-            columns = [raw[name].astype(np.int64) for name in ("hash", "position", "seconds")]
-            self._ahead += Entries(np.full(len(raw), self._next_file, np.int64), numbers, *columns)
+        while len(self._ahead.position) < count and (more := next(self._unread, None)) is not None:
+            self._ahead += more
         return self._ahead.position
 
     def _compare(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
@@ -201,7 +200,7 @@ class IndexCheck:
                 self._lacking(int(positions[at]), exhausted=exhausted and at >= (good[-1][1] if good else 0))
 
     def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
-        if self._shape.live and window.position[at] < self.log_min:
+        if self._layout.live and window.position[at] < self.log_min:
             return  # retention has taken its record
         file, number = self._readable[int(window.file[at])][0], int(window.number[at])
         if self._repeats(window, at):
@@ -210,7 +209,7 @@ class IndexCheck:
             f"entry {number} (hash {window.hash[at]}) points at log position {window.position[at]}, "
             + ("whose record has no such key" if record_there else "where no valid record with a key begins")
         )
-        place = self._entries_at + number * ENTRY.size
+        place = self._of.place(number)
         self._findings.add(ERROR, "index-entry", file.path, place, problem, REBUILD)
 
     def _repeats(self, window: Entries, at: int) -> bool:
@@ -220,7 +219,7 @@ class IndexCheck:
             return False
         if not self._twice:
             file, number = self._readable[int(window.file[at])][0], int(window.number[at])
-            self._first_twice = file.path, self._entries_at + number * ENTRY.size
+            self._first_twice = file.path, self._of.place(number)
         self._twice += 1
         return True
 
@@ -253,7 +252,7 @@ class IndexCheck:
         """Begin and end time of a file are those of its first and last record (the end up to a second: after
         an unclean stop it is computed)."""
         file, header = self._readable[file_number]
-        if not self._of.settled(file_number):
+        if not self._of.all_written(file_number):
             return
         for which, name, place, value, slack in (
             (1, "begins", 0, header.begin_ms, 0), (header.next_number - 1, "ends", 8, header.end_ms, 999),
@@ -269,7 +268,7 @@ class IndexCheck:
         for file_number, (count, number) in self._wrong_seconds.items():
             path = self._readable[file_number][0].path
             problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
-            place = self._entries_at + number * ENTRY.size
+            place = self._of.place(number)
             self._findings.add(ERROR, "index-time", path, place, problem, REBUILD)
         while len(self._peek(1)):
             self._left_over()
@@ -279,17 +278,17 @@ class IndexCheck:
                 "recovers, so a query can answer with it twice"
             )
             self._findings.add(NOTE, "index-twice", *self._first_twice, problem, REBUILD)
-        directory = os.path.join(self._shape.root, "index")
+        directory = os.path.join(self._layout.root, "index")
         if self._missing:
             first, count, last = self._missing
             problem = f"{count} keys of records from log position {first} to {last} have no entry"
             self._findings.add(ERROR, "index-gap", directory, -1, problem, REBUILD)
-        if self._behind[0] and not self._shape.live:
-            path = self._shape.index_files[-1].path if self._shape.index_files else directory
+        if self._behind[0] and not self._layout.live:
+            path = self._layout.index_files[-1].path if self._layout.index_files else directory
             problem = (
                 f"{self._behind[0]} keys of records from log position {self._behind[1]} on have no entry"
             )
-            severity, repair = (ERROR, REBUILD) if self._shape.clean else (WARNING, NEXT_START)
+            severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
             self._findings.add(severity, "index-short", path, -1, problem, repair)
 
     def _left_over(self) -> None:
@@ -301,9 +300,9 @@ class IndexCheck:
         ahead = Entries(*(column[strange] for column in ahead))
         file, number = self._readable[int(ahead.file[0])][0], int(ahead.number[0])
         problem = f"{len(ahead.file)} entries from {number} on point behind the log's last record"
-        severity, repair = (ERROR, REBUILD) if self._shape.clean else (WARNING, NEXT_START)
-        if not self._shape.live:
-            place = self._entries_at + number * ENTRY.size
+        severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
+        if not self._layout.live:
+            place = self._of.place(number)
             self._findings.add(severity, "index-ahead", file.path, place, problem, repair)
 
 

@@ -16,10 +16,14 @@ from cometmq.store.base.disk import Disk
 from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
 from cometmq.store.log.scan import Damage, SegmentScan
-from cometmq.store.recovery.store_layout import Shape, StoreFile, log_files
+from cometmq.store.recovery.store_layout import StoreFile, StoreLayout, log_files
 
-SETTLE_S = 0.05  # between two looks at a place that a broker may be writing
+LOOK_AGAIN_S = 0.05  # between two looks at a place that a broker may be writing
 _LOOK = 64 << 20  # bytes of a doubtful record that are looked at for the reason
+
+
+def no_pause(_seconds: float) -> None:
+    """Where nobody writes meanwhile, or it does not matter."""
 
 
 class LogWalk:
@@ -27,17 +31,19 @@ class LogWalk:
     was still there, `damage` what was skipped, `last_store_ms` the latest store time (a clock may step back).
     """
 
-    def __init__(self, disk: Disk, shape: Shape, findings: Findings, pause: Callable[[float], None]) -> None:
+    def __init__(
+        self, disk: Disk, layout: StoreLayout, findings: Findings, pause: Callable[[float], None] = no_pause
+    ) -> None:
         self._disk = disk
-        self._shape = shape
+        self._layout = layout
         self._findings = findings
         self._pause = pause
-        self._size = shape.config.mapped_file_size_commit_log
+        self._size = layout.config.mapped_file_size_commit_log
         self._seen_twice = -1
         self._open: tuple[StoreFile, int, bool] | None = None  # last used segment, end in it, dirt behind
         self.segments = 0
-        self.log_min = shape.log_min
-        self.end = shape.log_min
+        self.log_min = layout.log_min
+        self.end = layout.log_min
         self.last_store_ms = 0
         self.damage: list[Damage] = []
 
@@ -48,10 +54,10 @@ class LogWalk:
 
     def runs(self, start: int = 0) -> Iterator[Run]:
         """The same, many at a time."""
-        if self._shape.live and all(file.length != self._size for file in self._shape.segments):
+        if self._layout.live and all(file.length != self._size for file in self._layout.segments):
             return  # the broker was about to make its first segment: its length is not known yet
         files = [
-            file for file in log_files(self._disk, self._shape.config, []) if file.base + self._size > start
+            file for file in log_files(self._disk, self._layout.config, []) if file.base + self._size > start
         ]
         self.segments = len(files)
         if files:
@@ -118,10 +124,10 @@ class LogWalk:
     def _look_again(self, position: int) -> bool:
         """Whether a place that holds no valid record deserves a second walk: a broker may just be writing
         it."""
-        if position == self._seen_twice or not self._shape.live:
+        if position == self._seen_twice or not self._layout.live:
             return False
         self._seen_twice = position
-        self._pause(SETTLE_S)
+        self._pause(LOOK_AGAIN_S)
         return True
 
     def _look_behind_blank(self, file: StoreFile, position: int) -> None:
@@ -146,7 +152,7 @@ class LogWalk:
         )
 
     def _missing(self, start: int, stop: int) -> None:
-        path = ", ".join(self._shape.config.commit_log_dirs)
+        path = ", ".join(self._layout.config.commit_log_dirs)
         self.damage.append(Damage(path, start, stop))
         self._findings.add(
             ERROR, "segment-missing", path, -1, f"no file holds log positions {start} to {stop}", NOTHING
@@ -154,7 +160,7 @@ class LogWalk:
 
     def _wrong_length(self, file: StoreFile) -> None:
         now = self._disk.facts(file.path)
-        if self._shape.live and (now is None or now.size == self._size):
+        if self._layout.live and (now is None or now.size == self._size):
             return  # it was being made or removed at this moment
         self._findings.add(
             ERROR,
@@ -170,10 +176,10 @@ class LogWalk:
             self._torn(self._open[0], self._open[1])
 
     def _torn(self, file: StoreFile, end: int) -> None:
-        if self._shape.live:
+        if self._layout.live:
             return
         self._findings.add(
-            ERROR if self._shape.clean else WARNING,
+            ERROR if self._layout.clean else WARNING,
             "torn-tail",
             file.path,
             end - file.base,

@@ -19,18 +19,17 @@ from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.read_only_files import ReadOnlyFiles
-from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_STRUCT, file_name
+from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, file_name
 from cometmq.store.derived.queue_ext import ExtUnits
 from cometmq.store.derived.queue_table import names_a_directory
 from cometmq.store.inspect.evidence import Evidence, tags_flipped_in_record
 from cometmq.store.inspect.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHING, REBUILD, WARNING, Findings
-from cometmq.store.inspect.log_walk import SETTLE_S, LogWalk
-from cometmq.store.inspect.unit_files import UNIT_DTYPE, UnitFiles
+from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
+from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.recovery import tags_code_of
-from cometmq.store.recovery.store_layout import QueueFiles, Shape
+from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 
-_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 _MOST_SEARCHES = 100  # in vain, for the true place of a record
 _MOST_BEHIND = 1 << 20  # positions kept of records behind a queue's end
 _MOST_DELAYED = 1 << 20  # delayed messages whose units are kept in mind
@@ -61,11 +60,11 @@ class QueueState:
 
 
 class QueueCheck:
-    """All queues of a store. Make it, then walk the log and `take` its records, then `finish`."""
+    """All queues of a store. Make it, then walk the log and `check` its records, then `finish`."""
 
     def __init__(
         self,
-        shape: Shape,
+        layout: StoreLayout,
         files: ReadOnlyFiles,
         findings: Findings,
         pause: Callable[[float], None],
@@ -75,19 +74,19 @@ class QueueCheck:
         """known_topics: names in topics.json, None if that table could not be read. hides(topic, position):
         whether a record belongs to a deleted topic; None
         when none was deleted."""
-        self._shape = shape
+        self._layout = layout
         self._findings = findings
         self._pause = pause
         self._known = known_topics
         self.hides = hides
-        self.log_min = shape.log_min  # to be raised when the log loses segments meanwhile
+        self.log_min = layout.log_min  # to be raised when the log loses segments meanwhile
         self._files = files
-        self._ext = ExtUnits(files, shape.root)
-        self._delays = shape.config.delay_levels_ms
-        self._log = LogReader(files, shape.config)
-        self._size = shape.config.consume_queue_file_size
+        self._ext = ExtUnits(files, layout.root)
+        self._delays = layout.config.delay_levels_ms
+        self._log = LogReader(files, layout.config)
+        self._size = layout.config.consume_queue_file_size
         self._states: dict[tuple[str, int], QueueState] = {}
-        for queue in shape.queues:
+        for queue in layout.queues:
             self._check_files(queue)
             units = UnitFiles(files, queue, self._size)
             self._states[queue.topic, queue.queue_id] = QueueState(queue.topic, queue.queue_id, units)
@@ -103,7 +102,7 @@ class QueueCheck:
 
     def _check_files(self, queue: QueueFiles) -> None:
         for file in queue.files:
-            if file.length != self._size and not self._shape.live:
+            if file.length != self._size and not self._layout.live:
                 self._findings.add(
                     ERROR, "queue-length", file.path, file.length,
                     f"{file.length} bytes instead of {self._size}", REBUILD,
@@ -115,11 +114,10 @@ class QueueCheck:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def take(self, run: Run) -> None:
+    def check(self, run: Run) -> None:
         """Check the units of these records, which follow those of the call before. Records that turn out to
         give a wrong place get the right one."""
-        kind = run.sys_flag & _TRANSACTION_MASK
-        queued = (kind != _PREPARED) & (kind != _ROLLBACK)
+        queued = run.queued
         if self.hides is not None:
             hides, names, topics = self.hides, run.names, run.topic.tolist()
             positions = enumerate(run.position.tolist())
@@ -150,7 +148,7 @@ class QueueCheck:
                 self._accounted(state, first, after)
                 continue
             for facts, unit in zip(run.facts(rows[start:stop]), _pieces(units), strict=True):
-                self._take_one(state, facts, unit)
+                self._check_one(state, facts, unit)
         self._set_right(run)
 
     def _expected(self, run: Run, rows: IntArray) -> NDArray[np.void]:
@@ -175,7 +173,7 @@ class QueueCheck:
         self._to_set_right.clear()
 
     def _absent(self, topic: str, queue_id: int) -> QueueState:
-        path = f"{self._shape.root}/consumequeue/{topic}/{queue_id}"
+        path = f"{self._layout.root}/consumequeue/{topic}/{queue_id}"
         return QueueState(
             topic, queue_id, UnitFiles(self._files, QueueFiles(topic, queue_id, path, []), self._size)
         )
@@ -189,11 +187,11 @@ class QueueCheck:
             self.evidence.supersede(state.behind_at)
             state.behind, state.behind_at = 0, array("q")
 
-    def _take_one(self, state: QueueState, facts: Facts, expected: bytes) -> None:
+    def _check_one(self, state: QueueState, facts: Facts, expected: bytes) -> None:
         offset, units = facts.queue_offset, state.units
         unit = self._unit(state, offset)
-        if unit != expected and self._shape.live and offset < units.end:
-            self._pause(SETTLE_S)
+        if unit != expected and self._layout.live and offset < units.end:
+            self._pause(LOOK_AGAIN_S)
             unit = self._unit(state, offset)
         if unit == expected or self._by_address(state, unit, expected):
             if offset >= state.next:
@@ -201,7 +199,7 @@ class QueueCheck:
             return
         position, size, _ = UNIT_STRUCT.unpack(unit)
         mine = position == facts.position and size == facts.size
-        new = self._shape.live and offset >= units.end
+        new = self._layout.live and offset >= units.end
         if not mine and (facts.position in self.evidence.places or (not new and self._is_elsewhere(facts))):
             return
         if offset >= units.end:
@@ -213,7 +211,7 @@ class QueueCheck:
             self.orphans += 1
             self.evidence.supersede(array("q", [facts.position]))
             return
-        if self._shape.live and offset < units.first_now():
+        if self._layout.live and offset < units.first_now():
             return  # retention has taken the file
         if offset >= state.next:
             self._gap(state, state.next, offset)
@@ -287,7 +285,7 @@ class QueueCheck:
         )  # fmt: skip
 
     def _record_damaged(self, facts: Facts, problem: str) -> None:
-        at = facts.position % self._shape.config.mapped_file_size_commit_log
+        at = facts.position % self._layout.config.mapped_file_size_commit_log
         problem = f"the record at {facts.position} is damaged where no checksum is: {problem}"
         self._findings.add(ERROR, "record-field", self._log.path_of(facts.position), at, problem, KEPT)
 
@@ -303,7 +301,7 @@ class QueueCheck:
 
     def _gap(self, state: QueueState, start: int, stop: int) -> None:
         """Units [start, stop) for which the log had no record."""
-        if start < stop and self._shape.live:
+        if start < stop and self._layout.live:
             start = max(start, state.units.first_now())
         for offset, units in state.units.chunks(start, stop):
             position, size = units["position"].astype(np.int64), units["size"].astype(np.int64)
@@ -324,7 +322,7 @@ class QueueCheck:
 
     def _lonely(self, state: QueueState, offset: int, position: int, size: int) -> None:
         found = self._log.facts(position)
-        queued = found is not None and found.sys_flag & _TRANSACTION_MASK not in (_PREPARED, _ROLLBACK)
+        queued = found is not None and found.queued
         own = state.topic, state.queue_id, offset
         if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
             return  # its record stands out of order, or its topic was deleted
@@ -354,22 +352,22 @@ class QueueCheck:
         for state in self._states.values():
             self._finish_units(state, walk.end)
         for state in self._states.values():
-            if state.behind and not self._shape.live:
+            if state.behind and not self._layout.live:
                 self._finish_records(state)
         for topic, count in sorted(self._gone.items()):
             self._findings.add(
-                NOTE, "topic-deleted", self._shape.config.commit_log_dirs[0], -1,
+                NOTE, "topic-deleted", self._layout.config.commit_log_dirs[0], -1,
                 f"{count} records of topic {topic}, which has no queues and is in no table: it was deleted",
             )  # fmt: skip
         if self._other_delays:
             self._findings.add(
-                NOTE, "delays", f"{self._shape.root}/consumequeue/{SCHEDULE_TOPIC}", -1,
+                NOTE, "delays", f"{self._layout.root}/consumequeue/{SCHEDULE_TOPIC}", -1,
                 f"{self._other_delays} delayed messages have other delays than messageDelayLevel="
-                f"{self._shape.config.message_delay_level!r} gives them: their broker had other levels",
+                f"{self._layout.config.message_delay_level!r} gives them: their broker had other levels",
             )  # fmt: skip
         if self.orphans:
             self._findings.add(
-                NOTE, "superseded", self._shape.config.commit_log_dirs[0], -1,
+                NOTE, "superseded", self._layout.config.commit_log_dirs[0], -1,
                 f"{self.orphans} records whose queue offsets belong to later records: "
                 "their topics were deleted and made again",
             )  # fmt: skip
@@ -377,7 +375,7 @@ class QueueCheck:
     def _finish_units(self, state: QueueState, log_end: int) -> None:
         """Units of an unclean stop may point behind the log's end; everything else is a gap as others are."""
         stop = state.units.end
-        if not self._shape.clean and not self._shape.live:
+        if not self._layout.clean and not self._layout.live:
             for offset, units in state.units.chunks(state.next, state.units.end):
                 beyond = np.flatnonzero(units["position"].astype(np.int64) >= log_end)
                 if len(beyond):
@@ -394,7 +392,7 @@ class QueueCheck:
     def _finish_records(self, state: QueueState) -> None:
         if not names_a_directory(state.topic):
             self._findings.add(
-                ERROR, "topic-name", self._shape.config.commit_log_dirs[0], -1,
+                ERROR, "topic-name", self._layout.config.commit_log_dirs[0], -1,
                 f"{state.behind} records, the first at {state.behind_at[0]}, have a topic that can name no "
                 f"directory: {state.topic}; they are not served", NOTHING,
             )  # fmt: skip
@@ -407,7 +405,7 @@ class QueueCheck:
             return
         path, at = state.units.place(state.units.end)
         self._findings.add(
-            ERROR if self._shape.clean else WARNING, "queue-short", path, at,
+            ERROR if self._layout.clean else WARNING, "queue-short", path, at,
             f"{state.name} ends at {state.units.end}; {count} records of the log, the first at "
             f"{state.behind_at[0]}, have no unit", REBUILD,
         )  # fmt: skip

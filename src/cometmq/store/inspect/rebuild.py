@@ -13,11 +13,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
 from cometmq.errors import StoreError
 from cometmq.protocol.properties.keys import key_prefix
+from cometmq.protocol.record.layout import TRANSACTION_MASK
 from cometmq.protocol.record.one import Facts
 from cometmq.store.background.upkeep import sync_paths
 from cometmq.store.base.clock import Clock, SystemClock
@@ -28,28 +30,28 @@ from cometmq.store.base.guards import AbortMark, StoreLock
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
-from cometmq.store.derived.gaps import Gaps
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.inspect.evidence import Evidence
 from cometmq.store.inspect.findings import NOTHING, WARNING, Finding, Findings
-from cometmq.store.inspect.log_walk import LogWalk
+from cometmq.store.inspect.log_walk import LogWalk, no_pause
 from cometmq.store.inspect.queue_check import LIGHT, QueueCheck
 from cometmq.store.inspect.verify import Progress
+from cometmq.store.recovery.queue_order import QueueOrder
 from cometmq.store.recovery.recovery import tags_code_of
-from cometmq.store.recovery.store_layout import Shape, read_shape
+from cometmq.store.recovery.store_layout import StoreLayout, read_layout
 from cometmq.store.tables.clean_stop import QueueEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 SCRATCH = "rebuild.tmp"
-_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
-_SETTLE = 4096  # records between two writes
+_WRITE_EVERY = 4096  # records between two writes
 _PARTS = ("consumequeue", "index")
 _MOST_MISPLACED = 64
 
 
 class RebuildReport(msgspec.Struct):
-    """What was made. `not_served`: records whose queue offset did not fit, as recovery leaves them out."""
+    """What was made. `not_served`: records whose queue offset did not fit, as recovery leaves them out;
+    `hidden`: those of deleted topics."""
 
     root: str
     records: int
@@ -62,198 +64,6 @@ class RebuildReport(msgspec.Struct):
     findings: list[Finding]
 
 
-class Rebuild:
-    """One rebuild of one directory. `run` does it."""
-
-    def __init__(
-        self,
-        root: str,
-        *,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
-        config: StoreConfig | None = None,
-        commit_log_dir: str = "",
-        progress: Progress | None = None,
-    ) -> None:
-        self._disk = disk or OsDisk()
-        self._clock = clock or SystemClock()
-        self._given = config
-        self._commit_log_dir = commit_log_dir
-        self._progress = progress
-        self._root = os.path.realpath(os.path.expanduser(root))
-        self._findings = Findings()
-        self._not_served = self._hidden = self._records = 0
-        self._ahead: dict[ConsumeQueue, Facts] = {}  # as in recovery: the next record tells who is right
-        self._gaps = Gaps({})
-        self._evidence = Evidence()
-        self._superseded: Iterator[int] = iter(())
-        self._next_superseded = -1
-
-    def run(self) -> RebuildReport:
-        """Raises StoreError when there is no store or somebody holds it, OSError; then the old directories
-        are in their places."""
-        read_shape(self._disk, self._root, config=self._given, commit_log_dir=self._commit_log_dir)
-        try:
-            lock = StoreLock(self._disk, self._root)
-        except StoreError:
-            raise StoreError("a broker is using this store; stop it first", self._root) from None
-        try:
-            shape = read_shape(
-                self._disk, self._root, config=self._given, commit_log_dir=self._commit_log_dir
-            )
-            # The lock that was seen there is this one.
-            return self._run(shape._replace(live=False, clean=not AbortMark(self._disk, self._root).exists()))
-        finally:
-            lock.release()
-
-    def _run(self, shape: Shape) -> RebuildReport:
-        if any(queue.topic.startswith(LIGHT) for queue in shape.queues):
-            raise StoreError(f"{LIGHT} queues do not follow from the log and would be lost", self._root)
-        disk, scratch = self._disk, os.path.join(self._root, SCRATCH)
-        for path in (scratch, *(os.path.join(self._root, part) for part in _PARTS)):
-            if disk.is_link(path):
-                raise StoreError("a link; a rebuild replaces the directory itself, and follows no link", path)
-        remove_tree(disk, scratch)  # of a run that was killed
-        disk.makedirs(scratch)
-        config = shape.config.replace(
-            store_path_root_dir=scratch, store_path_commit_log=",".join(shape.config.commit_log_dirs)
-        )
-        files = StoreFiles(disk)
-        try:
-            for part in _PARTS:
-                disk.makedirs(os.path.join(scratch, part))
-            queues, index = QueueTable(files, config), IndexService(files, self._clock, config)
-            self._fill(shape, queues, index)
-            report = RebuildReport(
-                self._root, self._records, len(queues),
-                sum(queue.max_offset - queue.min_offset for queue in queues), len(index.files),
-                sum(file.count - 1 for file in index.files), self._not_served, self._hidden,
-                self._findings.kept,
-            )  # fmt: skip
-        except BaseException:
-            files.descriptors.close()
-            remove_tree(disk, scratch)
-            raise
-        files.descriptors.close()
-        self._swap(scratch)
-        return report
-
-    def _look_at_old_queues(self, shape: Shape, deleted: DeletedTopics, total: int) -> None:
-        findings = Findings()  # those of `verify`, which nobody has asked for here
-        with ReadOnlyFiles(self._disk) as files:
-            check = QueueCheck(shape, files, findings, _no_pause, None, deleted.hides if deleted else None)
-            walk = LogWalk(self._disk, shape, findings, _no_pause)
-            for run in walk.runs():
-                check.take(run)
-                if self._progress is not None:
-                    self._progress(walk.end - walk.log_min, 2 * total)
-            check.finish(walk)
-        self._evidence = check.evidence
-        # A queue that contradicts this many records is itself the one that is wrong.
-        in_queue = Counter(place[:2] for place in check.evidence.places.values())
-        places = check.evidence.places.items()
-        self._evidence.places = {at: place for at, place in places if in_queue[place[:2]] <= _MOST_MISPLACED}
-        self._superseded = iter(check.evidence.superseded.tolist())
-        self._next_superseded = next(self._superseded, -1)
-
-    def _fill(self, shape: Shape, queues: QueueTable, index: IndexService) -> None:
-        deleted = DeletedTopics(self._disk, self._root)
-        self._gaps = Gaps(QueueEnds(self._disk, self._root).ends)
-        delays = shape.config.delay_levels_ms
-        total = len(shape.segments) * shape.config.mapped_file_size_commit_log
-        self._look_at_old_queues(shape, deleted, total)
-        walk = LogWalk(self._disk, shape, self._findings, _no_pause)
-        for facts in walk.records():
-            self._records += 1
-            if deleted and deleted.hides(facts.topic, facts.position):
-                self._hidden += 1
-                continue
-            self._dispatch(facts, queues, index, delays)
-            if self._records % _SETTLE == 0:
-                queues.write_dirty()
-                index.write()
-                if self._progress is not None:
-                    self._progress(total + walk.end - walk.log_min, 2 * total)
-        for queue, last in self._ahead.items():
-            self._push(queues, queue, last, delays)
-        queues.write_dirty()
-        index.write(slots=True)
-        for queue in queues:
-            queue.correct_min(walk.log_min)
-        paths = list(_files_below(self._disk, queues.directory)) + [file.path for file in index.files]
-        sync_paths(self._disk, paths)
-        for directory in sorted({os.path.dirname(path) for path in paths}):
-            self._disk.fsync_dir(directory)
-        if self._progress is not None:
-            self._progress(2 * total, 2 * total)
-
-    def _dispatch(
-        self, facts: Facts, queues: QueueTable, index: IndexService, delays: dict[int, int]
-    ) -> None:
-        """The rules of recovery, and what the old queues know better."""
-        position = facts.position
-        superseded = position == self._next_superseded
-        if superseded:
-            self._next_superseded = next(self._superseded, -1)
-        place = self._evidence.places.get(position)
-        if place is not None:
-            superseded = False
-            flag = facts.sys_flag & ~_TRANSACTION_MASK
-            topic, queue_id, offset = place
-            facts = facts._replace(topic=topic, queue_id=queue_id, queue_offset=offset, sys_flag=flag)
-        kind = facts.sys_flag & _TRANSACTION_MASK
-        if index.enabled:
-            index.take(
-                (key_prefix(facts.topic),), (facts.position,), (facts.store_ms,), (facts.properties,),
-                (None if kind != _ROLLBACK else (),),
-            )  # fmt: skip
-        if superseded or kind in (_PREPARED, _ROLLBACK):
-            return
-        try:
-            queue = queues.of_record(facts.topic, facts.queue_id)
-        except QueueRefused:
-            self._leave_out(facts, "a topic that can name no directory, or a queue that can be none")
-            return
-        ahead = self._ahead.pop(queue, None)
-        if ahead is not None:
-            if facts.queue_offset > ahead.queue_offset:
-                self._push(queues, queue, ahead, delays)
-            else:
-                self._leave_out(
-                    ahead, f"queue offset {ahead.queue_offset}, and {facts.queue_offset} behind it"
-                )
-        offset, known = facts.queue_offset, queue.max_offset
-        if not self._gaps.bridge(queue, offset, position):
-            self._leave_out(facts, f"queue offset {offset} where {known} was expected")
-        elif offset == known:
-            self._push(queues, queue, facts, delays)
-        else:
-            self._ahead[queue] = facts
-
-    def _leave_out(self, facts: Facts, why: str) -> None:
-        self._not_served += 1
-        problem = f"the record at {facts.position}, of {facts.topic}/{facts.queue_id}, has {why}: not served"
-        self._findings.add(WARNING, "not-served", self._root, -1, problem, NOTHING)
-
-    def _push(self, queues: QueueTable, queue: ConsumeQueue, facts: Facts, delays: dict[int, int]) -> None:
-        code = self._evidence.tags.get(facts.position)
-        code = tags_code_of(facts, delays) if code is None else code
-        queue.push(facts.position, facts.size, code, facts.queue_offset)
-        if not queue.dirty:
-            queues.mark(queue)
-
-    def _swap(self, scratch: str) -> None:
-        disk = self._disk
-        for part in _PARTS:
-            place, old = os.path.join(self._root, part), os.path.join(scratch, f"{part}.old")
-            if disk.is_dir(place):
-                disk.rename(place, old)
-            disk.rename(os.path.join(scratch, part), place)
-        disk.fsync_dir(scratch)
-        disk.fsync_dir(self._root)
-        remove_tree(disk, scratch)
-
-
 def rebuild(
     root: str,
     *,
@@ -263,14 +73,186 @@ def rebuild(
     commit_log_dir: str = "",
     progress: Progress | None = None,
 ) -> RebuildReport:
-    """Make consume queues and index of the store in `root` anew from its log. Raises StoreError, OSError."""
-    return Rebuild(
-        root, disk=disk, clock=clock, config=config, commit_log_dir=commit_log_dir, progress=progress
-    ).run()
+    """Make consume queues and index of the store in `root` anew from its log.
+
+    Raises StoreError when there is no store or somebody holds it, OSError; then the old directories are in
+    their places.
+    """
+    disk = disk or OsDisk()
+    look = partial(read_layout, disk, root, config=config, commit_log_dir=commit_log_dir)
+    root = look().root
+    try:
+        lock = StoreLock(disk, root)
+    except StoreError:
+        raise StoreError("a broker is using this store; stop it first", root) from None
+    try:
+        # The lock that is seen there is this one.
+        layout = look()._replace(live=False, clean=not AbortMark(disk, root).exists())
+        return _in_place(layout, disk, clock or SystemClock(), progress)
+    finally:
+        lock.release()
 
 
-def _no_pause(_seconds: float) -> None:
-    """Nobody writes here meanwhile."""
+def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress | None) -> RebuildReport:
+    """Make the new directories and put them in the places of the old ones."""
+    root = layout.root
+    if any(queue.topic.startswith(LIGHT) for queue in layout.queues):
+        raise StoreError(f"{LIGHT} queues do not follow from the log and would be lost", root)
+    scratch = os.path.join(root, SCRATCH)
+    for path in (scratch, *(os.path.join(root, part) for part in _PARTS)):
+        if disk.is_link(path):
+            raise StoreError("a link; a rebuild replaces the directory itself, and follows no link", path)
+    remove_tree(disk, scratch)  # of a run that was killed
+    disk.makedirs(scratch)
+    files = StoreFiles(disk)
+    try:
+        report = Rebuild(layout, files, scratch, clock, progress).run()
+    except BaseException:
+        files.descriptors.close()
+        remove_tree(disk, scratch)
+        raise
+    files.descriptors.close()
+    for part in _PARTS:
+        place, old = os.path.join(root, part), os.path.join(scratch, f"{part}.old")
+        if disk.is_dir(place):
+            disk.rename(place, old)
+        disk.rename(os.path.join(scratch, part), place)
+    disk.fsync_dir(scratch)
+    disk.fsync_dir(root)
+    remove_tree(disk, scratch)
+    return report
+
+
+class Rebuild:
+    """New queues and a new index of one store, in another directory."""
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        files: StoreFiles,
+        directory: str,
+        clock: Clock,
+        progress: Progress | None,
+    ) -> None:
+        disk, root = files.disk, layout.root
+        self._layout = layout
+        self._disk = disk
+        self._progress = progress or (lambda _done, _total: None)
+        self._total = len(layout.segments) * layout.config.mapped_file_size_commit_log
+        for part in _PARTS:
+            disk.makedirs(os.path.join(directory, part))
+        config = layout.config.replace(
+            store_path_root_dir=directory, store_path_commit_log=",".join(layout.config.commit_log_dirs)
+        )
+        self._queues = QueueTable(files, config)
+        self._index = IndexService(files, clock, config)
+        self._deleted = DeletedTopics(disk, root)
+        self._order = QueueOrder(QueueEnds(disk, root).ends, self._push, self._out_of_order)
+        self._delays = layout.config.delay_levels_ms
+        self._findings = Findings()
+        self._not_served = self._hidden = self._records = 0
+        self._evidence = Evidence()
+
+    def run(self) -> RebuildReport:
+        """Walk the log twice, and bring what is made of it onto the device."""
+        self._look_at_old_queues()
+        self._fill()
+        queues, index = self._queues, self._index
+        paths = list(_files_below(self._disk, queues.directory)) + [file.path for file in index.files]
+        sync_paths(self._disk, paths)
+        for directory in sorted({os.path.dirname(path) for path in paths}):
+            self._disk.fsync_dir(directory)
+        self._progress(2 * self._total, 2 * self._total)
+        return RebuildReport(
+            self._layout.root, self._records, len(queues),
+            sum(queue.max_offset - queue.min_offset for queue in queues), len(index.files),
+            sum(file.count - 1 for file in index.files), self._not_served, self._hidden, self._findings.kept,
+        )  # fmt: skip
+
+    def _look_at_old_queues(self) -> None:
+        findings = Findings()  # those of `verify`, which nobody has asked for here
+        deleted = self._deleted
+        with ReadOnlyFiles(self._disk) as files:
+            check = QueueCheck(
+                self._layout, files, findings, no_pause, None, deleted.hides if deleted else None
+            )
+            walk = LogWalk(self._disk, self._layout, findings)
+            for run in walk.runs():
+                check.check(run)
+                self._progress(walk.end - walk.log_min, 2 * self._total)
+            check.finish(walk)
+        self._evidence = check.evidence
+        # A queue that contradicts this many records is itself the one that is wrong.
+        places = check.evidence.places
+        in_queue = Counter(place[:2] for place in places.values())
+        self._evidence.places = {
+            at: place for at, place in places.items() if in_queue[place[:2]] <= _MOST_MISPLACED
+        }
+
+    def _fill(self) -> None:
+        queues, index = self._queues, self._index
+        walk = LogWalk(self._disk, self._layout, self._findings)
+        superseded = iter(self._evidence.superseded.tolist())
+        next_superseded = next(superseded, -1)
+        for facts in walk.records():
+            self._records += 1
+            served = facts.position != next_superseded
+            if not served:
+                next_superseded = next(superseded, -1)
+            self._dispatch(facts, served=served)
+            if self._records % _WRITE_EVERY == 0:
+                queues.write_dirty()
+                index.write()
+                self._progress(self._total + walk.end - walk.log_min, 2 * self._total)
+        self._order.finish()
+        queues.write_dirty()
+        index.write(slots=True)
+        for queue in queues:
+            queue.correct_min(walk.log_min)
+
+    def _dispatch(self, facts: Facts, *, served: bool) -> None:
+        """The rules of recovery, and what the old queues know better."""
+        if self._deleted and self._deleted.hides(facts.topic, facts.position):
+            self._hidden += 1
+            return
+        place = self._evidence.places.get(facts.position)
+        if place is not None:
+            served = True
+            topic, queue_id, offset = place
+            flag = facts.sys_flag & ~TRANSACTION_MASK
+            facts = facts._replace(topic=topic, queue_id=queue_id, queue_offset=offset, sys_flag=flag)
+        if self._index.enabled:
+            keys = () if facts.rolled_back else None
+            self._index.take(
+                (key_prefix(facts.topic),), (facts.position,), (facts.store_ms,), (facts.properties,), (keys,)
+            )
+        if not served or not facts.queued:
+            return
+        try:
+            queue = self._queues.of_record(facts.topic, facts.queue_id)
+        except QueueRefused:
+            self._leave_out(facts, "a topic that can name no directory, or a queue that can be none")
+        else:
+            self._order.add(queue, facts)
+
+    def _push(self, queue: ConsumeQueue, facts: Facts) -> None:
+        code = self._evidence.tags.get(facts.position)
+        code = tags_code_of(facts, self._delays) if code is None else code
+        queue.push(facts.position, facts.size, code, facts.queue_offset)
+        if not queue.dirty:
+            self._queues.mark(queue)
+
+    def _out_of_order(self, facts: Facts, end: int, following: Facts | None) -> None:
+        why = f"queue offset {facts.queue_offset}"
+        if following is not None:
+            self._leave_out(facts, f"{why}, and {following.queue_offset} behind it")
+        else:
+            self._leave_out(facts, f"{why} where {end} was expected")
+
+    def _leave_out(self, facts: Facts, why: str) -> None:
+        self._not_served += 1
+        problem = f"the record at {facts.position}, of {facts.topic}/{facts.queue_id}, has {why}: not served"
+        self._findings.add(WARNING, "not-served", self._layout.root, -1, problem, NOTHING)
 
 
 def _files_below(disk: Disk, directory: str) -> Iterator[str]:

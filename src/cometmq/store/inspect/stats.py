@@ -18,9 +18,10 @@ from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
 from cometmq.store.derived.queue_ext import ExtFiles
+from cometmq.store.inspect.index_files import read_header
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.recovery.store_layout import QueueFiles, Shape, read_shape
+from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout, read_layout
 from cometmq.store.tables.min_offsets import QueueFloors
 
 _HOUR_MS = 3_600_000
@@ -103,51 +104,53 @@ def store_stats(
     """Count what is in the store. progress: told (queues counted, queues there are). Raises StoreError when
     there is none, OSError."""
     disk, clock = disk or OsDisk(), clock or SystemClock()
-    shape = read_shape(disk, root, config=config, commit_log_dir=commit_log_dir)
+    layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
     with ReadOnlyFiles(disk) as files:
-        log = LogReader(files, shape.config)
-        floors = QueueFloors(disk, shape.root).floors
+        log = LogReader(files, layout.config)
+        floors = QueueFloors(disk, layout.root).floors
         queues = []
-        for queue in shape.queues:
+        for queue in layout.queues:
             floor = floors.get(queue.topic, {}).get(queue.queue_id, 0)
-            queues.append(_queue(shape, files, log, queue, floor))
+            queues.append(_queue(layout, files, log, queue, floor))
             if progress is not None:
-                progress(len(queues), len(shape.queues))
-        entries = sum(_entries(files, file.path) for file in shape.index_files)
+                progress(len(queues), len(layout.queues))
+        headers = [read_header(files, file.path) for file in layout.index_files]
     topics = _topics(queues)
-    ext = ExtFiles(disk, shape.root)
-    queue_paths = [file.path for queue in shape.queues for file in queue.files]
+    ext = ExtFiles(disk, layout.root)
+    queue_paths = [file.path for queue in layout.queues for file in queue.files]
     queue_paths += [path for queue in ext.queues() for path in ext.paths(*queue)]
     return StoreStats(
-        root=shape.root,
-        live=shape.live,
-        clean=shape.clean,
-        segments=len(shape.segments),
-        segment_size=shape.config.mapped_file_size_commit_log,
-        first_position=shape.log_min,
-        log_allocated=_allocated(disk, [file.path for file in shape.segments]),
+        root=layout.root,
+        live=layout.live,
+        clean=layout.clean,
+        segments=len(layout.segments),
+        segment_size=layout.config.mapped_file_size_commit_log,
+        first_position=layout.log_min,
+        log_allocated=_allocated(disk, [file.path for file in layout.segments]),
         queue_files=len(queue_paths),
         queue_allocated=_allocated(disk, queue_paths),
-        index_files=len(shape.index_files),
-        index_entries=entries,
-        index_allocated=_allocated(disk, [file.path for file in shape.index_files]),
+        index_files=len(layout.index_files),
+        index_entries=sum(max(0, header.next_number - 1) for header in headers if header),
+        index_allocated=_allocated(disk, [file.path for file in layout.index_files]),
         messages=sum(queue.messages for queue in queues),
         bytes=sum(queue.bytes for queue in queues),
         topics=topics,
         queues=queues,
-        outlook=_outlook(disk, shape, clock, topics),
+        outlook=_outlook(disk, layout, clock, topics),
     )
 
 
-def _queue(shape: Shape, files: ReadOnlyFiles, log: LogReader, queue: QueueFiles, floor: int) -> QueueStats:
+def _queue(
+    layout: StoreLayout, files: ReadOnlyFiles, log: LogReader, queue: QueueFiles, floor: int
+) -> QueueStats:
     """floor: first offset that readers may see, if it was moved on purpose."""
-    units = UnitFiles(files, queue, shape.config.consume_queue_file_size)
+    units = UnitFiles(files, queue, layout.config.consume_queue_file_size)
     messages = size = 0
     first = last = -1
     first_offset = units.end
     for offset, chunk in units.chunks(max(units.first, floor), units.end):
         positions, sizes = chunk["position"].astype(np.int64), chunk["size"].astype(np.int64)
-        alive = np.flatnonzero((positions >= shape.log_min) & (sizes > 0) & (sizes != FILLER_SIZE))
+        alive = np.flatnonzero((positions >= layout.log_min) & (sizes > 0) & (sizes != FILLER_SIZE))
         if not len(alive):
             continue
         if first < 0:
@@ -177,20 +180,15 @@ def _topics(queues: list[QueueStats]) -> list[TopicStats]:
     return sorted(topics.values(), key=lambda topic: (-topic.bytes, topic.topic))
 
 
-def _entries(files: ReadOnlyFiles, path: str) -> int:
-    count = int.from_bytes(files.read(path, 4, 36), "big", signed=True)
-    return max(0, count - 1)
-
-
 def _allocated(disk: Disk, paths: list[str]) -> int:
     return sum(facts.allocated for path in paths if (facts := disk.facts(path)) is not None)
 
 
-def _outlook(disk: Disk, shape: Shape, clock: Clock, topics: list[TopicStats]) -> Outlook:
-    config, now = shape.config, clock.time_ms()
+def _outlook(disk: Disk, layout: StoreLayout, clock: Clock, topics: list[TopicStats]) -> Outlook:
+    config, now = layout.config, clock.time_ms()
     reserved = config.file_reserved_time * _HOUR_MS
-    times = [facts.modified_ms for file in shape.segments[:-1] if (facts := disk.facts(file.path))]
-    usage = disk.usage(config.commit_log_dirs[0] if shape.segments else shape.root)
+    times = [facts.modified_ms for file in layout.segments[:-1] if (facts := disk.facts(file.path))]
+    usage = disk.usage(config.commit_log_dirs[0] if layout.segments else layout.root)
     whole = usage.used + usage.usable
     limit = min(max(config.disk_max_used_space_ratio, 10), 95) / 100
     oldest = min((topic.oldest_ms for topic in topics if topic.oldest_ms >= 0), default=-1)

@@ -10,10 +10,9 @@ import numpy as np
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.disk import is_numbered, is_zero
 from cometmq.store.base.read_only_files import ReadOnlyFiles
-from cometmq.store.derived.consume_queue import file_name
+from cometmq.store.derived.consume_queue import UNIT_DTYPE, file_name
 from cometmq.store.recovery.store_layout import QueueFiles
 
-UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 _CHUNK = 4096  # units
 _BLOCK = 1 << 16
 _PAGE = 4096
@@ -41,23 +40,15 @@ class UnitFiles:
 
     def _used(self, base: int) -> int:
         """Bytes up to the last one in the file that is not zero."""
-        disk, path = self._files.disk, f"{self.path}/{file_name(base)}"
-        try:
-            fd = disk.open(path, write=False)
-        except FileNotFoundError:
-            return 0
-        used = 0
-        try:
-            at = disk.next_data(fd, 0)
-            while at is not None and at < self._size:
-                data = disk.pread(fd, min(_BLOCK, self._size - at), at)
-                if not data:
-                    break
-                left = _used_length(data)
-                used = at + left if left else used
-                at = disk.next_data(fd, at + len(data))
-        finally:
-            disk.close(fd)
+        path, used = f"{self.path}/{file_name(base)}", 0
+        at = self._files.next_data(path, 0)
+        while at is not None and at < self._size:
+            data = self._files.read(path, min(_BLOCK, self._size - at), at)
+            if not data:
+                break
+            left = _used_length(data)
+            used = at + left if left else used
+            at = self._files.next_data(path, at + len(data))
         return used
 
     def first_now(self) -> int:

@@ -21,9 +21,9 @@ from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Disk, OsDisk, read_file
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, WARNING, Finding, Findings
 from cometmq.store.inspect.index_check import IndexCheck
-from cometmq.store.inspect.log_walk import SETTLE_S, LogWalk
+from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
 from cometmq.store.inspect.queue_check import QueueCheck
-from cometmq.store.recovery.store_layout import LONGEST_FILE, Shape, read_shape
+from cometmq.store.recovery.store_layout import LONGEST_FILE, StoreLayout, read_layout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.table_checks import ENDS, SEALED, SHAPES, Table, read_table
 
@@ -75,28 +75,28 @@ def verify(
 ) -> VerifyReport:
     """Check the store in `root`. Raises StoreError when there is none, OSError when it cannot be read.
 
-    config, commit_log_dir: as `read_shape` takes them. pause: waits some seconds; used only where a broker
+    config, commit_log_dir: as `read_layout` takes them. pause: waits some seconds; used only where a broker
     may be writing.
     """
     disk = disk or OsDisk()
-    shape = read_shape(disk, root, config=config, commit_log_dir=commit_log_dir)
+    layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
     findings = Findings()
-    for path in shape.strays:
+    for path in layout.strays:
         _stray(disk, findings, path)
-    tables = TableCheck(disk, shape, findings, pause)
+    tables = TableCheck(disk, layout, findings, pause)
     tables.check()
     with ReadOnlyFiles(disk) as files:
-        queues = QueueCheck(shape, files, findings, pause, tables.topics, tables.hides)
-        index = IndexCheck(shape, files, findings)
-        walk = LogWalk(disk, shape, findings, pause)
-        records = _walk(walk, queues, index, shape, progress)
+        queues = QueueCheck(layout, files, findings, pause, tables.topics, tables.hides)
+        index = IndexCheck(layout, files, findings)
+        walk = LogWalk(disk, layout, findings, pause)
+        records = _walk(walk, queues, index, layout, progress)
         queues.finish(walk)
         index.finish()
-    if not shape.live:
-        _check_checkpoint(disk, shape, findings, walk)
+    if not layout.live:
+        _check_checkpoint(disk, layout, findings, walk)
     count = findings.by_severity
     return VerifyReport(
-        shape.root, shape.live, shape.clean, walk.segments, records, walk.end - walk.log_min, walk.log_min,
+        layout.root, layout.live, layout.clean, walk.segments, records, walk.end - walk.log_min, walk.log_min,
         walk.end, queues.queues, queues.units, queues.fillers, index.files, index.entries, tables.count,
         count[ERROR], count[WARNING], count[NOTE], findings.omitted, findings.kept,
     )  # fmt: skip
@@ -115,16 +115,16 @@ def _stray(disk: Disk, findings: Findings, path: str) -> None:
 
 
 def _walk(
-    walk: LogWalk, queues: QueueCheck, index: IndexCheck, shape: Shape, progress: Progress | None
+    walk: LogWalk, queues: QueueCheck, index: IndexCheck, layout: StoreLayout, progress: Progress | None
 ) -> int:
     """Take every record to the checks; returns how many there were."""
     records = 0
-    total = len(shape.segments) * shape.config.mapped_file_size_commit_log
+    total = len(layout.segments) * layout.config.mapped_file_size_commit_log
     for run in walk.runs():
         records += len(run.properties)
         queues.log_min = index.log_min = walk.log_min
-        queues.take(run)
-        index.take(run, queues.hides)
+        queues.check(run)
+        index.check(run, queues.hides)
         if progress is not None:
             progress(walk.end - walk.log_min, total)
     if progress is not None:
@@ -132,12 +132,12 @@ def _walk(
     return records
 
 
-def _check_checkpoint(disk: Disk, shape: Shape, findings: Findings, walk: LogWalk) -> None:
-    path = os.path.join(shape.root, "checkpoint")
+def _check_checkpoint(disk: Disk, layout: StoreLayout, findings: Findings, walk: LogWalk) -> None:
+    path = os.path.join(layout.root, "checkpoint")
     facts = disk.facts(path)
     repair = f"{NEXT_START} writes it anew; after an unclean stop it then walks the whole log"
     if facts is None:
-        if shape.segments:
+        if layout.segments:
             findings.add(WARNING, "checkpoint", path, -1, "the file is missing", repair)
         return
     if not facts.regular:
@@ -169,7 +169,7 @@ def _check_checkpoint(disk: Disk, shape: Shape, findings: Findings, walk: LogWal
         findings.add(
             NOTE, "unused-bytes", path, at, "something stands behind the times, where nothing is read"
         )
-    if shape.clean and walk.last_store_ms and not data.strip(b"\0"):
+    if layout.clean and walk.last_store_ms and not data.strip(b"\0"):
         findings.add(WARNING, "checkpoint", path, 0, "it holds no times", repair)
     for number, value in enumerate(struct.unpack_from(">qqq", data)):
         if not 0 <= value < _FUTURE_MS:
@@ -185,9 +185,11 @@ def _check_checkpoint(disk: Disk, shape: Shape, findings: Findings, walk: LogWal
 class TableCheck:
     """The JSON tables of `config/`, and their `.bak` files."""
 
-    def __init__(self, disk: Disk, shape: Shape, findings: Findings, pause: Callable[[float], None]) -> None:
+    def __init__(
+        self, disk: Disk, layout: StoreLayout, findings: Findings, pause: Callable[[float], None]
+    ) -> None:
         self._disk = disk
-        self._shape = shape
+        self._layout = layout
         self._findings = findings
         self._pause = pause
         self._deleted: DeletedTopics | None = None
@@ -195,7 +197,7 @@ class TableCheck:
         self.topics: set[str] | None = None
 
     def check(self) -> None:
-        directory = os.path.join(self._shape.root, "config")
+        directory = os.path.join(self._layout.root, "config")
         names = self._disk.listdir(directory)
         for name in sorted(
             {name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))}
@@ -219,9 +221,9 @@ class TableCheck:
                 repair = "the next change of the table replaces it"
                 self._findings.add(WARNING, "table", path + ".bak", -1, backup_problem, repair)
             if name == "topics.json":
-                self._take_topics(table if table is not None else backup)
+                self._note_topics(table if table is not None else backup)
         try:
-            self._deleted = DeletedTopics(self._disk, self._shape.root)
+            self._deleted = DeletedTopics(self._disk, self._layout.root)
         except (StoreCorrupt, OSError):
             pass  # it is among the findings already
 
@@ -230,7 +232,7 @@ class TableCheck:
         """Tells whether the record at a position belongs to a topic deleted since; None if none was."""
         return self._deleted.hides if self._deleted else None
 
-    def _take_topics(self, table: Table | None) -> None:
+    def _note_topics(self, table: Table | None) -> None:
         known = (table or {}).get("topicConfigTable")
         if isinstance(known, dict):
             self.topics = {str(topic) for topic in known} | _SYSTEM_TOPICS
@@ -238,8 +240,8 @@ class TableCheck:
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
         """(the table or None, what is wrong with it: nothing if it just is not there)."""
         table, problem = self._parse(path, name)
-        if table is None and self._shape.live:  # it may have been replaced at this moment
-            self._pause(SETTLE_S)
+        if table is None and self._layout.live:  # it may have been replaced at this moment
+            self._pause(LOOK_AGAIN_S)
             table, problem = self._parse(path, name)
         return table, problem
 

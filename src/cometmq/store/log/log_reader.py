@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from cometmq.protocol.record.layout import START
 from cometmq.protocol.record.one import Facts, record_facts
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.read_only_files import ReadOnlyFiles
@@ -34,19 +35,28 @@ class LogReader:
         found = self._read(position)
         return found[0] if found is not None else None
 
+    def bytes_at(self, position: int, length: int) -> bytes | None:
+        """Up to so many bytes from a position on, fewer at the end of its segment; None where the device
+        cannot read them."""
+        at = position % self._segment_size
+        try:
+            return self._files.read(self.path_of(position), min(length, self._segment_size - at), at)
+        except OSError as failure:
+            if failure.errno == errno.EIO:
+                return None
+            raise
+
     def _read(self, position: int) -> tuple[Facts, bytes] | None:
         if not 0 <= position < 1 << 62:
             return None
-        path, at = self.path_of(position), position % self._segment_size
-        try:
-            head = self._files.read(path, 4, at)
-            size = int.from_bytes(head, "big", signed=True)
-            if len(head) < 4 or not 0 < size <= self._segment_size - at:
-                return None
-            data = self._files.read(path, size, at)
-        except OSError as failure:
-            if failure.errno == errno.EIO:  # a sector that the device cannot read
-                return None
-            raise
+        start = self.bytes_at(position, START.size)
+        if start is None or len(start) < START.size:
+            return None
+        size, _ = START.unpack(start)
+        if not 0 < size <= self._segment_size - position % self._segment_size:
+            return None
+        data = self.bytes_at(position, size)
+        if data is None:
+            return None
         facts = record_facts(memoryview(data), 0, position)
         return None if facts is None else (facts, data)

@@ -12,14 +12,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator
 
 from cometmq.errors import StoreError
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
-from cometmq.store.derived.queue_table import names_a_directory
-from cometmq.store.recovery.store_layout import StoreFile, log_files, numbered_files
+from cometmq.store.recovery.store_layout import StoreFile, log_files, numbered_files, queue_files
 from cometmq.store.tables.clean_stop import QueueEnds, sizes_of
 
 # Queue files that are asked first: those of ten thousand queues took half a second of a start (profiled).
@@ -44,24 +42,12 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: QueueEnds) -> None:
 
     if of_queues == last_of_queues:
         return  # thousands of directories need not be looked at for it
-    where = os.path.join(config.root, "consumequeue")
-    found = _queue_files(disk, where)
+    found = (file for queue in queue_files(disk, config.root, []) for file in queue.files)
     files = list(itertools.islice(found, _WITNESSES))
     if all(file.length != of_queues for file in files):
         files += found  # the few do not bear the configured length out: ask all
-    key = f"mappedFileSizeConsumeQueue={of_queues}"
+    where, key = os.path.join(config.root, "consumequeue"), f"mappedFileSizeConsumeQueue={of_queues}"
     _check(disk, files, of_queues, last_of_queues, where, key, _ANEW)
-
-
-def _queue_files(disk: Disk, directory: str) -> Iterator[StoreFile]:
-    for topic in disk.listdir(directory):
-        topic_dir = os.path.join(directory, topic)
-        if not names_a_directory(topic) or disk.is_link(topic_dir) or not disk.is_dir(topic_dir):
-            continue
-        for name in disk.listdir(topic_dir):
-            path = os.path.join(topic_dir, name)
-            if name.isdecimal() and disk.is_dir(path) and not disk.is_link(path):
-                yield from numbered_files(disk, path, 20, [])
 
 
 def _check(disk: Disk, files: list[StoreFile], size: int, last: int, where: str, key: str, cure: str) -> None:

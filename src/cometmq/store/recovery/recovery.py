@@ -29,26 +29,28 @@ from cometmq.protocol.properties.keys import (
     property_value,
     stored_tags_code,
 )
+from cometmq.protocol.record.layout import TRANSACTION_MASK
 from cometmq.protocol.record.many import Run
-from cometmq.protocol.record.one import Facts, record_facts
+from cometmq.protocol.record.one import Facts
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import NO_FILE, Disk, is_numbered, zero_out
+from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE, ConsumeQueue
-from cometmq.store.derived.gaps import Gaps
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.places import LogPlaces
 from cometmq.store.log.scan import Damage, SegmentScan
+from cometmq.store.recovery.queue_order import QueueOrder
 from cometmq.store.recovery.start_point import mark_holds, trusted_segment, walk_from
 from cometmq.store.tables.clean_stop import QueueEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
-_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 _WIDEST_GAP = 1_000_000  # units; as in Gaps
 _WRITE_UNITS = 4096
 _MOST_NAMED = 200  # of the records that are not served; a stranger may have sent any number
@@ -122,15 +124,7 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
     return bases, notes
 
 
-def _not_served(facts: Facts, expected: int, result: Recovered) -> None:
-    _note_not_served(
-        result,
-        f"record at {facts.position}: queue offset {facts.queue_offset} of {facts.topic}/{facts.queue_id} "
-        f"where {expected} was expected, not served",
-    )
-
-
-def _note_not_served(result: Recovered, note: str) -> None:
+def _not_served(result: Recovered, note: str) -> None:
     result.not_served += 1
     if result.not_served <= _MOST_NAMED:
         result.notes.append(note)
@@ -155,18 +149,22 @@ class Recovery:
         self._disk = disk
         self._config = config
         self._log = commit_log
+        self._files = ReadOnlyFiles(disk)
+        self._log_reader = LogReader(self._files, config)
         self._queues = queues
         self._index = index
         self._checkpoint = checkpoint
         self._segments: list[int] = []
         self._index_until = 1 << 62  # records up to here are dispatched to the index
         self._delays = config.delay_levels_ms
-        self._gaps = Gaps(ends.ends)
-        self._ahead: dict[ConsumeQueue, Facts] = {}  # records that do not follow on their queue's end
 
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything and leave log, queues and index ready for appends. Raises StoreError,
         OSError."""
+        with self._files:
+            return self._run(clean=clean)
+
+    def _run(self, *, clean: bool) -> Recovered:
         stopped_cleanly = clean
         self._segments, notes = list_segments(self._disk, self._log.places, self._log.segment_size)
         result = Recovered(clean, notes=notes)
@@ -228,15 +226,7 @@ class Recovery:
         position, size, _ = found
         if position < self._first:
             return True  # retention took the segment since
-        base = position - position % self._log.segment_size
-        if base not in self._segments:
-            return False
-        fd = self._disk.open(self._log.path_of(base), write=False)
-        try:
-            data = memoryview(self._disk.pread(fd, size, position - base))
-        finally:
-            self._disk.close(fd)
-        facts = record_facts(data, 0, position)
+        facts = self._log_reader.facts(position)
         return (
             facts is not None
             and facts.size == size
@@ -247,7 +237,7 @@ class Recovery:
     def _mark(self) -> Mark | None:
         """The checkpoint's mark, if the log bears it out."""
         mark = self._checkpoint.mark
-        if mark is None or mark_holds(self._disk, self._log, self._segments, mark):
+        if mark is None or mark_holds(self._log_reader, self._segments, self._log.segment_size, mark):
             return mark
         return None
 
@@ -259,7 +249,7 @@ class Recovery:
         trusted = self._checkpoint.min_timestamp
         if self._config.message_index_safe and self._config.message_index_enable:
             trusted = min(trusted, self._checkpoint.index_ms)
-        found = trusted_segment(self._disk, self._log, self._segments, trusted)
+        found = trusted_segment(self._log_reader, self._segments, trusted)
         if found is not None:
             return found
         return self._first
@@ -335,8 +325,7 @@ class Recovery:
         result.damage.clear()
         end = start
         touched: set[ConsumeQueue] = set()
-        self._ahead.clear()
-        self._gaps = Gaps(self._ends.ends)
+        order = self._order(touched, result)
         for run in self._runs(min(start, index_from), result):
             end = run.end
             result.last_store_ms = int(run.store_ms[-1])
@@ -344,9 +333,8 @@ class Recovery:
             result.records += len(run.properties)
             codes, keys = codes_and_keys(run.properties)
             self._index_run(run, keys, index_from)
-            self._queue_run(run, codes, start, touched, result)
-        for queue, last in self._ahead.items():
-            self._push(queue, last, touched)
+            self._queue_run(run, codes, start, touched, order, result)
+        order.finish()
         for queue in touched:
             queue.new_names = True  # a file made just before the process died may have no lasting name yet
             queue.write()
@@ -396,7 +384,7 @@ class Recovery:
             places = zip(run.topic.tolist(), positions.tolist(), strict=True)
             wanted &= [not hides(names[number], position) for number, position in places]
         given: list[Keys] = [None] * len(positions) if keys is None else [*keys]
-        for row in np.flatnonzero(run.sys_flag & _TRANSACTION_MASK == _ROLLBACK).tolist():
+        for row in np.flatnonzero(run.rolled_back).tolist():
             given[row] = ()
         prefixes = [key_prefix(name) for name in run.names]
         columns: list[Sequence[Any]] = [
@@ -409,11 +397,30 @@ class Recovery:
         if self._index.wants_settling():
             self._index.settle()
 
+    def _order(self, touched: set[ConsumeQueue], result: Recovered) -> QueueOrder:
+        def push(queue: ConsumeQueue, facts: Facts) -> None:
+            queue.push(facts.position, facts.size, tags_code_of(facts, self._delays), facts.queue_offset)
+            touched.add(queue)
+            if facts.queue_offset - queue.written >= _WRITE_UNITS:
+                queue.write()
+
+        def leave_out(facts: Facts, end: int, _following: Facts | None) -> None:
+            place = f"queue offset {facts.queue_offset} of {facts.topic}/{facts.queue_id}"
+            _not_served(result, f"record at {facts.position}: {place} where {end} was expected, not served")
+
+        return QueueOrder(self._ends.ends, push, leave_out)
+
     def _queue_run(
-        self, run: Run, codes: list[int], start: int, touched: set[ConsumeQueue], result: Recovered
+        self,
+        run: Run,
+        codes: list[int],
+        start: int,
+        touched: set[ConsumeQueue],
+        order: QueueOrder,
+        result: Recovered,
     ) -> None:
         """Dispatch records to their queues, from log position `start` on."""
-        by_key, ahead, names, properties = self._queues.by_key, self._ahead, run.names, run.properties
+        by_key, waiting, names, properties = self._queues.by_key, order.waiting, run.names, run.properties
         careful = bool(self._deleted)
         columns = [column.tolist() for column in run[:7]]
         for row, (position, size, queue_id, offset, sys_flag, store_ms, number) in enumerate(
@@ -425,57 +432,36 @@ class Recovery:
                 queue is None
                 or offset != queue.max_offset
                 or position < start
-                or sys_flag & _TRANSACTION_MASK
+                or sys_flag & TRANSACTION_MASK
                 or topic == SCHEDULE_TOPIC
-                or ahead
+                or waiting
                 or careful
             ):
-                facts = Facts(position, size, queue_id, offset, sys_flag, store_ms, topic, properties[row])
-                self._queue_one(facts, codes[row], start, touched, result)
+                if position >= start:
+                    facts = Facts(
+                        position, size, queue_id, offset, sys_flag, store_ms, topic, properties[row]
+                    )
+                    self._queue_one(facts, start, order, result)
                 continue
             queue.push(position, size, codes[row], offset)
             touched.add(queue)
             if offset - queue.written >= _WRITE_UNITS:
                 queue.write()
 
-    def _queue_one(
-        self, facts: Facts, code: int, start: int, touched: set[ConsumeQueue], result: Recovered
-    ) -> None:
+    def _queue_one(self, facts: Facts, start: int, order: QueueOrder, result: Recovered) -> None:
         """One record that may not follow on its queue's end."""
-        position, size, queue_id, offset, sys_flag, _, topic, _ = facts
-        if position < start or sys_flag & _TRANSACTION_MASK in (_PREPARED, _ROLLBACK):
-            return
-        if self._deleted and self._deleted.hides(topic, position):
+        topic, queue_id = facts.topic, facts.queue_id
+        if not facts.queued or (self._deleted and self._deleted.hides(topic, facts.position)):
             return
         try:
             queue = self._queues.of_record(topic, queue_id)
         except QueueRefused as refusal:
-            _note_not_served(result, f"record at {position}: {refusal.remark}, not served")
+            _not_served(result, f"record at {facts.position}: {refusal.remark}, not served")
             return
-        ahead = self._ahead.pop(queue, None)
-        if ahead is not None:
-            if offset > ahead.queue_offset:
-                self._push(queue, ahead, touched)  # what was between is lost
-            else:
-                _not_served(ahead, queue.max_offset, result)
-        known = queue.max_offset
-        if offset == known:
-            if topic == SCHEDULE_TOPIC:
-                code = tags_code_of(facts, self._delays)
-            queue.push(position, size, code, offset)
-            touched.add(queue)
-            if offset - queue.written >= _WRITE_UNITS:
-                queue.write()
-        elif not self._gaps.bridge(queue, offset, position):
-            _not_served(facts, known, result)
-        elif start > self._first:
-            raise _StartEarlier(f"consume queue {topic}/{queue_id} ends at {known}, not at {offset}")
-        else:  # records before it are lost, or this offset is damaged (no CRC covers it): the next one tells
-            self._ahead[queue] = facts
-
-    def _push(self, queue: ConsumeQueue, facts: Facts, touched: set[ConsumeQueue]) -> None:
-        queue.push(facts.position, facts.size, tags_code_of(facts, self._delays), facts.queue_offset)
-        touched.add(queue)
+        if not order.add(queue, facts, may_wait=start <= self._first):
+            raise _StartEarlier(
+                f"consume queue {topic}/{queue_id} ends at {queue.max_offset}, not at {facts.queue_offset}"
+            )
 
     # -- afterwards -------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from cometmq.store.derived.queue_table import TRASH, names_a_directory
 
 CONF = "broker.conf"
 _PROBE_ENTRIES = 64
+_MOST_READ = 64 << 20  # bytes of an index file in which the number of its slots is looked for
 LONGEST_FILE = (1 << 31) - 1
 """Bytes. Apache's broker maps its files, and Java maps no more at once."""
 
@@ -44,7 +46,7 @@ class QueueFiles(NamedTuple):
     files: list[StoreFile]
 
 
-class Shape(NamedTuple):
+class StoreLayout(NamedTuple):
     """Layout of one store at one moment.
 
     `config`: lengths as found, everything else as configured. `live`: a broker holds the store. `clean`: the
@@ -65,9 +67,9 @@ class Shape(NamedTuple):
         return self.segments[0].base if self.segments else 0
 
 
-def read_shape(
+def read_layout(
     disk: Disk, root: str, *, config: StoreConfig | None = None, commit_log_dir: str = ""
-) -> Shape:
+) -> StoreLayout:
     """Look at the store in `root`.
 
     config: settings of its broker; without one, those of the broker.conf in the directory or the defaults.
@@ -92,7 +94,7 @@ def read_shape(
     segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
     queues = [
         queue._replace(files=_possible(queue.files, config.consume_queue_file_size, strays))
-        for queue in _queues(disk, os.path.join(root, "consumequeue"), strays)
+        for queue in queue_files(disk, root, strays)
     ]
     index = _possible(numbered_files(disk, os.path.join(root, "index"), 17, strays), 0, strays)
     for directory in config.commit_log_dirs:
@@ -106,9 +108,9 @@ def read_shape(
     if files:
         length = _common_length(files, config.consume_queue_file_size)
         config = config.replace(mapped_file_size_consume_queue=length)
-    slots, capacity = _index_shape(disk, index, config)
+    slots, capacity = _index_sizes(disk, index, config)
     config = config.replace(max_hash_slot_num=slots, max_index_num=capacity)
-    return Shape(root, config, live, clean and not live, segments, queues, index, strays)
+    return StoreLayout(root, config, live, clean and not live, segments, queues, index, strays)
 
 
 def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
@@ -167,8 +169,9 @@ def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> lis
     return [file for file in files if file.length <= longest]
 
 
-def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
-    queues = []
+def queue_files(disk: Disk, root: str, strays: list[str]) -> Iterator[QueueFiles]:
+    """The files of every queue of the store in `root`, one queue after the other."""
+    directory = os.path.join(root, "consumequeue")
     for topic in disk.listdir(directory):
         if topic == TRASH:
             continue  # a deletion that is under way, or that the next start will finish
@@ -179,11 +182,10 @@ def _queues(disk: Disk, directory: str, strays: list[str]) -> list[QueueFiles]:
         for name in disk.listdir(topic_dir):
             path = os.path.join(topic_dir, name)
             number = name.isascii() and name.isdigit()
-            if not (number and disk.is_dir(path)) or disk.is_link(path):
+            if number and disk.is_dir(path) and not disk.is_link(path):
+                yield QueueFiles(topic, int(name), path, numbered_files(disk, path, 20, strays))
+            else:
                 strays.append(path)
-                continue
-            queues.append(QueueFiles(topic, int(name), path, numbered_files(disk, path, 20, strays)))
-    return queues
 
 
 def _common_length(files: list[StoreFile], configured: int) -> int:
@@ -207,7 +209,7 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
     return seen[0]
 
 
-def _index_shape(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
+def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
     """(slots, capacity) of the index files: configured, one of the usual pairs, or read off a file."""
     configured = config.max_hash_slot_num, config.max_index_num
     usual = (
@@ -236,32 +238,21 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     Entry 0 is unused and all zeros, the entry before the next free one has the header's end position; all
     entries in between obey the order of positions and point backwards.
     """
-    fd = disk.open(file.path, write=False)
-    try:
-        head = disk.pread(fd, HEADER.size, 0)
-        if len(head) < HEADER.size:
-            return 0
-        begin, end, count = _range_of(head)
-        if count < 2 or end <= 0:
-            return 0
-        data = disk.pread(fd, file.length, 0) if file.length <= 64 << 20 else b""
-        wanted = end.to_bytes(8, "big")
-        at = data.find(wanted, HEADER.size)
-        while at >= 0:
-            first = at - 4 - (count - 1) * ENTRY.size  # where entry 0 would be
-            slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
-            if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
-                return slots
-            at = data.find(wanted, at + 1)
-    finally:
-        disk.close(fd)
+    data = read_file(disk, file.path) if file.length <= _MOST_READ else b""
+    if len(data) < HEADER.size:
+        return 0
+    _, _, begin, end, _, count = HEADER.unpack_from(data)
+    if count < 2 or end <= 0:
+        return 0
+    wanted = end.to_bytes(8, "big")
+    at = data.find(wanted, HEADER.size)
+    while at >= 0:
+        first = at - 4 - (count - 1) * ENTRY.size  # where entry 0 would be
+        slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
+        if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
+            return int(slots)
+        at = data.find(wanted, at + 1)
     return 0
-
-
-def _range_of(head: bytes) -> tuple[int, int, int]:
-    """Begin position, end position, next entry number."""
-    _, _, begin, end, _, count = HEADER.unpack(head)
-    return begin, end, count
 
 
 def _entries_fit(data: bytes, first: int, count: int, begin: int, end: int) -> bool:

@@ -19,7 +19,7 @@ from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.keys import Keys
 from cometmq.protocol.properties.keys import key_prefix as key_prefix_of
-from cometmq.protocol.record.layout import BLANK_SIZE
+from cometmq.protocol.record.layout import BLANK_SIZE, COMMITTED, ROLLBACK, TRANSACTION_MASK
 from cometmq.protocol.record.one import head_of, topic_part
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import SLAVE, StoreConfig
@@ -31,7 +31,6 @@ from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
 
-TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
 _TOPIC_MAX = 255
 PROPERTIES_MAX = 32_767
 # Bodies of up to so many bytes wait for their encoding, with at most so many other messages. A longer one is
