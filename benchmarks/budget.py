@@ -1,25 +1,19 @@
-"""What a message costs either broker under a lean load: ``python -m benchmarks.budget [--turns N]``.
+"""What a message costs either broker under a lean load, beside its budget.
 
-The load of the other benchmarks, Apache's Java client, takes most of two cores, and what a broker then needs
-for a message depends on how often it loses its core and its caches. Here the same requests come over plain
-sockets from one process (scale_load.py), so what is counted is what the broker itself does for them.
+The Java client of `apache` takes most of two cores, and what a broker then needs for a message depends on how
+often it loses its core and its caches. Here the same requests come over plain sockets from one process
+(load.py), so what is counted is what the broker itself does for them.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import statistics
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from benchmarks.brokers import APACHE, COMET, SYSTEMS, Running
-from benchmarks.measure import WRITTEN_A_SECOND
+from benchmarks.load import Load, run_load
 from benchmarks.processes import back_memory
-from benchmarks.scale_load import Load
-from benchmarks.scale_run import run_load, say
+from benchmarks.servers import APACHE, COMET, SYSTEMS, Running
+from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
 
 BACKLOG = 640_000
 WARM_UP_S = 10  # the turn that is dropped
@@ -38,60 +32,36 @@ ROWS = [
 ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.budget", description=__doc__)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=3)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="cometmq-budget-") as scratch:
-        systems = {name: Running(name, Path(scratch, name.split()[0])) for name in SYSTEMS}
-        try:
-            found = [_row(number, systems, options.turns, options.seconds) for number in range(len(ROWS))]
-        finally:
-            for each in systems.values():
-                each.stop()
-    _print(found)
-    return 0
+def run(options: Options) -> str:
+    systems = {name: Running(name, options.data / name.split()[0]) for name in SYSTEMS}
+    lines = []
+    try:
+        for title, budget, load in ROWS:
+            found = in_turns(
+                title,
+                systems,
+                options.turns,
+                lambda name, number, load=load: _turn(load, systems[name], number, options),
+            )
+            apache, ours = found[APACHE], found[COMET]
+            cpu = [turn["cpu_us"] for turn in ours]
+            own = f"{median(ours, 'cpu_us'):.1f} ({min(cpu):.1f}-{max(cpu):.1f})"
+            shares = (ratio(apache, ours, figure) for figure in ("cpu_us", "rate"))
+            lines.append([title, str(budget), f"{median(apache, 'cpu_us'):.1f}", own, *shares])
+    finally:
+        for system in systems.values():
+            system.stop()
+    heads = "broker CPU of one, budget µs, Apache µs, ours µs (range), of Apache's, rate of Apache's"
+    return table(heads.split(", "), lines)
 
 
-def _row(
-    number: int, systems: dict[str, Running], turns: int, seconds: int
-) -> dict[str, list[dict[str, Any]]]:
-    title, _, load = ROWS[number]
-    kept: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
-    for turn in range(turns + 1):
-        for name, system in systems.items():
-            load = dataclasses.replace(load, port=system.broker.port, topics=[f"Budget{number}"])
-            if load.mode == "pull":
-                load = dataclasses.replace(load, topics=["Backlog"], group=f"group-{turn}")
-                if turn == 0:
-                    fill = dataclasses.replace(load, mode="send", size=128, batch=32, count=BACKLOG)
-                    run_load(fill, system.broker.pid)
-            else:
-                load = dataclasses.replace(load, seconds=seconds if turn else WARM_UP_S)
-                back_memory(system.broker.directory, seconds * WRITTEN_A_SECOND)
-            result = run_load(load, system.broker.pid)
-            say(f"{title}, turn {turn}, {name}: {result['rate']:,.0f}/s, {result['cpu_us']:.2f} µs")
-            if turn:
-                kept[name].append(result)
-    return kept
-
-
-def _print(found: list[dict[str, list[dict[str, Any]]]]) -> None:
-    out = sys.stdout.write
-    out("| broker CPU of one | budget µs | Apache µs | ours µs (range) | of Apache's | rate of Apache's |\n")
-    out("| --- | ---: | ---: | ---: | ---: | ---: |\n")
-    for (title, budget, _), turns in zip(ROWS, found, strict=True):
-        cpu = {name: [turn["cpu_us"] for turn in turns[name]] for name in turns}
-        rates = [a["rate"] / b["rate"] for a, b in zip(turns[COMET], turns[APACHE], strict=True)]
-        shares = [a / b for a, b in zip(cpu[COMET], cpu[APACHE], strict=True)]
-        ours = cpu[COMET]
-        out(
-            f"| {title} | {budget} | {statistics.median(cpu[APACHE]):.1f} | {statistics.median(ours):.1f} "
-            f"({min(ours):.1f}-{max(ours):.1f}) | {statistics.median(shares):.2f} | "
-            f"{statistics.median(rates):.2f} |\n"
-        )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _turn(load: Load, system: Running, number: int, options: Options) -> Figures:
+    load = dataclasses.replace(load, port=system.broker.port, topics=[load.mode])
+    if load.mode == "pull":
+        if number == 0:
+            fill = Load("send", load.port, load.topics, load.queues, size=128, batch=32, count=BACKLOG)
+            run_load(fill, system.pid)
+        return run_load(dataclasses.replace(load, group=f"group-{number}"), system.pid)
+    back_memory(system.directory, options.seconds)
+    seconds = options.seconds if number or options.short else WARM_UP_S
+    return run_load(dataclasses.replace(load, seconds=seconds), system.pid)

@@ -1,12 +1,18 @@
-"""What a server process costs: CPU time and memory, with its children, from /proc."""
+"""What a server process costs (CPU, memory, reads; with its children, from /proc), and the page cache."""
 
 from __future__ import annotations
 
 import os
+import random
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 KIB = 1024
+PAGE = 4096
+QUIET_S = 0.5
+WRITTEN_A_SECOND = 160 << 20  # bytes, at most, by any load
 
 
 def family(pid: int) -> list[int]:
@@ -45,13 +51,65 @@ def memory_bytes(pid: int) -> dict[str, int]:
     return totals
 
 
-def back_memory(directory: Path, size: int) -> None:
-    """Have `size` bytes of free memory backed by real memory: what is free in a virtual machine often is not
-    (its host takes it back), and whoever touches such a page first pays for that, up to 14 µs a page.
+def back_memory(directory: Path, seconds: float) -> None:
+    """Have as much free memory as a turn may fill backed by real memory: what is free in a virtual machine
+    often is not (its host takes it back), and whoever touches such a page first pays up to 14 µs for it.
     """
     path = directory / "page-cache"
     zeros = bytes(1 << 16)
     with path.open("wb", buffering=0) as file:
-        for _ in range(size >> 16):
+        for _ in range(int(seconds * WRITTEN_A_SECOND) >> 16):
             file.write(zeros)
     path.unlink()
+
+
+def wait_quiet(pid: int, most_s: float = 15) -> float:
+    """Until the process has used (nearly) no CPU for a while; its CPU seconds then."""
+    used = cpu_seconds(pid)
+    for _ in range(int(most_s / QUIET_S)):
+        time.sleep(QUIET_S)
+        now = cpu_seconds(pid)
+        if now - used <= 0.02:
+            return now
+        used = now
+    return used
+
+
+def drop_cached(root: Path) -> None:
+    """Take the store's log and queues out of the page cache, file by file (which needs no privilege)."""
+    for path in [*(root / "commitlog").iterdir(), *(root / "consumequeue").rglob("*")]:
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fdatasync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+def cached_share(paths: Sequence[Path], probes: int = 200) -> float:
+    """Share of randomly probed pages of the files that can be read without waiting for the device."""
+    chance, hits = random.Random(1), 0
+    fds = [os.open(path, os.O_RDONLY) for path in paths]
+    try:
+        for fd in fds:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # a probe must not bring its neighbours along
+        for _ in range(probes):
+            fd = chance.choice(fds)
+            at = chance.randrange(max(1, os.fstat(fd).st_size // PAGE)) * PAGE
+            try:
+                hits += os.preadv(fd, [bytearray(64)], at, os.RWF_NOWAIT) > 0
+            except BlockingIOError:
+                pass
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return hits / probes
+
+
+def device_reads(pid: int) -> int:
+    """Bytes that the process has read from devices."""
+    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    return 0

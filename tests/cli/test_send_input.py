@@ -125,7 +125,7 @@ class TestInputLines:
             file.close()  # ends the thread that reads
 
     async def arrived(self, lines: send.InputLines) -> None:
-        while not lines._chunks:
+        while not lines.chunks:
             await asyncio.sleep(0.001)
 
     async def test_what_was_read_before_the_stop_is_given_out(self, pipe: IO[bytes]) -> None:

@@ -104,7 +104,7 @@ def _fetch(directory: Path, key: str, modules: list[tuple[str, str]]) -> list[Pa
         f'<ivy-module version="2.0"><info organisation="cometmq" module="interop-{key}"/>'
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
-    command = [java_tool("java"), *_proxy_options(), "-jar", str(_ivy_jar())]
+    command = [java_tool("java"), *proxy_options(), "-jar", str(_ivy_jar())]
     settings = os.environ.get("COMETMQ_IVY_SETTINGS")
     if settings:
         command += ["-settings", settings]
@@ -133,7 +133,7 @@ def _ivy_jar() -> Path:
     return jars[-1]
 
 
-def _proxy_options() -> list[str]:
+def proxy_options() -> list[str]:
     """Java does not read the proxy variables that every other tool reads."""
     options = []
     for scheme, url in urllib.request.getproxies().items():

@@ -64,7 +64,7 @@ def test_what_was_fetched_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch
 def test_proxies_of_the_environment_reach_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "localhost,.inside.example")
-    options = jars._proxy_options()
+    options = jars.proxy_options()
     assert "-Dhttps.proxyHost=proxy.example" in options
     assert "-Dhttps.proxyPort=3128" in options
     assert "-Dhttp.nonProxyHosts=localhost|*.inside.example" in options

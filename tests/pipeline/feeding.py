@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,10 +15,12 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.options import Topics, write_options
 from cometmq.pipeline.plan import Bounds
-from cometmq.pipeline.rows import Outgoing
+from cometmq.pipeline.requests import committed_request, offset_reply
+from cometmq.pipeline.rows import RowMessage
 from cometmq.pipeline.sending import Sender
 from cometmq.pipeline.wire import Wire
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeaderV2
 
 
@@ -40,7 +43,7 @@ class Topic:
                     f"UNIQ_KEY\x01{number:032X}\x02KEYS\x01k{number}\x02TAGS\x01{tags[number % len(tags)]}"
                     f"\x02parity\x01{number % 2}"
                 )
-                sender.send(Outgoing(self.name, body.encode(), properties.encode(), number % 7, 0, None))
+                sender.send(RowMessage(self.name, body.encode(), properties.encode(), number % 7, 0, None))
             sender.flush()
         self.sent += bodies
         return bodies
@@ -54,8 +57,9 @@ class Topic:
         )  # fmt: skip
         with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:
             address = cluster.master_of(cluster.write_queues(self.name)[0])
-        with Wire(address, 10.0) as wire:
-            assert wire.call(RequestCode.SEND_MESSAGE_V2, header, body).code == 0
+        with closing(Wire(address, 10.0)) as wire:
+            (answer,) = wire.call_many([Frame.request(RequestCode.SEND_MESSAGE_V2, header, body)])
+        assert answer.code == 0
 
     def delete(self) -> None:
         """From brokers and name servers."""
@@ -70,6 +74,19 @@ class Topic:
     def bounds(self) -> dict[MessageQueue, Bounds]:
         with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:
             return cluster.bounds(cluster.queues(Topics(names=(self.name,))))
+
+    def committed(self, group: str) -> dict[MessageQueue, int]:
+        """A group's offsets, of the queues that it has some for."""
+        queues = sorted(self.bounds())
+        with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:
+            address = cluster.master_of(queues[0])
+        with closing(Wire(address, 10.0)) as wire:
+            answers = wire.call_many([committed_request(group, queue) for queue in queues])
+        return {
+            queue: offset_reply(frame, address, queue)
+            for queue, frame in zip(queues, answers, strict=True)
+            if frame.code != ResponseCode.QUERY_NOT_FOUND
+        }
 
     @property
     def options(self) -> dict[str, str]:

@@ -160,14 +160,14 @@ class TestResuming:
         run(spark, topic, output)
         topic.send(40)
         other.send(200)
-        move, moves = ArchiveTable._move, iter([True] * moved)
+        move, moves = ArchiveTable.move, iter([True] * moved)
 
-        def fail(self: ArchiveTable, file: Any, batch: int) -> None:
+        def fail(self: ArchiveTable, staged: str, path: str, batch: int) -> None:
             if not next(moves, False):
                 raise OSError(errno.ENOSPC, "No space left on device")
-            move(self, file, batch)
+            move(self, staged, path, batch)
 
-        monkeypatch.setattr(ArchiveTable, "_move", fail)
+        monkeypatch.setattr(ArchiveTable, "move", fail)
         if killed:
             monkeypatch.setattr(ArchiveTable, "close", ArchiveTable.abandon)
         with pytest.raises(OSError, match="No space left"):
@@ -203,7 +203,7 @@ class TestResuming:
         self, spark: SparkSession, topic: Topic, output: str, tmp_path: Path
     ) -> None:
         topic.send(400)
-        job = archive_module.run_units
+        job = archive_module.run_tasks
         marker = str(tmp_path / "died")
 
         def die_once(units: Any) -> Any:
@@ -213,11 +213,11 @@ class TestResuming:
                     os._exit(13)
                 yield result
 
-        archive_module.run_units = die_once
+        archive_module.run_tasks = die_once
         try:
             assert run(spark, topic, output).records == 400
         finally:
-            archive_module.run_units = job
+            archive_module.run_tasks = job
         assert os.path.exists(marker)
         assert bodies(spark, output) == Counter(topic.sent)
 
@@ -281,14 +281,14 @@ class TestLog:
         self, spark: SparkSession, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         topic.send(100)
-        real = archive_module._Job._spark_job
+        real = archive_module.Job.read_batch
 
         def forget_one(self: Any, batch: int, ranges: Any) -> Any:
             results = real(self, batch, ranges)
             next(iter(results[0].queues.values())).records -= 1
             return results
 
-        monkeypatch.setattr(archive_module._Job, "_spark_job", forget_one)
+        monkeypatch.setattr(archive_module.Job, "read_batch", forget_one)
         with pytest.raises(ArchiveError, match="not committed"):
             run(spark, topic, output)
         assert not files(output)

@@ -18,7 +18,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline import archive_task
 from cometmq.pipeline.archive import archive
 from cometmq.pipeline.archive_query import completeness
-from cometmq.pipeline.archive_task import Quarantine, Unit, run_units
+from cometmq.pipeline.archive_task import ArchiveTask, Quarantine, run_tasks
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.partition_writer import Partition
 from cometmq.pipeline.plan import QueueRange
@@ -104,10 +104,10 @@ def test_a_full_disk_is_said_in_a_line_and_other_faults_are_for_spark_to_try_aga
     monkeypatch.setattr(archive_task, "open_filesystem", lambda _: (Disk(), output))
     with fake_cluster() as fake:
         fake.stored_ms = [1_000_000] * 5
-        unit = Unit(
-            batch=0, ranges=(QueueRange(QUEUE, 0, 5),), addresses=(), namesrv=(fake.address,), output=output,
+        task = ArchiveTask(
+            batch=0, ranges=[QueueRange(QUEUE, 0, 5)], addresses={}, namesrv=(fake.address,), output=output,
             staging="s", compression="zstd", compression_level=None, pull=PullOptions(timeout_ms=1000),
         )  # fmt: skip
         with nullcontext() if is_result else pytest.raises(OSError, match="output error"):
-            (error,) = run_units([unit])
+            (error,) = run_tasks([task])
             assert str(error) == f"{output}: not committed: No space left on device"

@@ -182,7 +182,7 @@ def test_a_broker_that_is_still_making_its_queues_is_given_time(
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *, before: bool, change: Callable[[], None]) -> None:
     """Let something happen once, just before or just after the tasks of the next batch read."""
-    real, changes = archive_module._Job._spark_job, [change]
+    real, changes = archive_module.Job.read_batch, [change]
 
     def spark_job(self: Any, batch: int, ranges: Any) -> Any:
         if before and changes:
@@ -192,7 +192,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *, before: bool, change: Callable
             changes.pop()()
         return results
 
-    monkeypatch.setattr(archive_module._Job, "_spark_job", spark_job)
+    monkeypatch.setattr(archive_module.Job, "read_batch", spark_job)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
@@ -210,14 +210,14 @@ def test_what_is_replaced_between_two_batches_is_seen_before_the_second_is_commi
     fake: FakeCluster, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.stored_ms += [MINUTES[-1] + 1] * 10
-    real = archive_module._Job._commit
+    real = ArchiveTable.commit
 
-    def commit(self: Any, *given: Any) -> None:
-        real(self, *given)
-        if self._batch == 3:
+    def commit(self: ArchiveTable, commit: Any) -> None:
+        real(self, commit)
+        if commit["batch"] == 2:
             fake.make_anew(60)
 
-    monkeypatch.setattr(archive_module._Job, "_commit", commit)
+    monkeypatch.setattr(ArchiveTable, "commit", commit)
     with pytest.raises(DataLossError, match="log position 4400"):
         job.run(batch_records=5)
     assert job.lives() == [(0, 0, 45, 45, 0, 0, 0)]

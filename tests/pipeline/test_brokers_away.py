@@ -23,7 +23,7 @@ from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.options import PullOptions, Topics, write_options
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.reading import read_parts
-from cometmq.pipeline.rows import Outgoing
+from cometmq.pipeline.rows import RowMessage
 from cometmq.pipeline.sending import Sender
 from cometmq.protocol.record.arrow import arrow_schema
 from cometmq.remoting import new_event_loop
@@ -107,7 +107,7 @@ def test_a_writer_goes_on_behind_a_restart(cluster: Restartable) -> None:
             if number == 700:
                 cluster.stop()
                 threading.Timer(0.5, cluster.start).start()
-            sender.send(Outgoing(topic.name, body.encode(), b"", 0, 0, None))
+            sender.send(RowMessage(topic.name, body.encode(), b"", 0, 0, None))
         sender.flush()
         assert sender.messages == 2000
     found = Counter(body for part in read(topic) for body in part)

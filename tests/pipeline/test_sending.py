@@ -12,7 +12,7 @@ from cometmq.errors import BrokerError, ConnectError, NoRouteError
 from cometmq.message import Message, MessageQueue
 from cometmq.pipeline import sending
 from cometmq.pipeline.options import WriteOptions
-from cometmq.pipeline.rows import Outgoing
+from cometmq.pipeline.rows import RowMessage
 from cometmq.pipeline.sending import Sender
 from cometmq.protocol.codes import ResponseCode
 
@@ -30,8 +30,8 @@ def options(namesrv: str, **changed: int) -> WriteOptions:
     )
 
 
-def row(number: int, key: str | None = None) -> Outgoing:
-    return Outgoing(TOPIC, b"%d" % number, b"", 0, 0, key)
+def row(number: int, key: str | None = None) -> RowMessage:
+    return RowMessage(TOPIC, b"%d" % number, b"", 0, 0, key)
 
 
 @pytest.fixture(autouse=True)

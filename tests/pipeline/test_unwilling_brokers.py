@@ -38,9 +38,9 @@ def fake() -> Iterator[FakeCluster]:
 @pytest.fixture(autouse=True)
 def no_connection_left() -> Iterator[None]:
     yield
-    for wire in reading._wires.values():
+    for wire in reading.idle_wires.values():
         wire.close()
-    reading._wires.clear()
+    reading.idle_wires.clear()
 
 
 def parts(fake: FakeCluster, end: int = 40, address: str = "", **options: Any) -> Iterator[Part]:
@@ -315,6 +315,6 @@ class TestWhatAReadHolds:
     def test_a_connection_is_kept_for_reads_with_the_same_time_out(self, fake: FakeCluster) -> None:
         for timeout_ms in (5000, 5000, 7000):
             assert len(offsets(parts(fake, address=fake.address, timeout_ms=timeout_ms))) == 40
-        assert sorted(timeout_s for _, timeout_s in reading._wires) == [5.0, 7.0]
+        assert sorted(timeout_s for _, timeout_s in reading.idle_wires) == [5.0, 7.0]
         assert fake.connections == 2
-        assert {wire.timeout_s for wire in reading._wires.values()} == {5.0, 7.0}
+        assert {wire.timeout_s for wire in reading.idle_wires.values()} == {5.0, 7.0}

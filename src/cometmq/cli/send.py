@@ -138,7 +138,7 @@ class InputLines:
         self.typed = sys.stdin.isatty()
         self._descriptor = sys.stdin.fileno()
         self._loop = asyncio.get_running_loop()
-        self._chunks: deque[bytes | OSError] = deque()
+        self.chunks: deque[bytes | OSError] = deque()
         self._news = asyncio.Event()
         self._room = threading.Semaphore(CHUNKS_AHEAD)
         self._begun: list[bytes] = []
@@ -154,16 +154,16 @@ class InputLines:
         stopped.add_done_callback(lambda _: self._news.set())
         ended = False
         failure: Exception | None = None
-        while not ended and (self._chunks or not stop.is_set()):
+        while not ended and (self.chunks or not stop.is_set()):
             lines: list[bytes] = []
-            while self._chunks and not ended and len(lines) < LINES_AT_ONCE:
+            while self.chunks and not ended and len(lines) < LINES_AT_ONCE:
                 try:
-                    ended = self._split(self._chunks.popleft(), lines)
+                    ended = self._split(self.chunks.popleft(), lines)
                 except (OSError, click.ClickException) as error:
                     failure, ended = error, True  # the lines before are good
             for at in range(0, len(lines), LINES_AT_ONCE):
                 yield lines[at : at + LINES_AT_ONCE]
-            if not (self._chunks or stop.is_set() or ended):
+            if not (self.chunks or stop.is_set() or ended):
                 self._news.clear()
                 await self._news.wait()
         stopped.cancel()
@@ -173,7 +173,7 @@ class InputLines:
             click.echo("the last line had not ended and was not sent", err=True)
 
     def _arrived(self, chunk: bytes | OSError) -> None:
-        self._chunks.append(chunk)
+        self.chunks.append(chunk)
         self._news.set()
 
     def _split(self, chunk: bytes | OSError, lines: list[bytes]) -> bool:

@@ -26,8 +26,8 @@ from pyspark.sql import SparkSession
 from cometmq import logs
 from cometmq.errors import CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
-from cometmq.pipeline.archive_task import QueueCount, Unit, UnitResult, run_units
-from cometmq.pipeline.cluster import Cluster, settled
+from cometmq.pipeline.archive_task import ArchiveTask, QueueCount, TaskResult, run_tasks
+from cometmq.pipeline.cluster import Cluster, look_twice
 from cometmq.pipeline.errors import ArchiveError, DataLossError
 from cometmq.pipeline.marks import Marks, marks_in, replaced, with_marks
 from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets, from_tree, parse_offsets, to_tree
@@ -65,51 +65,24 @@ class ArchiveProgress:
     seconds: float
 
 
-class QueueSummary(msgspec.Struct, frozen=True):
-    """One queue in this run: offsets `start` <= o < `end` were taken. One that began anew meanwhile has
-    another for what it is now."""
+class QueueSummary(msgspec.Struct):
+    """One queue in this run: offsets `start` <= o < `end` were read. A queue that began anew meanwhile has
+    another summary for what it is now."""
 
     topic: str
     broker_name: str
     queue_id: int
     start: int
     end: int
-    records: int
-    bad: int
-    lost: int
+    records: int = 0
+    bad: int = 0
+    lost: int = 0
 
 
-class ArchiveSummary(msgspec.Struct, frozen=True):
+class ArchiveSummary(msgspec.Struct):
     """What a run did; `msgspec.json.encode` makes it machine-readable."""
 
     output: str
-    batches: int
-    records: int
-    bytes: int
-    files: int
-    file_bytes: int
-    bad: int
-    lost: int
-    seconds: float
-    resumed_behind_batch: int | None
-    queues: list[QueueSummary]
-    away: list[str] = []
-    """Brokers that hold messages of the topics, by their routes or the archive's log, but could not be read
-    when the run last looked, or only from a replica, which may lack the newest."""
-    replaced: int = 0
-    """Queues that began anew: what they had held beyond what was archived is not known."""
-    put_off: str | None = None
-    """What was wrong with the last look of a continuous run, which the next one would have repeated."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every offset of the ranges is in the table as a message, no broker was missing and no queue
-        was replaced."""
-        return not (self.bad or self.lost or self.away or self.replaced or self.put_off)
-
-
-@dataclass(slots=True)
-class _Totals:
     batches: int = 0
     records: int = 0
     bytes: int = 0
@@ -117,9 +90,22 @@ class _Totals:
     file_bytes: int = 0
     bad: int = 0
     lost: int = 0
+    seconds: float = 0.0
+    resumed_behind_batch: int | None = None
+    queues: list[QueueSummary] = []
+    away: list[str] = []
+    """Brokers that hold messages of the topics, by their routes or the archive's log, but could not be read
+    when the run last looked, or only from a replica, which may lack the newest."""
     replaced: int = 0
-    queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
-    before: list[QueueSummary] = field(default_factory=list)  # of those that were replaced
+    """Queues that began anew: what they had held beyond what was archived is not known."""
+    put_off: str | None = None
+    """What was wrong with the last look of a continuous run, which the next look would have repeated."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every offset of the ranges is in the table as a message, no broker was missing and no queue
+        was replaced."""
+        return not (self.bad or self.lost or self.away or self.replaced or self.put_off)
 
 
 def archive(
@@ -175,7 +161,7 @@ def archive(
         fail_on_bad_record=False,
     )
     _check_pull(pull, batch_records)
-    job = _Job(
+    job = Job(
         spark=spark,
         namesrv=parse_addresses(namesrv),
         topics=Topics(names=tuple(dict.fromkeys(topics)), pattern=pattern),
@@ -184,7 +170,7 @@ def archive(
         pull=pull,
         batch_records=batch_records,
         compression=(compression, compression_level),
-        max_bad_records=max_bad_records,
+        max_bad=max_bad_records,
         group=consumer_group,
         on_progress=on_progress,
     )
@@ -238,119 +224,111 @@ def _starting(text: str) -> Position:
     return Position(word=EARLIEST, offsets=tuple(sorted(parse_offsets(text, "starting").items())))
 
 
-class _Job:
-    def __init__(
-        self,
-        *,
-        spark: SparkSession,
-        namesrv: tuple[str, ...],
-        topics: Topics,
-        starting: Position,
-        table: ArchiveTable,
-        pull: PullOptions,
-        batch_records: int,
-        compression: tuple[str, int | None],
-        max_bad_records: int | None,
-        group: str | None,
-        on_progress: Callable[[ArchiveProgress], None] | None,
-    ) -> None:
-        self._spark = spark
-        self._namesrv = namesrv
-        self._topics = topics
-        self._starting = starting
-        self._table = table
-        self._pull = pull
-        self._batch_records = batch_records
-        self._compression = compression
-        self._max_bad = max_bad_records
-        self._group = group
-        self._on_progress = on_progress
-        self._cluster = Cluster(namesrv, timeout_ms=pull.timeout_ms)
-        self._totals = _Totals()
-        self._started = time.monotonic()
-        self._expected = 0
-        self._batch = 0
-        self._known: Offsets = {}
-        self._marks: Marks = {}
-        self._away: list[str] = []
-        self._put_off: str | None = None
+@dataclass(slots=True)
+class Job:
+    """One run of the job. The fields without a default are what `archive` was given."""
+
+    spark: SparkSession
+    namesrv: tuple[str, ...]
+    topics: Topics
+    starting: Position
+    table: ArchiveTable
+    pull: PullOptions
+    batch_records: int
+    compression: tuple[str, int | None]
+    max_bad: int | None
+    group: str | None
+    on_progress: Callable[[ArchiveProgress], None] | None
+    cluster: Cluster = field(init=False)
+    summary: ArchiveSummary = field(init=False)
+    queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    expected: int = 0  # records of this run, as known now
+    batch: int = 0  # the next one
+    known: Offsets = field(default_factory=dict)  # up to where the archive has each queue
+    marks: Marks = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cluster = Cluster(self.namesrv, timeout_ms=self.pull.timeout_ms)
+        self.summary = ArchiveSummary(self.table.output)
 
     def close(self) -> None:
-        self._cluster.close()
-        self._table.close()
+        self.cluster.close()
+        self.table.close()
 
     def run(self, interval_s: float | None, stop: threading.Event) -> ArchiveSummary:
-        last = self._table.prepare()
-        resumed_behind = None if last is None else last["batch"]
+        summary, last = self.summary, self.table.prepare()
         if last is not None:
-            self._batch, self._known = last["batch"] + 1, from_tree(last["offsets"])
-            self._marks = marks_in(last)
+            summary.resumed_behind_batch = last["batch"]
+            self.batch, self.known = last["batch"] + 1, from_tree(last["offsets"])
+            self.marks = marks_in(last)
         while True:
             try:
-                self._put_off = None
+                summary.put_off = None
                 self._round(stop)
             except CometError as error:
                 if isinstance(error, DataLossError):
                     error.setting = "fail_on_data_loss=False"
                 if interval_s is None or not isinstance(error, Transient):
                     raise
-                self._put_off = str(error)
-                log.warning("batch %d is put off: %s", self._batch, error)
+                summary.put_off = str(error)
+                log.warning("batch %d is put off: %s", self.batch, error)
             if interval_s is None or stop.wait(interval_s):
-                return self._summary(resumed_behind)
+                summary.queues += [self.queues[queue] for queue in sorted(self.queues)]
+                summary.seconds = time.monotonic() - self.started
+                return summary
 
     def _round(self, stop: threading.Event) -> None:
         """Archive what the brokers hold now."""
-        held = settled(lambda: self._cluster.bounds(self._cluster.queues(self._topics)), self._known)
+        held = look_twice(lambda: self.cluster.bounds(self.cluster.queues(self.topics)), self.known)
         # A replica that stands in may not have got its master's newest messages.
         certain = [queue for queue, bounds in held.items() if not bounds.replica]
-        away = self._cluster.away(self._topics, self._known, certain)
-        if away != self._away:
+        away = self.cluster.away(self.topics, self.known, certain)
+        if away != self.summary.away:
             log.warning("brokers whose masters cannot be read now: %s", ", ".join(away) or "none")
-        self._away = away
+        self.summary.away = away
         self._begin_anew(held)
         self._enter(held)
         end = {
             queue: max(held[queue].maximum, offset) if queue in held else offset
-            for queue, offset in self._known.items()
+            for queue, offset in self.known.items()
         }
-        self._expected = self._totals.records + sum(end.values()) - sum(self._known.values())
-        while not stop.is_set() and end != self._known:
-            if not self._one_batch(self._known, limit_ends(self._known, end, self._batch_records), held):
+        self.expected = self.summary.records + sum(end.values()) - sum(self.known.values())
+        while not stop.is_set() and end != self.known:
+            if not self._one_batch(self.known, limit_ends(self.known, end, self.batch_records), held):
                 self._round(stop)
                 return
 
     def _begin_anew(self, held: dict[MessageQueue, Bounds]) -> None:
         """Commit, of queues that are not those that were archived any more, where they are read from."""
-        fail = self._pull.fail_on_data_loss
-        anew = self._cluster.replaced(self._known, self._marks, held, fail=fail, idle=True)
+        fail = self.pull.fail_on_data_loss
+        anew = self.cluster.replaced(self.known, self.marks, held, fail=fail, idle=True)
         if not anew:
             return
         rows = [
-            _range(queue, start, start, QueueCount()) | {"replaces": self._known[queue]}
+            _range(queue, start, start, QueueCount()) | {"replaces": self.known[queue]}
             for queue, start in sorted(anew.items())
         ]
-        offsets = self._known | anew
-        self._commit(offsets, self._marks_at(offsets, held, anew), rows, [], 0.0)
-        totals = self._totals
-        totals.replaced += len(anew)
-        totals.before += [totals.queues.pop(queue) for queue in sorted(anew) if queue in totals.queues]
+        offsets = self.known | anew
+        self._commit(offsets, self._marks_at(offsets, held, anew), rows)
+        self.summary.replaced += len(anew)
+        self.summary.queues += [self.queues.pop(queue) for queue in sorted(anew) if queue in self.queues]
 
     def _enter(self, held: dict[MessageQueue, Bounds]) -> None:
         """Commit where queues begin that are new to the archive, before anything of them is read: "latest"
         must stay the same place. A queue that a known topic has got since begins at its beginning."""
-        topics = {queue.topic for queue in self._known}
-        new = sorted(held.keys() - self._known.keys())
+        topics = {queue.topic for queue in self.known}
+        new = sorted(held.keys() - self.known.keys())
         if not new:
             return
         fresh = [queue for queue in new if queue.topic not in topics]
-        starting = self._starting
+        starting = self.starting
         if topics:
             wanted = tuple(item for item in starting.offsets if item[0] in fresh)
             starting = Position(starting.word, wanted)
         grown = {queue: held[queue].minimum for queue in new if queue.topic in topics}
-        offsets = self._known | grown | self._cluster.resolve(starting, fresh)
-        self._commit(offsets, self._marks_at(offsets, held), [], [], 0.0)
+        offsets = self.known | grown | self.cluster.resolve(starting, fresh)
+        self._commit(offsets, self._marks_at(offsets, held))
 
     def _marks_at(
         self, offsets: Offsets, held: dict[MessageQueue, Bounds], anew: Container[MessageQueue] = ()
@@ -358,39 +336,49 @@ class _Job:
         """The marks of these positions, asked for where they moved or the queue is another one (`anew`)."""
         same = {
             queue: mark
-            for queue, mark in self._marks.items()
-            if offsets[queue] == self._known[queue] and queue not in anew
+            for queue, mark in self.marks.items()
+            if offsets[queue] == self.known[queue] and queue not in anew
         }
         wanted = {queue: offsets[queue] - 1 for queue in offsets.keys() & held.keys() - same.keys()}
-        return same | self._cluster.marks({queue: at for queue, at in wanted.items() if at >= 0})
+        return same | self.cluster.marks({queue: at for queue, at in wanted.items() if at >= 0})
 
     def _commit(
         self,
         offsets: Offsets,
         marks: Marks,
-        ranges: list[dict[str, Any]],
-        results: list[UnitResult],
-        seconds: float,
+        ranges: Sequence[dict[str, Any]] = (),
+        results: Sequence[TaskResult] = (),
+        seconds: float = 0.0,
     ) -> None:
-        commit = _commit(self._batch, self._table.run_id, offsets, ranges, results, seconds)
-        self._table.commit(with_marks(commit, marks))
-        self._batch, self._known, self._marks = self._batch + 1, offsets, marks
+        """Make files and ranges of a batch part of the archive, and these offsets where it goes on."""
+        commit = {
+            "batch": self.batch,
+            "run": self.table.run_id,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "seconds": round(seconds, 3),
+            "offsets": to_tree(offsets),
+            "ranges": ranges,
+            "files": [file for result in results for file in result.files],
+            "quarantine": [file for result in results for file in result.quarantine],
+        }
+        self.table.commit(with_marks(commit, marks))
+        self.batch, self.known, self.marks = self.batch + 1, offsets, marks
 
     def _one_batch(self, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]) -> bool:
         """False, and nothing committed, if a queue was replaced while it was read."""
-        began, batch = time.monotonic(), self._batch
+        began, batch = time.monotonic(), self.batch
         marks = self._marks_at(end, held)
-        ranges = queue_ranges(start, end, held, fail_on_data_loss=self._pull.fail_on_data_loss)
-        results = self._spark_job(batch, [item for item in ranges if item.count])
+        ranges = queue_ranges(start, end, held, fail_on_data_loss=self.pull.fail_on_data_loss)
+        results = self.read_batch(batch, [item for item in ranges if item.count])
         counted = _added_up(ranges, results)
         self._check(counted, start, end, results)
-        if self._replaced_meanwhile(counted, ((start, self._marks), (end, marks)), held):
+        if self._replaced_meanwhile(counted, ((start, self.marks), (end, marks)), held):
             return False
         rows = [_range(queue, start[queue], end[queue], count) for queue, count in counted.items()]
         self._commit(end, marks, rows, results, time.monotonic() - began)
         self._count(start, end, counted, results)
-        if self._group is not None:
-            self._cluster.commit(self._group, end)
+        if self.group is not None:
+            self.cluster.commit(self.group, end)
         self._report(batch, 0)
         return True
 
@@ -404,54 +392,45 @@ class _Job:
         the rows may be of two lives."""
         for offsets, marks in edges:
             kept = {queue: marks[queue] for queue in queues if queue in marks}
-            found = self._cluster.marks({queue: offsets[queue] - 1 for queue in kept})
+            found = self.cluster.marks({queue: offsets[queue] - 1 for queue in kept})
             for queue, error in replaced(offsets, kept, found, held).items():
-                log.warning("batch %d is read again: %s: %s", self._batch, queue, error.problem)
+                log.warning("batch %d is read again: %s: %s", self.batch, queue, error.problem)
                 return True
         return False
 
-    def _spark_job(self, batch: int, ranges: list[QueueRange]) -> list[UnitResult]:
-        context = self._spark.sparkContext
+    def read_batch(self, batch: int, ranges: list[QueueRange]) -> list[TaskResult]:
+        context = self.spark.sparkContext
         groups = pack(ranges, default_tasks(sum(item.count for item in ranges), context.defaultParallelism))
         if not groups:
             return []
-        addresses = self._cluster.addresses(item.queue for item in ranges)
-        staging = self._table.staging(batch)
-        units = [
-            Unit(
-                batch=batch,
-                ranges=tuple(group),
-                addresses=tuple(
-                    sorted({(i.queue.broker_name, addresses.get(i.queue.broker_name, "")) for i in group})
-                ),
-                namesrv=self._namesrv,
-                output=self._table.output,
-                staging=staging,
-                compression=self._compression[0],
-                compression_level=self._compression[1],
-                pull=self._pull,
+        addresses = self.cluster.addresses(item.queue for item in ranges)
+        staging = self.table.staging(batch)
+        codec, level = self.compression
+        tasks = [
+            ArchiveTask(
+                batch, group, addresses, self.namesrv, self.table.output, staging, codec, level, self.pull
             )
             for group in groups
         ]
         records = sum(item.count for item in ranges)
 
         def report(done: int) -> None:
-            self._report(batch, records * done // len(units))
+            self._report(batch, records * done // len(tasks))
 
-        with watch_tasks(context, f"archive batch {batch}", report if self._on_progress else None):
-            results = context.parallelize(units, len(units)).mapPartitions(run_units).collect()
+        with watch_tasks(context, f"archive batch {batch}", report if self.on_progress else None):
+            results = context.parallelize(tasks, len(tasks)).mapPartitions(run_tasks).collect()
         for result in results:
             if isinstance(result, CometError):
                 raise result
-        return [result for result in results if isinstance(result, UnitResult)]
+        return [result for result in results if isinstance(result, TaskResult)]
 
     def _check(
-        self, counted: dict[MessageQueue, QueueCount], start: Offsets, end: Offsets, results: list[UnitResult]
+        self, counted: dict[MessageQueue, QueueCount], start: Offsets, end: Offsets, results: list[TaskResult]
     ) -> None:
         for queue, count in counted.items():
             if count.records + count.bad + count.lost != end[queue] - start[queue]:
                 raise ArchiveError(
-                    self._table.output,
+                    self.table.output,
                     f"{queue} offsets {start[queue]} to {end[queue]} gave {count.records} messages, "
                     f"{count.bad} bad, "
                     f"{count.lost} lost ones: not committed",
@@ -459,74 +438,42 @@ class _Job:
         rows = sum(file["rows"] for result in results for file in result.files)
         if rows != sum(count.records for count in counted.values()):
             raise ArchiveError(
-                self._table.output, f"the batch's files hold {rows} rows, not what was read: not committed"
+                self.table.output, f"the batch's files hold {rows} rows, not what was read: not committed"
             )
-        bad = self._totals.bad + sum(count.bad for count in counted.values())
-        if self._max_bad is not None and bad > self._max_bad:
+        bad = self.summary.bad + sum(count.bad for count in counted.values())
+        if self.max_bad is not None and bad > self.max_bad:
             raise ArchiveError(
-                self._table.output,
-                f"{bad} bad records, the limit is {self._max_bad}: not committed",
+                self.table.output,
+                f"{bad} bad records, the limit is {self.max_bad}: not committed",
                 "max_bad_records",
             )
 
     def _count(
-        self, start: Offsets, end: Offsets, counted: dict[MessageQueue, QueueCount], results: list[UnitResult]
+        self, start: Offsets, end: Offsets, counted: dict[MessageQueue, QueueCount], results: list[TaskResult]
     ) -> None:
-        totals = self._totals
-        totals.batches += 1
-        totals.files += sum(len(result.files) for result in results)
-        totals.file_bytes += sum(file["bytes"] for result in results for file in result.files)
+        summary = self.summary
+        summary.batches += 1
+        for file in (file for result in results for file in result.files):
+            summary.files += 1
+            summary.file_bytes += file["bytes"]
         for queue, count in counted.items():
-            totals.records += count.records
-            totals.bytes += count.bytes
-            totals.bad += count.bad
-            totals.lost += count.lost
-            before = totals.queues.get(queue)
-            totals.queues[queue] = QueueSummary(
-                queue.topic,
-                queue.broker_name,
-                queue.queue_id,
-                before.start if before else start[queue],
-                end[queue],
-                count.records + (before.records if before else 0),
-                count.bad + (before.bad if before else 0),
-                count.lost + (before.lost if before else 0),
-            )
+            place = (queue.topic, queue.broker_name, queue.queue_id)
+            known = self.queues.setdefault(queue, QueueSummary(*place, start[queue], end[queue]))
+            known.end = end[queue]
+            summary.bytes += count.bytes
+            for total in (summary, known):
+                total.records += count.records
+                total.bad += count.bad
+                total.lost += count.lost
 
     def _report(self, batch: int, running: int) -> None:
-        if self._on_progress is not None:
-            totals = self._totals
-            self._on_progress(
-                ArchiveProgress(
-                    batch,
-                    totals.records + running,
-                    self._expected,
-                    totals.bytes,
-                    time.monotonic() - self._started,
-                )
-            )
-
-    def _summary(self, resumed_behind: int | None) -> ArchiveSummary:
-        totals = self._totals
-        return ArchiveSummary(
-            output=self._table.output,
-            batches=totals.batches,
-            records=totals.records,
-            bytes=totals.bytes,
-            files=totals.files,
-            file_bytes=totals.file_bytes,
-            bad=totals.bad,
-            lost=totals.lost,
-            seconds=time.monotonic() - self._started,
-            resumed_behind_batch=resumed_behind,
-            queues=[*totals.before, *(totals.queues[queue] for queue in sorted(totals.queues))],
-            away=self._away,
-            replaced=totals.replaced,
-            put_off=self._put_off,
-        )
+        if self.on_progress is not None:
+            summary, seconds = self.summary, time.monotonic() - self.started
+            records = summary.records + running
+            self.on_progress(ArchiveProgress(batch, records, self.expected, summary.bytes, seconds))
 
 
-def _added_up(ranges: list[QueueRange], results: list[UnitResult]) -> dict[MessageQueue, QueueCount]:
+def _added_up(ranges: list[QueueRange], results: list[TaskResult]) -> dict[MessageQueue, QueueCount]:
     """Counts of each queue of the batch: from its tasks, and what was known to be lost before they ran."""
     counted = {item.queue: QueueCount(lost=item.lost) for item in ranges}
     for result in results:
@@ -536,32 +483,5 @@ def _added_up(ranges: list[QueueRange], results: list[UnitResult]) -> dict[Messa
 
 
 def _range(queue: MessageQueue, start: int, end: int, count: QueueCount) -> dict[str, Any]:
-    return {
-        "topic": queue.topic,
-        "broker_name": queue.broker_name,
-        "queue_id": queue.queue_id,
-        "start": start,
-        "end": end,
-        **asdict(count),
-    }
-
-
-def _commit(
-    batch: int,
-    run: str,
-    offsets: Offsets,
-    ranges: list[dict[str, Any]],
-    results: list[UnitResult],
-    seconds: float,
-) -> dict[str, Any]:
-    """The content of a commit file."""
-    return {
-        "batch": batch,
-        "run": run,
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "seconds": round(seconds, 3),
-        "offsets": to_tree(offsets),
-        "ranges": ranges,
-        "files": [file for result in results for file in result.files],
-        "quarantine": [file for result in results for file in result.quarantine],
-    }
+    """What a commit says of a queue."""
+    return msgspec.structs.asdict(queue) | {"start": start, "end": end} | asdict(count)

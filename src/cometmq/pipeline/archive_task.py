@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import errno
 import os
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs
 
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.errors import ArchiveError
 from cometmq.pipeline.options import PullOptions
-from cometmq.pipeline.partition_writer import PartitionWriter, runs, sync
+from cometmq.pipeline.partition_writer import PartitionWriter, StagedFile, runs
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.reading import read_parts
 from cometmq.pipeline.table import open_filesystem
@@ -43,20 +42,21 @@ _QUARANTINE_SCHEMA = pa.schema(
         ("batch", pa.int64()),
     ]
 )
+_BAD_FIELDS = ("queue_offset", "physical_offset", "stage", "problem", "raw")
 _QUARANTINE_BYTES = 16 * 1024 * 1024  # of records that wait to be written
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _ROW_BYTES = 1024  # what a row takes beside them, generously
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ArchiveTask:
     """The work of one task. `staging` is relative to the archive's root; addresses are those of the brokers
     by name.
     """
 
     batch: int
-    ranges: tuple[QueueRange, ...]
-    addresses: tuple[tuple[str, str], ...]
+    ranges: list[QueueRange]
+    addresses: dict[str, str]
     namesrv: tuple[str, ...]
     output: str
     staging: str
@@ -90,35 +90,35 @@ class QueueCount:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitResult:
+class TaskResult:
     files: list[dict[str, Any]]
     quarantine: list[dict[str, Any]]
     queues: dict[MessageQueue, QueueCount]
 
 
-def run_units(units: Iterable[Unit]) -> Iterable[UnitResult | CometError]:
+def run_tasks(tasks: Iterable[ArchiveTask]) -> Iterable[TaskResult | CometError]:
     """For `RDD.mapPartitions`. Errors of ours are results: the driver raises them as they are, and Spark does
     not repeat what was tried for as long as the time-out allows, or what a full disk refused. Spark repeats
     what a worker's death cut short."""
-    for unit in units:
+    for task in tasks:
         try:
-            yield _run(unit)
+            yield _run(task)
         except CometError as error:
             yield error
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            yield ArchiveError(unit.output, f"not committed: {os.strerror(error.errno)}")
+            yield ArchiveError(task.output, f"not committed: {os.strerror(error.errno)}")
 
 
-def _run(unit: Unit) -> UnitResult:
-    filesystem, root = open_filesystem(unit.output)
+def _run(task: ArchiveTask) -> TaskResult:
+    filesystem, root = open_filesystem(task.output)
     writer = PartitionWriter(
-        filesystem, root, unit.staging, compression=unit.compression, level=unit.compression_level
+        filesystem, root, task.staging, compression=task.compression, level=task.compression_level
     )
-    queues = {item.queue: QueueCount() for item in unit.ranges}
-    quarantine = Quarantine(filesystem, root, unit.staging, unit.batch)
-    for part in read_parts(unit.namesrv, unit.ranges, dict(unit.addresses), ARCHIVE_SCHEMA, unit.pull):
+    queues = {item.queue: QueueCount() for item in task.ranges}
+    quarantine = Quarantine(filesystem, root, task.staging, task.batch)
+    for part in read_parts(task.namesrv, task.ranges, task.addresses, ARCHIVE_SCHEMA, task.pull):
         writer.write(part.batch)
         _count(part.batch, queues)
         for queue, lost in part.lost.items():
@@ -127,7 +127,7 @@ def _run(unit: Unit) -> UnitResult:
             queues[source.queue].bad += 1
             quarantine.add(source.queue, record)
     writer.close()
-    return UnitResult(writer.files, quarantine.close(), queues)
+    return TaskResult(writer.files, quarantine.close(), queues)
 
 
 def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> None:
@@ -159,50 +159,27 @@ class Quarantine:
     may be bad, so few are held."""
 
     def __init__(self, filesystem: fs.FileSystem, root: str, staging: str, batch: int) -> None:
-        self._filesystem, self._root, self._batch = filesystem, root, batch
-        self._name = f"bad-{uuid.uuid4().hex}.parquet"
-        self._staged = f"{staging}/{self._name}"
-        self._stream: Any = None
-        self._writer: pq.ParquetWriter | None = None
+        self._place = (filesystem, root, staging)
+        self._batch = batch
+        self._file: StagedFile | None = None
         self._rows: list[dict[str, Any]] = []
-        self._held = self._written = 0
+        self._held = 0
 
     def add(self, queue: MessageQueue, record: BadRecord) -> None:
-        self._rows.append(
-            {
-                "topic": queue.topic,
-                "broker_name": queue.broker_name,
-                "queue_id": queue.queue_id,
-                "queue_offset": record.queue_offset,
-                "physical_offset": record.physical_offset,
-                "stage": record.stage,
-                "problem": record.problem,
-                "raw": record.raw,
-                "batch": self._batch,
-            }
-        )
+        facts = {name: getattr(record, name) for name in _BAD_FIELDS}
+        self._rows.append(msgspec.structs.asdict(queue) | facts | {"batch": self._batch})
         self._held += len(record.raw) + _ROW_BYTES
         if self._held >= _QUARANTINE_BYTES:
             self._write()
 
     def _write(self) -> None:
-        if self._writer is None:
-            self._stream = self._filesystem.open_output_stream(f"{self._root}/{self._staged}")
-            self._writer = pq.ParquetWriter(self._stream, _QUARANTINE_SCHEMA, compression="zstd")
-        self._writer.write_table(pa.Table.from_pylist(self._rows, _QUARANTINE_SCHEMA))
-        self._written += len(self._rows)
+        if self._file is None:
+            self._file = StagedFile(*self._place, "bad", _QUARANTINE_SCHEMA, compression="zstd")
+        self._file.write(pa.Table.from_pylist(self._rows, _QUARANTINE_SCHEMA))
         self._rows, self._held = [], 0
 
     def close(self) -> list[dict[str, Any]]:
         """Finish the file; what a commit says of it."""
         if self._rows:
             self._write()
-        if self._writer is None:
-            return []
-        self._writer.close()
-        self._stream.close()
-        where = f"{self._root}/{self._staged}"
-        sync(self._filesystem, where)
-        size = self._filesystem.get_file_info(where).size
-        path = f"_cometmq/quarantine/{self._name}"
-        return [{"staged": self._staged, "path": path, "rows": self._written, "bytes": size}]
+        return [] if self._file is None else [self._file.close("_cometmq/quarantine")]

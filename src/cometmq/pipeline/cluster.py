@@ -31,7 +31,6 @@ from cometmq.pipeline.requests import (
     BUSY,
     PULL_ANSWERS,
     commit_request,
-    committed_request,
     max_offset_request,
     min_offset_request,
     offset_reply,
@@ -370,17 +369,6 @@ class Cluster:
                 except RemotingError:
                     continue
 
-    def committed(self, group: str, queues: Sequence[MessageQueue]) -> Offsets:
-        """A consumer group's offsets; queues without one are left out."""
-        found: Offsets = {}
-        for own in _by_broker(queues):
-            address = self.master_of(own[0])
-            answers = self._call(address, [committed_request(group, queue) for queue in own])
-            for queue, frame in zip(own, answers, strict=True):
-                if frame.code != ResponseCode.QUERY_NOT_FOUND:
-                    found[queue] = offset_reply(frame, address, queue)
-        return found
-
     # -- connections
 
     def _ask_namesrv(self, request: Frame, *, wait: bool = True) -> Frame:
@@ -452,11 +440,11 @@ class _Away:
     until: float
 
 
-def settled(
+def look_twice(
     look: Callable[[], dict[MessageQueue, Bounds]], read: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, Bounds]:
-    """What `look` finds. A broker that has just started may still be making its queues from its log: if one
-    is shorter than what was `read` from it, the look is taken again a little later."""
+    """What `look` finds; at the second look if a queue is shorter than what was `read` from it at the first.
+    A broker that has just started may still be making its queues from its log."""
     held = look()
     if shrunk(read, held):
         time.sleep(_SHRUNK_S)

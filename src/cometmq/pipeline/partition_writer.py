@@ -43,23 +43,50 @@ class Partition(NamedTuple):
         return f"topic={partition_value(self.topic)}/dt={day.date()}/hour={day:%H}"
 
 
+class StagedFile:
+    """A Parquet file that is written in the staging directory of an archive."""
+
+    def __init__(
+        self, filesystem: fs.FileSystem, root: str, staging: str, kind: str, schema: pa.Schema, **how: Any
+    ) -> None:
+        self._filesystem, self._root = filesystem, root
+        self._name = f"{kind}-{uuid.uuid4().hex}.parquet"
+        self._staged = f"{staging}/{self._name}"
+        self._stream = filesystem.open_output_stream(f"{root}/{self._staged}")
+        self._writer = pq.ParquetWriter(self._stream, schema, **how)
+        self._rows = 0
+
+    def write(self, table: pa.Table) -> int:
+        """Write the rows as one group; the bytes of the file so far."""
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self._rows += table.num_rows
+        return int(self._stream.tell())
+
+    def close(self, directory: str) -> dict[str, Any]:
+        """Finish the file; what a commit says of it. directory: where it belongs in the archive."""
+        self._writer.close()
+        self._stream.close()
+        where = f"{self._root}/{self._staged}"
+        sync(self._filesystem, where)
+        size = self._filesystem.get_file_info(where).size
+        path = f"{directory}/{self._name}"
+        return {"staged": self._staged, "path": path, "rows": self._rows, "bytes": size}
+
+
 @dataclass(slots=True)
 class _OpenFile:
     partition: Partition
-    name: str
-    writer: pq.ParquetWriter
-    stream: Any
+    file: StagedFile
+    written: int = 0  # bytes
     batches: list[pa.RecordBatch] = field(default_factory=list)
     buffered: int = 0
-    rows: int = 0
 
 
 class PartitionWriter:
     """Writes batches that have the columns `topic` and `store_timestamp` beside others; `topic` goes to the
     path only.
 
-    `files` describes the finished files after `close`: {"staged", "path", "topic", "dt", "hour", "rows",
-    "bytes"}.
+    `files` describes the finished files after `close`, as StagedFile does, with their topic, dt and hour.
     """
 
     def __init__(
@@ -93,52 +120,37 @@ class PartitionWriter:
             self._write_group(file)
         while self._buffered >= BUFFER_BYTES:
             self._write_group(max(self._open.values(), key=lambda item: item.buffered))
-        if file.stream.tell() >= FILE_BYTES:
+        if file.written >= FILE_BYTES:
             self._close(file)
 
     def _create(self, partition: Partition, schema: pa.Schema) -> _OpenFile:
-        name = f"part-{uuid.uuid4().hex}.parquet"
-        stream = self._filesystem.open_output_stream(f"{self._root}/{self._staging}/{name}")
         columns = schema.names
-        writer = pq.ParquetWriter(
-            stream,
+        file = StagedFile(
+            self._filesystem,
+            self._root,
+            self._staging,
+            "part",
             schema,
             compression=self._compression,
             compression_level=self._level,
             use_dictionary=[name for name in _DICTIONARY if name.split(".")[0] in columns],
             write_statistics=[name for name in columns if name not in _NO_STATISTICS],
         )
-        return _OpenFile(partition, name, writer, stream)
+        return _OpenFile(partition, file)
 
     def _write_group(self, file: _OpenFile) -> None:
-        if not file.batches:
-            return
-        table = pa.Table.from_batches(file.batches)
-        file.writer.write_table(table, row_group_size=max(1, table.num_rows))
-        file.rows += table.num_rows
-        self._buffered -= file.buffered
-        file.batches, file.buffered = [], 0
+        if file.batches:
+            file.written = file.file.write(pa.Table.from_batches(file.batches))
+            self._buffered -= file.buffered
+            file.batches, file.buffered = [], 0
 
     def _close(self, file: _OpenFile) -> None:
         self._write_group(file)
-        file.writer.close()
-        file.stream.close()
         del self._open[file.partition]
-        staged = f"{self._staging}/{file.name}"
-        where = f"{self._root}/{staged}"
-        sync(self._filesystem, where)
-        day = datetime.fromtimestamp(file.partition.hour * 3600, UTC)
-        self.files.append(
-            {
-                "staged": staged,
-                "path": f"{file.partition.directory}/{file.name}",
-                "topic": file.partition.topic,
-                "dt": str(day.date()),
-                "hour": day.hour,
-                "rows": file.rows,
-                "bytes": self._filesystem.get_file_info(where).size,
-            }
-        )
+        topic, hour = file.partition
+        day = datetime.fromtimestamp(hour * 3600, UTC)
+        facts = {"topic": topic, "dt": str(day.date()), "hour": day.hour}
+        self.files.append(file.file.close(file.partition.directory) | facts)
 
     def close(self) -> None:
         """Finish all files. Not called after an error: the staging directory is thrown away as a whole."""

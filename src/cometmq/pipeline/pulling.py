@@ -154,7 +154,7 @@ class PullWindow:
 
     def _judge(self, segment: Segment, reply: Reply) -> Verdict:
         if reply.code == ResponseCode.SUCCESS and reply.body:
-            return self._take(segment, reply)
+            return self._accept(segment, reply)
         if (
             reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY
             and self._filtered
@@ -174,7 +174,7 @@ class PullWindow:
             return Verdict.PROGRESS
         return Verdict.NOT_YET
 
-    def _take(self, segment: Segment, reply: Reply) -> Verdict:
+    def _accept(self, segment: Segment, reply: Reply) -> Verdict:
         body = reply.body
         if reply.next_begin <= segment.at:
             return Verdict.NOT_YET

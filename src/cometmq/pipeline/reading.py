@@ -45,7 +45,7 @@ _NOT_YET_S = 2.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between attempts: at first, and doubled up to
 _ROLE_S = 1.0  # how long a look at who is master counts
 
-_wires: dict[tuple[str, float], Wire] = {}
+idle_wires: dict[tuple[str, float], Wire] = {}
 """Of this worker process, with nothing in flight, by address and time-out: by all that one query's connection
 may differ in from another's (and by credentials and TLS, once there are any)."""
 _TAGS = "__tags__"
@@ -142,7 +142,7 @@ class _BrokerReader:
                     self._send(wire, list(self._window.requests()))
                 except SendFailed as error:
                     wire = self._reconnect(error)
-                yield from self._assembler.take(complete)
+                yield from self._assembler.add(complete)
                 if self._window.finished:
                     break
                 try:
@@ -157,7 +157,7 @@ class _BrokerReader:
             # Also GeneratorExit (Spark's `limit`): answers are still on their way on this connection.
             wire.close()
             raise
-        _wires[wire.address, wire.timeout_s] = wire
+        idle_wires[wire.address, wire.timeout_s] = wire
 
     def _send(self, wire: Wire, requests: list[Request]) -> None:
         if not requests:
@@ -270,7 +270,7 @@ class _Backoff:
 def _wire_to(address: str, options: PullOptions) -> Wire:
     """The connection that an earlier task of this process left, or a new one. Raises ConnectError."""
     timeout_s = options.timeout_ms / 1000
-    wire = _wires.pop((address, timeout_s), None)
+    wire = idle_wires.pop((address, timeout_s), None)
     if wire is not None:
         if wire.usable():
             return wire
@@ -317,7 +317,7 @@ class _Assembler:
         self._bad: list[tuple[QueueRange, BadRecord]] = []
         self._lost: dict[MessageQueue, int] = {}
 
-    def take(self, segments: Iterable[Segment]) -> Iterator[Part]:
+    def add(self, segments: Iterable[Segment]) -> Iterator[Part]:
         for segment in segments:
             self._bad += [(segment.source, _broken(segment, *item)) for item in segment.broken]
             if segment.lost:
@@ -326,14 +326,14 @@ class _Assembler:
             chunks = segment.chunks
             segment.chunks, segment.broken, segment.lost = [], [], 0
             for chunk in chunks:
-                self._add(segment.source, chunk)
+                self._add_chunk(segment.source, chunk)
                 if (
                     len(self._starts) >= self._options.batch_records
                     or self._size >= self._options.batch_bytes
                 ):
                     yield from self.rest()
 
-    def _add(self, source: QueueRange, chunk: Chunk) -> None:
+    def _add_chunk(self, source: QueueRange, chunk: Chunk) -> None:
         base = self._size
         self._bodies.append(chunk.body)
         self._starts.extend([base + start for start in chunk.starts] if base else chunk.starts)

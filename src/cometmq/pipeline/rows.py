@@ -72,7 +72,7 @@ _NOT_COPIED = frozenset(
 )
 
 
-class Outgoing(NamedTuple):
+class RowMessage(NamedTuple):
     """A message ready to send. `properties` is the encoded string, without the delay level."""
 
     topic: str
@@ -104,7 +104,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
 
 def messages_of(
     batch: pa.RecordBatch, options: WriteOptions, first_row: int, make_id: Callable[[int], str]
-) -> Iterator[Outgoing]:
+) -> Iterator[RowMessage]:
     """The messages of a batch whose first row is number `first_row` of its partition. Raises SinkRowError."""
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
     count = batch.num_rows
@@ -119,7 +119,7 @@ def messages_of(
         topic = options.topic or topic
         if not topic:
             raise SinkRowError(row, "topic", "is null")
-        yield Outgoing(
+        yield RowMessage(
             topic,
             body.encode() if isinstance(body, str) else body,
             _encode(row, msg_id or make_id(row), tags, keys, properties),

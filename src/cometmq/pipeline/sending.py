@@ -21,7 +21,7 @@ from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.options import WriteOptions
-from cometmq.pipeline.rows import Outgoing
+from cometmq.pipeline.rows import RowMessage
 from cometmq.pipeline.wire import Wire
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RETRY_PREFIX, TBW102, RequestCode, ResponseCode
@@ -44,7 +44,7 @@ _PAUSE_S = 0.1  # before the first repetition, doubled with each
 @dataclass(slots=True)
 class _Batch:
     queue: MessageQueue
-    messages: list[Outgoing]
+    messages: list[RowMessage]
     pinned: bool  # rows of one sharding key stay in one queue
     attempts: int = 0
 
@@ -59,7 +59,7 @@ class _Topic:
     queues: Sequence[MessageQueue]
     placed: Sequence[MessageQueue]
     turn: int = 0
-    waiting: dict[MessageQueue, list[Outgoing]] = field(default_factory=dict)
+    waiting: dict[MessageQueue, list[RowMessage]] = field(default_factory=dict)
     sizes: dict[MessageQueue, int] = field(default_factory=dict)
     pinned: set[MessageQueue] = field(default_factory=set)
 
@@ -81,7 +81,7 @@ class Sender:
         self.messages = 0
         self.bytes = 0
 
-    def send(self, message: Outgoing) -> None:
+    def send(self, message: RowMessage) -> None:
         """Take a message; batches leave as they fill."""
         topic = self._topics.get(message.topic) or self._topic(message.topic)
         if message.sharding_key is None:

@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 from cometmq import logs
 from cometmq.errors import BrokerError, ConfigError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.cluster import Cluster, settled
+from cometmq.pipeline.cluster import Cluster, look_twice
 from cometmq.pipeline.marks import marks_in, replaced, with_marks
 from cometmq.pipeline.offsets import START_KEY, Offsets, Tree, batch_range, from_tree, to_tree, with_start
 from cometmq.pipeline.options import PullOptions, ReadOptions, read_options, write_options
@@ -67,8 +67,8 @@ class ReadTask(InputPartition):
     """
 
     namesrv: tuple[str, ...]
-    ranges: tuple[QueueRange, ...]
-    addresses: tuple[tuple[str, str], ...]
+    ranges: list[QueueRange]
+    addresses: dict[str, str]
 
 
 def check_schema(schema: StructType) -> pa.Schema:
@@ -108,14 +108,7 @@ class _Planner:
         tasks = options.min_partitions or default_tasks(sum(item.count for item in ranges), _slots())
         groups = pack(ranges, tasks, options.max_records_per_partition)
         addresses = self.cluster.addresses(item.queue for item in ranges)
-        return [
-            ReadTask(
-                options.namesrv,
-                tuple(group),
-                tuple(sorted({(i.queue.broker_name, addresses.get(i.queue.broker_name, "")) for i in group})),
-            )
-            for group in groups
-        ]
+        return [ReadTask(options.namesrv, group, addresses) for group in groups]
 
 
 def _slots() -> int:
@@ -231,7 +224,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._looked_at = time.monotonic()
         cluster, topics = self._planner.cluster, self._options.topics
         try:
-            held = settled(lambda: cluster.look(topics, begin), begin)
+            held = look_twice(lambda: cluster.look(topics, begin), begin)
         except (RemotingError, NoRouteError, BrokerError) as error:
             if isinstance(error, BrokerError) and error.code not in BUSY:
                 raise
@@ -295,7 +288,7 @@ def _limited(begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
 def _read(partition: InputPartition | None, schema: pa.Schema, pull: PullOptions) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, ReadTask):  # Spark reads InputPartition(None) when there is nothing to read
         return iter(())
-    return read_batches(partition.namesrv, partition.ranges, dict(partition.addresses), schema, pull)
+    return read_batches(partition.namesrv, partition.ranges, partition.addresses, schema, pull)
 
 
 class CometDataSource(DataSource):

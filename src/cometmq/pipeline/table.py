@@ -25,8 +25,6 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pyarrow import fs
@@ -46,16 +44,6 @@ _STALE_S = 24 * 3600.0
 _HOME = "_cometmq"
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 """What file systems answer that know no locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """A file that a task wrote: where it lies now and where it belongs, both relative to the output
-    directory.
-    """
-
-    staged: str
-    path: str
 
 
 class ArchiveTable:
@@ -119,8 +107,7 @@ class ArchiveTable:
     def _check_kind(self) -> None:
         path = self._at(_HOME, "archive.json")
         if self._exists(path):
-            with self.filesystem.open_input_stream(path) as stream:
-                kind = json.loads(stream.read())
+            kind = self._read_json("archive.json")
             if kind.get("format") != FORMAT:
                 raise ArchiveError(
                     self.output, f"an archive of format {kind.get('format')}; this is format {FORMAT}"
@@ -135,21 +122,14 @@ class ArchiveTable:
 
     def last_commit(self) -> dict[str, Any] | None:
         """The newest commit, or None."""
-        names = self._commit_names()
-        return self._read_commit(names[-1]) if names else None
-
-    def commits(self) -> Iterator[dict[str, Any]]:
-        """All commits in order."""
-        return map(self._read_commit, self._commit_names())
-
-    def _commit_names(self) -> list[str]:
         names = (info.base_name for info in self._listing(self._at(_HOME, "commits")))
-        return sorted(name for name in names if _IS_COMMIT.fullmatch(name))
+        name = max(filter(_IS_COMMIT.fullmatch, names), default=None)
+        return None if name is None else self._read_json("commits", name)
 
-    def _read_commit(self, name: str) -> dict[str, Any]:
-        with self.filesystem.open_input_stream(self._at(_HOME, "commits", name)) as stream:
-            commit: dict[str, Any] = json.loads(stream.read())
-        return commit
+    def _read_json(self, *parts: str) -> dict[str, Any]:
+        with self.filesystem.open_input_stream(self._at(_HOME, *parts)) as stream:
+            content: dict[str, Any] = json.loads(stream.read())
+        return content
 
     def staging(self, batch: int) -> str:
         """A new directory for the files of this batch, relative to the output directory."""
@@ -161,9 +141,9 @@ class ArchiveTable:
         """Make a batch part of the table. Raises ArchiveError if another job committed this batch number
         first.
         """
-        for file in _staged_files(commit):
-            if not self._exists(self._at(file.staged)):
-                raise ArchiveError(self.output, f"{file.staged} is gone before its batch was committed")
+        for file in _files(commit):
+            if not self._exists(self._at(file["staged"])):
+                raise ArchiveError(self.output, f"{file['staged']} is gone before its batch was committed")
         name = f"{commit['batch']:020d}.json"
         self._committing = True
         self._write_new(self._at(_HOME, "commits", name), json.dumps(commit).encode() + b"\n")
@@ -173,14 +153,14 @@ class ArchiveTable:
 
     def publish(self, commit: dict[str, Any]) -> None:
         """Move a commit's files from staging to their places; what lies there already is left."""
-        for file in _staged_files(commit):
-            self._move(file, commit["batch"])
+        for file in _files(commit):
+            self.move(file["staged"], file["path"], commit["batch"])
         # Written over what was there: half a number is a lower one, and files are looked for once more.
         with self.filesystem.open_output_stream(self._at(_HOME, "published")) as stream:
             stream.write(str(commit["batch"]).encode())
 
-    def _move(self, file: StagedFile, batch: int) -> None:
-        source, target = self._at(file.staged), self._at(file.path)
+    def move(self, staged: str, path: str, batch: int) -> None:
+        source, target = self._at(staged), self._at(path)
         self.filesystem.create_dir(os.path.dirname(target), recursive=True)
         try:
             self.filesystem.move(source, target)
@@ -190,7 +170,7 @@ class ArchiveTable:
             if not self._exists(target):
                 raise ArchiveError(
                     self.output,
-                    f"{file.path} of batch {batch} is committed, but neither there nor at {file.staged}. "
+                    f"{path} of batch {batch} is committed, but neither there nor at {staged}. "
                     f"If it was removed on purpose, write {batch} to {_HOME}/published",
                 ) from None
 
@@ -278,8 +258,9 @@ def _write_new_local(path: str, content: bytes, output: str) -> None:
         os.close(directory)
 
 
-def _staged_files(commit: dict[str, Any]) -> list[StagedFile]:
-    return [StagedFile(item["staged"], item["path"]) for item in (*commit["files"], *commit["quarantine"])]
+def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each with `staged`, where a task wrote it, and `path`, where it belongs, both below the output."""
+    return [*commit["files"], *commit["quarantine"]]
 
 
 _ESCAPED = set("\"#%'*/:=?\\\x7f{[]^") | {chr(code) for code in range(32)}

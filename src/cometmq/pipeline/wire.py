@@ -10,8 +10,6 @@ import itertools
 import socket
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
 
 from cometmq.errors import ConnectError, FrameError, RequestTimeout, SendFailed
 from cometmq.protocol.codes import MAX_FRAME_LENGTH
@@ -87,10 +85,6 @@ class Wire:
         held = self._end - self._begin
         return held >= 4 and held - 4 >= int.from_bytes(self._buffer[self._begin : self._begin + 4], "big")
 
-    def call(self, code: int, header: Any = None, body: bytes = b"") -> Frame:
-        """One request and its answer. Only while nothing else is in flight."""
-        return self.call_many([Frame.request(code, header, body)])[0]
-
     def call_many(self, frames: Sequence[Frame]) -> list[Frame]:
         """Requests all at once and their answers in the same order. Only while nothing else is in flight."""
         answers: dict[int, Frame] = {}
@@ -159,11 +153,3 @@ class Wire:
 
     def close(self) -> None:
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,7 +1,7 @@
-"""Fills a store without a broker around it, as fast as the store takes messages.
+"""Fills a store without a broker, as fast as the store takes messages.
 
-``python -m benchmarks.scale_fill '{"root": "…", …}'``: the store's own upkeep runs as in a broker (flushes,
-queues, checkpoint), so what lies on the disk afterwards is what a broker would have left.
+``python -m benchmarks.fill '{"root": "…", …}'``: the store's upkeep runs as in a broker (flushes,
+queues, checkpoint), so a broker would have left the same files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A lean load generator for the scale benchmarks: pipelined frames over plain sockets, in its own process.
+"""A lean load generator: pipelined frames over plain sockets, in a process of its own.
 
-``python -m benchmarks.scale_load '{"mode": "send", "port": 10911, ...}'`` prints one JSON object when it is
+``python -m benchmarks.load '{"mode": "send", "port": 10911, ...}'`` prints one JSON object when it is
 done. Requests look like those of Apache's 4.9 Java client. Frames of sends are made before the clock starts
 and always as many of them, so that the generator costs the same however many queues they go to.
 """
@@ -13,6 +13,7 @@ import random
 import selectors
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.processes import cpu_seconds, wait_quiet
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame, encode_frame
@@ -264,6 +266,31 @@ def _result(messages: int, seconds: float) -> dict[str, Any]:
         "rate": messages / seconds,
         "generator_cpu_us": time.process_time() * 1e6 / max(messages, 1),
     }
+
+
+def begin_load(load: Load, *, quiet: bool = False) -> subprocess.Popen[str]:
+    """The load in a process of its own. quiet: what it says when it loses its broker is not wanted."""
+    command = [sys.executable, "-m", "benchmarks.load", json.dumps(dataclasses.asdict(load))]
+    errors = subprocess.DEVNULL if quiet else None
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+def end_load(child: subprocess.Popen[str]) -> dict[str, Any]:
+    text, _ = child.communicate(timeout=900)
+    if child.returncode:
+        raise RuntimeError("the load generator failed, see above")
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+def run_load(load: Load, pid: int) -> dict[str, Any]:
+    """One load to its end. `cpu_us`: the broker's CPU a message until it has nothing left to do."""
+    before = cpu_seconds(pid)
+    result = end_load(begin_load(load))
+    if result.get("complete") is False:
+        raise RuntimeError(f"only {result['messages']} messages were pulled")
+    result["cpu_us"] = (wait_quiet(pid) - before) * 1e6 / max(1, result["messages"])
+    return result
 
 
 def main() -> None:
