@@ -1,7 +1,7 @@
-"""The loggers of every room: whatever a log line shows is one line, short, and obeyed by no terminal.
+"""Loggers whose lines are short and harmless: names, remarks and errors in them come from other programs.
 
-Names, remarks and errors in log lines come from other people's programs. They are made harmless here, once,
-instead of at each call: `log = logs.logger(__name__)` stands where `logging.getLogger` would.
+They are made printable here, once, instead of at each call. All rooms use `log = logs.logger(__name__)` in
+place of `logging.getLogger`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Files and directories of CometMQ's own, for their user alone: messages and settings are nobody else's.
+"""Makes files and directories that only their user can read: they hold messages and settings.
 
-What is made is 0600 and 0700. What is there keeps the mode that its owner gave it.
+New files get mode 0600, new directories 0700. Existing ones keep the mode that their owner gave them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Settings of servers: properties text to values within their range, for store, broker and name server alike.
 
-Every complaint is a ConfigError with the key, and with file and line where the value came from a file.
+Every error is a ConfigError with the key, and with file and line if the value came from a file.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ def check_addresses(key: str, text: str) -> list[str]:
 class Inert:
     """Settings of Apache's servers that have no effect here, by key with their defaults.
 
-    Files are shared between servers, so none of these may be an "unknown key". without_use: what one event
-    loop and plain files have no use for, taken in silence. not_built: what stands for a feature that is not
-    here, warned about when it is not at its default. unsafe: what would leave an operator with less safety
-    than the file asks for; with another value than (this one, for this reason) there is no start.
+    Files are shared between servers, so none of these is an unknown key. without_use: one event loop and
+    plain files do not need them; no warning. not_built: features that are not here; a warning if the value is
+    not the default. unsafe: ignoring them would leave the operator with less safety than the file asks for;
+    any value but (this one, for this reason) is an error.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Inert:
 
 
 def warn_unknown(key: str, known: Iterable[str]) -> None:
-    """Say that a key means nothing to us, and what it may have meant."""
+    """Warn that a key is unknown, and name the one that may have been meant."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
     log.warning("unknown setting %s%s", key, f" (did you mean {near[0]}?)" if near else "")
 
@@ -159,8 +159,8 @@ def properties_of(data: bytes, path: str) -> dict[str, str]:
 
 @contextmanager
 def settings_of(path: str | None, others: Container[str] = (), data: bytes | None = None) -> Iterator[None]:
-    """Complaints within about a key that stands in the file get its line. others: keys that were given in
-    another way, which win over the file. data: what was read from it; None: it is read where needed."""
+    """Add file and line to a ConfigError from within whose key is in the file. others: keys that were given
+    in another way and win over the file. data: the file's content; None: it is read if needed."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Text from outside as logs and terminals may show it."""
+"""Makes text from outside safe for logs and terminals."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _IDEOGRAPHIC_SPACE = "\u3000"  # no printable character to Python, and common in
 
 
 def printable(text: str, limit: int | None = LIMIT) -> str:
-    """`text` without anything that a terminal or a reader of lines obeys, in at most some `limit` characters.
+    """`text` without what a terminal or a reader of lines would act on, in about `limit` characters at most.
 
     Control characters, line separators, marks of direction and lone surrogates are written as their escapes
-    (`\\x1b`, `\\u2028`); a text longer than `limit` is cut, and says how long it was. None is no limit.
+    (`\\x1b`, `\\u2028`). A text longer than `limit` is cut, and its length added; None is no limit.
     """
     text = shortened(text, limit)
     if text.isprintable():
@@ -50,17 +50,17 @@ def shortened(text: str, limit: int | None = LIMIT) -> str:
 
 
 def seconds(span: float) -> str:
-    """A time as a sentence has it: `3 s`, `0.25 s`, never `4.99921 s`."""
+    """A time span for a sentence: `3 s`, `0.25 s`, never `4.99921 s`."""
     return f"{round(span, 2 if abs(span) >= 0.1 else 4):g} s"
 
 
 def printable_lines(text: str) -> str:
-    """`text` made harmless as `printable` does, but with its line ends and tabs."""
+    """As `printable`, but line ends and tabs stay."""
     return re.sub(r"[^\n\t]+", lambda found: printable(found[0], None), text)
 
 
 def printable_json(data: bytes) -> bytes:
-    """JSON of the same value, every character that a terminal may obey in it written as `\\uXXXX`."""
+    """JSON of the same value in which characters that a terminal would act on are written as `\\uXXXX`."""
     text = data.decode("utf-8")
     lines = text.split("\n")  # a line end within a string is escaped already: these are the layout's
     if all(map(str.isprintable, lines)):
@@ -78,7 +78,7 @@ def _json_char(char: str) -> str:
 def local_time(epoch_ms: int, millis: str = "") -> str:
     """Local time as `2026-01-31 23:59:59`, and the milliseconds behind the mark `millis` if one is given.
 
-    Empty for 0, which is no time; a number that no calendar holds, or from before 1970, is shown as it is.
+    Empty for 0, which means no time. A number beyond the calendar, or before 1970, is shown as it is.
     """
     if epoch_ms == 0:
         return ""

@@ -167,7 +167,7 @@ class TestAReplicaThatLags:
         start = {TOPIC: {"broker-a": {"0": 50}}}
         assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
         (task,) = reader.partitions({TOPIC: {"broker-a": {"0": 30}}}, start)
-        assert task.ranges == (QueueRange(QUEUE, 30, 50),)
+        assert task.ranges == [QueueRange(QUEUE, 30, 50)]
         reader.stop()
 
 

@@ -1,6 +1,6 @@
-"""Where `mqadmin` puts the bodies of messages that it shows: a directory of the user's own.
+"""Files for the bodies of messages that `mqadmin` shows, in a directory of the user's own.
 
-Apache's tools write below the shared temporary directory, where anybody can plant links under names to come.
+Apache's tools write below the shared temporary directory, where anybody can plant links under future names.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from cometmq.errors import CometError, Terminal
 
-SHOWN_MAX = 16  # names in a text: more help nobody
+SHOWN_MAX = 16  # names in a text
 
 
 class UnknownNameError(CometError, Terminal):

@@ -20,7 +20,7 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class MqAdmin(click.Group):
-    """A group with RocketMQ's habits: names in any case, aliases, `help <command>`, a plain listing."""
+    """A group as RocketMQ's users know it: names in any case, `help <command>`, a plain listing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,7 +41,7 @@ class MqAdmin(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for word in args:
             if not is_utf8(word):
-                # Requests are UTF-8: its bytes would be lost on the way.
+                # Requests are UTF-8: these bytes would be lost on the way.
                 raise click.UsageError(f"{word!r} is not UTF-8 text", ctx)
         return super().parse_args(ctx, args)
 
@@ -149,7 +149,7 @@ def admin_command(name: str) -> Callable[[Callable[..., Awaitable[None]]], click
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines to standard output: each is one line that no terminal obeys, unless `--raw` was given."""
+    """Print lines to standard output, control characters as escapes unless `--raw` was given."""
     raw = click.get_current_context().meta.get(RAW, False)
     for line in lines:
         # color: click takes escape sequences out of what goes to a pipe.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MEMBERSHIP = logs.logger("cometmq.client.consumer.membership")
 PATIENCE_S = 3.0
 DRAIN_S = 0.1
-"""At the end, for printed messages to be acknowledged. Those that are held back do not end at all."""
+"""How long to wait at the end for printed messages to be acknowledged. The others are held back for ever."""
 
 
 @click.command(context_settings=HELP)
@@ -81,7 +81,7 @@ def consume(
                 await printer.wait(stop, idle_s)
                 hint.cancel()
                 await printer.close()
-                # That messages are held back is what was asked for, and no warning.
+                # Messages are held back on purpose: that is worth no warning.
                 logs.logger("cometmq.client").setLevel(logging.ERROR)
                 problems = [] if printer.printed else problems_of(consumer)
         printer.check()
@@ -94,8 +94,8 @@ def consume(
 async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
     """Put a group that has no offsets on a topic behind its last messages.
 
-    To start at the end (CONSUME_FROM_LAST_OFFSET) does not do that: of a queue whose first message is still
-    stored, brokers tell a group they do not know to begin with it.
+    CONSUME_FROM_LAST_OFFSET does not do that: brokers tell a group that they do not know to begin with the
+    first message of a queue, if it is still stored.
     """
     from cometmq.client.cluster.namesrv_api import NameServersUnreachable
     from cometmq.errors import NoRouteError
@@ -113,7 +113,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
             known[addr] = await has_offsets(client, addr, group, topic)
         if not known[addr]:
             end = await client.brokers.max_offset(addr, queue)
-            # A 5.x broker takes offsets of groups only that it has; a pull makes the group.
+            # A 5.x broker takes offsets only of groups that it has; a pull makes the group.
             await client.brokers.pull(addr, queue, group, end, max_count=1)
             await client.brokers.update_consumer_offset(addr, group, queue, end)
 
@@ -130,7 +130,7 @@ async def has_offsets(client: ClientInstance, addr: str, group: str, topic: str)
 
 
 async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -> None:
-    """After a moment without a message, what the consumer itself says keeps it from its work."""
+    """After a moment without a message, print what the consumer says is in its way."""
     await asyncio.sleep(PATIENCE_S)
     MEMBERSHIP.setLevel(logging.NOTSET)
     if not printer.printed:
@@ -139,6 +139,7 @@ async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -
 
 
 def problems_of(consumer: PushConsumer) -> list[str]:
-    """What keeps a consumer from its work. The retry topic, which nobody named, only if alone."""
+    """What is in a consumer's way. Problems of the retry topic, which nobody named, only if there are no
+    others."""
     problems = consumer.health().problems
     return [problem for problem in problems if not problem.startswith(RETRY_PREFIX)] or list(problems)

@@ -1,7 +1,6 @@
 """How a command ends: one clear line on standard error and an exit code, never a traceback.
 
-COMETMQ_TRACEBACK=1 shows the traceback as well, for reports about our own mistakes. A command that was
-asked for `--json` says what went wrong as a JSON object.
+COMETMQ_TRACEBACK=1 shows the traceback as well, for bug reports. With `--json` the error is a JSON object.
 """
 
 from __future__ import annotations
@@ -65,18 +64,18 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with a code, whatever has become of standard output."""
+    """End the process with a code, even if standard output is gone."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        # Nobody takes what is left (it was told above): the interpreter must not try, and complain, again.
+        # Nobody reads the rest (that was reported above): the interpreter must not try to write it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def json_wanted() -> bool:
-    """Whether the command line asks for JSON, be the rest of it right or wrong."""
+    """Whether the command line asks for JSON, even if the rest of it is wrong."""
     words = sys.argv[1:]
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 

@@ -1,4 +1,4 @@
-"""Printing messages as they come: one line each, and known of each whether it was written."""
+"""Prints messages as they come, one line each, and says of each line whether it was written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cometmq.message import MessageExt
 
 GRACE_S = 0.5
-"""At the end: for a write that is under way. Longer means that nobody reads."""
+"""How long a write that is under way may take at the end. If it takes longer, nobody reads."""
 
 
 class LinePrinter:
@@ -50,7 +50,7 @@ class LinePrinter:
         return self.limit is not None and self.printed >= self.limit
 
     async def print(self, line: bytes) -> None:
-        """Returns when the line was written; never for a line that will not be."""
+        """Return when the line was written; wait for ever if it never will be."""
         written = self._loop.create_future()
         if not self._closing and (self.limit is None or self._accepted < self.limit):
             self._accepted += 1

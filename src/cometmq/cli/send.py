@@ -179,8 +179,8 @@ class InputLines:
     def _split(self, chunk: bytes | OSError, lines: list[bytes]) -> bool:
         """Add the lines that a chunk ends; whether it is the last.
 
-        Raises the OSError of a failed read, and ClickException for a line that can be no message: how much of
-        it is still to come is anybody's guess.
+        Raises the OSError of a failed read, and ClickException for a line too long for a message: nobody
+        knows how much of it is still to come.
         """
         self._room.release()
         if isinstance(chunk, OSError):

@@ -119,7 +119,7 @@ class Watch:
         self._looking: asyncio.Task[None] | None = None
         self._started_ms = int(time.time() * 1000)
         self._told: dict[MessageQueue | str, str] = {}
-        """What is in the way of a queue or the topic, as it was told."""
+        """The problem of each queue, or of the topic, as it was last printed."""
 
     async def start(self) -> None:
         """Begin with the queues that there are. Raises NameServersUnreachable; a topic that is not there is
@@ -134,7 +134,7 @@ class Watch:
         except NoRouteError as error:
             self._tell(self._topic, error)
             queues = ()
-        # Where each queue begins is settled before anything is read: what comes from now on is shown.
+        # All first offsets are asked for before anything is read: what comes from now on is shown.
         for queue in queues:
             offset: int | None = None
             try:
@@ -165,8 +165,8 @@ class Watch:
         return max(first, await client.brokers.offset_by_time(addr, queue, begin_ms - 1))
 
     async def _look_for_queues(self) -> None:
-        """Take up queues that were not there at the start. What they hold may be older than that: their
-        broker may only have been away."""
+        """Follow queues that were not there at the start. They may hold older messages: perhaps their broker
+        was only away."""
         begin_ms = self._started_ms - CLOCKS_MS if self._begin_ms is None else self._begin_ms
         while True:
             await asyncio.sleep(ROUTE_INTERVAL_S)
@@ -179,7 +179,7 @@ class Watch:
                     self._follow(queue, begin_ms)
 
     async def _read(self, queue: MessageQueue, begin_ms: int | None, offset: int | None) -> None:
-        """Pull one queue for ever. `offset` None: where to begin is still to be found out."""
+        """Pull one queue for ever. offset: where to begin; None: it is not known yet."""
         from cometmq.errors import CometError
 
         broker_id = 0
@@ -211,7 +211,7 @@ class Watch:
             offset = result.next_begin_offset
 
     def _tell(self, source: MessageQueue | str, error: Exception) -> None:
-        """Say once what is in the way, though it be so of many queues; it is tried again."""
+        """Print a problem once, even if many queues have it. What failed is tried again."""
         text = printable(str(error), ERROR_LIMIT)
         if text not in self._told.values():
             click.echo(f"waiting: {text}", err=True)

@@ -135,11 +135,11 @@ def archive(
 ) -> ArchiveSummary:
     """Archive `topics` (or those whose names match `pattern`) of the cluster into `output`, a path or URI.
 
-    mode: `available_now` takes what the brokers hold when it starts, in batches, and returns; `continuous`
+    mode: `available_now` reads what the brokers hold when it starts, in batches, and returns; `continuous`
     goes on until `stop` is set, looking for new messages every `interval_s` seconds. starting: earliest,
     latest or offsets as JSON, for queues that the archive does not know; a queue it knows goes on where it
     stopped. consumer_group: a group to publish progress to after each commit, for lag displays.
-    max_bad_records: raise ArchiveError once this run met more. compression: a codec of Parquet that pyarrow
+    max_bad_records: raise ArchiveError when this run meets more. compression: a codec of Parquet that pyarrow
     has, with its level.
 
     Raises ConfigError, DataLossError (messages deleted before they were archived, or queues that began anew,
@@ -300,7 +300,7 @@ class Job:
                 return
 
     def _begin_anew(self, held: dict[MessageQueue, Bounds]) -> None:
-        """Commit, of queues that are not those that were archived any more, where they are read from."""
+        """Commit where queues begin that are no longer those that were archived."""
         fail = self.pull.fail_on_data_loss
         anew = self.cluster.replaced(self.known, self.marks, held, fail=fail, idle=True)
         if not anew:
@@ -315,8 +315,8 @@ class Job:
         self.summary.queues += [self.queues.pop(queue) for queue in sorted(anew) if queue in self.queues]
 
     def _enter(self, held: dict[MessageQueue, Bounds]) -> None:
-        """Commit where queues begin that are new to the archive, before anything of them is read: "latest"
-        must stay the same place. A queue that a known topic has got since begins at its beginning."""
+        """Commit where queues begin that are new to the archive, before they are read: "latest" must stay the
+        same place. A new queue of a known topic is read from its first offset."""
         topics = {queue.topic for queue in self.known}
         new = sorted(held.keys() - self.known.keys())
         if not new:
@@ -365,7 +365,7 @@ class Job:
         self.batch, self.known, self.marks = self.batch + 1, offsets, marks
 
     def _one_batch(self, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]) -> bool:
-        """False, and nothing committed, if a queue was replaced while it was read."""
+        """Read and commit one batch. False, and nothing is committed, if a queue was replaced meanwhile."""
         began, batch = time.monotonic(), self.batch
         marks = self._marks_at(end, held)
         ranges = queue_ranges(start, end, held, fail_on_data_loss=self.pull.fail_on_data_loss)
@@ -388,8 +388,8 @@ class Job:
         edges: Iterable[tuple[Offsets, Marks]],
         held: dict[MessageQueue, Bounds],
     ) -> bool:
-        """Whether the records before the start and the end of what was read are others than they were: then
-        the rows may be of two lives."""
+        """Whether the record before the start or the end of what was read has changed meanwhile: then the
+        rows may come from two queues, the old one and the one that replaced it."""
         for offsets, marks in edges:
             kept = {queue: marks[queue] for queue in queues if queue in marks}
             found = self.cluster.marks({queue: offsets[queue] - 1 for queue in kept})
@@ -399,6 +399,7 @@ class Job:
         return False
 
     def read_batch(self, batch: int, ranges: list[QueueRange]) -> list[TaskResult]:
+        """Read the ranges in one Spark job. Raises the first error of its tasks."""
         context = self.spark.sparkContext
         groups = pack(ranges, default_tasks(sum(item.count for item in ranges), context.defaultParallelism))
         if not groups:

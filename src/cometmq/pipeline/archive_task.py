@@ -155,8 +155,8 @@ def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> Non
 
 
 class Quarantine:
-    """Bad records, written as they come to one staged file; none is made without any. All records of a topic
-    may be bad, so few are held."""
+    """Bad records, written to one staged file, which is made for the first of them. All records of a topic
+    may be bad, so only some are held in memory."""
 
     def __init__(self, filesystem: fs.FileSystem, root: str, staging: str, batch: int) -> None:
         self._place = (filesystem, root, staging)

@@ -80,7 +80,6 @@ class Cluster:
         return sorted(set(found))
 
     def _names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
-        """The names that are meant."""
         if topics.pattern is None:
             return topics.names or tuple(sorted({queue.topic for queue in topics.queues}))
         pattern = re.compile(topics.pattern)
@@ -211,11 +210,11 @@ class Cluster:
         }
 
     def look(self, topics: Topics, known: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """What can be had of `bounds` now, for those who ask again and again: the queues of `topics`, also
-        those only `known` from before, without those whose brokers do not answer or refuse for the moment.
+        """The `bounds` that can be had now, for callers that ask again and again: of the queues of `topics`,
+        and of those `known` from before, except where a broker does not answer or refuses for the moment.
 
-        A name server that does not answer, or does not know a topic (yet), takes nothing away: brokers are
-        where they were. A broker that is away is said to be so in a warning and not asked again for a while.
+        If a name server does not answer, or does not know a topic (yet), brokers are taken to be where they
+        were. A broker that is away is named in a warning and not asked again for a while.
         Raises NoRouteError, RemotingError or BrokerError when there is no broker at all that answers.
         """
         queues = {queue for queue in known if topics.includes(queue)}

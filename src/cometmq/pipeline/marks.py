@@ -1,4 +1,4 @@
-"""What a record can be told by, to notice that a queue is not the one that was read any more.
+"""Marks of records, by which a reader notices that a queue is no longer the one that it has read.
 
 A topic that is deleted and made again, or a broker that lost its newest records, gives offsets out a second
 time; once the queue has grown past the old position, numbers alone show nothing. The log position and the
@@ -22,7 +22,7 @@ from cometmq.protocol.record.one import place_of, record_starts
 log = logs.logger(__name__)
 
 CLOCKS_MS = 60_000
-"""How far the clocks of brokers may be apart that follow each other under one name."""
+"""How far apart the clocks of two brokers may be, of which one took the other's name and place."""
 
 
 class Mark(NamedTuple):
@@ -68,7 +68,7 @@ def replaced(
     read: Offsets, kept: Marks, found: Marks, bounds: Mapping[MessageQueue, Bounds]
 ) -> dict[MessageQueue, DataLossError]:
     """The queues of `bounds` that are not those that were read up to `read`, each with the error that says
-    so: they are shorter, or the last record read (`kept`) is another one now (`found`)."""
+    so: they are shorter, or the last record read was `kept` and is `found` now."""
     problems = dict.fromkeys(shrunk(read, bounds), "the queue is shorter than what was read from it")
     for queue, mark in found.items():
         before = kept.get(queue)
@@ -97,9 +97,9 @@ def resume(
 ) -> Offsets:
     """Where to go on in each queue that was replaced, with a warning; the others are left out.
 
-    That is the first record stored no earlier than the last one read, less what clocks may differ; from there
-    everything is read, some of it perhaps again. Without a mark it is the queue's beginning. Raises the error
-    instead if `fail`. offset_at: as Cluster.offset_at.
+    That is the first record stored no earlier than the last one read, less CLOCKS_MS: some records may be
+    read again. Without a mark it is the queue's beginning. Raises the error instead if `fail`. offset_at: as
+    Cluster.offset_at.
     """
     positions: Offsets = {}
     for queue, error in replaced(read, kept, found, bounds).items():

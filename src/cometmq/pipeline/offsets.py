@@ -30,7 +30,7 @@ the source again where to begin, and "latest" is then another place (records in 
 the start inside the logged end, the batch is the same batch whenever it is planned again."""
 
 MARKS_KEY = "@last"
-"""Beside the positions of a stream: what the record before each of them can be told by (marks.py)."""
+"""Beside the positions of a stream: the mark of the record before each of them (marks.py)."""
 
 
 def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:

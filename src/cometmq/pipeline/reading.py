@@ -46,8 +46,8 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between attempts: at first, and double
 _ROLE_S = 1.0  # how long a look at who is master counts
 
 idle_wires: dict[tuple[str, float], Wire] = {}
-"""Of this worker process, with nothing in flight, by address and time-out: by all that one query's connection
-may differ in from another's (and by credentials and TLS, once there are any)."""
+"""Connections of this worker process with nothing in flight, by address and time-out: connections of two
+queries differ in nothing else."""
 _TAGS = "__tags__"
 
 
@@ -88,9 +88,8 @@ def read_parts(
     schema: pa.Schema,
     options: PullOptions,
 ) -> Iterator[Part]:
-    """As `read_batches`, with bad and lost records for the caller to judge (lost ones raise if the options
-    say so).
-    """
+    """As `read_batches`, with bad and lost records for the caller to judge (lost ones raise DataLossError if
+    the options say so)."""
     for broker_name, group in groupby(
         sorted(ranges, key=_by_broker), key=lambda item: item.queue.broker_name
     ):
@@ -247,7 +246,7 @@ class _BrokerReader:
 
 
 class _Backoff:
-    """Paces attempts that fail, and ends them: by the error, once nothing has worked for `limit_s`."""
+    """Pauses after each failed attempt, and raises its error once nothing has worked for `limit_s`."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

@@ -82,7 +82,7 @@ class Sender:
         self.bytes = 0
 
     def send(self, message: RowMessage) -> None:
-        """Take a message; batches leave as they fill."""
+        """Add a message to its queue's batch; a full batch is sent."""
         topic = self._topics.get(message.topic) or self._topic(message.topic)
         if message.sharding_key is None:
             queue = topic.queues[topic.turn % len(topic.queues)]
@@ -159,7 +159,7 @@ class Sender:
         self._again(batch, refusal)
 
     def _broken(self, address: str, error: CometError) -> None:
-        """The connection is gone: what was in flight on it may or may not have arrived, and goes again."""
+        """Send again what was in flight on a lost connection: nobody knows whether it has arrived."""
         wire = self._wires.pop(address, None)
         if wire is not None:
             wire.close()
@@ -182,7 +182,7 @@ class Sender:
         self._transmit(batch)
 
     def _look(self, name: str) -> None:
-        """Ask once where the topic is now; without an answer it is taken to be where it was."""
+        """Ask once where the topic is now; without an answer its queues stay as they were."""
         with suppress(RemotingError, NoRouteError):
             topic = self._topics[name]
             topic.queues = self._cluster.write_queues(name, wait=False) or topic.queues

@@ -98,7 +98,7 @@ class _Planner:
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         options = self.options
-        # A broker of which nothing is read may be away, and asking it takes its time-out.
+        # A broker that nothing is read from may be away, and asking it would cost a time-out.
         read = sorted(queue for queue, offset in end.items() if start.get(queue) != offset)
         bounds = self.cluster.bounds(read, missing_ok=True)
         ranges = queue_ranges(start, end, bounds, fail_on_data_loss=options.pull.fail_on_data_loss)
@@ -154,7 +154,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner_made: _Planner | None = None
         self._planned: Tree | None = None  # the end of the last batch whose marks were compared
         self._looked_at = 0.0
-        self._silent_since: float | None = None  # no broker at all has answered since then
+        self._silent_since: float | None = None  # since then no broker has answered
 
     @property
     def _planner(self) -> _Planner:
@@ -217,8 +217,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planned
 
     def _look(self, begin: Offsets) -> dict[MessageQueue, Bounds]:
-        """What the brokers that answer hold. Raises what went wrong when none has answered for the time-out
-        and as long as a name server that has just started may know no brokers."""
+        """What the brokers that answer hold. Raises the last error when none has answered for the time-out
+        and the time after which a new name server knows the brokers."""
         # Without a trigger interval Spark would ask 100 times a second.
         time.sleep(max(0.0, self._looked_at + _IDLE_POLL_S - time.monotonic()))
         self._looked_at = time.monotonic()

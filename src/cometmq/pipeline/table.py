@@ -11,7 +11,7 @@ exact.
 Names that begin with `_` are invisible to Spark, Hive, DuckDB and pyarrow when they read the directory. A
 batch becomes part of the table in one step, the creation of its commit file; then its files are renamed from
 staging into the table, and `published` says so. If the job fails or dies in between, its staging directory is
-left as it lies and the next run finishes the renames, so each file is in the table exactly once. Files
+left in place and the next run finishes the renames, so each file is in the table exactly once. Files
 without a commit are never renamed, and deleted by the next run.
 """
 
@@ -99,7 +99,7 @@ class ArchiveTable:
             )
 
     def abandon(self) -> None:
-        """Let others in and leave everything as it lies, as a killed process does."""
+        """Release the lock and leave all files as they are, as a killed process does."""
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
@@ -160,6 +160,7 @@ class ArchiveTable:
             stream.write(str(commit["batch"]).encode())
 
     def move(self, staged: str, path: str, batch: int) -> None:
+        """Move a file of a batch into the table, if that was not done before."""
         source, target = self._at(staged), self._at(path)
         self.filesystem.create_dir(os.path.dirname(target), recursive=True)
         try:
@@ -192,9 +193,8 @@ class ArchiveTable:
                 self._delete(info.path)
 
     def close(self) -> None:
-        """Remove this run's staging directory, unless the files of a commit may lie there, and let others
-        in.
-        """
+        """Remove this run's staging directory, unless files of a commit may be in it, and release the
+        lock."""
         try:
             if not self._committing:
                 self._delete(self._at(_HOME, "staging", self.run_id))

@@ -373,8 +373,8 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_legal_name(name: str, longest: int) -> bool:
-    """Whether this may be the name of a topic or group, of at most so many characters. Names become
-    directories and parts of table keys: every name from outside is asked for here before it is used."""
+    """Whether this may be the name of a topic or group, of at most `longest` characters. Names become
+    directories and parts of table keys: every name from outside is checked here before it is used."""
     return len(name) <= longest and NAME_PATTERN.fullmatch(name) is not None
 
 

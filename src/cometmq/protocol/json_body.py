@@ -21,9 +21,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 SERVER_MAX = 1 << 20
-"""For what servers read: nobody may keep them busy for seconds."""
+"""For what servers read: no body may keep them busy for seconds."""
 CLIENT_MAX = 16 << 20
-"""For what only clients and tools read: a table of queues may be as long as a frame."""
+"""For what only clients and tools read: a table of queues may fill a frame."""
 
 BYTES_OF_A_VALUE = 16
 """Queues and subscriptions have fewer values for their length."""
@@ -33,16 +33,15 @@ _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 
 
 def always(value: T, name: str | None = None) -> T:
-    """A default that is written even if it is the value (msgspec leaves only defaults out that it can
-    compare).
+    """A default that is written too (msgspec leaves out only defaults that it can compare).
 
-    name: on the wire, where it is not the camelCase of the field's.
+    name: on the wire, where it is not the field's in camelCase.
     """
     return msgspec.field(default_factory=lambda: value, name=name)
 
 
 def empty(kind: Callable[[], T], name: str | None = None) -> T:
-    """An empty collection as the default, written as such: Java's tools want it to be there."""
+    """An empty collection as the default, which is written too: Java's tools expect it."""
     return msgspec.field(default_factory=lambda: kind(), name=name)
 
 

@@ -1,4 +1,4 @@
-"""A disk that fails when told to: for tests of whatever keeps its files through the store's `Disk`."""
+"""A disk that fails when told to, for tests of code that keeps its files through the store's `Disk`."""
 
 from __future__ import annotations
 
