@@ -7,7 +7,6 @@ format is used.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -25,29 +24,43 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """`spark.read.format("cometmq")` and its streaming and writing sisters (docs/pipeline.md)."""
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-        from cometmq.pipeline.source import CometDataSource
-
-        self._source = CometDataSource(options)
+    """`spark.read.format("cometmq")`, `readStream` and the writing sides of both (docs/pipeline.md)."""
 
     @classmethod
     def name(cls) -> str:
         return "cometmq"
 
-    def schema(self) -> StructType | str:
-        return self._source.schema()
+    def schema(self) -> StructType:
+        from cometmq.pipeline.source import full_schema
+
+        return full_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return self._source.reader(schema=schema)
+        from cometmq.pipeline.options import read_options
+        from cometmq.pipeline.source import CometReader
+
+        return CometReader(schema, read_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return self._source.streamReader(schema=schema)
+        from cometmq.pipeline.options import read_options
+        from cometmq.pipeline.source import CometStreamReader
+
+        return CometStreamReader(schema, read_options(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return self._source.writer(schema=schema, overwrite=overwrite)
+        from cometmq.errors import ConfigError
+        from cometmq.pipeline.options import write_options
+        from cometmq.pipeline.sink import CometWriter
+
+        if overwrite:
+            raise ConfigError("mode", "overwrite", "append (messages cannot be overwritten)")
+        return CometWriter(schema, write_options(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        return self._source.streamWriter(schema=schema, overwrite=overwrite)
+        from cometmq.errors import ConfigError
+        from cometmq.pipeline.options import write_options
+        from cometmq.pipeline.sink import CometStreamWriter
+
+        if overwrite:
+            raise ConfigError("outputMode", "complete", "append or update (messages cannot be overwritten)")
+        return CometStreamWriter(schema, write_options(self.options))

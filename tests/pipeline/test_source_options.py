@@ -60,7 +60,7 @@ def test_positions() -> None:
     read = read_options(
         {**BASE, "startingOffsets": offsets, "endingTimestamp": "1700000000000"}, streaming=False
     )
-    assert read.starting.by_queue() == {
+    assert read.starting.offsets == {
         MessageQueue("orders", "broker-a", 0): 5,
         MessageQueue("orders", "broker-a", 1): -1,
     }

@@ -30,7 +30,7 @@ from cometmq.pipeline.archive_task import ArchiveTask, QueueCount, TaskResult, r
 from cometmq.pipeline.cluster import Cluster, look_twice
 from cometmq.pipeline.errors import ArchiveError, DataLossError
 from cometmq.pipeline.marks import Marks, marks_in, replaced, with_marks
-from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets, from_tree, parse_offsets, to_tree
+from cometmq.pipeline.offsets import EARLIEST, Offsets, from_tree, to_tree
 from cometmq.pipeline.options import (
     MAX_PLAIN_BYTES,
     MOST_BYTES,
@@ -39,6 +39,7 @@ from cometmq.pipeline.options import (
     PullOptions,
     Topics,
     parse_addresses,
+    parse_position,
 )
 from cometmq.pipeline.plan import (
     Bounds,
@@ -165,7 +166,7 @@ def archive(
         spark=spark,
         namesrv=parse_addresses(namesrv),
         topics=Topics(names=tuple(dict.fromkeys(topics)), pattern=pattern),
-        starting=_starting(starting),
+        starting=parse_position(starting, "starting", EARLIEST),
         table=ArchiveTable(output),
         pull=pull,
         batch_records=batch_records,
@@ -215,13 +216,6 @@ def _check_compression(codec: str, level: int | None) -> None:
         except (pa.ArrowException, OSError, ValueError) as error:
             expected = f"zstd, snappy, gzip, lz4, brotli or none, and a level that it has ({error})"
             raise ConfigError(key, str(value), expected) from None
-
-
-def _starting(text: str) -> Position:
-    words = {"earliest": EARLIEST, "latest": LATEST}
-    if text in words:
-        return Position(word=words[text])
-    return Position(word=EARLIEST, offsets=tuple(sorted(parse_offsets(text, "starting").items())))
 
 
 @dataclass(slots=True)
@@ -324,7 +318,7 @@ class Job:
         fresh = [queue for queue in new if queue.topic not in topics]
         starting = self.starting
         if topics:
-            wanted = tuple(item for item in starting.offsets if item[0] in fresh)
+            wanted = {queue: offset for queue, offset in starting.offsets.items() if queue in fresh}
             starting = Position(starting.word, wanted)
         grown = {queue: held[queue].minimum for queue in new if queue.topic in topics}
         offsets = self.known | grown | self.cluster.resolve(starting, fresh)

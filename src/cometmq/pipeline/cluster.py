@@ -309,7 +309,7 @@ class Cluster:
         """The offset of each queue that a position means. Raises ConfigError for offsets of queues that are
         not there.
         """
-        given = position.by_queue()
+        given = position.offsets
         strange = sorted(given.keys() - set(queues))
         if strange:
             known = ", ".join(map(str, queues))

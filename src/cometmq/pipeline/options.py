@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
@@ -37,11 +37,8 @@ class Position:
     """
 
     word: int = EARLIEST  # EARLIEST or LATEST
-    offsets: tuple[tuple[MessageQueue, int], ...] = ()
+    offsets: Offsets = field(default_factory=dict)
     timestamp_ms: int | None = None
-
-    def by_queue(self) -> Offsets:
-        return dict(self.offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,18 +225,19 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             if given.text(name) is not None:
                 raise ConfigError(name, str(given.text(name)), "a batch query (a stream has no end)")
     group = given.text("consumerGroup")
+    default = PullOptions()
     pull = PullOptions(
         consumer_group=group or SYSTEM_GROUP,
-        tags=given.text("tags", "*") or "*",
-        pull_batch_size=given.count("pullBatchSize", 32),
-        pulls_in_flight=given.count("pullsInFlight", 8),
-        timeout_ms=given.count("timeoutMs", 30_000),
-        batch_records=given.count("batchRecords", 10_000),
-        batch_bytes=given.count("batchBytes", 16 * 1024 * 1024, most=MOST_BYTES),
-        max_plain_bytes=given.count("maxPlainBytes", MAX_PLAIN_BYTES, most=MOST_BYTES),
-        check_crc=given.flag("checkCrc", True),
-        decompress=given.flag("decompress", True),
-        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        tags=given.text("tags") or default.tags,
+        pull_batch_size=given.count("pullBatchSize", default.pull_batch_size),
+        pulls_in_flight=given.count("pullsInFlight", default.pulls_in_flight),
+        timeout_ms=given.count("timeoutMs", default.timeout_ms),
+        batch_records=given.count("batchRecords", default.batch_records),
+        batch_bytes=given.count("batchBytes", default.batch_bytes, most=MOST_BYTES),
+        max_plain_bytes=given.count("maxPlainBytes", default.max_plain_bytes, most=MOST_BYTES),
+        check_crc=given.flag("checkCrc", default.check_crc),
+        decompress=given.flag("decompress", default.decompress),
+        fail_on_data_loss=given.flag("failOnDataLoss", default.fail_on_data_loss),
         fail_on_bad_record=bad_record == "fail",
     )
     return ReadOptions(
@@ -318,13 +316,17 @@ def _position(given: _Reader, offsets_option: str, time_option: str, default: in
         return Position(word=LATEST, timestamp_ms=timestamp_ms)
     if text is None:
         return Position(word=default)
+    position = parse_position(text, offsets_option, default)
+    if offsets_option == "endingOffsets" and position.word == EARLIEST:
+        raise ConfigError(offsets_option, text, "latest or offsets in JSON")
+    if offsets_option == "endingOffsets" and EARLIEST in position.offsets.values():
+        raise ConfigError(offsets_option, text, "offsets of 0 or more, or -1 (latest)")
+    return position
+
+
+def parse_position(text: str, option: str, default: int) -> Position:
+    """earliest, latest, or offsets in JSON; for queues without one, `default` says where."""
     words = {"earliest": EARLIEST, "latest": LATEST}
     if text.strip().lower() in words:
-        word = words[text.strip().lower()]
-        if word == EARLIEST and offsets_option == "endingOffsets":
-            raise ConfigError(offsets_option, text, "latest or offsets in JSON")
-        return Position(word=word)
-    offsets = parse_offsets(text, offsets_option)
-    if offsets_option == "endingOffsets" and EARLIEST in offsets.values():
-        raise ConfigError(offsets_option, text, "offsets of 0 or more, or -1 (latest)")
-    return Position(word=default, offsets=tuple(sorted(offsets.items())))
+        return Position(words[text.strip().lower()])
+    return Position(default, parse_offsets(text, option))

@@ -16,11 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
-    DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -39,7 +36,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster, look_twice
 from cometmq.pipeline.marks import marks_in, replaced, with_marks
 from cometmq.pipeline.offsets import START_KEY, Offsets, Tree, batch_range, from_tree, to_tree, with_start
-from cometmq.pipeline.options import PullOptions, ReadOptions, read_options, write_options
+from cometmq.pipeline.options import PullOptions, ReadOptions
 from cometmq.pipeline.plan import (
     Bounds,
     QueueRange,
@@ -50,12 +47,10 @@ from cometmq.pipeline.plan import (
 )
 from cometmq.pipeline.reading import read_batches
 from cometmq.pipeline.requests import BUSY
-from cometmq.pipeline.sink import CometStreamWriter, CometWriter
 from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_column
 
 log = logs.logger(__name__)
 
-FORMAT_NAME = "cometmq"
 _IDLE_POLL_S = 0.1  # least time between two looks at the brokers while there is nothing new
 _REGISTERED_S = 30.0  # brokers tell a name server about themselves that often (registerNameServerPeriod)
 
@@ -289,30 +284,3 @@ def _read(partition: InputPartition | None, schema: pa.Schema, pull: PullOptions
     if not isinstance(partition, ReadTask):  # Spark reads InputPartition(None) when there is nothing to read
         return iter(())
     return read_batches(partition.namesrv, partition.ranges, partition.addresses, schema, pull)
-
-
-class CometDataSource(DataSource):
-    """`spark.read.format("cometmq")`, `spark.readStream.format("cometmq")` and the writing sides of both."""
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT_NAME
-
-    def schema(self) -> StructType:
-        return full_schema()
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return CometReader(schema, read_options(self.options, streaming=False))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return CometStreamReader(schema, read_options(self.options, streaming=True))
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        if overwrite:
-            raise ConfigError("mode", "overwrite", "append (messages cannot be overwritten)")
-        return CometWriter(schema, write_options(self.options))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        if overwrite:
-            raise ConfigError("outputMode", "complete", "append or update (messages cannot be overwritten)")
-        return CometStreamWriter(schema, write_options(self.options))
