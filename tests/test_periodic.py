@@ -148,3 +148,31 @@ async def test_one_that_was_never_started_can_be_stopped() -> None:
 
     periodic.cancel()
     await periodic.stop()
+
+
+async def test_a_run_that_is_wanted_soon_does_not_wait_for_the_interval() -> None:
+    runs: list[float] = []
+    gate = asyncio.Event()
+
+    async def job() -> None:
+        runs.append(0)
+        await gate.wait()
+
+    periodic = Periodic(asyncio.get_running_loop(), 3600.0, job, name="test")
+    periodic.soon()
+    periodic.start()
+    await asyncio.sleep(SHORT_S)
+    assert runs == []
+
+    periodic.soon()
+    periodic.soon()  # is one run
+    await until(1, runs)
+    periodic.soon()
+    await asyncio.sleep(SHORT_S)
+    assert len(runs) == 1
+    gate.set()
+    await until(2, runs)
+    await asyncio.sleep(SHORT_S)
+    periodic.cancel()
+
+    assert len(runs) == 2

@@ -34,6 +34,7 @@ class Periodic:
         self._timer: asyncio.TimerHandle | None = None
         self._run: asyncio.Task[None] | None = None
         self._active = False
+        self._wanted = False
 
     def start(self) -> None:
         """Begin the first interval. Has no effect on one that was started."""
@@ -48,10 +49,22 @@ class Periodic:
     def _wait(self) -> None:
         self._timer = self._loop.call_later(self._interval_s, self._begin)
 
+    def soon(self) -> None:
+        """Run at once instead of after the interval; a run that is under way is followed by another at once.
+
+        Has no effect unless it was started.
+        """
+        self._wanted = self._active
+        if self._active and self._timer is not None:
+            self._timer.cancel()
+            self._begin()
+
     def _begin(self) -> None:
+        self._timer = None
         self._run = self._loop.create_task(self._run_once())
 
     async def _run_once(self) -> None:
+        self._wanted = False
         try:
             outcome = self._job()
             if isinstance(outcome, Awaitable):
@@ -59,7 +72,9 @@ class Periodic:
         except Exception:
             log.exception("%s failed, trying again in %g s", self._name, self._interval_s)
         finally:
-            if self._active:
+            if self._active and self._wanted:
+                self._begin()
+            elif self._active:
                 self._wait()
 
     def cancel(self) -> None:
