@@ -74,7 +74,6 @@ SANS_IO_MODULES = (
     "errors.py",
     "namesrv/tables.py",
     "client/consumer/allocate.py",
-    "client/consumer/rebalance.py",
     "client/consumer/process_queue.py",
     "client/producer/selectors.py",
 )

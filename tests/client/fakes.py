@@ -134,11 +134,11 @@ class FakeBroker:
         code = frame.code
         self.requests.append(code)
         script = self.scripts.get(code)
-        answer = script(frame) if script is not None else self._answer(frame)
+        answer = script(frame) if script is not None else self.answer(frame)
         self.news.set()
         return answer
 
-    def _answer(self, frame: Frame) -> Frame | None:
+    def answer(self, frame: Frame) -> Frame | None:
         code = RequestCode(frame.code)
         match code:
             case RequestCode.SEND_MESSAGE_V2 | RequestCode.SEND_BATCH_MESSAGE:
@@ -153,7 +153,7 @@ class FakeBroker:
             case RequestCode.GET_CONSUMER_LIST_BY_GROUP:
                 return frame.response(0, body=ConsumerList(consumer_id_list=self.members).encode())
             case RequestCode.PULL_MESSAGE:
-                return self._pull(frame)
+                return self.pull(frame)
             case RequestCode.QUERY_CONSUMER_OFFSET:
                 return frame.response(0, ext={"offset": "0"})
             case RequestCode.GET_MAX_OFFSET:
@@ -167,7 +167,7 @@ class FakeBroker:
                 pass
         return frame.response(0, ext={})
 
-    def _pull(self, frame: Frame) -> Frame | None:
+    def pull(self, frame: Frame) -> Frame | None:
         header = frame.header(PullMessageRequestHeader)
         self.pulls.append(header)
         stored = self.records.get((header.topic, header.queue_id), [])

@@ -307,10 +307,8 @@ async def consumers_share_queues_and_take_over(namesrv: str) -> None:
 
 async def die(consumer: PushConsumer) -> None:
     """As a killed process would: connections gone, no offsets stored, no goodbye."""
-    session = consumer._session
-    assert session is not None
-    await session.close()
     await consumer.client.close()
+    await consumer.stop()
 
 
 async def leaving_in_order_repeats_nothing(namesrv: str) -> None:

@@ -26,7 +26,7 @@ from cometmq import (
     SyncPushConsumer,
     select_by_hash,
 )
-from cometmq.client.background import LoopThread
+from cometmq.client.loop_thread import LoopThread
 from cometmq.errors import ClientStateError
 from cometmq.testing import LocalBroker, local_broker
 

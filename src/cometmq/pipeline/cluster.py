@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 from cometmq import logs
 from cometmq.client.cluster.namesrv_api import NO_ROUTE_HINT, UNREACHABLE_HINT
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
-from cometmq.client.consumer.remote_offsets import commit_rounds
+from cometmq.client.consumer.offsets import commit_rounds
 from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, RecordError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.marks import Marks, mark_of, resume

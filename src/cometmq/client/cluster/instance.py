@@ -8,25 +8,24 @@ async with ClientInstance("127.0.0.1:9876") as client:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
 
 from cometmq import logs
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
+from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests
-from cometmq.client.cluster.state import check_loop, not_running
 from cometmq.errors import ClientStateError, CometError, NoRouteError
 from cometmq.message import MessageQueue
+from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
 from cometmq.protocol.codes import TBW102
 from cometmq.remoting import Connection, RemotingClient
 
-__all__ = ["ClientInstance"]
+__all__ = ["Client", "ClientInstance"]
 
 log = logs.logger("cometmq.client")
 
@@ -34,8 +33,8 @@ _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""
 
 
-class ClientInstance:
-    """To be made inside the running loop. Users with an instance of their own call start() and close() on
+class ClientInstance(LifeCycle):
+    """To be made inside the running loop. Users with an instance of their own call start() and stop() on
     it."""
 
     def __init__(
@@ -45,6 +44,7 @@ class ClientInstance:
         addrs = namesrv_addresses(namesrv)
         address = self.options.client_ip or local_address(addrs[0])
         self.client_id = client_id_of(address, self.options)
+        super().__init__(f"client {self.client_id}")
         self.keys = KeyMaker(address)
         self.consumers: dict[str, ConsumerPeer] = {}
         self._producers: dict[str, int] = {}
@@ -55,60 +55,53 @@ class ClientInstance:
         self.routes = RouteTable()
         self.heartbeat_problems: dict[str, str] = {}
         """Broker address -> why the last heartbeat failed."""
-        self._state = "new"
-        self.loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.loop = self._loop = asyncio.get_running_loop()
+        self._heartbeats = Periodic(
+            self.loop,
+            self.options.heartbeat_interval_s,
+            self.send_heartbeats,
+            name=f"heartbeat of client {self.client_id}",
+        )
+        self._route_rounds = Periodic(
+            self.loop,
+            self.options.route_interval_s,
+            self.refresh_routes,
+            name=f"refresh of routes of client {self.client_id}",
+        )
+        self._refreshing: set[asyncio.Task[object]] = set()
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
         self._template_until: dict[str, float] = {}
         self._announced: set[str] = set()
         """Broker addresses that know of us by a heartbeat on the present connection."""
-        self._heartbeat_wanted = asyncio.Event()
 
     # -- life
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def start(self) -> None:
         """Start the periodic work. May be called again; nothing is asked of any server yet."""
-        check_loop(f"client {self.client_id}", self.loop)
-        if self._state == "running":
-            return
-        if self._state != "new":
-            raise not_running(f"client {self.client_id}", self._state)
-        self._state = "running"
-        self._spawn(self._every(self.options.route_interval_s, self.refresh_routes), "routes")
-        self._spawn(self._heartbeat_job(), "heartbeat")
+        self._check_loop()
+        if self._state != "running":
+            await super().start()
+
+    async def _begin(self) -> None:
+        self._heartbeats.start()
+        self._route_rounds.start()
 
     async def close(self) -> None:
-        """Stop everything and close the connections. May be called again."""
-        if self._state == "closed":
-            return
-        self._state = "closed"
-        tasks = [*self._tasks, *self._fetching.values()]
+        """As stop, also for an instance that was never started."""
+        if self._state == "new":
+            self._state = "running"
+        await self.stop()
+
+    async def _end(self, *, drain: bool) -> None:
+        del drain
+        self._heartbeats.cancel()
+        self._route_rounds.cancel()
+        tasks = [*self._refreshing, *self._fetching.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        periodics = (self._heartbeats.stop(), self._route_rounds.stop())
+        await asyncio.gather(*tasks, *periodics, return_exceptions=True)
         await self.remoting.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        task = self.loop.create_task(work, name=f"cometmq-{name}-{self.client_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _every(self, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                await work()
-            except Exception:
-                log.exception("periodic work of client %s failed", self.client_id)
 
     # -- routes
 
@@ -188,12 +181,14 @@ class ClientInstance:
             if route.topic in consumer.topics():
                 consumer.wake_rebalance()
         if not self.routes.addresses(replicas=bool(self.consumers)) <= self._announced:
-            self._heartbeat_wanted.set()
+            self._heartbeats.soon()
 
     def refresh_soon(self, topic: str) -> None:
         """Ask for a route in the background: something says that it may be old."""
         if self._state == "running" and topic not in self._fetching:
-            self._spawn(self.refresh_routes([topic]), "refresh")
+            task = self.loop.create_task(self.refresh_routes([topic]), name=f"cometmq-refresh-{topic}")
+            self._refreshing.add(task)
+            task.add_done_callback(self._refreshing.discard)
 
     async def refresh_routes(self, topics: Iterable[str] | None = None) -> dict[str, CometError]:
         """Ask for the routes of these topics, else of all that are used; the failures by topic. A route that
@@ -279,7 +274,7 @@ class ClientInstance:
     def register_producer(self, group: str) -> None:
         """Announce a producer group from the next heartbeat on, which comes soon."""
         self._producers[group] = self._producers.get(group, 0) + 1
-        self._heartbeat_wanted.set()
+        self._heartbeats.soon()
 
     def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
         """Announce a consumer and let it answer brokers. Raises ClientStateError if its group has one."""
@@ -316,11 +311,10 @@ class ClientInstance:
 
     def heartbeat_soon(self) -> None:
         """Announce all groups in the background."""
-        self._heartbeat_wanted.set()
+        self._heartbeats.soon()
 
     async def send_heartbeats(self) -> None:
         """Announce all groups to all brokers. Never raises: `heartbeat_problems` says what failed."""
-        self._heartbeat_wanted.clear()
         if not self._producers and not self.consumers:
             return
         body = self._heartbeat()
@@ -349,21 +343,43 @@ class ClientInstance:
             consumer_data_set=[peer.heartbeat() for _, peer in sorted(self.consumers.items())],
         )
 
-    async def _heartbeat_job(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(self.options.heartbeat_interval_s):
-                    await self._heartbeat_wanted.wait()
-            except TimeoutError:
-                pass
-            try:
-                await self.send_heartbeats()
-            except Exception:
-                log.exception("heartbeat of client %s failed", self.client_id)
-
     def _connection_closed(self, connection: Connection) -> None:
         """A broker forgets a client with its connection. Consumers come back at once, producers at the next
         beat."""
         self._announced.discard(connection.addr)
         if self._state == "running" and self.consumers:
-            self.loop.call_later(1.0, self._heartbeat_wanted.set)
+            self.loop.call_later(1.0, self._heartbeats.soon)
+
+
+class Client(LifeCycle):
+    """Works on a client instance: one that others share, or one of its own towards `namesrv`."""
+
+    def __init__(
+        self,
+        name: str,
+        namesrv: str | Sequence[str] | None,
+        client: ClientInstance | None,
+        client_options: ClientOptions | None,
+    ) -> None:
+        super().__init__(name)
+        self._namesrv = namesrv
+        self._client_options = client_options
+        self._client = client
+        self._shared = client is not None
+
+    @property
+    def client(self) -> ClientInstance:
+        """The connections, routes and heartbeats it uses. Raises ClientStateError before the start."""
+        if self._client is None:
+            raise self._not_running()
+        return self._client
+
+    async def _start_client(self) -> ClientInstance:
+        if self._client is None:
+            self._client = ClientInstance(self._namesrv, self._client_options)
+        await self._client.start()
+        return self._client
+
+    async def _close_client(self) -> None:
+        if self._client is not None and not self._shared:
+            await self._client.close()

@@ -43,7 +43,7 @@ class ConsumerPeer(Protocol):
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None: ...
 
-    async def offsets(self, topic: str) -> dict[MessageQueue, int]: ...
+    def offsets(self, topic: str) -> dict[MessageQueue, int]: ...
 
     def running_info(self) -> ConsumerRunningInfo: ...
 
@@ -91,11 +91,11 @@ class ServerRequests:
         await self._consumer(header.group).reset_offsets(table)
         return frame.response(ResponseCode.SUCCESS)
 
-    async def consumer_status(self, connection: Connection, frame: Frame) -> Frame:
+    def consumer_status(self, connection: Connection, frame: Frame) -> Frame:
         """221: this member's offsets of a topic."""
         del connection
         header = frame.header(GetConsumerStatusRequestHeader)
-        table = await self._consumer(header.group).offsets(header.topic)
+        table = self._consumer(header.group).offsets(header.topic)
         body = GetConsumerStatusBody(message_queue_table=table).encode()
         return frame.response(ResponseCode.SUCCESS, body=body)
 

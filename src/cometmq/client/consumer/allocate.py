@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,7 @@ __all__ = [
     "AllocateByConsistentHash",
     "AllocateByMachineRoom",
     "AllocateStrategy",
+    "share_of",
 ]
 
 
@@ -152,3 +153,10 @@ class AllocateByConsistentHash:
             if points[ring[at % len(ring)]] == client_id:
                 mine.append(queue)
         return mine
+
+
+def share_of(
+    strategy: AllocateStrategy, client_id: str, queues: Iterable[MessageQueue], client_ids: Iterable[str]
+) -> list[MessageQueue]:
+    """This member's queues. All sort alike: queues by topic, broker name and id, client ids as text."""
+    return strategy.allocate(client_id, sorted(set(queues)), sorted(set(client_ids)))

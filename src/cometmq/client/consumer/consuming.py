@@ -1,7 +1,7 @@
 """Calling the listener of a push consumer for many messages at once, in no particular order.
 
 A fixed number of worker tasks takes batches from one line, so there is no task per message. What happens with
-failed messages is the owner's business (`settle`).
+failed messages is the owner's business (`acknowledge`).
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
 
 from cometmq import logs
 from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus
 from cometmq.client.consumer.process_queue import Batch
 from cometmq.text import printable
 
-__all__ = ["ConcurrentConsuming", "Consuming"]
+__all__ = ["ConcurrentConsuming"]
 
 log = logs.logger("cometmq.client.consumer")
 
-Settle = Callable[[Batch, ConsumeStatus, ConsumeContext], Awaitable[None]]
+Acknowledge = Callable[[Batch, ConsumeStatus, ConsumeContext], Awaitable[None]]
 
 _BATCHES_WITHOUT_YIELD = 32
 """A listener that never really waits would keep the loop from reading its sockets."""
@@ -30,26 +29,11 @@ _FAILING = 3
 """Failures in a row after which a listener is a problem and no accident."""
 
 
-class Consuming(Protocol):
-    """What a push consumer needs of the part that calls listeners (concurrent here; one by one for ordered
-    queues)."""
-
-    ordered: bool
-
-    def start(self) -> None: ...
-
-    def submit(self, batches: Iterable[Batch]) -> None: ...
-
-    async def stop(self, drain_timeout_s: float) -> int: ...
-
-
 class ConcurrentConsuming:
-    ordered = False
-
-    def __init__(self, listener: BoundListener, concurrency: int, settle: Settle) -> None:
+    def __init__(self, listener: BoundListener, concurrency: int, acknowledge: Acknowledge) -> None:
         self._listener = listener
         self._concurrency = concurrency
-        self._settle = settle
+        self._acknowledge = acknowledge
         self._ready: deque[Batch] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._workers: list[asyncio.Task[None]] = []
@@ -151,10 +135,10 @@ class ConcurrentConsuming:
             self.failed += len(batch.messages)
         batch.queue.last_consume_at = loop.time()
         try:
-            await self._settle(batch, status, context)
+            await self._acknowledge(batch, status, context)
         except Exception:
             # The batch stays unfinished: its offset is not committed and its messages come again.
-            log.exception("could not settle messages of %s", batch.queue.message_queue)
+            log.exception("could not acknowledge messages of %s", batch.queue.message_queue)
 
     async def _call(self, batch: Batch, context: ConsumeContext) -> ConsumeStatus:
         self.running += 1

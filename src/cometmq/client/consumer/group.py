@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.consumer.consumer_offsets import OffsetStore
+from cometmq.client.consumer.offsets import OffsetStore
 from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.subscription import Subscription
 from cometmq.message import MessageExt

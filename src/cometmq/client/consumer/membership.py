@@ -7,18 +7,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cometmq import logs
-from cometmq.client.consumer.consuming import Consuming
+from cometmq.client.cluster.workers import for_each
+from cometmq.client.consumer.allocate import share_of
+from cometmq.client.consumer.consuming import ConcurrentConsuming
 from cometmq.client.consumer.group import ConsumerGroup
+from cometmq.client.consumer.offsets import start_offset
 from cometmq.client.consumer.process_queue import FlowLimits, ProcessQueue
-from cometmq.client.consumer.pulling import QueuePuller
-from cometmq.client.consumer.rebalance import changes, share_of
-from cometmq.client.consumer.start_offset import StartAt, StartAtMax, start_of
+from cometmq.client.consumer.queue_puller import QueuePuller
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue
+from cometmq.periodic import Periodic
 
 __all__ = ["Held", "Membership"]
 
-_TAKEN_AT_ONCE = 32
+_TAKEN_UP_AT_ONCE = 32
+"""A member may hold thousands of queues, and each needs a question or two to its broker."""
 _RETRY_TOPIC_PATIENCE = 10
 """Quick rounds that wait for the retry topic; a broker may be forbidden to create it."""
 
@@ -39,15 +42,20 @@ class Held:
 
 
 class Membership:
-    def __init__(self, group: ConsumerGroup, consuming: Consuming) -> None:
+    def __init__(self, group: ConsumerGroup, consuming: ConcurrentConsuming) -> None:
         self._group = group
         self._consuming = consuming
         self.held: dict[MessageQueue, Held] = {}
         self.problems: dict[str, str] = {}
         """topic -> why its queues could not be shared out."""
-        self._wanted = asyncio.Event()
         self._round = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._balanced = False
+        self._rounds = Periodic(
+            asyncio.get_running_loop(),
+            self._interval_s,
+            self.rebalance,
+            name=f"rebalance of group {group.name}",
+        )
         self._suspended = False
         self._unlisted: set[str] = set()
         """Topics whose broker did not know us in the last round."""
@@ -55,13 +63,16 @@ class Membership:
         self._limits = group.options.flow_limits
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(
-            self._run(), name=f"cometmq-rebalance-{self._group.name}"
-        )
+        self._rounds.start()
+        self._rounds.soon()  # by now brokers may know us, and the retry topic
 
     def wake(self) -> None:
         """Rebalance now: members or subscriptions changed."""
-        self._wanted.set()
+        self._rounds.soon()
+
+    def _interval_s(self) -> float:
+        interval_s = self._group.options.rebalance_interval_s
+        return interval_s if self._balanced else min(interval_s, _UNBALANCED_INTERVAL_S)
 
     def made_room(self, queue: ProcessQueue) -> None:
         held = self.held.get(queue.message_queue)
@@ -79,50 +90,34 @@ class Membership:
             held.puller.resume()
 
     async def stop_pulling(self) -> None:
-        """No more rebalance and no more pulls; held messages may still be settled."""
+        """No more rebalance and no more pulls; held messages may still be acknowledged."""
+        self._rounds.cancel()
         tasks = [held.task for held in self.held.values()]
-        if self._task is not None:
-            tasks.append(self._task)
-            self._task = None
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self._rounds.stop(), return_exceptions=True)
 
     def drop_all(self) -> None:
         for held in self.held.values():
             held.queue.dropped = True
         self.held.clear()
 
-    async def _run(self) -> None:
-        while True:
-            self._wanted.clear()
-            try:
-                balanced = await self.rebalance()
-            except Exception:
-                log.exception("rebalance of group %s failed", self._group.name)
-                balanced = False
-            interval = self._group.options.rebalance_interval_s
-            try:
-                async with asyncio.timeout(interval if balanced else min(interval, _UNBALANCED_INTERVAL_S)):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
-
-    async def rebalance(self) -> bool:
-        """One round; whether every topic is shared out and every queue of ours is held."""
+    async def rebalance(self) -> None:
+        """One round. The next comes soon unless every topic is shared out and every queue of ours is held."""
         async with self._round:
+            self._balanced = False
             group = self._group
             topics = list(group.subscriptions)
             before = set(self.held)
             results = [await self._rebalance_topic(topic) for topic in topics]
             gone = [queue for queue in self.held if queue.topic not in group.subscriptions]
-            await self._give_up(gone)
+            await self._release_all(gone)
             for topic in set(self.problems).difference(topics):
                 del self.problems[topic]
             if before != set(self.held):
                 self._share_limits()
                 log.info("group %s holds %d queues", group.name, len(self.held))
-            return all(results)
+            self._balanced = all(results)
 
     async def _rebalance_topic(self, topic: str) -> bool:
         group = self._group
@@ -142,28 +137,29 @@ class Membership:
             group.instance.heartbeat_soon()
             if topic not in self._unlisted:
                 # A broker that was restarted, or whose connection was lost, knows us again after the next
-                # heartbeat. Until then we keep what we hold: giving it up and taking it anew would repeat
+                # heartbeat. Until then we keep what we hold: giving it up and taking it up anew would repeat
                 # messages.
                 self._unlisted.add(topic)
                 return False
         else:
             self._unlisted.discard(topic)
-        held = [queue for queue in self.held if queue.topic == topic]
-        change = changes(held, mine, self._expired(held))
-        await self._give_up(change.drop)
-        taken = await self._take_all(change.add)
+        held = {queue for queue in self.held if queue.topic == topic}
+        kept = held.intersection(mine).difference(self._expired(held))
+        # First those that go: a queue is never pulled twice by one client.
+        await self._release_all(sorted(held - kept))
+        taken_up = all(await for_each(sorted(set(mine) - kept), self._take_up, _TAKEN_UP_AT_ONCE))
         if topic in self._unlisted:
             return False
-        if taken:
+        if taken_up:
             self.problems.pop(topic, None)
-        return taken
+        return taken_up
 
     def _expired(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Those whose pull is under way for so long that it is lost."""
         now = asyncio.get_running_loop().time()
         expired = [queue for queue in queues if self.held[queue].puller.lost(now)]
         for queue in expired:
-            log.warning("a pull of %s has not come back; the queue is given up and taken anew", queue)
+            log.warning("a pull of %s has not come back; the queue is given up and taken up anew", queue)
         return expired
 
     def _note_problem(self, topic: str, error: CometError) -> bool:
@@ -179,32 +175,21 @@ class Membership:
         self.problems[topic] = text
         return False
 
-    async def _take_all(self, queues: Iterable[MessageQueue]) -> bool:
-        """Several at once: a member may hold thousands, and each needs a question or two to its broker."""
-        waiting = iter(queues)
-        good = True
-
-        async def some() -> None:
-            nonlocal good
-            for queue in waiting:
-                if not await self._take(queue):
-                    good = False
-
-        await asyncio.gather(*(some() for _ in range(_TAKEN_AT_ONCE)))
-        return good
-
-    async def _take(self, queue: MessageQueue) -> bool:
+    async def _take_up(self, queue: MessageQueue) -> bool:
+        """Begin to pull a queue; whether it is known where."""
         group = self._group
         group.offsets.forget(queue)
         try:
-            offset = await self._start_offset(queue)
+            stored = await group.offsets.stored(queue)
+            where = group.options.consume_from_where
+            offset = await start_offset(group.instance, queue, stored, where, group.start_timestamp_ms)
         except CometError as error:
             self._note_problem(queue.topic, error)
             return False
         loop = asyncio.get_running_loop()
         process_queue = ProcessQueue(queue, offset, loop.time())
         puller = QueuePuller(
-            group, process_queue, self._consuming, self._current_limits, self._offset_illegal
+            group, process_queue, self._consuming, lambda: self._limits, self._offset_illegal
         )
         if self._suspended:
             puller.suspend()
@@ -217,7 +202,7 @@ class Membership:
 
     def _pull_ended(self, queue: ProcessQueue, task: asyncio.Task[None]) -> None:
         """A pull loop ends only with its queue; anything else is a bug of ours, after which the queue is
-        taken anew."""
+        taken up anew."""
         if task.cancelled() or task.exception() is None:
             return
         log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
@@ -226,18 +211,7 @@ class Membership:
             queue.dropped = True
             del self.held[queue.message_queue]
 
-    async def _start_offset(self, queue: MessageQueue) -> int:
-        group = self._group
-        stored = await group.offsets.stored(queue)
-        start = start_of(group.options.consume_from_where, stored, queue.topic, group.start_timestamp_ms)
-        if isinstance(start, StartAt):
-            return start.offset
-        addr = group.instance.master_addr(queue.broker_name)
-        if isinstance(start, StartAtMax):
-            return await group.instance.brokers.max_offset(addr, queue)
-        return await group.instance.brokers.offset_by_time(addr, queue, start.timestamp_ms)
-
-    async def _give_up(self, queues: Iterable[MessageQueue]) -> None:
+    async def _release_all(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
             held = self.held.pop(queue, None)
             if held is None:
@@ -279,9 +253,6 @@ class Membership:
             await self._group.offsets.persist(table)
         except CometError as error:
             log.warning("corrected offsets of group %s were not stored: %s", self._group.name, error)
-
-    def _current_limits(self) -> FlowLimits:
-        return self._limits
 
     def _share_limits(self) -> None:
         """Limits over all queues together are shared out evenly among those that are held."""

@@ -55,12 +55,9 @@ class ProcessQueue:
         "_highest",
         "body_bytes",
         "count",
-        "created_at",
         "dropped",
         "last_consume_at",
-        "last_lock_at",
         "last_pull_at",
-        "locked",
         "message_queue",
         "next_offset",
     )
@@ -69,12 +66,9 @@ class ProcessQueue:
         self.message_queue = message_queue
         self.next_offset = next_offset
         """Offset of the next pull."""
-        self.created_at = now
         self.last_pull_at = now
         self.last_consume_at = now
         self.dropped = False
-        self.locked = False
-        self.last_lock_at = 0.0
         self.count = 0
         self.body_bytes = 0
         self._batches: deque[Batch] = deque()
@@ -132,13 +126,13 @@ class ProcessQueue:
         """Distance between the oldest unfinished and the newest message."""
         return self._highest - self._batches[0].first_offset if self._batches else 0
 
-    def over_limit(self, limits: FlowLimits, *, ordered: bool = False) -> str | None:
+    def over_limit(self, limits: FlowLimits) -> str | None:
         """Why this queue must not be pulled now, in words for logs and health(); None when it may be."""
         if self.count > limits.max_count:
             return f"{self.count} messages held, limit {limits.max_count}"
         if self.body_bytes // _MIB > limits.max_mib:
             return f"{self.body_bytes // _MIB} MiB held, limit {limits.max_mib}"
-        if not ordered and self.span > limits.max_span:
+        if self.span > limits.max_span:
             return (
                 f"offsets span {self.span}, limit {limits.max_span}: an old message is still being consumed"
             )

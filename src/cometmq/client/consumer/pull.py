@@ -14,37 +14,33 @@ or, reading ahead and keeping offsets:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
-from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.options import ClientOptions
-from cometmq.client.cluster.state import check_loop, not_running, starts_once
-from cometmq.client.consumer.consumer_offsets import OffsetStore
-from cometmq.client.consumer.fetching import Fetched, Fetcher
+from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_start_time_ms, start_offset
 from cometmq.client.consumer.options import PullOptions
-from cometmq.client.consumer.remote_offsets import RemoteOffsets
-from cometmq.client.consumer.start_offset import StartAt, StartAtMax, start_of
+from cometmq.client.consumer.reading_ahead import Fetched, Fetcher
 from cometmq.client.consumer.subscription import Subscription, as_subscription, sql92
-from cometmq.errors import ClientStateError, CometError
+from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue, PullResult
+from cometmq.periodic import Periodic
 from cometmq.protocol.codes import check_group_name
 
 __all__ = ["PullConsumer"]
 
-_HALF_HOUR_MS = 30 * 60 * 1000
 
-
-class PullConsumer:
+class PullConsumer(Client):
     """Reads as `group`, without joining it: queues are not shared out, whoever calls chooses them.
 
     So it never takes queues from the group's push consumers, and brokers do not list it. `client`: an
     instance to share; else the consumer has its own towards `namesrv`.
+
+    A start asks nothing of any server. A stop ends the reading ahead and stores the offsets of what was
+    consumed.
     """
 
     def __init__(
@@ -57,13 +53,9 @@ class PullConsumer:
         client_options: ClientOptions | None = None,
     ) -> None:
         check_group_name(group)
+        super().__init__(f"pull consumer of group {group}", namesrv, client, client_options)
         self.group = group
         self.options = options if options is not None else PullOptions()
-        self._namesrv = namesrv
-        self._shared_client = client
-        self._client_options = client_options
-        self._client: ClientInstance | None = client
-        self._state = "new"
         self._expressions: dict[MessageQueue, Subscription] = {}
         self._offsets: OffsetStore | None = None
         self._fetcher = Fetcher(self._pull_assigned)
@@ -72,72 +64,36 @@ class PullConsumer:
         self._iterated: Fetched | None = None
         self._rest: deque[MessageExt] = deque()
         """Of the batch that is being iterated: what was not given out yet."""
-        self._persisting: asyncio.Task[None] | None = None
+        self._persisting: Periodic | None = None
 
     # -- life
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Make ready to read. Nothing is asked of any server yet."""
-        if self._state != "new":
-            raise starts_once(self._who, self._state)
-        if self._client is None:
-            self._client = ClientInstance(self._namesrv, self._client_options)
-        await self._client.start()
-        remote = RemoteOffsets(self._client, self.group)
+    async def _begin(self) -> None:
+        remote = RemoteOffsets(await self._start_client(), self.group)
         self._offsets = OffsetStore(remote.read, remote.write)
-        self._persisting = asyncio.get_running_loop().create_task(
-            self._persist_job(), name=f"cometmq-persist-{self.group}"
+        self._persisting = Periodic(
+            asyncio.get_running_loop(),
+            self.options.persist_interval_s,
+            self._offsets.try_persist,
+            name=f"offsets of group {self.group}",
         )
-        self._state = "running"
+        self._persisting.start()
 
-    async def stop(self) -> None:
-        """Stop reading ahead, store the offsets of what was consumed, close. May be called again."""
-        if self._state != "running":
-            return
-        client = self.client
-        self._state = "stopping"
+    async def _end(self, *, drain: bool) -> None:
         try:
             if self._persisting is not None:
                 self._persisting.cancel()
-                await asyncio.gather(self._persisting, return_exceptions=True)
+                await self._persisting.stop()
             await self._fetcher.close()
-            try:
-                await self._store.persist()
-            except CometError:
-                pass  # logged by the store; what is not stored is read again
+            if drain:
+                await self._store.try_persist()
         finally:
-            if client is not self._shared_client:
-                await client.close()
-            self._state = "stopped"
-
-    @property
-    def state(self) -> str:
-        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
-        return self._state
-
-    @property
-    def client(self) -> ClientInstance:
-        """The connections and routes it uses. Raises ClientStateError unless it is running."""
-        return self._running()
+            await self._close_client()
 
     def _running(self) -> ClientInstance:
-        if self._client is None or self._state not in ("running", "stopping"):
-            raise not_running(self._who, self._state)
-        check_loop(self._who, self._client.loop)
-        return self._client
-
-    @property
-    def _who(self) -> str:
-        return f"pull consumer of group {self.group}"
+        if self._state != "stopping":  # what was begun before may end
+            self._check_running()
+        return self.client
 
     @property
     def _store(self) -> OffsetStore:
@@ -149,20 +105,20 @@ class PullConsumer:
 
     async def fetch_queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic. Raises NoRouteError."""
-        return list(await self.client.read_queues(topic))
+        return list(await self._running().read_queues(topic))
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """First offset that is still stored."""
-        return await self.client.brokers.min_offset(await self._master(queue), queue)
+        return await self._running().brokers.min_offset(await self._master(queue), queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """The offset that the next message will get."""
-        return await self.client.brokers.max_offset(await self._master(queue), queue)
+        return await self._running().brokers.max_offset(await self._master(queue), queue)
 
     async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Offset by store time: 4.9 brokers give the nearest message, 5.x the first one stored at or after
         it."""
-        return await self.client.brokers.offset_by_time(await self._master(queue), queue, timestamp_ms)
+        return await self._running().brokers.offset_by_time(await self._master(queue), queue, timestamp_ms)
 
     # -- single pulls
 
@@ -209,7 +165,7 @@ class PullConsumer:
             raise ValueError(
                 f"offset {offset} and max_count {max_count}: the one must be 0 or more, the other positive"
             )
-        result = await self.client.brokers.pull(
+        result = await self._running().brokers.pull(
             await self._master(queue),
             queue,
             self.group,
@@ -293,9 +249,9 @@ class PullConsumer:
         persist.
         """
         self._running()
-        self._settle_given()
+        self._count_given()
         if not self._rest:
-            fetched = await self._fetcher.take(timeout_s)
+            fetched = await self._fetcher.next_batch(timeout_s)
             if fetched is None:
                 return []
             self._given = fetched
@@ -310,10 +266,10 @@ class PullConsumer:
         """Messages of the assigned queues for ever; asking for the next one says that the one before was
         consumed."""
         self._running()
-        self._settle_given()
+        self._count_given()
         while True:
             while not self._rest:
-                self._iterated = await self._fetcher.take(None)
+                self._iterated = await self._fetcher.next_batch(None)
                 self._rest.extend(self._iterated.messages if self._iterated is not None else ())
             batch = self._iterated
             assert batch is not None
@@ -323,7 +279,7 @@ class PullConsumer:
                 offset = message.queue_offset + 1 if self._rest else batch.next_offset
                 self._store.update(batch.queue, offset)
 
-    def _settle_given(self) -> None:
+    def _count_given(self) -> None:
         given, self._given = self._given, None
         if given is not None:
             self._store.update(given.queue, given.next_offset)
@@ -343,17 +299,15 @@ class PullConsumer:
         )
 
     async def _start_offset(self, queue: MessageQueue) -> int:
-        timestamp = self.options.consume_timestamp_ms
-        if timestamp is None:
-            timestamp = int(time.time() * 1000) - _HALF_HOUR_MS
-        start = start_of(
-            self.options.consume_from_where, await self._store.committed(queue), queue.topic, timestamp
+        options = self.options
+        time_ms = options.consume_timestamp_ms
+        return await start_offset(
+            self._running(),
+            queue,
+            await self._store.committed(queue),
+            options.consume_from_where,
+            time_ms if time_ms is not None else default_start_time_ms(),
         )
-        if isinstance(start, StartAt):
-            return start.offset
-        if isinstance(start, StartAtMax):
-            return await self.max_offset(queue)
-        return await self.offset_by_time(queue, start.timestamp_ms)
 
     # -- offsets of the group
 
@@ -368,16 +322,8 @@ class PullConsumer:
     async def commit(self) -> None:
         """Store the offsets now, the messages of the last poll included. Raises if one could not be
         stored."""
-        self._settle_given()
+        self._count_given()
         await self._store.persist()
 
-    async def _persist_job(self) -> None:
-        while True:
-            await asyncio.sleep(self.options.persist_interval_s)
-            try:
-                await self._store.persist()
-            except CometError:
-                pass  # logged by the store, due again next time
-
     async def _master(self, queue: MessageQueue) -> str:
-        return await self.client.find_master(queue)
+        return await self._running().find_master(queue)

@@ -16,17 +16,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
-from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
-from cometmq.client.cluster.state import check_loop, not_running, starts_once
 from cometmq.client.consumer.health import ConsumerHealth
 from cometmq.client.consumer.listener import Listener, check_listener, name_of
 from cometmq.client.consumer.options import MessageModel, PushOptions
-from cometmq.client.consumer.push_peer import PushPeer
 from cometmq.client.consumer.push_session import PushSession
 from cometmq.client.consumer.subscription import (
     Subscription,
@@ -43,7 +39,7 @@ from cometmq.text import printable
 __all__ = ["PushConsumer"]
 
 
-class PushConsumer:
+class PushConsumer(Client):
     """A member of `group`. `client`: an instance to share; else the consumer has its own towards `namesrv`.
 
     `subscriptions`: a topic, several, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`) or
@@ -63,25 +59,14 @@ class PushConsumer:
     ) -> None:
         check_group_name(group)
         check_listener(listener)
+        self._options = options if options is not None else PushOptions()
+        super().__init__(
+            f"push consumer of group {group}", namesrv, client, self._instance_options(client_options)
+        )
         self.group = group
         self._listener = listener
         self._subscriptions = as_subscriptions(subscriptions)
-        self._options = options if options is not None else PushOptions()
-        self._namesrv = namesrv
-        self._shared_client = client
-        self._client_options = client_options
-        self._state = "new"
-        self._client: ClientInstance | None = client
         self._session: PushSession | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Join the group. Returns when the subscriptions are announced and the first rebalance was tried.
@@ -90,33 +75,25 @@ class PushConsumer:
         then. Raises NameServersUnreachable (a NoRouteError) when no name server answers at all, BrokerError
         when an SQL92 expression is refused.
         """
-        if self._state != "new":
-            raise starts_once(self._who, self._state)
-        if not self._subscriptions:
-            raise ClientStateError(f"{self._who} subscribes to nothing")
-        self._state = "starting"
-        try:
-            if self._client is None:
-                self._client = ClientInstance(self._namesrv, self._instance_options())
-            client = self._client
-            await client.start()
-            session = PushSession(self.group, self._listener, self._subscriptions, self._options, client)
-            self._session = session
-            client.register_consumer(self.group, PushPeer(session))
-            failures = await client.refresh_routes(session.group.subscriptions)
-            unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
-            if len(unreachable) == len(session.group.subscriptions):
-                raise failures[next(iter(self._subscriptions))]  # and not of a topic that is ours inside
-            await self._check_expressions(session)
-            await client.send_heartbeats()
-            await session.start()
-        except BaseException:
-            await self._close()
-            raise
-        self._state = "running"
+        if not self._subscriptions and self._state == "new":
+            raise ClientStateError(f"{self._name} subscribes to nothing")
+        await super().start()
 
-    def _instance_options(self) -> ClientOptions:
-        options = self._client_options if self._client_options is not None else ClientOptions()
+    async def _begin(self) -> None:
+        client = await self._start_client()
+        session = PushSession(self.group, self._listener, self._subscriptions, self._options, client)
+        client.register_consumer(self.group, session)
+        self._session = session
+        failures = await client.refresh_routes(session.group.subscriptions)
+        unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
+        if len(unreachable) == len(session.group.subscriptions):
+            raise failures[next(iter(self._subscriptions))]  # and not of a topic that is ours inside
+        await self._check_expressions(session)
+        await client.send_heartbeats()
+        await session.start()
+
+    def _instance_options(self, options: ClientOptions | None) -> ClientOptions:
+        options = options if options is not None else ClientOptions()
         if self._options.message_model is MessageModel.BROADCASTING and options.instance_name is None:
             # The local offsets lie under the client id: it has to be the same after a restart.
             return dataclasses.replace(options, instance_name="DEFAULT")
@@ -127,28 +104,21 @@ class PushConsumer:
 
         Messages that were pulled and not begun are left to the other members.
         """
-        if self._state != "running":
-            return
-        self._running_session()
-        self._state = "stopping"
-        try:
-            if self._session is not None:
-                await self._session.drain(self._options.drain_timeout_s)
-        finally:
-            await self._close()
+        await super().stop()
 
-    async def _close(self) -> None:
-        session, self._session = self._session, None
-        client = self._client
+    async def _end(self, *, drain: bool) -> None:
+        session = self._session
         try:
-            if session is not None:
-                await session.close()
-            if client is not None:
-                await client.unregister_consumer(self.group)
+            if session is not None and drain:
+                await session.drain(self._options.drain_timeout_s)
         finally:
-            if client is not None and client is not self._shared_client:
-                await client.close()
-            self._state = "stopped"
+            self._session = None
+            try:
+                if session is not None:
+                    await session.close()
+                    await self.client.unregister_consumer(self.group)
+            finally:
+                await self._close_client()
 
     async def _check_expressions(self, session: PushSession) -> None:
         """Brokers compile SQL92 when asked to: a bad expression fails the start, with the broker's words."""
@@ -190,18 +160,6 @@ class PushConsumer:
     def resume(self) -> None:
         """Pull again after suspend()."""
         self._running_session().members.resume()
-
-    @property
-    def state(self) -> str:
-        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
-        return self._state
-
-    @property
-    def client(self) -> ClientInstance:
-        """The connections, routes and heartbeats it uses. Raises ClientStateError before the start."""
-        if self._client is None:
-            raise not_running(self._who, self._state)
-        return self._client
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
@@ -260,10 +218,6 @@ class PushConsumer:
 
     def _running_session(self) -> PushSession:
         if self._session is None:
-            raise not_running(self._who, self._state)
-        check_loop(self._who, self.client.loop)
+            raise self._not_running()
+        self._check_loop()
         return self._session
-
-    @property
-    def _who(self) -> str:
-        return f"push consumer of group {self.group}"

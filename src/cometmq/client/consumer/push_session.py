@@ -1,42 +1,45 @@
-"""The running parts of a push consumer, made whole when it starts and taken apart when it stops."""
+"""The running parts of a push consumer, made whole when it starts and taken apart when it stops; and its
+answers to what brokers and the client instance ask."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.consumer.consumer_offsets import OffsetStore
+from cometmq.client.consumer.acknowledging import Acknowledger
 from cometmq.client.consumer.consuming import ConcurrentConsuming
 from cometmq.client.consumer.group import ConsumerGroup
 from cometmq.client.consumer.health import QueueHealth
 from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, Listener, bind_listener, is_async
-from cometmq.client.consumer.membership import Membership
+from cometmq.client.consumer.membership import Held, Membership
 from cometmq.client.consumer.offset_files import LocalOffsets
-from cometmq.client.consumer.options import PushOptions
-from cometmq.client.consumer.process_queue import ProcessQueue
-from cometmq.client.consumer.remote_offsets import RemoteOffsets
-from cometmq.client.consumer.send_back import SendBack
-from cometmq.client.consumer.settle import Settler
+from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_start_time_ms
+from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.subscription import Subscription
-from cometmq.client.producer.producer import Producer
-from cometmq.errors import CometError
-from cometmq.message import MessageExt
-from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.periodic import Periodic
+from cometmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    ProcessQueueInfo,
+)
+from cometmq.protocol.codes import VERSION_4_9_7, version_name
 
 __all__ = ["PushSession"]
 
 log = logs.logger("cometmq.client.consumer")
 
-_HALF_HOUR_MS = 30 * 60 * 1000
 _OVERDUE_PER_ROUND = 16
+_MIB = 1024 * 1024
 
 
 class PushSession:
-    """To be made inside the running loop, on a started client instance."""
+    """To be made inside the running loop, on a started client instance, whose ConsumerPeer it is."""
 
     def __init__(
         self,
@@ -54,34 +57,39 @@ class PushSession:
             options,
             _offset_store(name, options, client),
             dict(subscriptions),
-            timestamp if timestamp is not None else self.started_at_ms - _HALF_HOUR_MS,
+            timestamp if timestamp is not None else default_start_time_ms(),
         )
         if group.clustering:
             group.subscriptions[group.retry_topic] = Subscription(group.retry_topic, "*")
         self._executor = (
             None if is_async(listener) else ThreadPoolExecutor(options.consume_concurrency, f"cometmq-{name}")
         )
-        self.listener = bind_listener(listener, self._executor)
-        self._inner_producer = Producer(CLIENT_INNER_PRODUCER_GROUP, client=client)
-        self._settler = Settler(group, SendBack(group, self._inner_producer), self._made_room)
-        self.consuming = ConcurrentConsuming(self.listener, options.consume_concurrency, self._settler.settle)
-        self._settler.feeds(self.consuming)
+        self._listener = bind_listener(listener, self._executor)
+        self._acknowledger = Acknowledger(
+            group,
+            lambda queue: self.members.made_room(queue),
+            lambda batches: self.consuming.submit(batches),
+        )
+        self.consuming = ConcurrentConsuming(
+            self._listener, options.consume_concurrency, self._acknowledger.acknowledge
+        )
         self.members = Membership(group, self.consuming)
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def _made_room(self, queue: ProcessQueue) -> None:
-        self.members.made_room(queue)
+        loop = asyncio.get_running_loop()
+        self._jobs = (
+            Periodic(
+                loop, options.persist_interval_s, group.offsets.try_persist, name=f"offsets of group {name}"
+            ),
+            Periodic(
+                loop, options.consume_timeout_s, self._send_back_overdue, name=f"time-outs of group {name}"
+            ),
+        )
 
     async def start(self) -> None:
         self.consuming.start()
         await self.members.rebalance()
         self.members.start()
-        self._start_job(self._persist_job(), "persist")
-        self._start_job(self._overdue_job(), "overdue")
-
-    def _start_job(self, job: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(job, name=f"cometmq-{name}-{self.group.name}")
-        self._tasks.append(task)
+        for job in self._jobs:
+            job.start()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop pulling, let running listeners end, store the offsets."""
@@ -94,28 +102,18 @@ class PushSession:
                 overrun,
                 timeout_s,
             )
-        try:
-            await self.group.offsets.persist_last()
-        except CometError:
-            pass  # logged by the store; what is not stored is consumed again, as at-least-once allows
+        await self.group.offsets.persist_last()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*(job.stop() for job in self._jobs), return_exceptions=True)
         await self.members.stop_pulling()
         self.members.drop_all()
         await self.consuming.stop(0)
-        self._settler.close()
-        await self._inner_producer.stop()
+        await self._acknowledger.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
-
-    async def consume_directly(self, message: MessageExt) -> tuple[ConsumeStatus, ConsumeContext]:
-        """Run the listener once on a message that an administrator chose; nothing is committed."""
-        context = ConsumeContext(message.queue)
-        self.group.restore_topic(message)
-        return await self.listener([message], context), context
 
     def queue_health(self, now: float) -> tuple[QueueHealth, ...]:
         return tuple(
@@ -133,40 +131,115 @@ class PushSession:
             for queue, held in sorted(self.members.held.items())
         )
 
-    async def _persist_job(self) -> None:
-        while True:
-            await asyncio.sleep(self.group.options.persist_interval_s)
-            try:
-                await self.group.offsets.persist()
-            except CometError:
-                pass  # logged by the store, due again next time
-
-    async def _overdue_job(self) -> None:
+    async def _send_back_overdue(self) -> None:
         """Messages whose listener hangs are sent back, so that one message cannot hold a queue's offset for
         ever."""
         timeout_s = self.group.options.consume_timeout_s
-        while True:
-            await asyncio.sleep(timeout_s)
-            before = asyncio.get_running_loop().time() - timeout_s
-            for held in list(self.members.held.values()):
-                for _ in range(_OVERDUE_PER_ROUND):
-                    batch = held.queue.oldest_started_before(before)
-                    if batch is None or held.queue.dropped:
-                        break
-                    log.warning(
-                        "a listener has held %s from offset %d for over %g s; sending it back",
-                        held.queue.message_queue,
-                        batch.first_offset,
-                        timeout_s,
-                    )
-                    await self._settler.overdue(batch)
-                    if not batch.done:
-                        break
+        before = asyncio.get_running_loop().time() - timeout_s
+        for held in list(self.members.held.values()):
+            for _ in range(_OVERDUE_PER_ROUND):
+                batch = held.queue.oldest_started_before(before)
+                if batch is None or held.queue.dropped:
+                    break
+                log.warning(
+                    "a listener has held %s from offset %d for over %g s; sending it back",
+                    held.queue.message_queue,
+                    batch.first_offset,
+                    timeout_s,
+                )
+                await self._acknowledger.overdue(batch)
+                if not batch.done:
+                    break
+
+    # -- what brokers and the client instance ask (ConsumerPeer)
+
+    def topics(self) -> Collection[str]:
+        return self.group.subscriptions.keys()
+
+    def heartbeat(self) -> ConsumerData:
+        group = self.group
+        return ConsumerData(
+            group_name=group.name,
+            consume_type="CONSUME_PASSIVELY",
+            message_model=group.options.message_model.value,
+            consume_from_where=group.options.consume_from_where.value,
+            subscription_data_set=[each.data() for each in group.subscriptions.values()],
+            unit_mode=False,
+        )
+
+    def wake_rebalance(self) -> None:
+        self.members.wake()
+
+    async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
+        await self.members.reset_offsets(table)
+
+    def offsets(self, topic: str) -> dict[MessageQueue, int]:
+        return {
+            queue: offset for queue, offset in self.group.offsets.snapshot().items() if queue.topic == topic
+        }
+
+    def running_info(self) -> ConsumerRunningInfo:
+        group = self.group
+        options = group.options
+        properties = {
+            "PROP_NAMESERVER_ADDR": ";".join(group.instance.namesrv.addrs),
+            "PROP_THREADPOOL_CORE_SIZE": str(options.consume_concurrency),
+            "PROP_CONSUMEORDERLY": "false",
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+            "PROP_CLIENT_VERSION": version_name(VERSION_4_9_7),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self.started_at_ms),
+            "consumerGroup": group.name,
+            "messageModel": options.message_model.value,
+            "consumeFromWhere": options.consume_from_where.value,
+            "pullBatchSize": str(options.pull_batch_size),
+            "consumeMessageBatchMaxSize": str(options.consume_batch_max_size),
+            "maxReconsumeTimes": str(options.max_reconsume_times),
+        }
+        return ConsumerRunningInfo(
+            properties=properties,
+            subscription_set=[each.data() for each in group.subscriptions.values()],
+            mq_table={queue: self._queue_info(held) for queue, held in self.members.held.items()},
+        )
+
+    def _queue_info(self, held: Held) -> ProcessQueueInfo:
+        queue = held.queue
+        # The brokers' tools want wall-clock milliseconds; the client keeps monotonic seconds.
+        shift = time.time() - asyncio.get_running_loop().time()
+        bounds = queue.bounds()
+        return ProcessQueueInfo(
+            commit_offset=self.group.offsets.memory(queue.message_queue) or 0,
+            cached_msg_min_offset=bounds[0],
+            cached_msg_max_offset=bounds[1],
+            cached_msg_count=queue.count,
+            cached_msg_size_in_mib=queue.body_bytes // _MIB,
+            locked=False,
+            droped=queue.dropped,
+            last_pull_timestamp=int((queue.last_pull_at + shift) * 1000),
+            last_consume_timestamp=int((queue.last_consume_at + shift) * 1000),
+        )
+
+    async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
+        """Run the listener once on a message that an administrator chose; nothing is committed."""
+        begun = time.monotonic()
+        remark: str | None = None
+        context = ConsumeContext(message.queue)
+        self.group.restore_topic(message)
+        try:
+            status = await self._listener([message], context)
+            result = "CR_SUCCESS" if status is ConsumeStatus.SUCCESS else "CR_LATER"
+        except Exception as error:
+            # The administrator who asked is told; nothing here depends on it.
+            result, remark = "CR_THROW_EXCEPTION", repr(error)
+        return ConsumeMessageDirectlyResult(
+            order=False,
+            consume_result=result,
+            remark=remark,
+            spent_time_mills=int((time.monotonic() - begun) * 1000),
+        )
 
 
 def _offset_store(group: str, options: PushOptions, client: ClientInstance) -> OffsetStore:
-    if options.message_model.value == "BROADCASTING":
-        local = LocalOffsets(options.offset_dir, client.client_id, group)
-        return OffsetStore(local.read, local.write)
-    remote = RemoteOffsets(client, group)
-    return OffsetStore(remote.read, remote.write)
+    backend: LocalOffsets | RemoteOffsets = RemoteOffsets(client, group)
+    if options.message_model is MessageModel.BROADCASTING:
+        backend = LocalOffsets(options.offset_dir, client.client_id, group)
+    return OffsetStore(backend.read, backend.write)

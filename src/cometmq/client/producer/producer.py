@@ -12,20 +12,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Self
 
-from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.namesrv_api import UNREACHABLE_HINT, NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.routes import TopicRoute
-from cometmq.client.cluster.state import check_loop, not_running, starts_once
+from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
 from cometmq.client.producer.retry import SendAttempts
 from cometmq.client.producer.selectors import QueueSelector, RoundRobin
-from cometmq.client.producer.slots import Slots
-from cometmq.errors import BrokerError, CometError, MessageIllegal, NoRouteError, RemotingError
+from cometmq.errors import BrokerError, MessageIllegal, NoRouteError, RemotingError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import check_group_name
 from cometmq.text import seconds
@@ -51,9 +48,13 @@ def _check_kind(message: object) -> None:
         raise MessageIllegal(f"a Message is sent, not {type(message).__name__}{hint}", field="message")
 
 
-class Producer:
+class Producer(Client):
     """`client`: an instance to share; else the producer has its own towards `namesrv` (its addresses, `;`
-    between)."""
+    between).
+
+    A start asks nothing of any server. A stop lets the sends under way end, says goodbye to the brokers and
+    closes the connections.
+    """
 
     def __init__(
         self,
@@ -65,66 +66,32 @@ class Producer:
         client_options: ClientOptions | None = None,
     ) -> None:
         check_group_name(group)
+        super().__init__(f"producer of group {group}", namesrv, client, client_options)
         self.group = group
         self.options = options if options is not None else ProducerOptions()
-        self._namesrv = namesrv
-        self._shared_client = client
-        self._client_options = client_options
-        self._client: ClientInstance | None = client
-        self._state = "new"
         self._robin = RoundRobin(random.getrandbits(31))
-        self._slots = Slots(self.options.max_in_flight)
+        self._room = asyncio.Semaphore(self.options.max_in_flight)
+        self._under_way = 0
+        """Sends that were begun, those that wait for room included."""
+        self._idle = asyncio.Event()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
+    async def _begin(self) -> None:
+        (await self._start_client()).register_producer(self.group)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Make ready to send. Nothing is asked of any server before the first send."""
-        if self._state != "new":
-            raise starts_once(self._who, self._state)
-        if self._client is None:
-            self._client = ClientInstance(self._namesrv, self._client_options)
-        await self._client.start()
-        self._client.register_producer(self.group)
-        self._state = "running"
-
-    async def stop(self) -> None:
-        """Let the sends under way end, say goodbye to the brokers, close the connections. May be called
-        again."""
-        if self._state != "running":
-            return
-        client = self._running()
-        self._state = "stopping"
+    async def _end(self, *, drain: bool) -> None:
         try:
-            await self._slots.drained()  # each send ends within its own budget
-            await client.unregister_producer(self.group)
+            if drain:
+                while self._under_way:  # each send ends within its own budget
+                    self._idle.clear()
+                    await self._idle.wait()
+                await self.client.unregister_producer(self.group)
         finally:
-            if client is not self._shared_client:
-                await client.close()
-            self._state = "stopped"
-
-    @property
-    def state(self) -> str:
-        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
-        return self._state
+            await self._close_client()
 
     @property
     def started(self) -> bool:
         """Whether start() was called, whatever happened since."""
         return self._state != "new"
-
-    @property
-    def client(self) -> ClientInstance:
-        """The connections, routes and heartbeats it uses. Raises ClientStateError before the start."""
-        if self._client is None:
-            raise not_running(self._who, self._state)
-        return self._client
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues that may be written. For a topic that does not exist: those it would be made with."""
@@ -200,25 +167,7 @@ class Producer:
 
         After a failure no new message is taken; the sends under way end, then the first failure is raised.
         """
-        source = enumerate(messages)
-        results: dict[int, SendResult] = {}
-        failures: list[Exception] = []
-
-        async def work() -> None:
-            # The workers share the iterator: taking the next item is one step that no other task can
-            # interrupt.
-            for number, message in source:
-                try:
-                    results[number] = await self.send(message)
-                except Exception as error:
-                    failures.append(error)
-                if failures:
-                    return
-
-        await asyncio.gather(*(work() for _ in range(concurrency)))
-        if failures:
-            raise failures[0]
-        return [results[number] for number in range(len(results))]
+        return await for_each(messages, self.send, concurrency)
 
     async def send_raw(self, outgoing: Outgoing) -> SendResult:
         """Send what is already prepared, system properties and reserved topics included (retries,
@@ -229,40 +178,60 @@ class Producer:
     async def _send(
         self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None
     ) -> SendResult:
-        slots = self._slots
-        if slots.full:
-            await slots.room()
-        slots.take()
+        self._under_way += 1
         try:
-            options = self.options
-            client = self.client
-            budget_s = options.send_timeout_s if timeout_s is None else timeout_s
-            begun = client.loop.time()
-            attempts = None
-            if queue is None and options.retry_times > 0:
-                attempts = (begun, begun + budget_s)
-            route = client.routes.get(outgoing.topic)
-            if route is None or route.from_template or not route.write_queues:
-                route = await self._route_within(outgoing.topic, budget_s)
-                budget_s -= client.loop.time() - begun
-            chosen = queue if queue is not None else self._robin.select(route.write_queues)
-            if attempts is not None and options.try_timeout_s is not None:
-                budget_s = min(budget_s, options.try_timeout_s)
-            try:
-                result = await self._try(outgoing, chosen, budget_s)
-            except _TRY_FAILURES as error:
-                if attempts is None:
-                    raise
-                return await self._send_again(outgoing, chosen, error, *attempts)
-            if (
-                result.status is SendStatus.SEND_OK
-                or attempts is None
-                or not options.retry_another_broker_when_not_store_ok
-            ):
-                return result
-            return await self._send_again(outgoing, chosen, result, *attempts)
+            async with self._room:
+                return await self._send_with_retries(outgoing, queue, timeout_s)
         finally:
-            slots.give_back()
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def _send_with_retries(
+        self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None
+    ) -> SendResult:
+        """What a try stored without SEND_OK is the answer if no later try does better."""
+        options = self.options
+        client = self.client
+        loop = client.loop
+        topic = outgoing.topic
+        begun = loop.time()
+        budget_s = options.send_timeout_s if timeout_s is None else timeout_s
+        tries = 1 if queue is not None else 1 + options.retry_times
+        attempts = SendAttempts(begun + budget_s, tries, options.retry_response_codes, options.try_timeout_s)
+        route = client.routes.get(topic)
+        if route is None or route.from_template or not route.write_queues:
+            route = await self._route_within(topic, budget_s)
+        chosen = queue if queue is not None else self._robin.select(route.write_queues)
+        stored: SendResult | None = None
+        while True:
+            try:
+                if attempts.outcomes:
+                    route = await self._route_within(topic, attempts.timeout_s(loop.time()))
+                    chosen = self._robin.select(route.write_queues, avoid_broker=chosen.broker_name)
+                result = await self._try(outgoing, chosen, attempts.timeout_s(loop.time()))
+            except _TRY_FAILURES as error:
+                failure = error
+                if tries == 1:
+                    raise
+                if not attempts.failed(chosen.broker_name, error, loop.time()):
+                    break
+                if isinstance(error, RemotingError):
+                    client.refresh_soon(topic)  # the broker may have moved
+            else:
+                if (
+                    result.status is SendStatus.SEND_OK
+                    or tries == 1
+                    or not options.retry_another_broker_when_not_store_ok
+                ):
+                    return result
+                stored = result
+                if not attempts.stored_badly(chosen.broker_name, loop.time()):
+                    break
+        if stored is not None:
+            return stored
+        failure.add_note(attempts.story(topic, loop.time() - begun))
+        raise failure
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
         """The route, asked for within a send's own budget."""
@@ -292,48 +261,6 @@ class Producer:
             answer = await connection.request(frame, timeout_s)
         return outgoing.result(answer, queue, addr)
 
-    async def _send_again(
-        self,
-        outgoing: Outgoing,
-        queue: MessageQueue,
-        failure: CometError | SendResult,
-        begun: float,
-        deadline: float,
-    ) -> SendResult:
-        """The tries after the first. What a try stored without SEND_OK is the answer if no later try does
-        better."""
-        loop = self.client.loop
-        options = self.options
-        attempts = SendAttempts(
-            deadline, 1 + options.retry_times, options.retry_response_codes, options.try_timeout_s
-        )
-        stored: SendResult | None = None
-        while True:
-            if isinstance(failure, SendResult):
-                stored = failure
-                again = attempts.stored_badly(queue.broker_name, loop.time())
-            else:
-                again = attempts.failed(queue.broker_name, failure, loop.time())
-            if not again:
-                break
-            if isinstance(failure, RemotingError):
-                self.client.refresh_soon(outgoing.topic)  # the broker may have moved
-            try:
-                route = await self._route_within(outgoing.topic, attempts.timeout_s(loop.time()))
-                queue = self._robin.select(route.write_queues, avoid_broker=queue.broker_name)
-                result = await self._try(outgoing, queue, attempts.timeout_s(loop.time()))
-            except _TRY_FAILURES as error:
-                failure = error
-                continue
-            if result.status is SendStatus.SEND_OK or not options.retry_another_broker_when_not_store_ok:
-                return result
-            failure = result
-        if stored is not None:
-            return stored
-        assert isinstance(failure, CometError)
-        failure.add_note(attempts.story(outgoing.topic, loop.time() - begun))
-        raise failure
-
     async def _route(self, topic: str) -> TopicRoute:
         options = self.options
         return await self._running().publish_route(
@@ -349,13 +276,5 @@ class Producer:
         return queue
 
     def _running(self) -> ClientInstance:
-        client = self._client
-        if self._state != "running" or client is None:
-            raise not_running(self._who, self._state)
-        if client.loop is not asyncio.get_running_loop():
-            check_loop(self._who, client.loop)
-        return client
-
-    @property
-    def _who(self) -> str:
-        return f"producer of group {self.group}"
+        self._check_running()
+        return self.client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from tests.client.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import ConsumeContext, ConsumeFromWhere, MessageExt, MessageQueue, PushConsumer, PushOptions
 from cometmq.client.cluster.broker_api import BrokerApi
-from cometmq.client.consumer import rebalance
+from cometmq.client.consumer import queue_puller
 from cometmq.message import PullResult
 from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, ResetOffsetBody
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -22,25 +21,14 @@ from cometmq.protocol.record.one import encode_record
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[FakeBroker]:
-    async with FakeBroker("broker-a") as one:
-        yield one
-
-
-@pytest.fixture
-async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
-    async with FakeNamesrv() as server:
-        server.serve("T", broker, queues=4)
-        yield server
-
-
 async def ignore(messages: list[MessageExt]) -> None: ...
 
 
 async def test_a_reset_moves_only_the_queues_that_are_held(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    namesrv.serve("T", broker, queues=4)
+
     def beat(frame: Frame) -> Frame | None:
-        answer = broker._answer(frame)
+        answer = broker.answer(frame)
         broker.members = sorted([*broker.members, "~another"])
         return answer
 
@@ -80,7 +68,6 @@ async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew
         return await pull(api, addr, queue, *args, **kw)
 
     monkeypatch.setattr(BrokerApi, "pull", loses_the_first)
-    namesrv.serve("T", broker, queues=1)
     broker.store("T", 0, b"waited for")
     consumed = asyncio.Event()
 
@@ -91,7 +78,7 @@ async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew
     async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
         await member.rebalance()
         assert not consumed.is_set()  # not so soon
-        monkeypatch.setattr(rebalance, "PULL_MAX_IDLE_S", 0.02)
+        monkeypatch.setattr(queue_puller, "PULL_MAX_IDLE_S", 0.02)
         async with asyncio.timeout(20):
             while not consumed.is_set():
                 await asyncio.sleep(0.01)
@@ -113,7 +100,6 @@ async def test_a_pull_that_fails_in_an_odd_way_is_named_and_tried_again(
         return await pull(api, addr, queue, *args, **kw)
 
     monkeypatch.setattr(BrokerApi, "pull", fails)
-    namesrv.serve("T", broker, queues=1)
     broker.store("T", 0, b"waited for")
     consumed = asyncio.Event()
 

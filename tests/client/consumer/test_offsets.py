@@ -1,12 +1,16 @@
-"""The offset table: what moves it, what is stored, what a failure leaves due."""
+"""The offset table: what moves it, what is stored, what a failure leaves due; where a new queue starts."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from typing import cast
 
 import pytest
 
-from cometmq.client.consumer.consumer_offsets import OffsetStore
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, start_offset
+from cometmq.client.consumer.options import ConsumeFromWhere
 from cometmq.errors import ConnectError
 from cometmq.message import MessageQueue
 
@@ -130,3 +134,81 @@ async def test_the_last_persist_stores_again_what_a_late_pull_replaced() -> None
     await offsets.persist_last()
     assert backend.written[1:] == [{older: 13, lost: 80}]
     assert backend.stored == {queue: 10 + number for number, queue in enumerate(QUEUES)}
+
+
+class TornBroker:
+    """Looks for a table, thinks, and puts its own in place if there was none, as Apache's threads do."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[int, int]] = {}
+        self.under_way: defaultdict[str, int] = defaultdict(int)
+        self.most = 0
+        self.brokers = self
+
+    async def find_addr(self, queue: MessageQueue) -> str:
+        return "127.0.0.1:1"
+
+    async def update_consumer_offset(self, addr: str, group: str, queue: MessageQueue, offset: int) -> None:
+        table = self.tables.get(queue.topic)
+        self.under_way[queue.topic] += 1
+        self.most = max(self.most, self.under_way[queue.topic])
+        await asyncio.sleep(0)
+        self.under_way[queue.topic] -= 1
+        if table is None:
+            self.tables[queue.topic] = {queue.queue_id: offset}
+        else:
+            table[queue.queue_id] = offset
+
+
+async def test_a_new_groups_first_commits_all_stay() -> None:
+    broker = TornBroker()
+    wanted = {MessageQueue(topic, "a", number): number + 1 for topic in "TUV" for number in range(100)}
+    assert await RemoteOffsets(cast(ClientInstance, broker), "g").write(wanted) == {}
+    held = {
+        MessageQueue(topic, "a", number): offset
+        for topic, table in broker.tables.items()
+        for number, offset in table.items()
+    }
+    assert held == wanted
+    assert broker.most > 1  # the others go together
+
+
+LAST, FIRST, TIME = ConsumeFromWhere.LAST_OFFSET, ConsumeFromWhere.FIRST_OFFSET, ConsumeFromWhere.TIMESTAMP
+
+
+class Bounds:
+    """A client instance whose broker has a queue that ends at 99, and store times that are offsets."""
+
+    def __init__(self) -> None:
+        self.brokers = self
+
+    async def find_master(self, queue: MessageQueue) -> str:
+        return "127.0.0.1:1"
+
+    async def max_offset(self, addr: str, queue: MessageQueue) -> int:
+        return 99
+
+    async def offset_by_time(self, addr: str, queue: MessageQueue, timestamp_ms: int) -> int:
+        return timestamp_ms
+
+
+@pytest.mark.parametrize(
+    ("where", "stored", "topic", "expected"),
+    [
+        (LAST, 7, "T", 7),
+        (LAST, 0, "T", 0),
+        (FIRST, 7, "T", 7),
+        (TIME, 7, "%RETRY%G", 7),
+        (LAST, None, "T", 99),
+        (LAST, None, "%RETRY%G", 0),
+        (FIRST, None, "T", 0),
+        (FIRST, None, "%RETRY%G", 0),
+        (TIME, None, "T", 1234),
+        (TIME, None, "%RETRY%G", 99),
+    ],
+)
+async def test_where_a_queue_starts(
+    where: ConsumeFromWhere, stored: int | None, topic: str, expected: int
+) -> None:
+    client = cast(ClientInstance, Bounds())
+    assert await start_offset(client, MessageQueue(topic, "a", 0), stored, where, 1234) == expected

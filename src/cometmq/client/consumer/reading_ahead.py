@@ -1,8 +1,8 @@
 """Reading assigned queues ahead of the caller, for PullConsumer.poll and its iteration.
 
 One task per queue pulls with long polling; what it got waits in one line for all queues, so that a caller
-takes batches in order of arrival and no queue starves another. A queue pulls on only after its batches were
-taken.
+gets batches in order of arrival and no queue starves another. A queue pulls on only after its batches were
+given out.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Fetcher:
         reader.paused = False
         reader.room.set()
 
-    async def take(self, timeout_s: float | None) -> Fetched | None:
+    async def next_batch(self, timeout_s: float | None) -> Fetched | None:
         """The next batch in order of arrival, None when none came in time."""
         try:
             async with asyncio.timeout(timeout_s):

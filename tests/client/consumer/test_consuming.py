@@ -24,25 +24,25 @@ class Desk:
     """Takes what was consumed."""
 
     def __init__(self, expected: int) -> None:
-        self.settled: list[tuple[int, ConsumeStatus]] = []
+        self.acknowledged: list[tuple[int, ConsumeStatus]] = []
         self.complete = asyncio.Event()
         self._expected = expected
 
-    async def settle(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
-        self.settled.append((batch.first_offset, status))
-        if len(self.settled) == self._expected:
+    async def acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
+        self.acknowledged.append((batch.first_offset, status))
+        if len(self.acknowledged) == self._expected:
             self.complete.set()
 
 
 async def consumed(listener: BoundListener, count: int, concurrency: int) -> list[tuple[int, ConsumeStatus]]:
     desk = Desk(count)
-    consuming = ConcurrentConsuming(listener, concurrency, desk.settle)
+    consuming = ConcurrentConsuming(listener, concurrency, desk.acknowledge)
     consuming.start()
     consuming.submit(batches(count))
     async with asyncio.timeout(10):
         await desk.complete.wait()
     assert await consuming.stop(5) == 0
-    return desk.settled
+    return desk.acknowledged
 
 
 async def test_every_batch_is_consumed_once() -> None:
@@ -89,7 +89,7 @@ async def test_batches_of_a_dropped_queue_are_not_given_out() -> None:
         return OK
 
     desk = Desk(1)
-    consuming = ConcurrentConsuming(listener, 1, desk.settle)
+    consuming = ConcurrentConsuming(listener, 1, desk.acknowledge)
     consuming.start()
     held = batches(3)
     consuming.submit(held)
@@ -114,7 +114,7 @@ async def test_a_stop_waits_for_running_calls_and_starts_no_new_ones() -> None:
         return OK
 
     desk = Desk(2)
-    consuming = ConcurrentConsuming(listener, 1, desk.settle)
+    consuming = ConcurrentConsuming(listener, 1, desk.acknowledge)
     consuming.start()
     consuming.submit(batches(2))
     await begun.wait()
@@ -123,7 +123,7 @@ async def test_a_stop_waits_for_running_calls_and_starts_no_new_ones() -> None:
     gate.set()
     assert await stopping == 0
     assert seen == [0]
-    assert desk.settled == [(0, OK)]
+    assert desk.acknowledged == [(0, OK)]
 
 
 async def test_a_stop_gives_up_on_a_listener_that_hangs() -> None:
@@ -135,12 +135,12 @@ async def test_a_stop_gives_up_on_a_listener_that_hangs() -> None:
         raise AssertionError("unreachable")
 
     desk = Desk(1)
-    consuming = ConcurrentConsuming(listener, 2, desk.settle)
+    consuming = ConcurrentConsuming(listener, 2, desk.acknowledge)
     consuming.start()
     consuming.submit(batches(1))
     await begun.wait()
     assert await consuming.stop(0.01) == 1
-    assert desk.settled == []
+    assert desk.acknowledged == []
 
 
 async def test_a_listener_that_never_waits_leaves_the_loop_its_turn() -> None:

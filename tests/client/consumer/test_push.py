@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from cometmq import (
     PushOptions,
     sql92,
 )
-from cometmq.client.consumer import settle
+from cometmq.client.consumer import acknowledging
 from cometmq.client.consumer.offset_files import parse_offsets
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
@@ -76,19 +75,6 @@ class Box:
             while len(self.messages) < count:
                 self._news.clear()
                 await self._news.wait()
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[FakeBroker]:
-    async with FakeBroker("broker-a") as one:
-        yield one
-
-
-@pytest.fixture
-async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
-    async with FakeNamesrv() as server:
-        server.serve("T", broker, queues=1)
-        yield server
 
 
 @pytest.fixture
@@ -220,7 +206,7 @@ async def test_an_offset_outside_the_queue_is_corrected_and_stored(
     )
 
     def pull(frame: Frame) -> Frame | None:
-        answer = broker._pull(frame)
+        answer = broker.pull(frame)
         if broker.pulls[-1].queue_offset == 100:
             return pull_answer(frame, ResponseCode.PULL_OFFSET_MOVED, 4, 6)
         return answer
@@ -274,7 +260,7 @@ async def test_a_refused_send_back_becomes_a_message_to_the_retry_topic(
 async def test_a_message_nobody_takes_back_is_consumed_again_here(
     namesrv: FakeNamesrv, broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "_AGAIN_HERE_S", 0.05)
+    monkeypatch.setattr(acknowledging, "_AGAIN_HERE_S", 0.05)
     broker.store("T", 0, b"a")
     broker.store("T", 0, b"b")
     broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
@@ -364,7 +350,7 @@ async def test_suspend_and_resume(namesrv: FakeNamesrv, broker: FakeBroker, box:
 
     def moved(frame: Frame) -> Frame | None:
         # Answers at once, as a broker whose long poll ends.
-        return broker._pull(frame) or pull_answer(frame, ResponseCode.PULL_NOT_FOUND, 1, 1)
+        return broker.pull(frame) or pull_answer(frame, ResponseCode.PULL_NOT_FOUND, 1, 1)
 
     broker.on(RequestCode.PULL_MESSAGE, moved)
     async with consumer(namesrv, box, pull_interval_s=0.01) as member:
@@ -470,17 +456,15 @@ async def test_a_broker_that_forgot_us_is_told_again_before_anything_is_given_up
     namesrv: FakeNamesrv, broker: FakeBroker, box: Box
 ) -> None:
     async with consumer(namesrv, box) as member:
-        (held,) = member.assignment
-        before = member._session.members.held[held]
+        await broker.wait_for(lambda: bool(broker.pulls))
         beats = len(broker.heartbeats)
         broker.members = ["somebody-else"]
         await member.rebalance()
-        assert member._session.members.held[held] is before
         assert not member.health().ok
         await broker.wait_for(lambda: len(broker.heartbeats) > beats)
         await member.rebalance()
-        assert member._session.members.held[held] is before
         assert member.health().ok
+        assert len(broker.pulls) == 1  # the pull of a queue that was given up would be made again
 
 
 async def test_a_member_the_broker_refuses_to_list_gives_its_queues_up(

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from itertools import groupby
 
 from cometmq import logs
-from cometmq.client.consumer import rebalance
-from cometmq.client.consumer.consuming import Consuming
+from cometmq.client.consumer.consuming import ConcurrentConsuming
 from cometmq.client.consumer.group import ConsumerGroup
 from cometmq.client.consumer.process_queue import Batch, FlowLimits, ProcessQueue
 from cometmq.errors import BodyTooLarge, BrokerError, CometError
@@ -20,6 +19,9 @@ __all__ = ["QueuePuller"]
 
 log = logs.logger("cometmq.client.consumer")
 
+PULL_MAX_IDLE_S = 120.0
+"""A held queue whose pull has not come back for this long is given up and taken up anew
+(`rocketmq.client.pull.pullMaxIdleTime`, client.md 6.2)."""
 _FLOW_CONTROL_DELAY_S = 0.02
 _IDLE_S = 0.1
 """From one pull that brings nothing to the next, at least."""
@@ -40,7 +42,7 @@ class QueuePuller:
         self,
         group: ConsumerGroup,
         queue: ProcessQueue,
-        consuming: Consuming,
+        consuming: ConcurrentConsuming,
         limits: Callable[[], FlowLimits],
         offset_illegal: OffsetIllegal,
     ) -> None:
@@ -72,7 +74,7 @@ class QueuePuller:
 
     def lost(self, now: float) -> bool:
         """Whether the pull under way should have come back, or been given up, long ago."""
-        limit = max(rebalance.PULL_MAX_IDLE_S, self._group.options.suspend_timeout_s)
+        limit = max(PULL_MAX_IDLE_S, self._group.options.suspend_timeout_s)
         return self._asked_at is not None and now - self._asked_at > limit
 
     def suspend(self) -> None:
@@ -93,7 +95,7 @@ class QueuePuller:
                 self.waiting = "suspended"
                 await self._resumed.wait()
                 continue
-            full = self.queue.over_limit(self._limits(), ordered=self._consuming.ordered)
+            full = self.queue.over_limit(self._limits())
             if full is not None:
                 self.waiting = full
                 self._room.clear()
@@ -180,7 +182,7 @@ class QueuePuller:
             await self._offset_illegal(queue, result.next_begin_offset)
             return 0.0
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
-        self._take(result, subscription.filter(result.messages))
+        self._hand_over(result, subscription.filter(result.messages))
         if idle and self._asked_at is not None:
             # A broker holds a pull that finds nothing. One that does not is not asked as fast as it answers.
             held_s = asyncio.get_running_loop().time() - self._asked_at
@@ -201,7 +203,7 @@ class QueuePuller:
             batches += some
         return batches
 
-    def _take(self, result: PullResult, messages: list[MessageExt]) -> None:
+    def _hand_over(self, result: PullResult, messages: list[MessageExt]) -> None:
         queue = self.queue
         queue.next_offset = result.next_begin_offset
         if messages:

@@ -9,7 +9,7 @@ import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 
 from cometmq import ConsumeFromWhere, MessageExt, MessageQueue, PullConsumer, PullOptions
-from cometmq.client.consumer import fetching
+from cometmq.client.consumer import reading_ahead
 from cometmq.errors import ClientStateError
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
@@ -19,23 +19,16 @@ OTHER = MessageQueue("T", "broker-a", 1)
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[FakeBroker]:
-    async with FakeBroker("broker-a") as one:
-        one.on(
-            RequestCode.GET_MAX_OFFSET,
-            lambda frame: frame.response(0, ext={"offset": str(len(one.records.get(("T", 0), [])))}),
-        )
-        one.on(RequestCode.GET_MIN_OFFSET, lambda frame: frame.response(0, ext={"offset": "0"}))
-        yield one
-
-
-@pytest.fixture
-async def consumer(broker: FakeBroker) -> AsyncIterator[PullConsumer]:
-    async with FakeNamesrv() as namesrv:
-        namesrv.serve("T", broker, queues=2)
-        options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, pull_batch_size=4)
-        async with PullConsumer("g", namesrv=namesrv.addr, options=options) as running:
-            yield running
+async def consumer(broker: FakeBroker, namesrv: FakeNamesrv) -> AsyncIterator[PullConsumer]:
+    broker.on(
+        RequestCode.GET_MAX_OFFSET,
+        lambda frame: frame.response(0, ext={"offset": str(len(broker.records.get(("T", 0), [])))}),
+    )
+    broker.on(RequestCode.GET_MIN_OFFSET, lambda frame: frame.response(0, ext={"offset": "0"}))
+    namesrv.serve("T", broker, queues=2)
+    options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, pull_batch_size=4)
+    async with PullConsumer("g", namesrv=namesrv.addr, options=options) as running:
+        yield running
 
 
 def store(broker: FakeBroker, *bodies: bytes, queue_id: int = 0, tags: str = "") -> None:
@@ -152,7 +145,7 @@ async def test_tags_are_compared_exactly(consumer: PullConsumer, broker: FakeBro
 async def test_a_refused_pull_is_named_and_tried_again(
     consumer: PullConsumer, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_ERROR_DELAY_S", 0.01)
+    monkeypatch.setattr(reading_ahead, "_ERROR_DELAY_S", 0.01)
     store(broker, b"0")
     broker.refuse(RequestCode.PULL_MESSAGE, ResponseCode.NO_PERMISSION, "not you")
     await consumer.assign([QUEUE])
@@ -167,7 +160,7 @@ async def test_an_offset_outside_the_queue_is_corrected(consumer: PullConsumer, 
     store(broker, *(b"%d" % number for number in range(4)))
 
     def pull(frame: Frame) -> Frame | None:
-        answer = broker._pull(frame)
+        answer = broker.pull(frame)
         return (
             pull_answer(frame, ResponseCode.PULL_OFFSET_MOVED, 2, 4)
             if broker.pulls[-1].queue_offset == 9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from cometmq import (
 from cometmq.client.cluster import decoding
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.decoding import decode_messages, decode_one, decode_pulled
-from cometmq.client.consumer import fetching
+from cometmq.client.consumer import reading_ahead
 from cometmq.errors import BodyTooLarge, RecordError
 from cometmq.message import PullResult
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -35,17 +34,9 @@ KIB = 1024
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[FakeBroker]:
-    async with FakeBroker("broker-a") as one:
-        yield one
-
-
-@pytest.fixture
-async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
-    async with FakeNamesrv() as server:
-        server.serve("T", broker, queues=1)
-        server.serve("%RETRY%g", broker, queues=1)
-        yield server
+def namesrv(namesrv: FakeNamesrv, broker: FakeBroker) -> FakeNamesrv:
+    namesrv.serve("%RETRY%g", broker, queues=1)
+    return namesrv
 
 
 def packed(size: int, offset: int = 0) -> bytes:
@@ -226,7 +217,7 @@ async def test_reading_ahead_goes_on_after_it_ran_out_of_memory(
         return await pull(*args, **kw)
 
     monkeypatch.setattr(BrokerApi, "pull", fails_once)
-    monkeypatch.setattr(fetching, "_ERROR_DELAY_S", 0.05)
+    monkeypatch.setattr(reading_ahead, "_ERROR_DELAY_S", 0.05)
     broker.store("T", 0, b"after all")
     async with PullConsumer("g", namesrv=namesrv.addr) as reader:
         await reader.assign([QUEUE])

@@ -100,18 +100,17 @@ def test_whatever_the_order_no_unfinished_offset_is_passed(
 
 
 @pytest.mark.parametrize(
-    ("limits", "ordered", "word"),
+    ("limits", "word"),
     [
-        (FlowLimits(max_count=2), False, "messages"),
-        (FlowLimits(max_count=3, max_span=9), False, "span"),
-        (FlowLimits(max_count=3, max_span=9), True, None),
-        (FlowLimits(max_count=3, max_span=10), False, None),
-        (FlowLimits(max_count=3, max_mib=1), False, None),
+        (FlowLimits(max_count=2), "messages"),
+        (FlowLimits(max_count=3, max_span=9), "span"),
+        (FlowLimits(max_count=3, max_span=10), None),
+        (FlowLimits(max_count=3, max_mib=1), None),
     ],
 )
-def test_flow_control_says_why(limits: FlowLimits, ordered: bool, word: str | None) -> None:
+def test_flow_control_says_why(limits: FlowLimits, word: str | None) -> None:
     queue, _ = held(10, 15, 20)
-    reason = queue.over_limit(limits, ordered=ordered)
+    reason = queue.over_limit(limits)
     assert reason is None if word is None else word in (reason or "")
 
 

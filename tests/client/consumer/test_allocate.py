@@ -13,8 +13,8 @@ from cometmq.client.consumer.allocate import (
     AllocateByConsistentHash,
     AllocateByMachineRoom,
     AllocateStrategy,
+    share_of,
 )
-from cometmq.client.consumer.rebalance import changes, share_of
 from cometmq.message import MessageQueue
 
 
@@ -128,11 +128,3 @@ def test_share_of_sorts_before_it_shares() -> None:
         MessageQueue("T", "a", 9),
         MessageQueue("T", "a", 10),
     ]
-
-
-def test_changes_name_what_to_drop_and_what_to_add() -> None:
-    held, wanted = queues(4)[:3], queues(4)[2:]
-    change = changes(held, wanted)
-    assert change.drop == tuple(queues(4)[:2])
-    assert change.add == (queues(4)[3],)
-    assert not changes(held, held)

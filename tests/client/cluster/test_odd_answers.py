@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
@@ -14,19 +13,6 @@ from cometmq.errors import BodyError
 from cometmq.protocol.bodies import BrokerData, ConsumerList, QueueData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[FakeBroker]:
-    async with FakeBroker("broker-a") as one:
-        yield one
-
-
-@pytest.fixture
-async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
-    async with FakeNamesrv() as server:
-        server.serve("T", broker, queues=1)
-        yield server
 
 
 @pytest.mark.parametrize("addr", ["..:1", "a\0b:1", "x" * 100 + ":1", "no port"])

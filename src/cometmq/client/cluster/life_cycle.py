@@ -1,0 +1,104 @@
+"""The life of everything that a user starts and stops: client instances, producers, consumers, Admin."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from cometmq.errors import ClientStateError
+
+__all__ = ["LifeCycle", "not_running"]
+
+
+class LifeCycle:
+    """`new`, `starting`, `running`, `stopping`, `stopped`: it starts once, and a stop is final.
+
+    A start that fails or is cancelled stops what it had begun. Subclasses do the work in `_begin` and `_end`.
+    """
+
+    def __init__(self, name: str) -> None:
+        """name: as a sentence calls it, "producer of group g"."""
+        self._name = name
+        self._state = "new"
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def state(self) -> str:
+        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
+        return self._state
+
+    async def start(self) -> None:
+        """Start it. Raises ClientStateError if that was done before."""
+        if self._state != "new":
+            way = "" if self._state in ("starting", "running") else "; make a new one"
+            raise ClientStateError(f"{self._name} is {self._state}: it starts once{way}")
+        self._loop = asyncio.get_running_loop()
+        self._state = "starting"
+        try:
+            await self._begin()
+        except BaseException:
+            try:
+                await self._end(drain=False)
+            finally:
+                self._state = "stopped"
+            raise
+        self._state = "running"
+
+    async def stop(self) -> None:
+        """Stop it. May be called again; does nothing before the start."""
+        if self._state != "running":
+            return
+        self._check_loop()
+        self._state = "stopping"
+        try:
+            await self._end(drain=True)
+        finally:
+            self._state = "stopped"
+
+    async def _begin(self) -> None:
+        raise NotImplementedError
+
+    async def _end(self, *, drain: bool) -> None:
+        """Leave nothing behind. drain: let what is under way end first; else the start did not succeed."""
+        raise NotImplementedError
+
+    def _check_running(self) -> None:
+        """Raise ClientStateError, with a way out, unless it runs, and in the event loop of the caller."""
+        if self._state != "running":
+            raise self._not_running()
+        self._check_loop()
+
+    def _not_running(self) -> ClientStateError:
+        return not_running(self._name, self._state)
+
+    def _check_loop(self) -> None:
+        loop = self._loop
+        try:
+            if loop is asyncio.get_running_loop():
+                return
+        except RuntimeError:
+            pass  # a thread without a loop, or code behind asyncio.run()
+        over = ", which is closed" if loop is not None and loop.is_closed() else ""
+        raise ClientStateError(
+            f"{self._name} was started in another event loop{over}: start and use it within one "
+            "asyncio.run(), or use the blocking classes"
+        )
+
+
+def not_running(name: str, state: str) -> ClientStateError:
+    """What is wrong, and the way out. A stop is final, so nobody is told to start again what was stopped."""
+    way = {
+        "new": "start() it, or use it in `async with` (the blocking classes in `with`)",
+        "starting": "wait for its start()",
+    }.get(state, "that is final, make a new one")
+    return ClientStateError(f"{name} is {state}: {way}")

@@ -1,0 +1,148 @@
+"""After the listener: what is done is committed, what failed goes round once more.
+
+A failed message is sent back to its broker, else to the group's retry topic, else consumed again here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from cometmq import logs
+from cometmq.client.consumer.group import ConsumerGroup
+from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus
+from cometmq.client.consumer.process_queue import Batch, ProcessQueue
+from cometmq.client.producer.outgoing import prepare_system
+from cometmq.client.producer.producer import Producer
+from cometmq.errors import CometError
+from cometmq.message import Message, MessageExt
+from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP, RETRY_PREFIX
+from cometmq.protocol.compression import COMPRESSED, TYPE_MASK
+from cometmq.protocol.properties import text as names
+
+__all__ = ["Acknowledger", "retry_message"]
+
+log = logs.logger("cometmq.client.consumer")
+
+_AGAIN_HERE_S = 5.0
+"""When neither the broker nor the retry topic takes a failed message: the next try is in this process."""
+_OVERDUE_LEVEL = 3
+_COMPRESSION = COMPRESSED | TYPE_MASK
+_FIRST_RETRY_LEVEL = 3
+"""The broker's rule: retry n waits delay level 3 + n."""
+
+
+class Acknowledger:
+    """made_room: told of queues that hold fewer messages now; consume_again: of batches that failed here."""
+
+    def __init__(
+        self,
+        group: ConsumerGroup,
+        made_room: Callable[[ProcessQueue], None],
+        consume_again: Callable[[list[Batch]], None],
+    ) -> None:
+        self._group = group
+        self._made_room = made_room
+        self._consume_again = consume_again
+        self._producer = Producer(CLIENT_INNER_PRODUCER_GROUP, client=group.instance)
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    async def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        await self._producer.stop()
+
+    async def acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
+        """Do what the listener's answer to a batch asks for."""
+        if batch.done or batch.queue.dropped:
+            return  # overdue and sent back already, or somebody else's queue by now
+        failed = _failed_messages(batch.messages, status, context)
+        if failed:
+            kept = await self._send_back_all(failed, context.delay_level)
+            if batch.done or batch.queue.dropped:
+                return
+            if kept:
+                batch.queue.keep(batch, kept)
+                self._again_later(batch)
+                return
+        self._finish(batch)
+
+    async def overdue(self, batch: Batch) -> None:
+        """The listener takes longer than the consume time-out: let the queue's offset pass its messages."""
+        kept = await self._send_back_all(batch.messages, _OVERDUE_LEVEL)
+        if not kept and not batch.done and not batch.queue.dropped:
+            self._finish(batch)
+
+    def _finish(self, batch: Batch) -> None:
+        offset = batch.queue.finish(batch)
+        if offset is not None:
+            self._group.offsets.update(batch.queue.message_queue, offset)
+        self._made_room(batch.queue)
+
+    async def _send_back_all(self, messages: Iterable[MessageExt], delay_level: int) -> list[MessageExt]:
+        """Those that could not be sent back."""
+        kept: list[MessageExt] = []
+        for message in messages:
+            if not self._group.clustering:
+                log.warning("broadcasting: failed message %s of %s is dropped", message.msg_id, message.topic)
+                continue
+            try:
+                await self._send_back(message, delay_level)
+            except CometError as error:
+                log.warning("message %s could not be sent back, next try here: %s", message.msg_id, error)
+                message.reconsume_times += 1
+                kept.append(message)
+        return kept
+
+    async def _send_back(self, message: MessageExt, delay_level: int) -> None:
+        """Raises CometError when neither the broker nor the retry topic takes it."""
+        group = self._group
+        max_reconsume_times = group.options.max_reconsume_times
+        try:
+            await group.instance.brokers.send_message_back(
+                group.instance.master_addr(message.broker_name),
+                message,
+                group.name,
+                delay_level=delay_level,
+                max_reconsume_times=max_reconsume_times,
+            )
+        except CometError as error:
+            log.info(
+                "send-back of %s failed (%s); sending it to %s", message.msg_id, error, group.retry_topic
+            )
+            if self._producer.state == "new":
+                await self._producer.start()
+            again = retry_message(message, group.name, max_reconsume_times)
+            # A body that was not decompressed goes round as it is.
+            packed = message.sys_flag & _COMPRESSION
+            await self._producer.send_raw(prepare_system(again, group.instance.keys, packed))
+
+    def _again_later(self, batch: Batch) -> None:
+        def again() -> None:
+            self._timers.discard(timer)
+            self._consume_again([batch])
+
+        timer = asyncio.get_running_loop().call_later(_AGAIN_HERE_S, again)
+        self._timers.add(timer)
+
+
+def _failed_messages(
+    messages: list[MessageExt], status: ConsumeStatus, context: ConsumeContext
+) -> list[MessageExt]:
+    if status is not ConsumeStatus.SUCCESS:
+        return messages
+    if context.ack_index is None:
+        return []
+    return messages[max(context.ack_index, -1) + 1 :]
+
+
+def retry_message(message: MessageExt, group: str, max_reconsume_times: int) -> Message:
+    """The message as the client itself writes it to the retry topic: same body, flag and unique id."""
+    properties = {key: value for key, value in message.properties.items() if key != names.TRAN_MSG}
+    properties.setdefault(names.RETRY_TOPIC, message.topic)
+    properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+    properties[names.RECONSUME_TIME] = str(message.reconsume_times + 1)
+    properties[names.MAX_RECONSUME_TIMES] = str(max_reconsume_times)
+    properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
+    return Message(topic=RETRY_PREFIX + group, body=message.body, flag=message.flag, properties=properties)

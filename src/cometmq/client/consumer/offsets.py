@@ -1,0 +1,186 @@
+"""Consumed offsets of a group: in memory first, persisted every few seconds, at the loss of a queue and at
+the end; and where a consumer starts on a queue that has none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+from cometmq import logs
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.workers import for_each
+from cometmq.client.consumer.options import ConsumeFromWhere
+from cometmq.errors import CometError
+from cometmq.message import MessageQueue
+from cometmq.protocol.codes import RETRY_PREFIX
+
+__all__ = ["OffsetStore", "RemoteOffsets", "commit_rounds", "default_start_time_ms", "start_offset"]
+
+log = logs.logger("cometmq.client.consumer.consumer_offsets")
+
+_AT_ONCE = 64  # requests under way at a time; a member may hold thousands of queues
+_HALF_HOUR_MS = 30 * 60 * 1000
+
+ReadOffset = Callable[[MessageQueue], Awaitable[int | None]]
+WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, Exception]]]
+"""Persist a table; answers what failed."""
+
+
+class OffsetStore:
+    """`read` gives the stored offset (None: none stored; raises when it cannot be read), `write` stores a
+    table."""
+
+    def __init__(self, read: ReadOffset, write: WriteOffset) -> None:
+        self._read = read
+        self._write = write
+        self._offsets: dict[MessageQueue, int] = {}
+        self._dirty: set[MessageQueue] = set()
+        self._persisting = asyncio.Lock()
+
+    def update(self, queue: MessageQueue, offset: int, *, increase_only: bool = True) -> None:
+        current = self._offsets.get(queue)
+        if current is None or offset > current or (not increase_only and offset != current):
+            self._offsets[queue] = offset
+            self._dirty.add(queue)
+
+    def memory(self, queue: MessageQueue) -> int | None:
+        return self._offsets.get(queue)
+
+    async def stored(self, queue: MessageQueue) -> int | None:
+        return await self._read(queue)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Memory first, then the store."""
+        offset = self._offsets.get(queue)
+        return offset if offset is not None else await self._read(queue)
+
+    def snapshot(self) -> dict[MessageQueue, int]:
+        return dict(self._offsets)
+
+    async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Store what changed since the last time (of `queues`, else of all). What fails stays due for the
+        next time.
+
+        Raises the first failure, after everything has been tried.
+        """
+        async with self._persisting:
+            due = self._dirty if queues is None else self._dirty.intersection(queues)
+            table = {queue: self._offsets[queue] for queue in due}
+            if not table:
+                return
+            failures = await self._write(table)
+            for queue, offset in table.items():
+                # An offset that moved while it was written stays dirty.
+                if queue not in failures and self._offsets.get(queue, offset) == offset:
+                    self._dirty.discard(queue)
+            for queue, failure in failures.items():
+                log.warning("offset %d of %s was not stored: %s", table[queue], queue, failure)
+            if failures:
+                raise next(iter(failures.values()))
+
+    async def try_persist(self) -> None:
+        """As `persist`, but a failure is only logged: what is not stored is due the next time."""
+        try:
+            await self.persist()
+        except CometError:
+            pass
+
+    async def persist_last(self) -> None:
+        """`persist` at the end, then ask whether the store still has it all, and store again what it lost.
+
+        A pull carries its queue's offset, and a broker may serve one that was sent before only now: then an
+        older offset replaces what was confirmed. A failure is only logged: what is not stored is consumed
+        again.
+        """
+
+        async def lost(queue: MessageQueue) -> bool:
+            try:
+                stored = await self._read(queue)
+            except CometError:
+                return False
+            return stored is None or stored < self._offsets[queue]
+
+        try:
+            await self.persist()
+            queues = list(self._offsets)
+            answers = await for_each(queues, lost, _AT_ONCE)
+            self._dirty.update(queue for queue, is_lost in zip(queues, answers, strict=True) if is_lost)
+            await self.persist()
+        except CometError:
+            pass  # logged
+
+    async def release(self, queue: MessageQueue) -> None:
+        """Persist and forget a queue that somebody else reads from now on."""
+        try:
+            await self.persist([queue])
+        except CometError:
+            pass  # logged; the next owner starts where the last persist left it and repeats the rest
+        finally:
+            self.forget(queue)
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._offsets.pop(queue, None)
+        self._dirty.discard(queue)
+
+
+class RemoteOffsets:
+    def __init__(self, client: ClientInstance, group: str) -> None:
+        self._client = client
+        self._group = group
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        return await self._client.brokers.consumer_offset(
+            await self._client.find_addr(queue), self._group, queue
+        )
+
+    async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
+        failures: dict[MessageQueue, Exception] = {}
+
+        async def update(queue: MessageQueue) -> None:
+            try:
+                addr = await self._client.find_addr(queue)
+                await self._client.brokers.update_consumer_offset(addr, self._group, queue, table[queue])
+            except CometError as error:
+                failures[queue] = error
+
+        for queues in commit_rounds(table):
+            await for_each(queues, update, _AT_ONCE)
+        return failures
+
+
+def commit_rounds(queues: Iterable[MessageQueue]) -> tuple[list[MessageQueue], list[MessageQueue]]:
+    """The first queue of each topic, and the others, whose commits must wait for those of the first.
+
+    Apache 4.9's broker makes a group's table of a topic when a commit finds none: of two commits that come
+    together each makes one, and what went into the one that is replaced is lost, although it was confirmed.
+    """
+    first: dict[str, MessageQueue] = {}
+    rest = [queue for queue in queues if first.setdefault(queue.topic, queue) is not queue]
+    return list(first.values()), rest
+
+
+async def start_offset(
+    client: ClientInstance, queue: MessageQueue, stored: int | None, where: ConsumeFromWhere, time_ms: int
+) -> int:
+    """Where to begin with a queue whose offset the group has `stored` (None: it has none).
+
+    A broker that still holds the first message of a queue answers 0 for an unknown group, so a new group on a
+    young topic starts at 0 even with LAST_OFFSET. A store that cannot be read is an error of the caller,
+    never None: taking it for "none" would skip messages.
+    """
+    if stored is not None:
+        return stored
+    is_retry = queue.topic.startswith(RETRY_PREFIX)
+    by_time = where is ConsumeFromWhere.TIMESTAMP
+    if where is ConsumeFromWhere.FIRST_OFFSET or (is_retry and not by_time):
+        return 0
+    addr = await client.find_master(queue)
+    if by_time and not is_retry:
+        return await client.brokers.offset_by_time(addr, queue, time_ms)
+    return await client.brokers.max_offset(addr, queue)
+
+
+def default_start_time_ms() -> int:
+    """The store time at which TIMESTAMP starts unless told otherwise."""
+    return int(time.time() * 1000) - _HALF_HOUR_MS
