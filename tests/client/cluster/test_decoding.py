@@ -56,7 +56,9 @@ def test_what_is_no_record_is_an_error_all_the_same() -> None:
         decode_messages(record(b"first", 7) + b"\1" * 200, "b", [])
 
 
-async def test_a_push_consumer_goes_on_behind_a_damaged_message() -> None:
+async def test_a_push_consumer_goes_on_behind_a_damaged_message(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
     seen: list[bytes] = []
     done = asyncio.Event()
 
@@ -65,23 +67,19 @@ async def test_a_push_consumer_goes_on_behind_a_damaged_message() -> None:
         if len(seen) == 2:
             done.set()
 
-    async with FakeBroker("broker-a") as broker, FakeNamesrv() as namesrv:
-        namesrv.serve("T", broker, queues=1)
-        good, bad, after = (bytearray(encode_record("T", b"body%d" % n, queue_offset=n)) for n in range(3))
-        bad[bad.index(b"body1")] ^= 1
-        broker.records["T", 0] = [bytes(good), bytes(bad), bytes(after)]
-        options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-        async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options):
-            await asyncio.wait_for(done.wait(), 20)
-        assert seen == [b"body0", b"body2"]
-        assert broker.offsets["T", 0] == 3
+    good, bad, after = (bytearray(encode_record("T", b"body%d" % n, queue_offset=n)) for n in range(3))
+    bad[bad.index(b"body1")] ^= 1
+    broker.records["T", 0] = [bytes(good), bytes(bad), bytes(after)]
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options):
+        await asyncio.wait_for(done.wait(), 20)
+    assert seen == [b"body0", b"body2"]
+    assert broker.offsets["T", 0] == 3
 
 
-async def test_a_pull_says_which_offsets_are_damaged() -> None:
-    async with FakeBroker("broker-a") as broker, FakeNamesrv() as namesrv:
-        namesrv.serve("T", broker, queues=1)
-        broker.records["T", 0] = [record(b"body0", 0), record(b"body1", 1, flip=0)]
-        async with PullConsumer("g", namesrv=namesrv.addr) as consumer:
-            result = await consumer.pull(MessageQueue("T", "broker-a", 0), 0)
+async def test_a_pull_says_which_offsets_are_damaged(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    broker.records["T", 0] = [record(b"body0", 0), record(b"body1", 1, flip=0)]
+    async with PullConsumer("g", namesrv=namesrv.addr) as consumer:
+        result = await consumer.pull(MessageQueue("T", "broker-a", 0), 0)
     assert [message.body for message in result.messages] == [b"body0"]
     assert (result.damaged, result.next_begin_offset) == ([1], 2)

@@ -20,6 +20,7 @@ from cometmq import (
     SyncPullConsumer,
     SyncPushConsumer,
 )
+from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.errors import ClientStateError
 
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -58,51 +59,43 @@ CALLS: list[tuple[Callable[..., Any], Callable[[Any], Any]]] = [
 
 @pytest.mark.parametrize(("make", "call"), CALLS)
 async def test_before_the_start_and_after_the_stop(
-    make: Callable[..., Any], call: Callable[[Any], Any]
+    make: Callable[..., Any], call: Callable[[Any], Any], namesrv: FakeNamesrv
 ) -> None:
+    client = make(namesrv=namesrv.addr)
+    with pytest.raises(ClientStateError, match=r"of group g is new: start\(\) it"):
+        await call(client)
+    await client.start()
+    await client.stop()
+    with pytest.raises(ClientStateError, match="of group g is stopped: that is final, make a new one"):
+        await call(client)
+    with pytest.raises(ClientStateError, match="is stopped: it starts once; make a new one"):
+        await client.start()
+    assert client.state == "stopped"
+
+
+async def started(make: Callable[..., Any]) -> Any:
     async with FakeNamesrv() as namesrv, FakeBroker("broker-a") as broker:
         namesrv.serve("T", broker)
         client = make(namesrv=namesrv.addr)
-        with pytest.raises(ClientStateError, match=r"of group g is new: start\(\) it"):
-            await call(client)
         await client.start()
-        await client.stop()
-        with pytest.raises(ClientStateError, match="of group g is stopped: that is final, make a new one"):
-            await call(client)
-        with pytest.raises(ClientStateError, match="is stopped: it starts once; make a new one"):
-            await client.start()
-    assert client.state == "stopped"
+        return client
 
 
 @pytest.mark.parametrize(
     ("make", "call"), [*CALLS, *((make, lambda it: it.stop()) for make in (producer, push, pull))]
 )
 def test_used_in_another_event_loop(make: Callable[..., Any], call: Callable[[Any], Any]) -> None:
-    async def started() -> Any:
-        async with FakeNamesrv() as namesrv, FakeBroker("broker-a") as broker:
-            namesrv.serve("T", broker)
-            client = make(namesrv=namesrv.addr)
-            await client.start()
-            return client
-
     async def use(client: Any) -> None:
         with pytest.raises(ClientStateError, match="was started in another event loop, which is closed"):
             await call(client)
 
-    client = asyncio.run(started())
+    client = asyncio.run(started(make))
     asyncio.run(use(client))
 
 
 @pytest.mark.parametrize("call", [lambda it: it.suspend(), lambda it: it.resume()], ids=["suspend", "resume"])
 def test_used_where_no_event_loop_runs(call: Callable[[Any], Any]) -> None:
-    async def started() -> Any:
-        async with FakeNamesrv() as namesrv, FakeBroker("broker-a") as broker:
-            namesrv.serve("T", broker)
-            client = push(namesrv=namesrv.addr)
-            await client.start()
-            return client
-
-    client = asyncio.run(started())
+    client = asyncio.run(started(push))
     with pytest.raises(ClientStateError, match="was started in another event loop, which is closed"):
         call(client)
 
@@ -118,6 +111,85 @@ def test_a_shared_instance_in_another_event_loop() -> None:
     asyncio.run(use(asyncio.run(made())))
 
 
+class Slow(LifeCycle):
+    """Says when it begins and ends, and waits for `gate` in both."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        super().__init__("slow thing")
+        self.gate = asyncio.Event()
+        self.seen: list[str] = []
+        self.failure = failure
+
+    async def _begin(self) -> None:
+        self.seen.append("begin")
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def _end(self, *, drain: bool) -> None:
+        self.seen.append("drain" if drain else "clear away")
+        await self.gate.wait()
+
+
+async def test_each_state_in_its_turn() -> None:
+    slow = Slow()
+    await slow.stop()
+    assert (slow.state, slow.seen) == ("new", [])
+    starting = asyncio.create_task(slow.start())
+    await asyncio.sleep(0)
+    assert slow.state == "starting"
+    with pytest.raises(ClientStateError, match=r"slow thing is starting: it starts once$"):
+        await slow.start()
+    await slow.stop()  # of a start that is not complete: nothing
+    slow.gate.set()
+    await starting
+    assert slow.state == "running"
+    slow.gate.clear()
+    stopping = asyncio.create_task(slow.stop())
+    await asyncio.sleep(0)
+    assert slow.state == "stopping"
+    await slow.stop()  # somebody is at it
+    slow.gate.set()
+    await stopping
+    assert (slow.state, slow.seen) == ("stopped", ["begin", "drain"])
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_a_start_that_does_not_succeed_clears_away_what_it_began(cancelled: bool) -> None:
+    slow = Slow(None if cancelled else RuntimeError("no luck"))
+    starting = asyncio.create_task(slow.start())
+    await asyncio.sleep(0)
+    if cancelled:
+        starting.cancel()
+        await asyncio.sleep(0)
+    slow.gate.set()
+    with pytest.raises(asyncio.CancelledError if cancelled else RuntimeError):
+        await starting
+    assert (slow.state, slow.seen) == ("stopped", ["begin", "clear away"])
+
+
+async def test_an_instance_may_be_started_and_closed_again() -> None:
+    instance = ClientInstance("127.0.0.1:1")
+    await instance.start()
+    await instance.start()
+    assert instance.state == "running"
+    await instance.close()
+    await instance.close()
+    with pytest.raises(ClientStateError, match="is stopped: it starts once; make a new one"):
+        await instance.start()
+    unused = ClientInstance("127.0.0.1:1")
+    await unused.close()
+    assert unused.state == "stopped"
+
+
+async def test_a_second_consumer_of_a_group_leaves_the_first_one_alone(namesrv: FakeNamesrv) -> None:
+    async with ClientInstance(namesrv.addr) as shared, push(client=shared):
+        before = dict(shared.consumers)
+        with pytest.raises(ClientStateError, match="has a consumer of group g already"):
+            await push(client=shared).start()
+        assert shared.consumers == before
+
+
 @pytest.mark.parametrize(
     ("make", "call"),
     [
@@ -126,10 +198,10 @@ def test_a_shared_instance_in_another_event_loop() -> None:
         (lambda *a, **k: SyncPushConsumer(a[0], ignore, "T", **k), lambda it: it.health()),
     ],
 )
-async def test_blocking_faces(make: Callable[..., Any], call: Callable[[Any], Any]) -> None:
-    async with FakeNamesrv() as namesrv, FakeBroker("broker-a") as broker:
-        namesrv.serve("T", broker)
-        await asyncio.to_thread(use_face, make("g", namesrv=namesrv.addr), call)
+async def test_blocking_faces(
+    make: Callable[..., Any], call: Callable[[Any], Any], namesrv: FakeNamesrv
+) -> None:
+    await asyncio.to_thread(use_face, make("g", namesrv=namesrv.addr), call)
 
 
 def use_face(face: Any, call: Callable[[Any], Any]) -> None:

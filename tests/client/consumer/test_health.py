@@ -11,7 +11,9 @@ from cometmq import ConsumeFromWhere, ConsumeStatus, MessageExt, PushConsumer, P
 
 
 @pytest.mark.parametrize("how", ["raises", "asks for later"])
-async def test_a_listener_that_fails_for_every_message_is_named(how: str) -> None:
+async def test_a_listener_that_fails_for_every_message_is_named(
+    how: str, namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
     gate = asyncio.Semaphore(0)
 
     async def on_messages(messages: list[MessageExt]) -> ConsumeStatus:
@@ -28,20 +30,18 @@ async def test_a_listener_that_fails_for_every_message_is_named(how: str) -> Non
             while member.health().failed + member.health().consumed < count:
                 await asyncio.sleep(0.005)
 
-    async with FakeBroker("broker-a") as broker, FakeNamesrv() as namesrv:
-        namesrv.serve("T", broker, queues=1)
-        namesrv.serve("%RETRY%g", broker, queues=1)
-        for body in (b"bad", b"bad", b"bad", b"good"):
-            broker.store("T", 0, body)
-        options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_concurrency=1)
-        async with PushConsumer("g", on_messages, "T", namesrv=namesrv.addr, options=options) as member:
-            for count in (1, 2):
-                await handled(count)
-                assert member.health().ok  # may be an accident
-            await handled(3)
-            (problem,) = member.health().problems
-            assert "on_messages failed 3 times in a row, last: " in problem
-            assert ("KeyError('price')" if how == "raises" else "it asked for later") in problem
-            assert not member.health().ok
-            await handled(4)
-            assert member.health().ok
+    namesrv.serve("%RETRY%g", broker, queues=1)
+    for body in (b"bad", b"bad", b"bad", b"good"):
+        broker.store("T", 0, body)
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_concurrency=1)
+    async with PushConsumer("g", on_messages, "T", namesrv=namesrv.addr, options=options) as member:
+        for count in (1, 2):
+            await handled(count)
+            assert member.health().ok  # may be an accident
+        await handled(3)
+        (problem,) = member.health().problems
+        assert "on_messages failed 3 times in a row, last: " in problem
+        assert ("KeyError('price')" if how == "raises" else "it asked for later") in problem
+        assert not member.health().ok
+        await handled(4)
+        assert member.health().ok
