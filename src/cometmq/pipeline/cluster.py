@@ -17,7 +17,19 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from cometmq import logs
-from cometmq.client.cluster.namesrv_api import NO_ROUTE_HINT, UNREACHABLE_HINT
+from cometmq.client.cluster.requests import (
+    NO_ROUTE_HINT,
+    PULL_STATUS,
+    UNREACHABLE_HINT,
+    commit_request,
+    max_offset_request,
+    min_offset_request,
+    offset_in,
+    pull_request,
+    route_in,
+    route_request,
+    succeeded,
+)
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.consumer.offsets import commit_rounds
 from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, RecordError, RemotingError
@@ -27,19 +39,9 @@ from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets
 from cometmq.pipeline.options import SYSTEM_GROUP, Position, Topics
 from cometmq.pipeline.plan import Bounds, shrunk
 from cometmq.pipeline.pulling import Reply
-from cometmq.pipeline.requests import (
-    BUSY,
-    PULL_ANSWERS,
-    commit_request,
-    max_offset_request,
-    min_offset_request,
-    offset_reply,
-    pull_reply,
-    pull_request,
-    route_request,
-)
+from cometmq.pipeline.requests import BUSY, pull_reply
 from cometmq.pipeline.wire import Wire
-from cometmq.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
+from cometmq.protocol.bodies import ClusterInfo, TopicList
 from cometmq.protocol.codes import TBW102, RequestCode, ResponseCode, is_system_topic
 from cometmq.protocol.frame import Frame
 
@@ -143,11 +145,12 @@ class Cluster:
                 asked.append((address, str(error)))
                 continue
             reached = True
-            if frame.code == ResponseCode.SUCCESS and frame.body:
-                route = topic_route(topic, TopicRouteData.decode(frame.body))
+            data = route_in(frame)
+            if not isinstance(data, str):
+                route = topic_route(topic, data)
                 self._routes.put(route)
                 return route
-            asked.append((address, str(BrokerError(frame.code, remark=frame.remark or ""))))
+            asked.append((address, data))
         raise NoRouteError(topic, asked, NO_ROUTE_HINT if reached else UNREACHABLE_HINT)
 
     def addresses(self, queues: Iterable[MessageQueue]) -> dict[str, str]:
@@ -202,8 +205,8 @@ class Cluster:
         answers = iter(self._call(address, frames))
         return {
             queue: Bounds(
-                offset_reply(next(answers), address, queue),
-                offset_reply(next(answers), address, queue),
+                offset_in(next(answers), address, queue),
+                offset_in(next(answers), address, queue),
                 replica,
             )
             for queue in queues
@@ -297,7 +300,7 @@ class Cluster:
         frames = [pull_request(SYSTEM_GROUP, queue, offset, 1, "*") for queue, offset in wanted]
         replies = [pull_reply(frame) for frame in self._call(address, frames)]
         for (queue, _), reply in zip(wanted, replies, strict=True):
-            if reply.code not in PULL_ANSWERS:
+            if reply.code not in PULL_STATUS:
                 raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
         return replies
 
@@ -379,9 +382,7 @@ class Cluster:
                 except RemotingError as error:
                     failure = error
                     continue
-                if frame.code != ResponseCode.SUCCESS:
-                    raise BrokerError(frame.code, remark=frame.remark or "", broker_addr=address)
-                return frame
+                return succeeded(frame, address)
             assert failure is not None
             raise failure
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from cometmq.client.cluster.requests import PULL_STATUS
 from cometmq.pipeline.plan import QueueRange
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.one import queue_offset_of, record_starts
@@ -162,12 +163,7 @@ class PullWindow:
         ):
             segment.at = min(reply.next_begin, segment.end)
             return Verdict.PROGRESS
-        if reply.code not in (
-            ResponseCode.SUCCESS,
-            ResponseCode.PULL_RETRY_IMMEDIATELY,
-            ResponseCode.PULL_OFFSET_MOVED,
-            ResponseCode.PULL_NOT_FOUND,
-        ):
+        if reply.code not in PULL_STATUS:
             return Verdict.REFUSED
         if reply.next_begin > segment.at:
             self._lose(segment, reply.next_begin, reply)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cometmq import logs
+from cometmq.client.cluster.requests import PULL_STATUS, pull_request
 from cometmq.errors import (
     BodyTooLarge,
     BrokerError,
@@ -32,7 +33,7 @@ from cometmq.pipeline.errors import BadRecordError, DataLossError, ReplicaBehind
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.pulling import Chunk, PullWindow, Reply, Request, Segment, Verdict
-from cometmq.pipeline.requests import BUSY, PULL_ANSWERS, pull_reply, pull_request
+from cometmq.pipeline.requests import BUSY, pull_reply
 from cometmq.pipeline.wire import Wire
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.compression import decompress
@@ -172,7 +173,7 @@ class _BrokerReader:
             self._flying[number] = item.segment
 
     def _answered(self, segment: Segment, reply: Reply) -> None:
-        missing = not reply.body and reply.code in PULL_ANSWERS - {ResponseCode.PULL_RETRY_IMMEDIATELY}
+        missing = not reply.body and reply.code in PULL_STATUS.keys() - {ResponseCode.PULL_RETRY_IMMEDIATELY}
         if missing and self._on_replica():
             if not self._waited(segment, self._options.timeout_ms / 1000):
                 return

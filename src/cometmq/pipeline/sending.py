@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from cometmq.client.cluster.requests import SEND_STATUS, send_request
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
@@ -24,18 +25,9 @@ from cometmq.pipeline.options import WriteOptions
 from cometmq.pipeline.rows import RowMessage
 from cometmq.pipeline.wire import Wire
 from cometmq.protocol.batch import encode_batch
-from cometmq.protocol.codes import RETRY_PREFIX, TBW102, RequestCode, ResponseCode
+from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import SendMessageRequestHeaderV2
 
-_STORED = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-    }
-)
 _BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # by a broker that has not moved
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _PAUSE_S = 0.1  # before the first repetition, doubled with each
@@ -148,7 +140,7 @@ class Sender:
             return
         batch = self._flying[address].pop(frame.opaque)
         del self._busy[batch.queue]
-        if frame.code in _STORED:
+        if frame.code in SEND_STATUS:
             self.messages += len(batch.messages)
             self.bytes += sum(len(message.body) for message in batch.messages)
             return
@@ -222,27 +214,14 @@ def _frame(batch: _Batch, producer_group: str) -> Frame:
     """One send request: a batch body, or a plain message if it is alone."""
     first = batch.messages[0]
     single = len(batch.messages) == 1
-    properties = "WAIT\x01true"
     if single:
-        properties = first.properties.decode()
+        body, properties = first.body, first.properties.decode()
         if first.delay_level > 0:
             properties += f"\x02DELAY\x01{first.delay_level}"
-    header = SendMessageRequestHeaderV2(
-        producer_group=producer_group,
-        topic=first.topic,
-        default_topic=TBW102,
-        default_topic_queue_nums=4,
-        queue_id=batch.queue.queue_id,
-        sys_flag=0,
-        born_timestamp=int(time.time() * 1000),
-        flag=first.flag if single else 0,
-        properties=properties,
-        reconsume_times=0,
-        unit_mode=False,
-        batch=not single,
-        bname=batch.queue.broker_name,
+    else:
+        body = encode_batch((item.flag, item.body, item.properties) for item in batch.messages)
+        properties = "WAIT\x01true"
+    flag = first.flag if single else 0
+    return send_request(
+        producer_group, first.topic, batch.queue, body, properties, flag=flag, batch=not single
     )
-    if single:
-        return Frame.request(RequestCode.SEND_MESSAGE_V2, header, first.body)
-    body = encode_batch((item.flag, item.body, item.properties) for item in batch.messages)
-    return Frame.request(RequestCode.SEND_BATCH_MESSAGE, header, body)

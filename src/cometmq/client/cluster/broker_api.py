@@ -4,10 +4,21 @@ RemotingError."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from cometmq.client.cluster.calls import Calls, broker_error
 from cometmq.client.cluster.decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
-from cometmq.errors import BodyError, BrokerError
+from cometmq.client.cluster.requests import (
+    PULL_STATUS,
+    broker_error,
+    commit_request,
+    committed_request,
+    max_offset_request,
+    min_offset_request,
+    offset_in,
+    pull_request,
+    succeeded,
+)
+from cometmq.errors import BodyError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
@@ -19,7 +30,7 @@ from cometmq.protocol.bodies import (
     SubscriptionData,
 )
 from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult
-from cometmq.protocol.codes import PullSysFlag, RequestCode, ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
@@ -28,86 +39,52 @@ from cometmq.protocol.headers import (
     GetConsumerListByGroupRequestHeader,
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
-    GetMaxOffsetRequestHeader,
-    GetMinOffsetRequestHeader,
     OffsetResponseHeader,
-    PullMessageRequestHeader,
     PullMessageResponseHeader,
-    QueryConsumerOffsetRequestHeader,
     QueryMessageRequestHeader,
     SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
-    UpdateConsumerOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.remoting import RemotingClient
 from cometmq.text import printable
 
-__all__ = ["BrokerApi"]
+__all__ = ["BrokerApi", "Calls"]
 
 MEMBERS_MAX = 100_000
 """Members of a group: all are sorted and shared out at each rebalance, some 0.1 s for this many."""
 
-_PULL_STATUS = {
-    int(ResponseCode.SUCCESS): PullStatus.FOUND,
-    int(ResponseCode.PULL_NOT_FOUND): PullStatus.NO_NEW_MSG,
-    int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MSG,
-    int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
-}
+
+class Calls:
+    """Base of the typed APIs. `timeout_s` holds where a call names no other."""
+
+    def __init__(self, remoting: RemotingClient, timeout_s: float = 3.0) -> None:
+        self.remoting = remoting
+        self.timeout_s = timeout_s
+
+    async def call(
+        self,
+        addr: str,
+        code: RequestCode,
+        header: Any = None,
+        body: bytes = b"",
+        *,
+        timeout_s: float | None = None,
+        topic: str = "",
+        key: str = "",
+    ) -> Frame:
+        """The answer if its code is SUCCESS. Raises BrokerError otherwise, or what remoting raises."""
+        answer = await self.ask(addr, Frame.request(code, header, body), timeout_s)
+        return succeeded(answer, addr, topic, key)
+
+    async def ask(self, addr: str, request: Frame, timeout_s: float | None = None) -> Frame:
+        """The answer to a request, whatever its code."""
+        return await self.remoting.call(addr, request, self.timeout_s if timeout_s is None else timeout_s)
 
 
 class BrokerApi(Calls):
     # -- reading
-
-    async def pull_frame(
-        self,
-        addr: str,
-        queue: MessageQueue,
-        group: str,
-        offset: int,
-        *,
-        max_count: int = 32,
-        expression: str = "*",
-        expression_type: str = "TAG",
-        carry_expression: bool = True,
-        sub_version: int = 0,
-        commit_offset: int | None = None,
-        suspend_s: float = 0.0,
-        timeout_s: float | None = None,
-    ) -> Frame:
-        """The answer to a pull with its records still encoded, for whoever decodes them in bulk.
-
-        `carry_expression` sends the expression along; without it the broker takes the one of the group's
-        heartbeat. `commit_offset` is stored as the group's offset. With `suspend_s` the broker waits that
-        long for a message. Raises BrokerError for codes other than those of PullStatus.
-        """
-        sys_flag = 0
-        if commit_offset is not None:
-            sys_flag |= PullSysFlag.COMMIT_OFFSET
-        if suspend_s > 0:
-            sys_flag |= PullSysFlag.SUSPEND
-        if carry_expression:
-            sys_flag |= PullSysFlag.SUBSCRIPTION
-        header = PullMessageRequestHeader(
-            consumer_group=group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            max_msg_nums=max_count,
-            sys_flag=int(sys_flag),
-            commit_offset=commit_offset or 0,
-            suspend_timeout_millis=int(suspend_s * 1000),
-            subscription=expression if carry_expression else None,
-            sub_version=sub_version,
-            expression_type=expression_type,
-            bname=queue.broker_name,
-        )
-        if timeout_s is None:
-            timeout_s = max(self.timeout_s, suspend_s + 10.0)
-        answer = await self.ask(addr, RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
-        if answer.code not in _PULL_STATUS:
-            raise broker_error(answer, addr, queue.topic)
-        return answer
 
     async def pull(
         self,
@@ -126,16 +103,24 @@ class BrokerApi(Calls):
         timeout_s: float | None = None,
         max_body: int = MAX_BODY,
     ) -> PullResult:
-        """As pull_frame, decoded. The broker filters tags by their hash only: look at each message's tag
-        again. max_body: bytes of a decompressed body; a larger one is left as it is stored."""
-        answer = await self.pull_frame(
-            addr, queue, group, offset,
-            max_count=max_count, expression=expression, expression_type=expression_type,
-            carry_expression=carry_expression, sub_version=sub_version, commit_offset=commit_offset,
-            suspend_s=suspend_s, timeout_s=timeout_s,
+        """Messages from `offset` on, see pull_request. Raises BrokerError for codes other than those of
+        PullStatus.
+
+        The broker filters tags by their hash only: look at each message's tag again. max_body: bytes of a
+        decompressed body; a larger one is left as it is stored.
+        """
+        request = pull_request(
+            group, queue, offset, max_count, expression,
+            expression_type=expression_type, carry_expression=carry_expression, sub_version=sub_version,
+            commit_offset=commit_offset, suspend_s=suspend_s,
         )  # fmt: skip
+        if timeout_s is None:
+            timeout_s = max(self.timeout_s, suspend_s + 10.0)
+        answer = await self.ask(addr, request, timeout_s)
+        status = PULL_STATUS.get(answer.code)
+        if status is None:
+            raise broker_error(answer, addr, queue.topic)
         header = answer.header(PullMessageResponseHeader)
-        status = _PULL_STATUS[answer.code]
         if status is PullStatus.FOUND:
             found = decode_pulled(answer.body, queue.broker_name, max_body)
         else:
@@ -179,30 +164,21 @@ class BrokerApi(Calls):
             end_timestamp=end_ms,
             unique_key_query=unique_key,
         )
-        answer = await self.ask(addr, RequestCode.QUERY_MESSAGE, header, timeout_s=max(self.timeout_s, 6.0))
+        request = Frame.request(RequestCode.QUERY_MESSAGE, header)
+        answer = await self.ask(addr, request, max(self.timeout_s, 6.0))
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return []
-        if answer.code != ResponseCode.SUCCESS:
-            raise broker_error(answer, addr, topic, key)
-        return decode_messages(answer.body, broker_name, [])
+        return decode_messages(succeeded(answer, addr, topic, key).body, broker_name, [])
 
     # -- bounds of queues
 
     async def max_offset(self, addr: str, queue: MessageQueue) -> int:
         """The offset that the next message will get; 0 for a queue the broker does not have."""
-        header = GetMaxOffsetRequestHeader(
-            topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
-        )
-        answer = await self.call(addr, RequestCode.GET_MAX_OFFSET, header, topic=queue.topic)
-        return answer.header(OffsetResponseHeader).offset
+        return offset_in(await self.ask(addr, max_offset_request(queue)), addr, queue)
 
     async def min_offset(self, addr: str, queue: MessageQueue) -> int:
         """The first offset that is still stored."""
-        header = GetMinOffsetRequestHeader(
-            topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
-        )
-        answer = await self.call(addr, RequestCode.GET_MIN_OFFSET, header, topic=queue.topic)
-        return answer.header(OffsetResponseHeader).offset
+        return offset_in(await self.ask(addr, min_offset_request(queue)), addr, queue)
 
     async def offset_by_time(self, addr: str, queue: MessageQueue, timestamp_ms: int) -> int:
         """4.9: of the message stored nearest to that time; 5.x: of the first one stored then or later."""
@@ -227,39 +203,15 @@ class BrokerApi(Calls):
 
         A broker that still has the queue's first messages says 0 for a group it does not know.
         """
-        header = QueryConsumerOffsetRequestHeader(
-            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
-        )
-        try:
-            answer = await self.call(
-                addr,
-                RequestCode.QUERY_CONSUMER_OFFSET,
-                header,
-                topic=queue.topic,
-                timeout_s=max(self.timeout_s, 5.0),
-            )
-        except BrokerError as error:
-            if error.code == ResponseCode.QUERY_NOT_FOUND:
-                return None
-            raise
-        return answer.header(OffsetResponseHeader).offset
+        answer = await self.ask(addr, committed_request(group, queue), max(self.timeout_s, 5.0))
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return offset_in(answer, addr, queue)
 
     async def update_consumer_offset(self, addr: str, group: str, queue: MessageQueue, offset: int) -> None:
         """Confirmed by the broker (Apache's client does not wait for that)."""
-        header = UpdateConsumerOffsetRequestHeader(
-            consumer_group=group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            commit_offset=offset,
-            bname=queue.broker_name,
-        )
-        await self.call(
-            addr,
-            RequestCode.UPDATE_CONSUMER_OFFSET,
-            header,
-            topic=queue.topic,
-            timeout_s=max(self.timeout_s, 5.0),
-        )
+        answer = await self.ask(addr, commit_request(group, queue, offset), max(self.timeout_s, 5.0))
+        succeeded(answer, addr, queue.topic)
 
     # -- groups and their members
 

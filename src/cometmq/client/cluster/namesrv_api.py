@@ -5,29 +5,29 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from cometmq.client.cluster.calls import Calls, broker_error, hint_of
+from cometmq.client.cluster.broker_api import Calls
+from cometmq.client.cluster.requests import (
+    NO_ROUTE_HINT,
+    UNREACHABLE_HINT,
+    hint_of,
+    route_in,
+    route_request,
+    succeeded,
+)
 from cometmq.errors import BrokerError, NoRouteError, RemotingError
 from cometmq.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.ext import Header
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     DeleteTopicRequestHeader,
     GetKVConfigRequestHeader,
     GetKVConfigResponseHeader,
-    GetRouteInfoRequestHeader,
     PutKVConfigRequestHeader,
 )
 from cometmq.remoting import RemotingClient
 
 __all__ = ["NameServersUnreachable", "NamesrvApi"]
-
-NO_ROUTE_HINT = (
-    "Create the topic (mqadmin updateTopic), or let brokers create it (autoCreateTopicEnable=true); "
-    "if it exists, look whether its broker is registered there (mqadmin clusterList)."
-)
-UNREACHABLE_HINT = (
-    "No name server answered: is one running there? (cometmq standalone starts one at 127.0.0.1:9876)"
-)
 
 
 class NameServersUnreachable(NoRouteError):
@@ -51,22 +51,19 @@ class NamesrvApi(Calls):
         count = len(self.addrs)
         return [((self._at + step) % count, self.addrs[(self._at + step) % count]) for step in range(count)]
 
-    async def ask_any(
-        self, code: RequestCode, header: object = None, body: bytes = b"", *, topic: str = ""
-    ) -> Frame:
+    async def ask_any(self, code: RequestCode, header: Header | None = None) -> Frame:
         """The answer of the first name server that can be reached; raises its BrokerError, or the last
         failure."""
+        request = Frame.request(code, header)
         failure: RemotingError | None = None
         for position, addr in self._in_turn():
             try:
-                answer = await self.ask(addr, code, header, body)
+                answer = await self.ask(addr, request)
             except RemotingError as error:
                 failure = error
                 continue
             self._at = position
-            if answer.code != ResponseCode.SUCCESS:
-                raise broker_error(answer, addr, topic)
-            return answer
+            return succeeded(answer, addr)
         assert failure is not None
         raise failure
 
@@ -77,9 +74,7 @@ class NamesrvApi(Calls):
         hint = NO_ROUTE_HINT
         for position, addr in self._in_turn():
             try:
-                answer = await self.ask(
-                    addr, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic)
-                )
+                answer = await self.ask(addr, route_request(topic))
             except RemotingError as error:
                 asked.append((addr, str(error)))
                 continue
@@ -87,9 +82,10 @@ class NamesrvApi(Calls):
                 reached = self._at = position
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 hint = hint_of(answer.code)
-            if answer.code == ResponseCode.SUCCESS and answer.body:
-                return TopicRouteData.decode(answer.body)
-            asked.append((addr, str(BrokerError(answer.code, remark=answer.remark or ""))))
+            route = route_in(answer)
+            if not isinstance(route, str):
+                return route
+            asked.append((addr, route))
         if reached is None:
             raise NameServersUnreachable(topic, asked, UNREACHABLE_HINT)
         raise NoRouteError(topic, asked, hint)

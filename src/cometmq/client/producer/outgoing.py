@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Sequence
 
-from cometmq.client.cluster.calls import broker_error
 from cometmq.client.cluster.identity import KeyMaker
+from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.errors import MessageIllegal
-from cometmq.message import Message, MessageQueue, SendResult, SendStatus
+from cometmq.message import Message, MessageQueue, SendResult
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import (
     RETRY_PREFIX,
     UNSENDABLE_TOPICS,
-    RequestCode,
-    ResponseCode,
     SysFlag,
 )
 from cometmq.protocol.frame import Frame
@@ -26,15 +23,7 @@ from cometmq.protocol.properties.text import encode_properties, is_reserved
 
 __all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_system"]
 
-_STATUS = {
-    int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
-    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
-    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
-    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
-}
 _ZLIB_FLAGS = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
-_SEND = int(RequestCode.SEND_MESSAGE_V2)
-_SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 
 USER_MAY_SET = frozenset(
     {
@@ -71,32 +60,18 @@ class Outgoing:
         self.sys_flag = sys_flag
         self.batch = batch
         self.reconsume = reconsume
-        """(times, maximum) of a message on its way to a retry topic."""
+        """See send_request."""
 
     def frame(self, group: str, queue: MessageQueue, options: ProducerOptions) -> Frame:
-        # Written as text straight away: a typed header would cost three times as much here.
-        ext = {
-            "a": group,
-            "b": self.topic,
-            "c": options.create_topic_key,
-            "d": str(options.default_topic_queue_nums),
-            "e": str(queue.queue_id),
-            "f": str(self.sys_flag),
-            "g": str(int(time.time() * 1000)),
-            "h": str(self.flag),
-            "i": self.properties,
-            "j": "0",
-            "k": "false",
-            "m": "true" if self.batch else "false",
-            "n": queue.broker_name,
-        }
-        if self.reconsume is not None:
-            ext["j"], ext["l"] = map(str, self.reconsume)
-        return Frame.request(_SEND_BATCH if self.batch else _SEND, None, self.body, ext=ext)
+        return send_request(
+            group, self.topic, queue, self.body, self.properties,
+            flag=self.flag, sys_flag=self.sys_flag, batch=self.batch, reconsume=self.reconsume,
+            template=options.create_topic_key, template_queue_nums=options.default_topic_queue_nums,
+        )  # fmt: skip
 
     def result(self, answer: Frame, queue: MessageQueue, addr: str) -> SendResult:
         """Raises BrokerError for every code but the four that mean "stored"."""
-        status = _STATUS.get(answer.code)
+        status = SEND_STATUS.get(answer.code)
         if status is None:
             raise broker_error(answer, addr, self.topic, self.msg_id)
         header = answer.header(SendMessageResponseHeader)

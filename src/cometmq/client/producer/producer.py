@@ -14,8 +14,9 @@ import random
 from collections.abc import Iterable, Sequence
 
 from cometmq.client.cluster.instance import Client, ClientInstance
-from cometmq.client.cluster.namesrv_api import UNREACHABLE_HINT, NameServersUnreachable
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.requests import UNREACHABLE_HINT
 from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.options import ProducerOptions

@@ -1,0 +1,241 @@
+"""The requests that clients and pipelines make alike, as frames, and what their answers mean."""
+
+from __future__ import annotations
+
+import time
+
+from cometmq.errors import BrokerError
+from cometmq.message import MessageQueue, PullStatus, SendStatus
+from cometmq.protocol.bodies import TopicRouteData
+from cometmq.protocol.codes import TBW102, PullSysFlag, RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    GetMaxOffsetRequestHeader,
+    GetMinOffsetRequestHeader,
+    GetRouteInfoRequestHeader,
+    OffsetResponseHeader,
+    PullMessageRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+
+__all__ = [
+    "NO_ROUTE_HINT",
+    "PULL_STATUS",
+    "SEND_STATUS",
+    "UNREACHABLE_HINT",
+    "broker_error",
+    "commit_request",
+    "committed_request",
+    "hint_of",
+    "max_offset_request",
+    "min_offset_request",
+    "offset_in",
+    "pull_request",
+    "route_in",
+    "route_request",
+    "send_request",
+    "succeeded",
+]
+
+PULL_STATUS = {
+    int(ResponseCode.SUCCESS): PullStatus.FOUND,
+    int(ResponseCode.PULL_NOT_FOUND): PullStatus.NO_NEW_MSG,
+    int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MSG,
+    int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
+}
+"""The codes of answers to a pull that are no refusal."""
+SEND_STATUS = {
+    int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+}
+"""The codes of answers to a send that mean "stored"."""
+
+_SEND = int(RequestCode.SEND_MESSAGE_V2)
+_SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+
+NO_ROUTE_HINT = (
+    "Create the topic (mqadmin updateTopic), or let brokers create it (autoCreateTopicEnable=true); "
+    "if it exists, look whether its broker is registered there (mqadmin clusterList)."
+)
+UNREACHABLE_HINT = (
+    "No name server answered: is one running there? (cometmq standalone starts one at 127.0.0.1:9876)"
+)
+_HINTS: dict[int, str] = {
+    ResponseCode.SYSTEM_BUSY: "the broker refuses work for a moment: slow down or try again",
+    ResponseCode.TOPIC_NOT_EXIST: "create the topic (mqadmin updateTopic) or set autoCreateTopicEnable",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group (mqadmin updateSubGroup), or switch on "
+    "autoCreateSubscriptionGroup",
+    ResponseCode.NO_PERMISSION: "look at the permissions of broker, topic and group",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "the broker takes no messages: full disk, replica, or stopping",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this server's version does not know the request, or it is a "
+    "server of another kind: by default name servers listen on port 9876, brokers on 10911",
+}
+
+
+def hint_of(code: int) -> str:
+    """A way out of a refusal, "" where none is known."""
+    return _HINTS.get(code, "")
+
+
+def broker_error(answer: Frame, addr: str, topic: str = "", key: str = "") -> BrokerError:
+    """The refusal as an error that says who refused what and why."""
+    return BrokerError(
+        answer.code,
+        remark=answer.remark or "",
+        broker_addr=addr,
+        topic=topic,
+        key=key,
+        hint=hint_of(answer.code),
+    )
+
+
+def succeeded(answer: Frame, addr: str, topic: str = "", key: str = "") -> Frame:
+    """The answer itself. Raises BrokerError unless its code is SUCCESS."""
+    if answer.code != ResponseCode.SUCCESS:
+        raise broker_error(answer, addr, topic, key)
+    return answer
+
+
+def route_request(topic: str) -> Frame:
+    """Where a topic is."""
+    return Frame.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
+
+
+def route_in(answer: Frame) -> TopicRouteData | str:
+    """The route in a name server's answer, or why there is none."""
+    if answer.code == ResponseCode.SUCCESS and answer.body:
+        return TopicRouteData.decode(answer.body)
+    return str(BrokerError(answer.code, remark=answer.remark or ""))
+
+
+def send_request(
+    group: str,
+    topic: str,
+    queue: MessageQueue,
+    body: bytes,
+    properties: str,
+    *,
+    flag: int = 0,
+    sys_flag: int = 0,
+    batch: bool = False,
+    reconsume: tuple[int, int] | None = None,
+    template: str = TBW102,
+    template_queue_nums: int = 4,
+) -> Frame:
+    """A message, or with `batch` the messages of protocol/batch.py. The codes of answers that mean "stored"
+    are those of SEND_STATUS.
+
+    reconsume: (times, maximum) of a message on its way to a retry topic. template: the topic after which one
+    that does not exist is made.
+    """
+    # Written as text straight away: a typed header would cost three times as much here.
+    ext = {
+        "a": group,
+        "b": topic,
+        "c": template,
+        "d": str(template_queue_nums),
+        "e": str(queue.queue_id),
+        "f": str(sys_flag),
+        "g": str(int(time.time() * 1000)),
+        "h": str(flag),
+        "i": properties,
+        "j": "0",
+        "k": "false",
+        "m": "true" if batch else "false",
+        "n": queue.broker_name,
+    }
+    if reconsume is not None:
+        ext["j"], ext["l"] = map(str, reconsume)
+    return Frame.request(_SEND_BATCH if batch else _SEND, None, body, ext=ext)
+
+
+def pull_request(
+    group: str,
+    queue: MessageQueue,
+    offset: int,
+    max_count: int = 32,
+    expression: str = "*",
+    *,
+    expression_type: str = "TAG",
+    carry_expression: bool = True,
+    sub_version: int = 0,
+    commit_offset: int | None = None,
+    suspend_s: float = 0.0,
+) -> Frame:
+    """Messages from `offset` on. The codes of its answers that are no refusal are those of PULL_STATUS.
+
+    `carry_expression` sends the expression along; without it the broker takes the one of the group's
+    heartbeat. `commit_offset` is stored as the group's offset. With `suspend_s` the broker waits that long
+    for a message.
+    """
+    sys_flag = 0
+    if commit_offset is not None:
+        sys_flag |= PullSysFlag.COMMIT_OFFSET
+    if suspend_s > 0:
+        sys_flag |= PullSysFlag.SUSPEND
+    if carry_expression:
+        sys_flag |= PullSysFlag.SUBSCRIPTION
+    header = PullMessageRequestHeader(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        max_msg_nums=max_count,
+        sys_flag=int(sys_flag),
+        commit_offset=commit_offset or 0,
+        suspend_timeout_millis=int(suspend_s * 1000),
+        subscription=expression if carry_expression else None,
+        sub_version=sub_version,
+        expression_type=expression_type,
+        bname=queue.broker_name,
+    )
+    return Frame.request(RequestCode.PULL_MESSAGE, header)
+
+
+def min_offset_request(queue: MessageQueue) -> Frame:
+    """The first offset that is still stored; `offset_in` the answer."""
+    header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
+    return Frame.request(RequestCode.GET_MIN_OFFSET, header)
+
+
+def max_offset_request(queue: MessageQueue) -> Frame:
+    """The offset that the next message will get, 0 for a queue the broker does not have; `offset_in` the
+    answer."""
+    header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
+    return Frame.request(RequestCode.GET_MAX_OFFSET, header)
+
+
+def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
+    """A group's offset; `offset_in` the answer, or its code is QUERY_NOT_FOUND.
+
+    A broker that still has the queue's first messages says 0 for a group it does not know; one of 5.x does
+    not with set_zero_if_not_found=False.
+    """
+    header = QueryConsumerOffsetRequestHeader(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        set_zero_if_not_found=set_zero_if_not_found,
+        bname=queue.broker_name,
+    )
+    return Frame.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
+
+
+def commit_request(group: str, queue: MessageQueue, offset: int) -> Frame:
+    """Store a group's offset."""
+    header = UpdateConsumerOffsetRequestHeader(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        commit_offset=offset,
+        bname=queue.broker_name,
+    )
+    return Frame.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+def offset_in(answer: Frame, addr: str, queue: MessageQueue) -> int:
+    """Raises BrokerError unless its code is SUCCESS."""
+    return succeeded(answer, addr, queue.topic).header(OffsetResponseHeader).offset
