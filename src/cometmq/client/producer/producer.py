@@ -179,60 +179,63 @@ class Producer(Client):
     async def _send(
         self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None
     ) -> SendResult:
+        """What a try stored without SEND_OK is the answer if no later try does better."""
         self._under_way += 1
+        has_room = False
         try:
-            async with self._room:
-                return await self._send_with_retries(outgoing, queue, timeout_s)
+            has_room = await self._room.acquire()
+            options = self.options
+            client = self.client
+            loop = client.loop
+            topic = outgoing.topic
+            begun = loop.time()
+            budget_s = options.send_timeout_s if timeout_s is None else timeout_s
+            tries = 1 if queue is not None else 1 + options.retry_times
+            attempts = SendAttempts(
+                begun + budget_s, tries, options.retry_response_codes, options.try_timeout_s
+            )
+            left_s = attempts.timeout_s(begun)
+            route = client.routes.get(topic)
+            if route is None or route.from_template or not route.write_queues:
+                route = await self._route_within(topic, budget_s)
+                left_s = attempts.timeout_s(loop.time())
+            chosen = queue if queue is not None else self._robin.select(route.write_queues)
+            stored: SendResult | None = None
+            while True:
+                try:
+                    if attempts.outcomes:
+                        route = await self._route_within(topic, attempts.timeout_s(loop.time()))
+                        chosen = self._robin.select(route.write_queues, avoid_broker=chosen.broker_name)
+                        left_s = attempts.timeout_s(loop.time())
+                    result = await self._try(outgoing, chosen, left_s)
+                except _TRY_FAILURES as error:
+                    failure = error
+                    if tries == 1:
+                        raise
+                    if not attempts.failed(chosen.broker_name, error, loop.time()):
+                        break
+                    if isinstance(error, RemotingError):
+                        client.refresh_soon(topic)  # the broker may have moved
+                else:
+                    if (
+                        result.status is SendStatus.SEND_OK
+                        or tries == 1
+                        or not options.retry_another_broker_when_not_store_ok
+                    ):
+                        return result
+                    stored = result
+                    if not attempts.stored_badly(chosen.broker_name, loop.time()):
+                        break
+            if stored is not None:
+                return stored
+            failure.add_note(attempts.story(topic, loop.time() - begun))
+            raise failure
         finally:
+            if has_room:
+                self._room.release()
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
-
-    async def _send_with_retries(
-        self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None
-    ) -> SendResult:
-        """What a try stored without SEND_OK is the answer if no later try does better."""
-        options = self.options
-        client = self.client
-        loop = client.loop
-        topic = outgoing.topic
-        begun = loop.time()
-        budget_s = options.send_timeout_s if timeout_s is None else timeout_s
-        tries = 1 if queue is not None else 1 + options.retry_times
-        attempts = SendAttempts(begun + budget_s, tries, options.retry_response_codes, options.try_timeout_s)
-        route = client.routes.get(topic)
-        if route is None or route.from_template or not route.write_queues:
-            route = await self._route_within(topic, budget_s)
-        chosen = queue if queue is not None else self._robin.select(route.write_queues)
-        stored: SendResult | None = None
-        while True:
-            try:
-                if attempts.outcomes:
-                    route = await self._route_within(topic, attempts.timeout_s(loop.time()))
-                    chosen = self._robin.select(route.write_queues, avoid_broker=chosen.broker_name)
-                result = await self._try(outgoing, chosen, attempts.timeout_s(loop.time()))
-            except _TRY_FAILURES as error:
-                failure = error
-                if tries == 1:
-                    raise
-                if not attempts.failed(chosen.broker_name, error, loop.time()):
-                    break
-                if isinstance(error, RemotingError):
-                    client.refresh_soon(topic)  # the broker may have moved
-            else:
-                if (
-                    result.status is SendStatus.SEND_OK
-                    or tries == 1
-                    or not options.retry_another_broker_when_not_store_ok
-                ):
-                    return result
-                stored = result
-                if not attempts.stored_badly(chosen.broker_name, loop.time()):
-                    break
-        if stored is not None:
-            return stored
-        failure.add_note(attempts.story(topic, loop.time() - begun))
-        raise failure
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
         """The route, asked for within a send's own budget."""
@@ -277,5 +280,6 @@ class Producer(Client):
         return queue
 
     def _running(self) -> ClientInstance:
-        self._check_running()
+        if self._state != "running" or self._loop is not asyncio.get_running_loop():
+            self._check_running()  # which says what is wrong; asked for each message, so not called for it
         return self.client
