@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.test_architecture import PACKAGE, SUB_ROOMS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -13,6 +14,7 @@ SOURCES = [
     path for base in ("src", "tests", "benchmarks", "examples") for path in (ROOT / base).rglob("*.py")
 ]
 FILES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
+NOT_OF_THE_TREE = {"commitlog/", "consumequeue/", "index/", "config/", "build/benchmarks/results.md"}
 TEST = r"`(?:test_|Test)\w+`"
 FILE = r"`[\w/]*test_\w+\.py`"
 # (docs/reference/storage.md, Record, Index): a page of the reference and headings on it.
@@ -64,6 +66,28 @@ def dead_links(page: Path) -> list[str]:
     return dead
 
 
+def sub_rooms_drawn(page: str) -> dict[str, tuple[str, ...]]:
+    """Room -> its sub-rooms in their order, from the drawing on docs/architecture.md."""
+    drawing = page.partition("```\n")[2].partition("```")[0]
+    drawn: dict[str, tuple[str, ...]] = {}
+    room = ""
+    for line in drawing.splitlines():
+        if found := re.match(r"(\w+)/ ", line):
+            room = found[1]
+        elif found := re.match(r"  (\w+)/ ", line):
+            drawn[room] = (*drawn.get(room, ()), found[1])
+    return drawn
+
+
+def missing_paths(page: str) -> list[str]:
+    """The files and directories that a page names in backticks and that are nowhere."""
+    named = re.findall(r"`((?:\.\./)?(?:\w+/)+(?:\w+\.(?:py|md|sh|java|toml))?|(?:\w+/)+\w+\.py)`", page)
+    homes = (ROOT, ROOT / "src", ROOT / "src/cometmq")
+    return [
+        name for name in named if not any((home / name).exists() for home in homes) and name not in NOT_OF_THE_TREE
+    ]
+
+
 def page_name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -99,6 +123,25 @@ def test_no_source_cites_what_a_reader_does_not_have() -> None:
     ]
 
     assert absent == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    assert missing_paths(page.read_text("utf-8")) == []
+
+
+def test_the_drawing_of_the_rooms_has_their_sub_rooms_in_the_order_of_imports() -> None:
+    drawn = sub_rooms_drawn((ROOT / "docs/architecture.md").read_text("utf-8"))
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    without_order = {
+        room: tuple(sorted(path.parent.name for path in (PACKAGE / room).glob("*/__init__.py")))
+        for room in rooms - SUB_ROOMS.keys()
+    }
+
+    assert {room: order for room, order in drawn.items() if room in SUB_ROOMS} == SUB_ROOMS
+    assert {room: tuple(sorted(order)) for room, order in drawn.items() if room not in SUB_ROOMS} == {
+        room: found for room, found in without_order.items() if found
+    }
 
 
 def test_what_a_page_names() -> None:
