@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.tested_by import TESTED_BY, found, wanted
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
@@ -326,6 +327,17 @@ def test_every_logger_makes_its_lines_harmless() -> None:
     ]
 
     assert wrong == []
+
+
+def test_every_module_has_its_tests_by_name_or_in_the_table() -> None:
+    """What fails here is set right by `python -m tests.tested_by`."""
+    right = wanted()
+    add = [f'"{module}": "{right[module]}",' for module in right if TESTED_BY.get(module) != right[module]]
+    remove = [f'"{module}": "{test}",' for module, test in TESTED_BY.items() if right.get(module) != test]
+
+    assert not add, "\n".join(["to add to tests/tested_by.py:", *add])
+    assert not remove, "\n".join(["to remove from tests/tested_by.py:", *remove])
+    assert [test for test in TESTED_BY.values() if len(found(test)) != 1] == []
 
 
 def test_modules_fit_on_a_few_screens() -> None:
