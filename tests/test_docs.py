@@ -83,9 +83,8 @@ def missing_paths(page: str) -> list[str]:
     """The files and directories that a page names in backticks and that are nowhere."""
     named = re.findall(r"`((?:\.\./)?(?:\w+/)+(?:\w+\.(?:py|md|sh|java|toml))?|(?:\w+/)+\w+\.py)`", page)
     homes = (ROOT, ROOT / "src", ROOT / "src/cometmq")
-    return [
-        name for name in named if not any((home / name).exists() for home in homes) and name not in NOT_OF_THE_TREE
-    ]
+    there = (name for name in named if any((home / name).exists() for home in homes))
+    return sorted(set(named) - NOT_OF_THE_TREE - set(there))
 
 
 def page_name(page: Path) -> str:
