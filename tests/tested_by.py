@@ -139,7 +139,6 @@ TESTED_BY = {
     "remoting/limits.py": "remoting/test_bounds.py",
     "remoting/loop.py": "cli/test_serving.py",
     "remoting/partial.py": "remoting/test_bounds.py",
-    "remoting/tick.py": "remoting/test_server.py",
     "standalone.py": "broker/test_standalone.py",
     "store/background/upkeep.py": "store/test_flush.py",
     "store/base/checkpoint.py": "store/test_recovery.py",

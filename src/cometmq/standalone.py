@@ -240,7 +240,7 @@ class BrokerChild:
 
 
 def broker_name(number: int) -> str:
-    """broker-a, broker-b … broker-z, broker-aa …"""
+    """The names are broker-a, broker-b … broker-z, broker-aa and so on."""
     letters = ""
     number += 1
     while number:

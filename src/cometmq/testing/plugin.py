@@ -1,4 +1,4 @@
-"""The pytest plugin: `pytest_plugins = ["cometmq.testing.plugin"]` in conftest.py, then
+"""The pytest plugin: `pytest_plugins = ["cometmq.testing.plugin"]` in conftest.py.
 
 def test_orders_are_sent(cometmq_broker):
     with SyncProducer("shop", namesrv=cometmq_broker.namesrv) as producer:

@@ -23,7 +23,7 @@ from cometmq.protocol.record.one import (
     record_starts,
 )
 
-# (docs/reference/storage.md, Record)
+# A record by hand (docs/reference/storage.md, Record).
 HELLO = bytes.fromhex(
     "0000007adaa320a777d189820000000300000000000000000000000700000000"
     "400000b0000000000000018bcfe56800c0a8000a0000c3500000018bcfe56805"

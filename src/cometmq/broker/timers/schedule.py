@@ -211,7 +211,7 @@ class ScheduleService:
             self._failed(cursor)
 
     def _failed(self, cursor: LevelCursor) -> None:
-        log.exception("delay level %d: delivery at %d failed", cursor.level, cursor.offset)
+        log.exception("delay level %d: delivery at %d failed", cursor.level, cursor.offset)  # noqa: LOG004
         cursor.busy = False
         self._wake(cursor, ERROR_S)
 

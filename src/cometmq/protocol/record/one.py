@@ -313,8 +313,10 @@ def record_facts(data: Buffer, at: int, position: int, *, check_crc: bool = True
 
 
 def _lost_sector(properties: bytes, position: int) -> bool:
-    """Whether some sector holds nothing but zeros of the properties: it never reached the device. (The CRC
-    does not cover them, and no client ends a property with NULs just there.)"""
+    """Whether some sector holds nothing but zeros of the properties: it never reached the device.
+
+    The CRC does not cover them, and no client ends a property with NULs just there.
+    """
     cuts = range(_SECTOR - position % _SECTOR, len(properties), _SECTOR)
     parts = zip([0, *cuts], [*cuts, len(properties)], strict=True)
     return any(not properties[start:stop].strip(b"\0") for start, stop in parts)

@@ -42,7 +42,7 @@ _REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 class FileFacts(NamedTuple):
     """What the store asks about a file: length in bytes, modification time in epoch milliseconds, blocks
-    in bytes; and whether it is a file: not a directory, a link, a pipe …"""
+    in bytes; and whether it is a file, not a directory, a link or a pipe."""
 
     size: int
     modified_ms: int
