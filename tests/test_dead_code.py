@@ -1,0 +1,136 @@
+"""Nothing in the source is there for nobody: its functions, classes, methods and constants are used in it.
+
+Names are compared, not what they mean, so this finds too little and never too much. What only tests use is
+unused; fields of classes are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from tests.test_architecture import PACKAGE, name_of, parse, sources
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+# What these packages list in __all__ is for users, with all its methods.
+FOR_USERS = ("__init__.py", "admin/__init__.py", "client/__init__.py", "testing/__init__.py")
+# The numbers of the protocol, whether somebody needs them yet or not, and what tests are given.
+LEFT_OUT = ("protocol/codes.py", "testing/")
+# Used from outside: entry points, the name of a format in Spark, functions for notebooks (docs/pipeline.md),
+# a clock that tests move.
+FROM_OUTSIDE = {
+    *("DefaultSource", "ManualClock", "archived", "completeness"),
+    *("mqadmin", "mqbroker", "mqnamesrv", "mqshutdown"),
+}
+# Still to be used or to go.
+NOT_YET = {
+    *("BrokerStatsData", "CheckTransactionStateRequestHeader", "EndTransactionRequestHeader", "FrameDecoder"),
+    *("Periodic", "QueryMessageResponseHeader", "ReplyMessageRequestHeader", "SHARDING_KEY"),
+    *("ViewBrokerStatsDataRequestHeader", "at_tick_end", "disconnect", "encode_record", "find_client"),
+    *("holder", "query_by_key", "statistics"),
+}
+# Bases that call nothing of their classes by name.
+PLAIN_BASES = {"abc", "dataclasses", "enum", "msgspec", "typing"}
+
+
+def definitions(tree: ast.Module) -> Iterator[tuple[str, str, ast.stmt]]:
+    """(class or "", name, statement) of what a module defines: at its top, and methods of its classes.
+
+    Left out are methods that a class from elsewhere may call, and what a decorator takes.
+    """
+    foreign = foreign_names(tree)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield "", node.name, node
+            if not foreign & {ast.unparse(base).split(".")[0] for base in node.bases}:
+                yield from ((node.name, each.name, each) for each in node.body if is_plain_function(each))
+        elif is_plain_function(node):
+            yield "", node.name, node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (("", target.id, node) for target in targets if isinstance(target, ast.Name))
+
+
+def is_plain_function(node: ast.stmt) -> bool:
+    return isinstance(node, FUNCTIONS) and not node.decorator_list
+
+
+def foreign_names(tree: ast.Module) -> set[str]:
+    """Names that a module imports from packages that are not ours."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] != "cometmq":
+            found |= {alias.asname or alias.name for alias in node.names if node.module not in PLAIN_BASES}
+    return found - PLAIN_BASES
+
+
+def uses(tree: ast.AST) -> Counter[str]:
+    """How often each name is read, asked for as an attribute, or a text of its own outside of __all__."""
+    found: Counter[str] = Counter()
+    listed = {id(text) for node in ast.walk(tree) if is_all(node) for text in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found[node.id] += 1
+        elif isinstance(node, ast.Attribute):
+            found[node.attr] += 1
+        elif isinstance(node, ast.alias) and node.asname:
+            found[node.name] += 1
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in listed:
+            found[node.value] += 1
+    return found
+
+
+def is_all(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+
+
+def for_users() -> set[str]:
+    lists = (node.value for name in FOR_USERS for node in parse(PACKAGE / name).body if is_all(node))
+    return {name for names in lists for name in ast.literal_eval(names)}
+
+
+def unused(modules: dict[str, ast.Module], kept: set[str]) -> list[str]:
+    total: Counter[str] = sum(map(uses, modules.values()), Counter())
+    return [
+        f"{path}:{node.lineno} {owner and owner + '.'}{name}"
+        for path, tree in modules.items()
+        for owner, name, node in definitions(tree)
+        if total[name] <= uses(node)[name] and not name.startswith("__") and not kept & {owner, name}
+    ]
+
+
+def test_nothing_is_there_for_nobody() -> None:
+    modules = {name_of(path): parse(path) for path in sources()}
+    found = unused(modules, for_users() | FROM_OUTSIDE | NOT_YET)
+    found = [place for place in found if not place.startswith(LEFT_OUT)]
+
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def f(): f()", ["m.py:1 f"]),
+        ("def f(): pass\nf()", []),
+        ("LIMIT = 3\ndef f(): return 'f'", ["m.py:1 LIMIT", "m.py:2 f"]),
+        ("class A:\n    x: int\n    def m(self): pass\nA()", ["m.py:3 A.m"]),
+        ("class A:\n    @property\n    def m(self): pass\nA()", []),
+        ("import asyncio\nclass A(asyncio.Protocol):\n    def m(self): pass\nA()", []),
+        ("__all__ = ['f']\ndef f(): pass", ["m.py:2 f"]),
+        ("def f(): pass\ngetattr(x, 'f')", []),
+    ],
+)
+def test_what_counts_as_unused(source: str, found: list[str]) -> None:
+    assert unused({"m.py": ast.parse(source)}, set()) == found
+
+
+def test_what_is_left_out_exists() -> None:
+    nodes = (node for path in sources() for node in ast.walk(parse(path)))
+
+    assert FROM_OUTSIDE - {getattr(node, "name", "") for node in nodes} == set()
+    assert all((PACKAGE / name).exists() for name in (*FOR_USERS, *LEFT_OUT))
