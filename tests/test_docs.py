@@ -1,4 +1,7 @@
-"""What the pages and the docstrings point at exists: tests, files, and headings of docs/reference."""
+"""What the pages and the docstrings point at exists: tests, files, and headings of docs/reference.
+
+`python -m tests.test_docs` corrects the paths of tests that have moved within their room.
+"""
 
 from __future__ import annotations
 
@@ -162,3 +165,25 @@ def test_what_a_docstring_cites() -> None:
         ("client", "Sends and retries")
     }
     assert cited("as docs/reference/remoting.md has them") == {("remoting", "")}
+
+
+def with_moved_tests(page: str) -> str:
+    """The page with paths of tests as they are now, where a room has just one file of a name."""
+
+    def now(found: re.Match[str]) -> str:
+        room, name = found[1], found[2]
+        homes = [path for path in FILES if path.startswith(f"tests/{room}/") and path.endswith(f"/{name}")]
+        return f"`{homes[0]}`" if len(homes) == 1 else found[0]
+
+    return re.sub(r"`tests/(\w+)/(?:\w+/)*(test_\w+\.py)`", now, page)
+
+
+def main() -> None:
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        if (moved := with_moved_tests(text)) != text:
+            page.write_text(moved, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
