@@ -69,26 +69,21 @@ TESTED_BY = {
     "cli/shutdown.py": "cli/test_servers.py",
     "cli/standalone.py": "cli/test_servers.py",
     "cli/store.py": "cli/test_store_commands.py",
-    "client/background.py": "client/test_blocking.py",
     "client/cluster/broker_api.py": "client/test_odd_answers.py",
-    "client/cluster/calls.py": "client/test_producer.py",
     "client/cluster/instance.py": "client/test_producer.py",
     "client/cluster/namesrv_api.py": "client/test_routes.py",
     "client/cluster/options.py": "client/test_identity.py",
+    "client/cluster/requests.py": "client/test_producer.py",
     "client/cluster/server_requests.py": "client/test_push.py",
-    "client/cluster/state.py": "client/test_states.py",
-    "client/consumer/consumer_offsets.py": "client/test_offsets.py",
-    "client/consumer/fetching.py": "client/test_pull.py",
+    "client/cluster/workers.py": "client/test_pull.py",
+    "client/consumer/acknowledging.py": "client/test_push.py",
     "client/consumer/group.py": "client/test_push.py",
-    "client/consumer/membership.py": "client/test_push_owning.py",
     "client/consumer/options.py": "client/test_push.py",
-    "client/consumer/pulling.py": "client/test_push.py",
-    "client/consumer/push_peer.py": "client/test_push.py",
     "client/consumer/push_session.py": "client/test_push.py",
-    "client/consumer/rebalance.py": "client/test_allocate.py",
-    "client/consumer/send_back.py": "client/test_push.py",
-    "client/consumer/settle.py": "client/test_push.py",
+    "client/consumer/queue_puller.py": "client/test_push.py",
+    "client/consumer/reading_ahead.py": "client/test_pull.py",
     "client/consumer/subscription.py": "client/test_push.py",
+    "client/loop_thread.py": "client/test_blocking.py",
     "client/producer/options.py": "client/test_producer.py",
     "client/producer/outgoing.py": "client/test_producer.py",
     "errors.py": "protocol/test_compression_and_errors.py",
@@ -173,6 +168,7 @@ TESTED_BY = {
     "store/message_store.py": "store/test_model.py",
     "store/reading/lookup.py": "store/test_by_time.py",
     "store/reading/queue_reader.py": "store/test_reading.py",
+    "store/recovery/queue_order.py": "store/test_recovery.py",
     "store/recovery/start_point.py": "store/test_recovery.py",
     "store/recovery/store_layout.py": "store/test_verify.py",
     "store/tables/clean_stop.py": "store/test_lengths.py",
@@ -209,6 +205,8 @@ def own_tests(module: Path) -> list[Path]:
 def found(name: str) -> list[Path]:
     """The test files that an entry of the table may mean."""
     room, _, file = name.rpartition("/")
+    if not file:
+        return []
     return sorted((TESTS / room).rglob(file)) if room else sorted(TESTS.glob(file))
 
 

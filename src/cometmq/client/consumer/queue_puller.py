@@ -21,7 +21,7 @@ log = logs.logger("cometmq.client.consumer")
 
 PULL_MAX_IDLE_S = 120.0
 """A held queue whose pull has not come back for this long is given up and taken up anew
-(`rocketmq.client.pull.pullMaxIdleTime`, client.md 6.2)."""
+(docs/reference/client.md, Rebalance)."""
 _FLOW_CONTROL_DELAY_S = 0.02
 _IDLE_S = 0.1
 """From one pull that brings nothing to the next, at least."""
