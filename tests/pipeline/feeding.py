@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from cometmq.admin.admin import Admin
+from cometmq.client.cluster.requests import committed_request, offset_in
 from cometmq.message import MessageQueue
 from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.options import Topics, write_options
 from cometmq.pipeline.plan import Bounds
-from cometmq.pipeline.requests import committed_request, offset_reply
 from cometmq.pipeline.rows import RowMessage
 from cometmq.pipeline.sending import Sender
 from cometmq.pipeline.wire import Wire
@@ -81,9 +81,9 @@ class Topic:
         with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:
             address = cluster.master_of(queues[0])
         with closing(Wire(address, 10.0)) as wire:
-            answers = wire.call_many([committed_request(group, queue) for queue in queues])
+            answers = wire.call_many([committed_request(group, queue, set_zero_if_not_found=False) for queue in queues])
         return {
-            queue: offset_reply(frame, address, queue)
+            queue: offset_in(frame, address, queue)
             for queue, frame in zip(queues, answers, strict=True)
             if frame.code != ResponseCode.QUERY_NOT_FOUND
         }
