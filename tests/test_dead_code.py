@@ -94,14 +94,27 @@ def for_users() -> set[str]:
     return {name for names in lists for name in ast.literal_eval(names)}
 
 
+def taken(tree: ast.Module) -> set[str]:
+    """The names that a module takes from others: imported, or asked of an imported module."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    known = {alias.asname or alias.name for node in imports for alias in node.names}
+    asked = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return {alias.name for node in imports for alias in node.names} | {
+        node.attr for node in asked if ast.unparse(node.value).split(".")[0] in known
+    }
+
+
 def unused(modules: dict[str, ast.Module], kept: set[str]) -> list[str]:
-    total: Counter[str] = sum(map(uses, modules.values()), Counter())
-    return [
-        f"{path}:{node.lineno} {owner and owner + '.'}{name}"
-        for path, tree in modules.items()
-        for owner, name, node in definitions(tree)
-        if total[name] <= uses(node)[name] and not name.startswith("__") and not kept & {owner, name}
-    ]
+    by_module = {path: uses(tree) for path, tree in modules.items()}
+    everywhere: Counter[str] = sum(by_module.values(), Counter())
+    shared = {name for tree in modules.values() for name in taken(tree)}
+    found = []
+    for path, tree in modules.items():
+        for owner, name, node in definitions(tree):
+            used = everywhere if owner or name in shared else by_module[path]
+            if used[name] <= uses(node)[name] and not name.startswith("__") and not kept & {owner, name}:
+                found.append(f"{path}:{node.lineno} {owner and owner + '.'}{name}")
+    return found
 
 
 def test_nothing_is_there_for_nobody() -> None:
@@ -123,6 +136,7 @@ def test_nothing_is_there_for_nobody() -> None:
         ("import asyncio\nclass A(asyncio.Protocol):\n    def m(self): pass\nA()", []),
         ("__all__ = ['f']\ndef f(): pass", ["m.py:2 f"]),
         ("def f(): pass\ngetattr(x, 'f')", []),
+        ("log = 1\nself.log", []),
     ],
 )
 def test_what_counts_as_unused(source: str, found: list[str]) -> None:

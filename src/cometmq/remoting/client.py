@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cometmq import logs
 from cometmq.errors import ConnectError, RequestTimeout
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.frame import Frame
@@ -19,8 +18,6 @@ from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
 from cometmq.text import seconds, shortened
-
-log = logs.logger(__name__)
 
 
 def parse_addr(addr: str) -> tuple[str, int]:

@@ -6,14 +6,12 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping
 
-from cometmq import logs
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Dispatcher, Handler, Shortcut
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
 
-log = logs.logger(__name__)
 
 BACKLOG = 1024
 

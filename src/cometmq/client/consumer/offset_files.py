@@ -12,15 +12,12 @@ import asyncio
 import json
 import os
 
-from cometmq import logs
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.private import make_private_directory, open_private
 from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
 
 __all__ = ["LocalOffsets", "parse_offsets", "render_offsets"]
-
-log = logs.logger("cometmq.client.consumer.consumer_offsets")
 
 
 class OffsetFileError(CometError):

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from cometmq import logs
 from cometmq.protocol.properties.keys import UNIQUE_KEY, Keys, behind_prefix, hash_equal, hash_keys
 from cometmq.protocol.properties.text import PROPERTIES_MAX_BYTES, index_hash
 from cometmq.store.base.checkpoint import Mark
@@ -27,7 +26,6 @@ from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.index_file import IndexFile, IntArray
 
-log = logs.logger(__name__)
 
 _LONGEST_KEY = 255 + PROPERTIES_MAX_BYTES  # characters of topic and key: no record has more
 _BATCH = 1024  # records hashed together, at least

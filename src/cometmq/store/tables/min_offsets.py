@@ -11,13 +11,11 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 
-from cometmq import logs
 from cometmq.store.base.disk import Disk
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import FLOORS, QueueFloorTable
 
-log = logs.logger(__name__)
 
 Floors = Mapping[str, Mapping[int, int]]
 
