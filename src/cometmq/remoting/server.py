@@ -12,7 +12,6 @@ from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.tick import Tick
 
-
 BACKLOG = 1024
 
 

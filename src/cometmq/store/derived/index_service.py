@@ -26,7 +26,6 @@ from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.index_file import IndexFile, IntArray
 
-
 _LONGEST_KEY = 255 + PROPERTIES_MAX_BYTES  # characters of topic and key: no record has more
 _BATCH = 1024  # records hashed together, at least
 _SLOTS_BEHIND = 2_000_000  # entries; chained anew in 0.1 s by a recovery

@@ -16,7 +16,6 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import FLOORS, QueueFloorTable
 
-
 Floors = Mapping[str, Mapping[int, int]]
 
 
