@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -210,15 +211,38 @@ def found(name: str) -> list[Path]:
     return sorted((TESTS / room).rglob(file)) if room else sorted(TESTS.glob(file))
 
 
+@cache
+def imported() -> dict[str, list[tuple[str, str]]]:
+    """Test file -> (module, name) of what it imports from the package."""
+    files = {}
+    for path in sorted(TESTS.rglob("test_*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        room = path.relative_to(TESTS).parts[0]
+        files[path.name if room == path.name else f"{room}/{path.name}"] = [
+            (node.module or "", alias.name) for node in nodes for alias in node.names
+        ]
+    return files
+
+
 def suggestion(module: Path) -> str:
-    """The test file of the module's room that names it most; "" if none does."""
+    """The test file that imports most of a module, first of its own room; else the one of most modules beside."""
     dotted = ".".join(("cometmq", *module.with_suffix("").parts))
-    named: Counter[str] = Counter()
-    for path in sorted((TESTS / module.parts[0]).rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(dotted):
-                named[f"{module.parts[0]}/{path.name}"] += len(node.names)
-    return named.most_common(1)[0][0] if named else ""
+    defined = {getattr(node, "name", "") for node in ast.parse((PACKAGE / module).read_text("utf-8")).body}
+    room = module.parts[0]
+    for files in ([name for name in imported() if name.startswith(f"{room}/")], list(imported())):
+        asked = Counter(
+            name
+            for name in files
+            for home, what in imported()[name]
+            if f"{home}.{what}" == dotted or (home.startswith("cometmq") and what in defined)
+        )
+        if asked:
+            return asked.most_common(1)[0][0]
+    beside = Counter(
+        test for name, test in TESTED_BY.items() if Path(name).parent == module.parent and found(test)
+    )
+    return beside.most_common(1)[0][0] if beside else ""
 
 
 def wanted() -> dict[str, str]:
