@@ -17,7 +17,7 @@ SOURCES = [
     path for base in ("src", "tests", "benchmarks", "examples") for path in (ROOT / base).rglob("*.py")
 ]
 FILES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
-NOT_OF_THE_TREE = {"commitlog/", "consumequeue/", "index/", "config/", "build/benchmarks/results.md"}
+NOT_OF_THE_TREE = {"commitlog/", "consumequeue/", "index/", "config/"}
 TEST = r"`(?:test_|Test)\w+`"
 FILE = r"`[\w/]*test_\w+\.py`"
 # (docs/reference/storage.md, Record, Index): a page of the reference and headings on it.
