@@ -226,7 +226,7 @@ def imported() -> dict[str, list[tuple[str, str]]]:
 
 
 def suggestion(module: Path) -> str:
-    """The test file that imports most of a module, first of its own room; else the one of most modules beside."""
+    """The test file that imports most of a module, first of its own room; else that of its neighbours."""
     dotted = ".".join(("cometmq", *module.with_suffix("").parts))
     defined = {getattr(node, "name", "") for node in ast.parse((PACKAGE / module).read_text("utf-8")).body}
     room = module.parts[0]
