@@ -81,7 +81,9 @@ class Topic:
         with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:
             address = cluster.master_of(queues[0])
         with closing(Wire(address, 10.0)) as wire:
-            answers = wire.call_many([committed_request(group, queue, set_zero_if_not_found=False) for queue in queues])
+            answers = wire.call_many(
+                [committed_request(group, queue, set_zero_if_not_found=False) for queue in queues]
+            )
         return {
             queue: offset_in(frame, address, queue)
             for queue, frame in zip(queues, answers, strict=True)

@@ -91,6 +91,8 @@ class QueueCount:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
+    """What a task wrote, and how much of each queue it read."""
+
     files: list[dict[str, Any]]
     quarantine: list[dict[str, Any]]
     queues: dict[MessageQueue, QueueCount]

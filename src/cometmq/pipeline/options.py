@@ -78,6 +78,8 @@ class PullOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
+    """The options of a read, checked."""
+
     namesrv: tuple[str, ...]
     topics: Topics
     starting: Position
@@ -91,6 +93,8 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
+    """The options of a write, checked."""
+
     namesrv: tuple[str, ...]
     topic: str | None
     producer_group: str

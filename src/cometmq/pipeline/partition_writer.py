@@ -34,6 +34,8 @@ _NO_STATISTICS = {"body", "properties"}
 
 
 class Partition(NamedTuple):
+    """A directory of the table: the messages of one topic and hour."""
+
     topic: str
     hour: int  # hours since 1970
 

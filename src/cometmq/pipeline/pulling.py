@@ -24,6 +24,8 @@ FILTERED_SEGMENT = 2048  # offsets of a segment when the broker filters: it scan
 
 
 class Request(NamedTuple):
+    """One pull that is to be made."""
+
     segment: Segment
     offset: int
     wanted: int
@@ -41,6 +43,8 @@ class Reply(NamedTuple):
 
 
 class Verdict(Enum):
+    """What a reply means for its segment."""
+
     PROGRESS = "progress"  # the segment moved on or is complete
     NOT_YET = "not yet"  # the broker does not have these offsets (any more, or yet): ask again in a moment
     REFUSED = "refused"  # an error of the broker
@@ -56,6 +60,8 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Segment:
+    """A part of a range, which is pulled in order."""
+
     source: QueueRange
     start: int
     end: int

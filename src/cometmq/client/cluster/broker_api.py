@@ -84,6 +84,8 @@ class Calls:
 
 
 class BrokerApi(Calls):
+    """The requests that a client makes of a broker, one method each."""
+
     # -- reading
 
     async def pull(

@@ -19,6 +19,8 @@ __all__ = ["RouteTable", "TopicRoute", "template_route", "topic_route"]
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
+    """What a route means for clients: the queues that can be written and read."""
+
     topic: str
     data: TopicRouteData
     write_queues: tuple[MessageQueue, ...]

@@ -30,6 +30,8 @@ _FAILING = 3
 
 
 class ConcurrentConsuming:
+    """Worker tasks that call the listener with batches, as they come."""
+
     def __init__(self, listener: BoundListener, concurrency: int, acknowledge: Acknowledge) -> None:
         self._listener = listener
         self._concurrency = concurrency

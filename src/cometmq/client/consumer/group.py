@@ -18,6 +18,8 @@ __all__ = ["ConsumerGroup"]
 
 @dataclass(slots=True)
 class ConsumerGroup:
+    """One consumer, as its parts see it."""
+
     name: str
     instance: ClientInstance
     options: PushOptions

@@ -11,6 +11,8 @@ __all__ = ["ConsumerHealth", "QueueHealth"]
 
 @dataclass(frozen=True, slots=True)
 class QueueHealth:
+    """How far the consumer is with one of its queues."""
+
     queue: MessageQueue
     next_offset: int
     """Of the next pull."""
@@ -29,6 +31,8 @@ class QueueHealth:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerHealth:
+    """What a consumer does, and what keeps it from its work."""
+
     state: str
     group: str
     client_id: str = ""

@@ -25,6 +25,8 @@ __all__ = [
 
 
 class ConsumeStatus(Enum):
+    """What a listener says about its messages."""
+
     SUCCESS = "CONSUME_SUCCESS"
     RECONSUME_LATER = "RECONSUME_LATER"
 

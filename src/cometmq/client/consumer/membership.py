@@ -33,6 +33,8 @@ _UNBALANCED_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
+    """A held queue: who pulls it, and the task in which that is done."""
+
     puller: QueuePuller
     task: asyncio.Task[None]
 
@@ -42,6 +44,8 @@ class Held:
 
 
 class Membership:
+    """The queues that a push consumer holds, and the rebalance that changes them."""
+
     def __init__(self, group: ConsumerGroup, consuming: ConcurrentConsuming) -> None:
         self._group = group
         self._consuming = consuming

@@ -33,6 +33,8 @@ class OffsetFileError(CometError):
 
 
 class LocalOffsets:
+    """The offsets of a broadcasting consumer, in its file."""
+
     def __init__(self, directory: str | None, client_id: str, group: str) -> None:
         base = (
             directory if directory is not None else os.path.join(os.path.expanduser("~"), ".rocketmq_offsets")

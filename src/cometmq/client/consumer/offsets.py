@@ -125,6 +125,8 @@ class OffsetStore:
 
 
 class RemoteOffsets:
+    """The offsets of a group, on the brokers that hold its queues."""
+
     def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
         self._group = group

@@ -31,6 +31,8 @@ class MessageModel(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOptions:
+    """Settings of a pull consumer."""
+
     broker_suspend_s: float = 20.0
     """How long the broker may hold a blocking pull."""
     suspend_timeout_s: float = 30.0
@@ -47,6 +49,8 @@ class PullOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions:
+    """Settings of a push consumer."""
+
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = None

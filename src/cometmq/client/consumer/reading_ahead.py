@@ -28,6 +28,8 @@ PullAt = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
 @dataclass(slots=True)
 class Fetched:
+    """What one pull of a queue brought."""
+
     queue: MessageQueue
     messages: list[MessageExt]
     next_offset: int
@@ -49,6 +51,8 @@ class _Reader:
 
 
 class Fetcher:
+    """One reader for each assigned queue, and one line for what they bring."""
+
     def __init__(self, pull: PullAt) -> None:
         self._pull = pull
         self._readers: dict[MessageQueue, _Reader] = {}

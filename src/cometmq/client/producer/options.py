@@ -11,6 +11,8 @@ __all__ = ["ProducerOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
+    """Settings of a producer."""
+
     send_timeout_s: float = 3.0
     """One budget for all tries of a send together. Waiting for others to end (max_in_flight) is not
     counted."""

@@ -95,6 +95,8 @@ class Origin(NamedTuple):
 
 
 class Decoded(NamedTuple):
+    """Records as columns, and those that could not be decoded."""
+
     batch: pa.RecordBatch
     bad: list[BadRecord]
 

@@ -10,6 +10,8 @@ import enum
 
 
 class Flag(enum.IntFlag):
+    """RocketMQ's bits."""
+
     NOT_READABLE = 1
     NOT_WRITEABLE = 2
     WRITE_LOGICS_ERROR = 4

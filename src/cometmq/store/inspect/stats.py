@@ -42,6 +42,8 @@ class QueueStats(msgspec.Struct):
 
 
 class TopicStats(msgspec.Struct):
+    """What consumers can still read of a topic."""
+
     topic: str
     queues: int
     messages: int
