@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -25,7 +23,7 @@ from cometmq.admin.values import (
     QueueStatus,
     TopicUse,
 )
-from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.instance import Client
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.producer.producer import Producer
@@ -38,16 +36,14 @@ from cometmq.protocol.bodies import (
     TopicStatsTable,
 )
 from cometmq.protocol.bodies_admin import PurgedQueue
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode
+from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, RequestCode
 from cometmq.protocol.headers import GetTopicStatsInfoRequestHeader
-from cometmq.protocol.properties.text import is_reserved
 
 __all__ = ["Admin", "TopicSettings"]
 
 ADMIN_GROUP = "admin_ext_group"
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 ADMIN_TIMEOUT_S = 5.0
-MASTER_ID = 0
 UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # bits of a topic's topicSysFlag
 
 
@@ -76,41 +72,27 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Admin:
+class Admin(Client):
     """Operations on a cluster, found through its name servers (`;` between several)."""
 
     def __init__(
         self, namesrv: str | Sequence[str] | None = None, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> None:
-        self._namesrv = namesrv
-        self._timeout_s = timeout_s
-        self._client: ClientInstance | None = None
+        instance = str(time.time_ns() // 1_000_000)
+        options = ClientOptions(api_timeout_s=timeout_s, instance_name=instance)
+        super().__init__("admin", namesrv, None, options)
         self._producer: Producer | None = None
 
-    async def __aenter__(self) -> Self:
-        instance = str(time.time_ns() // 1_000_000)
-        options = ClientOptions(api_timeout_s=self._timeout_s, instance_name=instance)
-        self._client = ClientInstance(self._namesrv, options)
-        await self._client.start()
-        return self
+    async def _begin(self) -> None:
+        await self._start_client()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        producer, self._producer = self._producer, None
-        client, self._client = self._client, None
+    async def _end(self, *, drain: bool) -> None:
+        del drain
         try:
-            if producer is not None:
-                await producer.stop()
+            if self._producer is not None:
+                await self._producer.stop()
         finally:
-            if client is not None:
-                await client.close()
-
-    @property
-    def client(self) -> ClientInstance:
-        """Connections and typed calls, for requests this class has no method for."""
-        assert self._client is not None, "use Admin in `async with`"
-        return self._client
+            await self._close_client()
 
     # -- topics
 
@@ -139,7 +121,7 @@ class Admin:
         those of one queue id, or those stored before a time. CometMQ brokers only."""
         found = []
         for broker in sorted((await self.route(topic)).broker_datas, key=lambda broker: broker.broker_name):
-            addr = broker.broker_addrs.get(0)
+            addr = broker.broker_addrs.get(MASTER_ID)
             if addr is not None:
                 queues = await self.client.brokers.purge_topic(
                     addr, topic, queue_id=queue_id, before_ms=before_ms, execute=execute
@@ -197,10 +179,7 @@ class Admin:
                 continue
             try:
                 route = await self.route(topic)
-                names = {data.broker_name for data in route.broker_datas}
-                found = [
-                    cluster for cluster, brokers in info.cluster_addr_table.items() if names & set(brokers)
-                ]
+                found = _clusters_of(route, info)
                 consumers = await groups.groups_of_topic(self.client, route, topic)
             except CometError:
                 # A topic without a broker that answers is listed all the same, as Apache's tool does.
@@ -222,9 +201,7 @@ class Admin:
             raise
         except NoRouteError:
             return []
-        names = {data.broker_name for data in route.broker_datas}
-        info = await self.cluster_info()
-        return sorted(name for name, brokers in info.cluster_addr_table.items() if names & set(brokers))
+        return sorted(_clusters_of(route, await self.cluster_info()))
 
     async def topic_status(self, topic: str) -> list[QueueStatus]:
         """Offsets and last write of each queue, ordered by broker and queue."""
@@ -257,8 +234,7 @@ class Admin:
     async def master_addrs(self, cluster: str) -> list[str]:
         """Addresses of the masters of a cluster. Raises UnknownNameError for a cluster nobody knows."""
         info = await self.cluster_info()
-        if cluster not in info.cluster_addr_table:
-            raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))
+        _check_cluster(cluster, info)
         addrs = [
             info.broker_addr_table[name].broker_addrs.get(MASTER_ID)
             for name in sorted(info.cluster_addr_table[cluster])
@@ -273,8 +249,8 @@ class Admin:
     async def brokers(self, cluster: str | None = None) -> list[BrokerStatus]:
         """Every broker of one or all clusters with its runtime table; `problem` where one does not answer."""
         info = await self.cluster_info()
-        if cluster is not None and cluster not in info.cluster_addr_table:
-            raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))
+        if cluster is not None:
+            _check_cluster(cluster, info)
         found: list[BrokerStatus] = []
         for cluster_name, names in sorted(info.cluster_addr_table.items()):
             if cluster not in (None, cluster_name):
@@ -371,7 +347,6 @@ class Admin:
 
     async def send_again(self, message: MessageExt) -> SendResult:
         """Send a stored message as a new one: body, flag, tag, keys and user properties."""
-        user = {name: value for name, value in message.properties.items() if not is_reserved(name)}
         return await self.send(
             Message(
                 topic=message.topic,
@@ -379,7 +354,7 @@ class Admin:
                 tags=message.tags,
                 keys=message.keys,
                 flag=message.flag,
-                properties=user,
+                properties=message.user_properties,
             )
         )
 
@@ -388,3 +363,13 @@ class Admin:
             self._producer = Producer(ADMIN_GROUP, client=self.client)
             await self._producer.start()
         return self._producer
+
+
+def _clusters_of(route: TopicRouteData, info: ClusterInfo) -> list[str]:
+    names = {data.broker_name for data in route.broker_datas}
+    return [cluster for cluster, brokers in info.cluster_addr_table.items() if names & set(brokers)]
+
+
+def _check_cluster(cluster: str, info: ClusterInfo) -> None:
+    if cluster not in info.cluster_addr_table:
+        raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))

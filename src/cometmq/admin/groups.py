@@ -141,17 +141,18 @@ async def summary(client: ClientInstance, group: str) -> GroupSummary:
         tps, diff = found.consume_tps, found.diff_total
     except CometError:
         pass  # the group is listed all the same
-    online = connected is not None and bool(connected.connection_set)
+    online = connected.connection_set if connected is not None else []
+    kind = model = version = ""
+    if connected is not None and online:
+        kind = "PULL" if connected.consume_type == PULL_TYPE else "PUSH"
+        model = str(connected.message_model)
+        version = version_name(min(member.version for member in online))
     return GroupSummary(
         group=group,
-        count=len(connected.connection_set) if connected else 0,
-        version=version_name(min(c.version for c in connected.connection_set))
-        if online and connected
-        else "",
-        consume_type=("PULL" if connected.consume_type == PULL_TYPE else "PUSH")
-        if online and connected
-        else "",
-        message_model=str(connected.message_model) if online and connected else "",
+        count=len(online),
+        version=version,
+        consume_type=kind,
+        message_model=model,
         consume_tps=int(tps),
         diff_total=diff,
     )

@@ -12,13 +12,12 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Perm, is_system_topic
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties.text import UNIQ_KEY
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from the start
 PULL_BATCH = 32
-PERM_READ = 4
 TOPICS_AT_ONCE = 16  # requests under way where all topics are asked
 UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools ask for
 
@@ -144,7 +143,7 @@ async def read(
 
 def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:
     """The readable queues of a range, in order."""
-    counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.perm & PERM_READ}
+    counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.perm & Perm.READ}
     if wanted.broker_name is not None:
         if wanted.broker_name not in counts:
             raise UnknownNameError("broker", wanted.broker_name, sorted(counts))

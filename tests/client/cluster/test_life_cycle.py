@@ -10,6 +10,7 @@ import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
+    Admin,
     ClientInstance,
     Message,
     MessageQueue,
@@ -180,6 +181,19 @@ async def test_an_instance_may_be_started_and_closed_again() -> None:
     unused = ClientInstance("127.0.0.1:1")
     await unused.close()
     assert unused.state == "stopped"
+
+
+async def test_admin_is_used_between_its_start_and_its_stop(namesrv: FakeNamesrv) -> None:
+    admin = Admin(namesrv.addr)
+    with pytest.raises(ClientStateError, match=r"admin is new: start\(\) it"):
+        await admin.topics()
+    await admin.start()
+    assert admin.state == "running"
+    assert (await admin.route("T")).queue_datas
+    await admin.stop()
+    await admin.stop()
+    with pytest.raises(ClientStateError, match="it starts once"):
+        await admin.start()
 
 
 async def test_a_second_consumer_of_a_group_leaves_the_first_one_alone(namesrv: FakeNamesrv) -> None:
