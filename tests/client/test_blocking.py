@@ -6,8 +6,10 @@ import inspect
 import multiprocessing
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -15,6 +17,7 @@ from cometmq import (
     ConsumeFromWhere,
     Message,
     MessageExt,
+    MessageQueue,
     NoRouteError,
     Producer,
     PullConsumer,
@@ -141,26 +144,84 @@ def test_a_client_used_after_a_fork_says_so(broker: LocalBroker) -> None:
         assert producer.send(Message("Fork", b"y"))
 
 
+def numbered(broker: LocalBroker, topic: str, count: int) -> MessageQueue:
+    """A queue that holds 0, 1, ..."""
+    with SyncProducer("p", namesrv=broker.namesrv) as producer:
+        queue = producer.queues(topic)[0]
+        for number in range(count):
+            producer.send(Message(topic, b"%d" % number), queue=queue)
+    return queue
+
+
+def bodies_of(messages: Iterable[MessageExt]) -> list[int]:
+    return [int(message.body) for message in messages]
+
+
+def test_an_iteration_that_is_left_goes_on_where_it_was(broker: LocalBroker) -> None:
+    queue = numbered(broker, "Left", 10)
+    options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, pull_batch_size=4)
+    with SyncPullConsumer("g-left", namesrv=broker.namesrv, options=options) as consumer:
+        consumer.assign([queue])
+        got = bodies_of(islice(consumer, 2))
+        # The last one given out is not known to be consumed.
+        assert consumer.committed(queue) == 1
+        got += bodies_of(islice(consumer, 6))
+        got += bodies_of(consumer.poll())
+        assert got == list(range(10))
+        abandoned = iter(consumer)
+        consumer.seek(queue, 0)
+        assert next(abandoned).body == b"0"
+    abandoned.close()  # nothing to be said to a consumer that is stopped
+
+
+def test_a_seek_within_an_iteration_holds_from_the_next_message_on(broker: LocalBroker) -> None:
+    queue = numbered(broker, "Sought", 10)
+    options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    with SyncPullConsumer("g-seek", namesrv=broker.namesrv, options=options) as consumer:
+        consumer.assign([queue])
+        got = []
+        for message in consumer:
+            got.append(int(message.body))
+            if got == [0, 1]:
+                consumer.seek(queue, 7)
+            if len(got) == 5:
+                break
+    assert got == [0, 1, 7, 8, 9]
+
+
 PAIRS = [(Producer, SyncProducer), (PushConsumer, SyncPushConsumer), (PullConsumer, SyncPullConsumer)]
 LOOP_ONLY = {
     "client",  # an asyncio object
     "send_raw",
     "started",
     "message_model",
-    "options",
 }
+
+
+def public(kind: type) -> dict[str, Any]:
+    """Methods and properties, those of base classes included."""
+    return {name: inspect.getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize(("twin", "face"), PAIRS)
 def test_each_face_has_what_its_twin_has(twin: type, face: type) -> None:
-    missing = [
-        name
-        for name in vars(twin)
-        if not name.startswith("_") and not hasattr(face, name) and name not in LOOP_ONLY
-    ]
-    assert missing == []
-    for name, method in vars(face).items():
-        if name.startswith("_") or not inspect.isfunction(method):
-            continue
-        ours, theirs = inspect.signature(method), inspect.signature(getattr(twin, name))
-        assert ours == theirs, name
+    ours, theirs = public(face), public(twin)
+    assert theirs.keys() - LOOP_ONLY == ours.keys()
+    for name, member in ours.items():
+        source = theirs[name]
+        if isinstance(source, property):
+            assert isinstance(member, property), name
+            declared = get_type_hints(face).get(name)
+            kind = get_type_hints(member.fget)["return"] if declared is None else get_args(declared)[0]
+            assert kind == get_type_hints(source.fget)["return"], name
+        else:
+            assert inspect.signature(member) == inspect.signature(source), name
+            assert get_type_hints(member) == get_type_hints(source), name
+            assert not inspect.iscoroutinefunction(member), name
+        if name not in ("start", "stop"):
+            assert inspect.getdoc(member) == inspect.getdoc(source), name
+    made, expected = (inspect.signature(kind.__init__) for kind in (face, twin))  # type: ignore[misc]
+    assert made.parameters.items() == expected.parameters.items() - {
+        ("client", expected.parameters["client"])
+    }
+    assert hasattr(face, "__iter__") == hasattr(twin, "__aiter__")

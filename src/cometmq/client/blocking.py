@@ -10,10 +10,9 @@ from many threads at once. Arguments, results, errors and docstrings are those o
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Self, TypeVar
 
 from cometmq.client.cluster.life_cycle import not_running
 from cometmq.client.cluster.options import ClientOptions
@@ -62,11 +61,14 @@ class _Property(property, Generic[R]):
     """The blocking form of a property."""
 
     def __init__(self, source: Any) -> None:
-        super().__init__(_on_loop(source.fget), doc=inspect.getdoc(source))
+        super().__init__(_on_loop(source.fget))
+        self.__doc__ = source.__doc__
 
     if TYPE_CHECKING:
 
         def __get__(self, face: Any, owner: type | None = None, /) -> R: ...  # type: ignore[override]
+
+        def __set__(self, face: Any, value: Never, /) -> None: ...  # it can only be read
 
 
 class _Face(Generic[C]):
@@ -208,6 +210,6 @@ class SyncPullConsumer(_Face[PullConsumer]):
     update_offset = _on_loop(PullConsumer.update_offset)
 
     def __iter__(self) -> Iterator[MessageExt]:
-        """As the asyncio iteration, a batch at a time: its messages count as consumed at the next batch."""
-        while True:
-            yield from self.poll()
+        """Messages of the assigned queues for ever; those of a batch count as consumed when the next one is
+        asked for, or the iteration is left."""
+        return self._twin._iterate_in_thread(self._run)  # noqa: SLF001 - it is made for this

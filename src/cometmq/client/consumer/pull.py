@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -278,6 +279,34 @@ class PullConsumer(Client):
             if self._iterated is batch:  # no seek and no new assignment in between
                 offset = message.queue_offset + 1 if self._rest else batch.next_offset
                 self._store.update(batch.queue, offset)
+
+    def _iterate_in_thread(
+        self, run: Callable[[Coroutine[Any, Any, list[MessageExt]]], list[MessageExt]]
+    ) -> Iterator[MessageExt]:
+        """The iteration of the blocking face. The loop is asked once for a batch, not for each message.
+
+        `run` runs a coroutine on the loop and waits for it.
+        """
+        while True:
+            messages = run(self.poll())
+            for number, message in enumerate(messages):
+                if self._given is None or self._given.messages is not messages:
+                    break  # a seek or a new assignment came in between
+                try:
+                    yield message
+                except GeneratorExit:
+                    if self._state == "running":
+                        run(self._left_at(messages, number))
+                    raise
+
+    async def _left_at(self, messages: list[MessageExt], number: int) -> list[MessageExt]:
+        """The one given out last is not known to be consumed; those after it are the next to be given out."""
+        given = self._given
+        if given is not None and given.messages is messages:
+            self._given, self._iterated = None, given
+            self._store.update(given.queue, messages[number].queue_offset)
+            self._rest.extend(messages[number + 1 :])
+        return messages
 
     def _count_given(self) -> None:
         given, self._given = self._given, None

@@ -1,0 +1,154 @@
+"""A user's program, checked by mypy and never run: what must type-check, and what must not.
+
+Each line that must not carries the error it must give; mypy reports those that give none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_type
+
+from cometmq import (
+    Admin,
+    ClientInstance,
+    ClientOptions,
+    ConsumeContext,
+    ConsumeFromWhere,
+    ConsumerHealth,
+    ConsumeStatus,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    ProducerOptions,
+    PullConsumer,
+    PullResult,
+    PullStatus,
+    PushConsumer,
+    PushOptions,
+    SendResult,
+    SendStatus,
+    SyncProducer,
+    SyncPullConsumer,
+    SyncPushConsumer,
+    select_by_hash,
+    sql92,
+    tags,
+)
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+MESSAGE = Message("T", b"body", tags="TagA", keys=["k1"], properties={"note": "x"})
+
+
+async def asyncio_producer() -> None:
+    async with Producer("g", namesrv=["a:1", "b:1"], options=ProducerOptions(retry_times=1)) as producer:
+        assert_type(producer, Producer)
+        assert_type(producer.client, ClientInstance)
+        result = await producer.send(MESSAGE, selector=select_by_hash, argument="order-1", timeout_s=1.5)
+        assert_type(result, SendResult)
+        assert_type(result.status, SendStatus)
+        assert_type(await producer.send_many([MESSAGE]), list[SendResult])
+        assert_type(await producer.queues("T"), tuple[MessageQueue, ...])
+        await producer.send(b"body")  # type: ignore[arg-type]
+        await producer.send(MESSAGE, queue="T-0")  # type: ignore[arg-type]
+        await producer.send(MESSAGE, timeout=1)  # type: ignore[call-arg]
+    Producer("g", options=PushOptions())  # type: ignore[arg-type]
+    Producer(namesrv="a:1")  # type: ignore[call-arg]
+
+
+def blocking_producer() -> None:
+    with SyncProducer("g", namesrv="a:1;b:1", client_options=ClientOptions(client_ip="::1")) as producer:
+        assert_type(producer, SyncProducer)
+        assert_type(producer.state, str)
+        assert_type(producer.send(MESSAGE, queue=QUEUE), SendResult)
+        assert_type(producer.send_oneway(MESSAGE), None)
+        assert_type(producer.send_batch([MESSAGE], timeout_s=None), SendResult)
+        assert_type(producer.send_many(iter([MESSAGE]), concurrency=8), list[SendResult])
+        assert_type(producer.queues("T"), tuple[MessageQueue, ...])
+        producer.send("body")  # type: ignore[arg-type]
+        producer.send(MESSAGE, QUEUE)  # type: ignore[call-arg]
+        producer.send()  # type: ignore[call-arg]
+        producer.send_many(MESSAGE)  # type: ignore[arg-type]
+        print(producer.send_batch([MESSAGE]).msg_ids)  # type: ignore[attr-defined]
+    SyncProducer("g", client=None)  # type: ignore[call-arg]
+
+
+async def on_messages(messages: list[MessageExt]) -> None:
+    for message in messages:
+        assert_type(message.body, bytes)
+        assert_type(message.tags, str | None)
+
+
+def in_a_thread(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+    context.ack_index = len(messages) - 1
+    return ConsumeStatus.SUCCESS
+
+
+def wrong(messages: list[MessageExt]) -> int:
+    return len(messages)
+
+
+async def push_consumer() -> None:
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with PushConsumer(
+        "g", on_messages, {"T": tags("a", "b"), "U": sql92("a > 1")}, options=options
+    ) as member:
+        assert_type(member.health(), ConsumerHealth)
+        assert_type(member.assignment, tuple[MessageQueue, ...])
+        await member.subscribe("V", 5)  # type: ignore[arg-type]
+    PushConsumer("g", wrong, "T")  # type: ignore[arg-type]
+    PushConsumer("g", on_messages, {"T": 5})  # type: ignore[dict-item]
+
+
+def blocking_push_consumer() -> None:
+    with SyncPushConsumer("g", in_a_thread, ["T", "U"]) as member:
+        assert_type(member.health(), ConsumerHealth)
+        assert_type(member.assignment, tuple[MessageQueue, ...])
+        assert_type(member.subscribe("V", sql92("a = 1")), None)
+        member.suspend()
+        member.resume(1)  # type: ignore[call-arg]
+        member.assignment = ()  # type: ignore[assignment]
+
+
+async def pull_consumer() -> None:
+    async with PullConsumer("g") as consumer:
+        assert_type(await consumer.poll(None), list[MessageExt])
+        async for message in consumer:
+            assert_type(message, MessageExt)
+        for _ in consumer:  # type: ignore[attr-defined]
+            pass
+
+
+def blocking_pull_consumer() -> None:
+    with SyncPullConsumer("g") as consumer:
+        result = consumer.pull(QUEUE, 0, max_count=8, expression=sql92("a > 1"))
+        assert_type(result, PullResult)
+        assert_type(result.status, PullStatus)
+        assert_type(consumer.committed(QUEUE), int | None)
+        assert_type(consumer.problems, dict[MessageQueue, str])
+        assert_type(consumer.poll(), list[MessageExt])
+        for message in consumer:
+            assert_type(message, MessageExt)
+        consumer.pause(QUEUE)  # type: ignore[arg-type]
+        consumer.seek("T", 0)  # type: ignore[arg-type]
+        consumer.nothing()  # type: ignore[attr-defined]
+
+
+async def admin() -> None:
+    async with Admin("a:1", timeout_s=1.0) as tool:
+        assert_type(await tool.topics(), list[str])
+        assert_type(await tool.message_by_id("7F00"), MessageExt)
+        await tool.message_by_id(7)  # type: ignore[arg-type]
+
+
+def choose(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
+    return queues[len(message.body) % len(queues)]
+
+
+def choose_wrongly(queues: Sequence[MessageQueue]) -> MessageQueue:
+    return queues[0]
+
+
+async def selectors(producer: Producer) -> None:
+    await producer.send(MESSAGE, selector=choose)
+    await producer.send(MESSAGE, selector=choose_wrongly)  # type: ignore[arg-type]
