@@ -8,7 +8,8 @@ async with ClientInstance("127.0.0.1:9876") as client:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from cometmq import logs
 from cometmq.client.cluster.broker_api import BrokerApi
@@ -28,6 +29,8 @@ from cometmq.remoting import Connection, RemotingClient
 __all__ = ["Client", "ClientInstance"]
 
 log = logs.logger("cometmq.client")
+
+T = TypeVar("T")
 
 _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""
@@ -226,28 +229,21 @@ class ClientInstance(LifeCycle):
     async def find_addr(self, queue: MessageQueue) -> str:
         """The master of a queue's broker, else a replica, asking for the topic's route if it is not known
         yet."""
-        addr = self.routes.any(queue.broker_name)
-        if addr is None:
-            await self._fetch(queue.topic)
-            addr = self.routes.any(queue.broker_name)
-            if addr is None:
-                raise self._unknown_broker(queue.broker_name, queue.topic)
-        return addr
+        return await self._find(queue, lambda: self.routes.any(queue.broker_name))
 
     async def find_master(self, queue: MessageQueue) -> str:
         """The master of a queue's broker, asking for the topic's route if it is not known yet."""
-        addr = self.routes.master(queue.broker_name)
-        if addr is None:
-            await self._fetch(queue.topic)
-            addr = self.master_addr(queue.broker_name, queue.topic)
-        return addr
+        return await self._find(queue, lambda: self.routes.master(queue.broker_name))
 
     async def pull_addr(self, queue: MessageQueue, broker_id: int) -> tuple[str, bool]:
         """(address, whether it is a replica) to pull a queue from."""
-        found = self.routes.for_pull(queue.broker_name, broker_id)
+        return await self._find(queue, lambda: self.routes.for_pull(queue.broker_name, broker_id))
+
+    async def _find(self, queue: MessageQueue, look: Callable[[], T | None]) -> T:
+        found = look()
         if found is None:
             await self._fetch(queue.topic)
-            found = self.routes.for_pull(queue.broker_name, broker_id)
+            found = look()
             if found is None:
                 raise self._unknown_broker(queue.broker_name, queue.topic)
         return found
@@ -262,7 +258,7 @@ class ClientInstance(LifeCycle):
     async def consumer_ids(self, topic: str, group: str) -> list[str]:
         """The client ids of a group's members, from any broker of the topic."""
         failure: CometError | None = None
-        for addr in self.routes.addresses_of(topic):
+        for addr in self.routes.masters_of(topic):
             try:
                 return await self.brokers.consumer_ids(addr, group)
             except CometError as error:

@@ -147,13 +147,11 @@ class RouteTable:
     def remove(self, topic: str) -> None:
         self._routes.pop(topic, None)
 
-    def forget_unrouted(self) -> set[str]:
-        """Drop the addresses of brokers that no route names any more; returns their names."""
+    def forget_unrouted(self) -> None:
+        """Drop the addresses of brokers that no route names any more."""
         named = {broker.broker_name for route in self._routes.values() for broker in route.data.broker_datas}
-        gone = set(self._addrs) - named
-        for broker_name in gone:
+        for broker_name in set(self._addrs) - named:
             del self._addrs[broker_name]
-        return gone
 
     @property
     def topics(self) -> list[str]:
@@ -185,13 +183,7 @@ class RouteTable:
             if replicas or broker_id == MASTER_ID
         }
 
-    def addresses_of(self, topic: str, *, replicas: bool = False) -> list[str]:
+    def masters_of(self, topic: str) -> list[str]:
         route = self._routes.get(topic)
-        if route is None:
-            return []
-        return sorted(
-            addr
-            for broker in route.data.broker_datas
-            for broker_id, addr in broker.broker_addrs.items()
-            if replicas or broker_id == MASTER_ID
-        )
+        brokers = route.data.broker_datas if route is not None else []
+        return sorted(addr for broker in brokers if (addr := broker.broker_addrs.get(MASTER_ID)) is not None)

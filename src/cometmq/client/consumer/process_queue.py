@@ -9,7 +9,7 @@ left. So a crash repeats messages and never skips one. Work is per batch, never 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cometmq.message import MessageExt, MessageQueue
@@ -148,7 +148,3 @@ class ProcessQueue:
             return None
         batch = self._batches[0]
         return batch if 0 < batch.started_at < moment else None
-
-    def batches(self) -> Iterator[Batch]:
-        """Unfinished batches, oldest first."""
-        return (batch for batch in self._batches if not batch.done)

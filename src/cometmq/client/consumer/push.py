@@ -126,7 +126,7 @@ class PushConsumer(Client):
         for subscription in self._subscriptions.values():
             if subscription.expression_type == "TAG":
                 continue
-            for addr in client.routes.addresses_of(subscription.topic):
+            for addr in client.routes.masters_of(subscription.topic):
                 await client.brokers.check_client_config(
                     addr, client.client_id, self.group, subscription.data()
                 )

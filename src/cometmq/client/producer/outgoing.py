@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cometmq.client.cluster.identity import KeyMaker
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
@@ -35,32 +36,19 @@ USER_MAY_SET = frozenset(
 """Reserved properties that have no field of their own in Message and are the sender's to set."""
 
 
+@dataclass(slots=True)
 class Outgoing:
     """A message (or batch) made ready once, for as many tries as it takes."""
 
-    __slots__ = ("batch", "body", "flag", "msg_id", "properties", "reconsume", "sys_flag", "topic")
-
-    def __init__(
-        self,
-        topic: str,
-        body: bytes,
-        properties: str,
-        msg_id: str,
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-        batch: bool = False,
-        reconsume: tuple[int, int] | None = None,
-    ) -> None:
-        self.topic = topic
-        self.body = body
-        self.properties = properties
-        self.msg_id = msg_id
-        self.flag = flag
-        self.sys_flag = sys_flag
-        self.batch = batch
-        self.reconsume = reconsume
-        """See send_request."""
+    topic: str
+    body: bytes
+    properties: str
+    msg_id: str
+    flag: int = 0
+    sys_flag: int = 0
+    batch: bool = False
+    reconsume: tuple[int, int] | None = None
+    """See send_request."""
 
     def frame(self, group: str, queue: MessageQueue, options: ProducerOptions) -> Frame:
         return send_request(
