@@ -34,6 +34,8 @@ from cometmq import (
     SendStatus,
     select_by_hash,
 )
+from cometmq.client import Listener
+from cometmq.client.consumer.subscription import Subscriptions
 
 Scenario = Callable[[str], Awaitable[None]]
 
@@ -54,6 +56,28 @@ class Names:
 def names(kind: str) -> Names:
     number = next(_numbers)
     return Names(f"{kind}-{number}-{time.time_ns() % 10**9}", f"g-{kind}-{number}")
+
+
+def sending(namesrv: str, group: str) -> Producer:
+    return Producer(group, namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT)
+
+
+def consuming(
+    namesrv: str,
+    name: Names,
+    listener: Listener,
+    *,
+    subscriptions: Subscriptions = (),
+    options: PushOptions = FROM_FIRST,
+) -> PushConsumer:
+    wanted = subscriptions or name.topic
+    return PushConsumer(
+        name.group, listener, wanted, namesrv=namesrv, options=options, client_options=PATIENT_CLIENT
+    )
+
+
+def reading(namesrv: str, group: str, options: PullOptions | None = None) -> PullConsumer:
+    return PullConsumer(group, namesrv=namesrv, options=options, client_options=PATIENT_CLIENT)
 
 
 class Ledger:
@@ -102,9 +126,7 @@ def bodies(count: int, prefix: str = "m") -> list[bytes]:
 
 
 async def fill(namesrv: str, topic: str, sent: Iterable[bytes], **options: object) -> None:
-    async with Producer(
-        "p-fill", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
-    ) as producer:
+    async with sending(namesrv, "p-fill") as producer:
         results = await producer.send_many([Message(topic, body) for body in sent])
         assert {result.status for result in results} == {SendStatus.SEND_OK}
 
@@ -112,7 +134,7 @@ async def fill(namesrv: str, topic: str, sent: Iterable[bytes], **options: objec
 async def read_all(namesrv: str, topic: str, group: str = "g-read") -> list[MessageExt]:
     """Every message of a topic, queue by queue."""
     found: list[MessageExt] = []
-    async with PullConsumer(group, namesrv=namesrv, client_options=PATIENT_CLIENT) as consumer:
+    async with reading(namesrv, group) as consumer:
         for queue in await consumer.fetch_queues(topic):
             offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
             while offset < end:
@@ -129,9 +151,7 @@ async def read_all(namesrv: str, topic: str, group: str = "g-read") -> list[Mess
 async def send_in_every_mode(namesrv: str) -> None:
     topic = names("send").topic
     text = "Größe 訂單 🚀"
-    async with Producer(
-        "p-modes", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
-    ) as producer:
+    async with sending(namesrv, "p-modes") as producer:
         full = Message(topic, b"full", tags="TagA", keys=("k1", "k2"), flag=7, properties={"note": text})
         result = await producer.send(full)
         assert result.status is SendStatus.SEND_OK
@@ -184,14 +204,7 @@ async def push_delivers_each_message_once(namesrv: str) -> None:
     sent = bodies(500)
     await fill(namesrv, name.topic, sent)
     ledger = Ledger()
-    async with PushConsumer(
-        name.group,
-        ledger.listener,
-        name.topic,
-        namesrv=namesrv,
-        options=FROM_FIRST,
-        client_options=PATIENT_CLIENT,
-    ) as consumer:
+    async with consuming(namesrv, name, ledger.listener) as consumer:
         await ledger.has_all(sent)
         assert consumer.health().ok
     assert ledger.bodies == Counter(sent)
@@ -199,14 +212,7 @@ async def push_delivers_each_message_once(namesrv: str) -> None:
     more = bodies(20, "more")
     await fill(namesrv, name.topic, more)
     again = Ledger()
-    async with PushConsumer(
-        name.group,
-        again.listener,
-        name.topic,
-        namesrv=namesrv,
-        options=FROM_FIRST,
-        client_options=PATIENT_CLIENT,
-    ):
+    async with consuming(namesrv, name, again.listener):
         await again.has_all(more)
     assert again.bodies == Counter(more)
 
@@ -216,9 +222,7 @@ async def push_filters_tags_exactly(namesrv: str) -> None:
     # "AaAa" and "BBBB" have the same hash, so the broker lets both through.
     wanted = {tag: bodies(20, tag) for tag in ("AaAa", "TagB")}
     other = {tag: bodies(20, tag) for tag in ("BBBB", "TagC")}
-    async with Producer(
-        "p-tags", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
-    ) as producer:
+    async with sending(namesrv, "p-tags") as producer:
         await producer.send_many(
             [
                 Message(name.topic, body, tags=tag)
@@ -229,14 +233,7 @@ async def push_filters_tags_exactly(namesrv: str) -> None:
     ledger = Ledger()
     expected = [body for all_bodies in wanted.values() for body in all_bodies]
     subscriptions = {name.topic: "AaAa || TagB"}
-    async with PushConsumer(
-        name.group,
-        ledger.listener,
-        subscriptions,
-        namesrv=namesrv,
-        options=FROM_FIRST,
-        client_options=PATIENT_CLIENT,
-    ) as consumer:
+    async with consuming(namesrv, name, ledger.listener, subscriptions=subscriptions) as consumer:
         await ledger.has_all(expected)
 
         async def caught_up() -> bool:
@@ -321,16 +318,12 @@ async def leaving_in_order_repeats_nothing(namesrv: str) -> None:
         await asyncio.sleep(0.002)
         merged.add(messages)
 
-    one = PushConsumer(
-        name.group, slow, name.topic, namesrv=namesrv, options=FROM_FIRST, client_options=PATIENT_CLIENT
-    )
+    one = consuming(namesrv, name, slow)
     await one.start()
     await merged.wait_until(lambda ledger: len(ledger.messages) >= 100, "100 messages")
     await one.stop()
     at_stop = len(merged.messages)
-    async with PushConsumer(
-        name.group, slow, name.topic, namesrv=namesrv, options=FROM_FIRST, client_options=PATIENT_CLIENT
-    ):
+    async with consuming(namesrv, name, slow):
         await merged.has_all(sent)
     repeated = sum(merged.bodies.values()) - len(sent)
     # Only what was done out of order above the oldest unfinished message may come again: at most one
@@ -354,14 +347,7 @@ async def failed_messages_come_again(namesrv: str) -> None:
             return ConsumeStatus.RECONSUME_LATER
         return ConsumeStatus.SUCCESS
 
-    async with PushConsumer(
-        name.group,
-        fails_twice,
-        name.topic,
-        namesrv=namesrv,
-        options=FROM_FIRST,
-        client_options=PATIENT_CLIENT,
-    ) as consumer:
+    async with consuming(namesrv, name, fails_twice) as consumer:
         await ledger.wait_until(
             lambda ledger: ledger.bodies[sent[0]] >= 3 and ledger.bodies[sent[1]] >= 3, "two retries each"
         )
@@ -376,9 +362,7 @@ async def failed_messages_come_again(namesrv: str) -> None:
 async def part_of_a_batch_can_fail(namesrv: str) -> None:
     name = names("part")
     sent = bodies(4)
-    async with Producer(
-        "p-part", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
-    ) as producer:
+    async with sending(namesrv, "p-part") as producer:
         await producer.send_batch([Message(name.topic, body) for body in sent])
     ledger = Ledger()
 
@@ -390,14 +374,7 @@ async def part_of_a_batch_can_fail(namesrv: str) -> None:
         return ConsumeStatus.SUCCESS
 
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_batch_max_size=8)
-    async with PushConsumer(
-        name.group,
-        acknowledges_two,
-        name.topic,
-        namesrv=namesrv,
-        options=options,
-        client_options=PATIENT_CLIENT,
-    ):
+    async with consuming(namesrv, name, acknowledges_two, options=options):
         await ledger.wait_until(lambda ledger: sum(ledger.bodies.values()) >= 6, "two retried messages")
     assert ledger.bodies == Counter({sent[0]: 1, sent[1]: 1, sent[2]: 2, sent[3]: 2})
 
@@ -413,9 +390,7 @@ async def hopeless_messages_become_dead_letters(namesrv: str) -> None:
         context.delay_level = -1
         return ConsumeStatus.RECONSUME_LATER
 
-    async with PushConsumer(
-        name.group, hopeless, name.topic, namesrv=namesrv, options=FROM_FIRST, client_options=PATIENT_CLIENT
-    ) as consumer:
+    async with consuming(namesrv, name, hopeless) as consumer:
         await ledger.has_all(sent)
         # The dead-letter topic may only be written, so that nobody reads it by mistake; its queue can be
         # asked for.
@@ -433,9 +408,7 @@ async def hopeless_messages_become_dead_letters(namesrv: str) -> None:
 
 async def delayed_messages_come_after_their_delay(namesrv: str) -> None:
     name = names("delay")
-    async with Producer(
-        "p-delay", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
-    ) as producer:
+    async with sending(namesrv, "p-delay") as producer:
         await producer.send(Message(name.topic, b"now"))
         begun = time.time()
         await producer.send(Message(name.topic, b"1s", delay_level=1))
@@ -447,9 +420,7 @@ async def delayed_messages_come_after_their_delay(namesrv: str) -> None:
         came.update({message.body: time.time() - begun for message in messages})
         ledger.add(messages)
 
-    async with PushConsumer(
-        name.group, stamp, name.topic, namesrv=namesrv, options=FROM_FIRST, client_options=PATIENT_CLIENT
-    ):
+    async with consuming(namesrv, name, stamp):
         await ledger.has_all([b"now", b"1s", b"5s"])
     assert ledger.bodies == Counter([b"now", b"1s", b"5s"])
     assert 0.9 <= came[b"1s"] < 4.5
@@ -499,9 +470,7 @@ async def pull_reads_seeks_and_keeps_offsets(namesrv: str) -> None:
     sent = bodies(200)
     await fill(namesrv, name.topic, sent)
     options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    async with PullConsumer(
-        name.group, namesrv=namesrv, options=options, client_options=PATIENT_CLIENT
-    ) as consumer:
+    async with reading(namesrv, name.group, options=options) as consumer:
         queues = await consumer.fetch_queues(name.topic)
         bounds = {
             queue: (await consumer.min_offset(queue), await consumer.max_offset(queue)) for queue in queues
@@ -525,9 +494,7 @@ async def pull_reads_seeks_and_keeps_offsets(namesrv: str) -> None:
         await consumer.commit()
         for each, (_, end) in bounds.items():
             consumer.update_offset(each, end)
-    async with PullConsumer(
-        name.group, namesrv=namesrv, options=options, client_options=PATIENT_CLIENT
-    ) as consumer:
+    async with reading(namesrv, name.group, options=options) as consumer:
         assert [await consumer.committed(queue) for queue in queues] == [bounds[queue][1] for queue in queues]
         await consumer.assign(queues)
         assert await consumer.poll(0.3) == []
@@ -548,8 +515,8 @@ async def a_blocking_pull_ends_when_a_message_comes(namesrv: str) -> None:
     name = names("wait")
     await fill(namesrv, name.topic, [b"first"])
     async with (
-        PullConsumer(name.group, namesrv=namesrv, client_options=PATIENT_CLIENT) as consumer,
-        Producer("p-wait", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT) as producer,
+        reading(namesrv, name.group) as consumer,
+        sending(namesrv, "p-wait") as producer,
     ):
         queue = (await consumer.fetch_queues(name.topic))[0]
         end = await consumer.max_offset(queue)
@@ -564,9 +531,7 @@ async def a_blocking_pull_ends_when_a_message_comes(namesrv: str) -> None:
 async def large_messages_pass(namesrv: str) -> None:
     name = names("large")
     noise = random.Random(7).randbytes(3_000_000)
-    async with Producer(
-        "p-large", namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
-    ) as producer:
+    async with sending(namesrv, "p-large") as producer:
         await producer.send(Message(name.topic, noise))
         await producer.send(Message(name.topic, bytes(3_000_000)))
     found = await read_all(namesrv, name.topic)
