@@ -125,8 +125,7 @@ LONE_BAR = re.compile(r"^\||\|$|\s\||\|\s")
 
 
 def check_tag(tag: str, topic: str) -> None:
-    """Raise MessageIllegal for a tag that no subscription can name: they are divided by `||` and trimmed, and
-    `*` is every tag."""
+    """Raise MessageIllegal for a tag no subscription can name: `||` divides, `*` is all."""
     if "||" in tag or tag != tag.strip() or LONE_BAR.search(tag) or tag == "*":
         problem = f"the tag {shown(tag)} cannot be subscribed to: `||` divides tags, blanks around them go"
         problem += ", `*` is all" if tag == "*" else ""
@@ -188,8 +187,7 @@ def _check_properties(properties: object, topic: str) -> None:
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True, rename="camel"):
-    """One queue of a topic on one broker (by name, not by address). Ordered as the consumers' allocation
-    orders them."""
+    """One queue of a topic on a broker (its name). Ordered as allocation among consumers needs it."""
 
     topic: str
     broker_name: str
@@ -272,8 +270,7 @@ class SendStatus(Enum):
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """What a broker said about a message it took. For a batch the ids are joined by commas, the offset is the
-    first."""
+    """A broker's answer to a send. A batch has its ids joined by commas and its first offset."""
 
     status: SendStatus
     msg_id: str

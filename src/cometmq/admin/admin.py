@@ -280,8 +280,7 @@ class Admin(Client):
     # -- consumer groups
 
     async def progress(self, group: str, *, with_client_ip: bool = False) -> GroupProgress:
-        """How far a group is in each of its queues. Raises UnknownNameError for a group that never
-        consumed."""
+        """How far a group is in each queue. Raises UnknownNameError for one that never consumed."""
         try:
             return await groups.progress(self.client, group, with_client_ip=with_client_ip)
         except NoRouteError as error:

@@ -58,8 +58,7 @@ class LoopThread:
             self._thread.join()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for it. An interrupt (Ctrl-C) of the waiting cancels the
-        work."""
+        """Run a coroutine on the loop and wait for it; an interrupt (Ctrl-C) of the wait cancels it."""
         if self.pid != os.getpid():
             work.close()
             raise ClientStateError("this client was made before a fork; make a new one in the child process")

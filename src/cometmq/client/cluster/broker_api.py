@@ -1,5 +1,4 @@
-"""What a broker can be asked by a client. Each call names the address; failures are BrokerError or
-RemotingError."""
+"""The requests of clients to brokers. They raise BrokerError or RemotingError."""
 
 from __future__ import annotations
 
@@ -233,8 +232,7 @@ class BrokerApi(Calls):
     async def check_client_config(
         self, addr: str, client_id: str, group: str, subscription: SubscriptionData
     ) -> None:
-        """Whether the broker would serve a subscription that is not by tags. Raises BrokerError with its
-        words."""
+        """Ask whether the broker would serve a subscription by SQL92. Raises BrokerError with its words."""
         body = CheckClientRequestBody(client_id=client_id, group=group, subscription_data=subscription)
         await self.call(addr, RequestCode.CHECK_CLIENT_CONFIG, body=body.encode(), topic=subscription.topic)
 

@@ -16,8 +16,7 @@ __all__ = ["KeyMaker", "client_id_of", "local_address"]
 
 
 def local_address(towards: str) -> str:
-    """The address this machine would use towards `host:port`; 127.0.0.1 when that cannot be told. Sends
-    nothing."""
+    """The own address towards `host:port`, 127.0.0.1 if that cannot be told. Sends nothing."""
     host, port = parse_addr(towards)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -37,8 +37,7 @@ _TEMPLATE_TTL_S = 1.0
 
 
 class ClientInstance(LifeCycle):
-    """To be made inside the running loop. Users with an instance of their own call start() and stop() on
-    it."""
+    """To be made inside the running loop. Whoever makes one starts and stops it."""
 
     def __init__(
         self, namesrv: str | Sequence[str] | None = None, options: ClientOptions | None = None
@@ -219,16 +218,14 @@ class ClientInstance(LifeCycle):
     # -- brokers
 
     def master_addr(self, broker_name: str, topic: str = "*") -> str:
-        """Raises NoRouteError for a broker that no route names, or that has no master. `topic`: for its
-        text."""
+        """Raises NoRouteError, about `topic`, for a broker without a known master."""
         addr = self.routes.master(broker_name)
         if addr is None:
             raise self._unknown_broker(broker_name, topic)
         return addr
 
     async def find_addr(self, queue: MessageQueue) -> str:
-        """The master of a queue's broker, else a replica, asking for the topic's route if it is not known
-        yet."""
+        """The master of a queue's broker, else a replica; asks for the topic's route if need be."""
         return await self._find(queue, lambda: self.routes.any(queue.broker_name))
 
     async def find_master(self, queue: MessageQueue) -> str:
@@ -340,8 +337,7 @@ class ClientInstance(LifeCycle):
         )
 
     def _connection_closed(self, connection: Connection) -> None:
-        """A broker forgets a client with its connection. Consumers come back at once, producers at the next
-        beat."""
+        """A broker forgets a client with its connection: consumers announce themselves again soon."""
         self._announced.discard(connection.addr)
         if self._state == "running" and self.consumers:
             self.loop.call_later(1.0, self._heartbeats.soon)

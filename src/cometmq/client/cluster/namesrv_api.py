@@ -52,8 +52,7 @@ class NamesrvApi(Calls):
         return [((self._at + step) % count, self.addrs[(self._at + step) % count]) for step in range(count)]
 
     async def ask_any(self, code: RequestCode, header: Header | None = None) -> Frame:
-        """The answer of the first name server that can be reached; raises its BrokerError, or the last
-        failure."""
+        """The answer of the first name server that is reached. Raises BrokerError or RemotingError."""
         request = Frame.request(code, header)
         failure: RemotingError | None = None
         for position, addr in self._in_turn():

@@ -17,8 +17,7 @@ class ClientOptions:
     """Of a ClientInstance: connections, routes and heartbeats that producers and consumers may share."""
 
     client_ip: str | None = None
-    """Part of the client id and of message ids; None: the address this machine uses towards the name
-    server."""
+    """Part of client and message ids; None: the address of this machine towards the name server."""
     instance_name: str | None = None
     """None: unique per instance (process id and a clock); DEFAULT for broadcasting consumers, whose offsets
     lie in a local file under this name: give each of several on one machine a name of its own."""

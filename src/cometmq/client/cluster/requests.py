@@ -202,8 +202,7 @@ def min_offset_request(queue: MessageQueue) -> Frame:
 
 
 def max_offset_request(queue: MessageQueue) -> Frame:
-    """The offset that the next message will get, 0 for a queue the broker does not have; `offset_in` the
-    answer."""
+    """The offset that the next message will get, 0 for an unknown queue; `offset_in` the answer."""
     header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MAX_OFFSET, header)
 

@@ -119,8 +119,7 @@ def _without(data: TopicRouteData, addrs: Collection[str]) -> TopicRouteData:
 
 
 def template_route(topic: str, template: TopicRouteData, queue_nums: int) -> TopicRoute:
-    """Where the first message of a topic may go: the brokers that create topics, with the queues they would
-    give it."""
+    """Where the first message of a topic may go: the queues that brokers would make for it."""
     route = topic_route(topic, template)
     kept = tuple(queue for queue in route.write_queues if queue.queue_id < queue_nums)
     return TopicRoute(topic, route.data, kept, (), route.unusable, from_template=True)

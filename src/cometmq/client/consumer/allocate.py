@@ -38,8 +38,7 @@ class AllocateStrategy(Protocol):
 
 
 def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
-    """Own index, or None when the broker has not (yet, any more) this client in its list: then we own
-    nothing."""
+    """Own index; None, which owns nothing, while the broker does not list this client."""
     try:
         return client_ids.index(client_id)
     except ValueError:

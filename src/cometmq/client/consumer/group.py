@@ -1,5 +1,4 @@
-"""What the parts of one consumer share: its name, its place in the client instance, subscriptions and
-offsets."""
+"""What the parts of a push consumer share: name, client instance, subscriptions and offsets."""
 
 from __future__ import annotations
 

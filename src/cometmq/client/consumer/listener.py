@@ -37,11 +37,9 @@ class ConsumeContext:
 
     queue: MessageQueue
     ack_index: int | None = None
-    """With SUCCESS: index of the last message that was handled; those after it are consumed again. None: all
-    were."""
+    """With SUCCESS: index of the last handled message, None for all; the others are consumed again."""
     delay_level: int = 0
-    """Wait before the next try: 0 lets the broker choose by the number of tries, 1-18 a level, -1 dead letter
-    now."""
+    """Wait before the next try: 0 the broker's choice, 1-18 a level, -1 dead letter at once."""
 
 
 Listener = (
@@ -75,8 +73,7 @@ def name_of(listener: Listener) -> str:
 
 
 def bind_listener(listener: Listener, executor: ThreadPoolExecutor | None) -> BoundListener:
-    """One form for all four kinds of listener. `executor` is needed for plain functions only (see
-    is_async)."""
+    """One form for all four kinds of listener. executor: for plain functions (see is_async)."""
     takes_context = _takes_context(listener)
     call = cast("Callable[..., Any]", listener)
     if is_async(listener):

@@ -205,8 +205,7 @@ class Membership:
         return True
 
     def _pull_ended(self, queue: ProcessQueue, task: asyncio.Task[None]) -> None:
-        """A pull loop ends only with its queue; anything else is a bug of ours, after which the queue is
-        taken up anew."""
+        """A pull loop ends with its queue only; after a bug of ours the queue is taken up anew."""
         if task.cancelled() or task.exception() is None:
             return
         log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
@@ -225,8 +224,7 @@ class Membership:
             await self._group.offsets.release(queue)
 
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
-        """The broker has no such offset: start anew at the one it names. Late results must not bring the old
-        back."""
+        """Start anew at the offset the broker names. Late results must not bring the old one back."""
         message_queue = queue.message_queue
         if self.held.get(message_queue) is None or self.held[message_queue].queue is not queue:
             return
@@ -261,14 +259,13 @@ class Membership:
     def _share_limits(self) -> None:
         """Limits over all queues together are shared out evenly among those that are held."""
         options = self._group.options
-        share = max(1, len(self.held))
-        limits = options.flow_limits
+        of_queue = options.flow_limits
+
+        def share(of_topic: int | None, alone: int) -> int:
+            return alone if of_topic is None else max(1, of_topic // max(1, len(self.held)))
+
         self._limits = FlowLimits(
-            max_count=limits.max_count
-            if options.topic_max_count is None
-            else max(1, options.topic_max_count // share),
-            max_mib=limits.max_mib
-            if options.topic_max_mib is None
-            else max(1, options.topic_max_mib // share),
-            max_span=limits.max_span,
+            max_count=share(options.topic_max_count, of_queue.max_count),
+            max_mib=share(options.topic_max_mib, of_queue.max_mib),
+            max_span=of_queue.max_span,
         )

@@ -12,10 +12,17 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.consumer.options import ConsumeFromWhere
 from cometmq.errors import CometError
-from cometmq.message import MessageQueue
+from cometmq.message import MessageQueue, PullResult
 from cometmq.protocol.codes import RETRY_PREFIX
 
-__all__ = ["OffsetStore", "RemoteOffsets", "commit_rounds", "default_start_time_ms", "start_offset"]
+__all__ = [
+    "OffsetStore",
+    "RemoteOffsets",
+    "commit_rounds",
+    "default_start_time_ms",
+    "start_offset",
+    "warn_of_moved_offset",
+]
 
 log = logs.logger("cometmq.client.consumer.consumer_offsets")
 
@@ -28,8 +35,7 @@ WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, E
 
 
 class OffsetStore:
-    """`read` gives the stored offset (None: none stored; raises when it cannot be read), `write` stores a
-    table."""
+    """read: the stored offset, None if there is none, or it raises; write: stores a table."""
 
     def __init__(self, read: ReadOffset, write: WriteOffset) -> None:
         self._read = read
@@ -186,3 +192,11 @@ async def start_offset(
 def default_start_time_ms() -> int:
     """The store time at which TIMESTAMP starts unless told otherwise."""
     return int(time.time() * 1000) - _HALF_HOUR_MS
+
+
+def warn_of_moved_offset(queue: MessageQueue, offset: int, result: PullResult) -> None:
+    """The broker does not have the offset that was pulled."""
+    logs.logger("cometmq.client.consumer").warning(
+        "%s: offset %d is outside the broker's %d to %d; going on at %d",
+        queue, offset, result.min_offset, result.max_offset, result.next_begin_offset,
+    )  # fmt: skip

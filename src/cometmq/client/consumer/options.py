@@ -1,5 +1,4 @@
-"""What can be set on consumers. Times are seconds, sizes bytes unless the name says otherwise; defaults are
-RocketMQ's."""
+"""Settings of consumers. Times are seconds, sizes bytes unless named; defaults are RocketMQ's."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class PullOptions:
     pull_timeout_s: float = 10.0
     pull_batch_size: int = 32
     max_body: int = MAX_BODY
-    """A compressed body that is larger than this when decompressed is given out as stored, see
-    PullResult.oversized."""
+    """Bodies that inflate to more are given out as stored, see PullResult.oversized."""
     persist_interval_s: float = 5.0
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = None

@@ -21,8 +21,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """When a queue stops being pulled. Counts in messages, sizes in MiB; RocketMQ's defaults and whole-MiB
-    rule."""
+    """When a queue stops being pulled. Sizes count in whole MiB, as RocketMQ counts them."""
 
     max_count: int = 1000
     max_mib: int = 100

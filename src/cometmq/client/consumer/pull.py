@@ -117,8 +117,7 @@ class PullConsumer(Client):
         return await self._running().brokers.max_offset(await self._master(queue), queue)
 
     async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Offset by store time: 4.9 brokers give the nearest message, 5.x the first one stored at or after
-        it."""
+        """Offset by store time in ms: in 4.9 the nearest message, in 5.x the first one not older."""
         return await self._running().brokers.offset_by_time(await self._master(queue), queue, timestamp_ms)
 
     # -- single pulls
@@ -132,8 +131,7 @@ class PullConsumer(Client):
         expression: str | sql92 = "*",
         timeout_s: float | None = None,
     ) -> PullResult:
-        """What is there from `offset` on, at most `max_count` messages (brokers give 32 at most); waits for
-        nothing."""
+        """At most `max_count` messages (brokers give 32) from `offset` on; waits for nothing."""
         subscription = as_subscription(queue.topic, expression)
         limit = self.options.pull_timeout_s if timeout_s is None else timeout_s
         return await self._pull(queue, offset, max_count, subscription, 0.0, limit)
@@ -264,8 +262,7 @@ class PullConsumer(Client):
         return self._given.messages
 
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
-        """Messages of the assigned queues for ever; asking for the next one says that the one before was
-        consumed."""
+        """Messages of the assigned queues for ever; each counts as consumed when the next is asked for."""
         self._running()
         self._count_given()
         while True:
@@ -349,8 +346,7 @@ class PullConsumer(Client):
         self._store.update(queue, offset, increase_only=False)
 
     async def commit(self) -> None:
-        """Store the offsets now, the messages of the last poll included. Raises if one could not be
-        stored."""
+        """Store the offsets now, the last poll's included. Raises if one could not be stored."""
         self._count_given()
         await self._store.persist()
 

@@ -171,8 +171,7 @@ class PushConsumer(Client):
         await self._running_session().members.rebalance()
 
     async def persist_offsets(self) -> None:
-        """Store the offsets now. Raises what the broker or the network said about the first that was not
-        stored."""
+        """Store the offsets now. Raises what was said about the first that was not stored."""
         await self._running_session().group.offsets.persist()
 
     def health(self) -> ConsumerHealth:

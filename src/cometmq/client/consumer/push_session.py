@@ -1,5 +1,4 @@
-"""The running parts of a push consumer, made whole when it starts and taken apart when it stops; and its
-answers to what brokers and the client instance ask."""
+"""The running parts of a push consumer, and its answers to brokers and the client instance."""
 
 from __future__ import annotations
 
@@ -132,8 +131,7 @@ class PushSession:
         )
 
     async def _send_back_overdue(self) -> None:
-        """Messages whose listener hangs are sent back, so that one message cannot hold a queue's offset for
-        ever."""
+        """Send back what a listener holds too long, or one message would hold its queue's offset."""
         timeout_s = self.group.options.consume_timeout_s
         before = asyncio.get_running_loop().time() - timeout_s
         for held in list(self.members.held.values()):

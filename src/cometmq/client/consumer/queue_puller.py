@@ -10,6 +10,7 @@ from itertools import groupby
 from cometmq import logs
 from cometmq.client.consumer.consuming import ConcurrentConsuming
 from cometmq.client.consumer.group import ConsumerGroup
+from cometmq.client.consumer.offsets import warn_of_moved_offset
 from cometmq.client.consumer.process_queue import Batch, FlowLimits, ProcessQueue
 from cometmq.errors import BodyTooLarge, BrokerError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
@@ -28,15 +29,13 @@ _IDLE_S = 0.1
 _HELD_S = 1.0
 """A broker that refuses does so at once; one that has not answered after this holds the pull."""
 _FIRST_ERRORS_DELAY_S = 0.1
-"""The first pull may overtake the heartbeat that announces us (codes 24 and 25): no reason to wait a
-second."""
+"""The first pull may overtake the heartbeat that announces us (codes 24 and 25)."""
 
 OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
 
 
 class QueuePuller:
-    """`run` ends when the queue is dropped. Errors are kept in `problem`, logged once per kind and tried
-    again."""
+    """`run` ends when the queue is dropped. A failure is logged once per kind and tried again."""
 
     def __init__(
         self,
@@ -57,8 +56,7 @@ class QueuePuller:
         self._resumed.set()
         self._errors_in_a_row = 0
         self.waiting: str | None = None
-        """Why we do not ask for more just now (our own doing: flow control, suspended), None while
-        pulling."""
+        """Why no more is asked for (flow control, suspended), None while pulling."""
         self._problem: str | None = None
         self._asked_at: float | None = None
         """When the pull that is under way began."""
@@ -171,14 +169,7 @@ class QueuePuller:
             return 0.0
         self._broker_id = result.suggest_which_broker_id
         if result.status is PullStatus.OFFSET_ILLEGAL:
-            log.warning(
-                "%s: offset %d is outside the broker's %d to %d; going on at %d",
-                self.message_queue,
-                queue.next_offset,
-                result.min_offset,
-                result.max_offset,
-                result.next_begin_offset,
-            )
+            warn_of_moved_offset(self.message_queue, queue.next_offset, result)
             await self._offset_illegal(queue, result.next_begin_offset)
             return 0.0
         idle = not result.messages and result.next_begin_offset <= queue.next_offset

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cometmq import logs
+from cometmq.client.consumer.offsets import warn_of_moved_offset
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 
@@ -36,18 +37,16 @@ class Fetched:
     """Where reading goes on after these messages."""
 
 
+@dataclass(slots=True, eq=False)
 class _Reader:
     """One queue being read. A reader that was replaced (seek, new assignment) adds nothing any more."""
 
-    __slots__ = ("ahead", "offset", "paused", "queue", "room", "task")
-
-    def __init__(self, queue: MessageQueue, offset: int) -> None:
-        self.queue = queue
-        self.offset = offset
-        self.ahead = 0
-        self.room = asyncio.Event()
-        self.paused = False
-        self.task: asyncio.Task[None] | None = None
+    queue: MessageQueue
+    offset: int
+    paused: bool
+    ahead: int = 0
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
 
 
 class Fetcher:
@@ -66,10 +65,7 @@ class Fetcher:
 
     def read(self, queue: MessageQueue, offset: int) -> None:
         """Read `queue` from `offset`, forgetting what was read ahead of it before."""
-        paused = self.drop(queue)
-        reader = _Reader(queue, offset)
-        reader.paused = paused
-        self._readers[queue] = reader
+        reader = self._readers[queue] = _Reader(queue, offset, paused=self.drop(queue))
         reader.task = asyncio.get_running_loop().create_task(
             self._run(reader), name=f"cometmq-fetch-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         )
@@ -136,14 +132,7 @@ class Fetcher:
                 continue
             self.problems.pop(queue, None)
             if result.status is PullStatus.OFFSET_ILLEGAL:
-                log.warning(
-                    "%s: offset %d is outside the broker's %d to %d; going on at %d",
-                    queue,
-                    reader.offset,
-                    result.min_offset,
-                    result.max_offset,
-                    result.next_begin_offset,
-                )
+                warn_of_moved_offset(queue, reader.offset, result)
             reader.offset = result.next_begin_offset
             if result.messages:
                 reader.ahead += 1

@@ -54,8 +54,7 @@ class Subscription:
         return cls(topic, expression, expression_type="SQL92")
 
     def filter(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
-        """Drop what the broker let through because a tag's hash is equal (it never looks at the tag
-        itself)."""
+        """Drop the messages whose tags have only the same hash: brokers compare nothing else."""
         if not self.tags:
             return list(messages)
         wanted = self.tags

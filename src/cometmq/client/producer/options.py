@@ -14,16 +14,14 @@ class ProducerOptions:
     """Settings of a producer."""
 
     send_timeout_s: float = 3.0
-    """One budget for all tries of a send together. Waiting for others to end (max_in_flight) is not
-    counted."""
+    """One budget for all tries of a send, not counting the wait for others (max_in_flight)."""
     try_timeout_s: float | None = None
     """Limit of one try while more tries remain; None: a hanging broker may use the whole budget."""
     retry_times: int = 2
     """More tries after the first, each on another broker if there is one."""
     retry_response_codes: frozenset[int] = RETRY_RESPONSE_CODES
     retry_another_broker_when_not_store_ok: bool = False
-    """Try again when the broker stored the message but a flush or a replica was late (this makes
-    duplicates)."""
+    """Try again when a flush or a replica was late, though it makes duplicates."""
     compress_over: int = 4096
     """Bodies of this size and above are compressed (zlib level `compress_level`), batches never."""
     compress_level: int = 5

@@ -33,8 +33,7 @@ __all__ = ["Producer", "select_by_random"]
 _TRY_FAILURES = (RemotingError, BrokerError, NoRouteError)
 
 _COMPRESS_HERE = 64 * 1024
-"""Larger bodies are compressed in a thread: a megabyte takes some 10 ms, in which the loop would serve
-nobody."""
+"""Larger bodies are compressed in a thread: a megabyte would hold the loop for 10 ms."""
 
 
 def select_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
@@ -171,8 +170,7 @@ class Producer(Client):
         return await for_each(messages, self.send, concurrency)
 
     async def send_raw(self, outgoing: Outgoing) -> SendResult:
-        """Send what is already prepared, system properties and reserved topics included (retries,
-        replies)."""
+        """Send what is prepared already, system properties and reserved topics included."""
         self._running()
         return await self._send(outgoing, None, None)
 

@@ -37,8 +37,7 @@ class SendAttempts:
     """(broker name, what happened) of each try so far."""
 
     def timeout_s(self, now: float) -> float:
-        """What the next try may take: never more than what is left, and a share of it while more tries
-        remain."""
+        """Seconds for the next try: what is left, at most `per_try_s` while more tries remain."""
         left = max(0.0, self.deadline - now)
         if self.per_try_s is not None and len(self.outcomes) + 1 < self.tries:
             return min(left, self.per_try_s)
