@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from cometmq.client.cluster.decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
@@ -23,6 +24,8 @@ from cometmq.protocol.bodies import (
     ConsumerList,
     HeartbeatData,
     KVTable,
+    LockBatchBody,
+    LockBatchResult,
     SubscriptionData,
 )
 from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult
@@ -33,6 +36,8 @@ from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
     DeleteTopicRequestHeader,
     GetConsumerListByGroupRequestHeader,
+    GetEarliestMsgStoretimeRequestHeader,
+    GetEarliestMsgStoretimeResponseHeader,
     OffsetResponseHeader,
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
@@ -184,6 +189,14 @@ class BrokerApi(Calls):
         answer = await self.call(addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, topic=queue.topic)
         return answer.header(OffsetResponseHeader).offset
 
+    async def earliest_store_time(self, addr: str, queue: MessageQueue) -> int:
+        """Store time in ms of the queue's first message, -1 without one."""
+        header = GetEarliestMsgStoretimeRequestHeader(
+            topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
+        )
+        answer = await self.call(addr, RequestCode.GET_EARLIEST_MSG_STORETIME, header, topic=queue.topic)
+        return answer.header(GetEarliestMsgStoretimeResponseHeader).timestamp
+
     # -- a group's offsets
 
     async def consumer_offset(self, addr: str, group: str, queue: MessageQueue) -> int | None:
@@ -266,6 +279,21 @@ class BrokerApi(Calls):
             key=message.msg_id,
             timeout_s=timeout_s,
         )
+
+    async def lock_queues(
+        self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue], *, timeout_s: float = 1.0
+    ) -> set[MessageQueue]:
+        """The queues that are locked for this client now."""
+        body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
+        answer = await self.call(addr, RequestCode.LOCK_BATCH_MQ, body=body.encode(), timeout_s=timeout_s)
+        return set(LockBatchResult.decode(answer.body).lock_ok_mq_set)
+
+    async def unlock_queues(
+        self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> None:
+        """Give locks of queues back."""
+        body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
+        await self.call(addr, RequestCode.UNLOCK_BATCH_MQ, body=body.encode())
 
     # -- topics and the broker itself
 
