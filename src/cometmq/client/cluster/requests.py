@@ -207,10 +207,18 @@ def max_offset_request(queue: MessageQueue) -> Frame:
     return Frame.request(RequestCode.GET_MAX_OFFSET, header)
 
 
-def committed_request(group: str, queue: MessageQueue) -> Frame:
-    """A group's offset; `offset_in` the answer, or its code is QUERY_NOT_FOUND."""
+def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
+    """A group's offset; `offset_in` the answer, or its code is QUERY_NOT_FOUND.
+
+    A broker that still has the queue's first messages says 0 for a group it does not know; one of 5.x does
+    not with set_zero_if_not_found=False.
+    """
     header = QueryConsumerOffsetRequestHeader(
-        consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        set_zero_if_not_found=set_zero_if_not_found,
+        bname=queue.broker_name,
     )
     return Frame.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
 
