@@ -137,7 +137,7 @@ class TestOptions:
             ("readOnlyCommitLogStorePaths", "/dev/null/x", 9),
         ],
     )
-    def test_so_does_what_can_be_no_directory(
+    def test_a_path_that_cannot_be_a_directory_stops_the_start(
         self, run: Run, tmp_path: Path, key: str, directory: str, line: int
     ) -> None:
         failed = run("mqbroker", "-c", broker_conf(tmp_path, **{key: directory}))
@@ -156,7 +156,7 @@ class TestOptions:
             ("configStorePath=/dev", "namesrv.conf line 2: configStorePath = '/dev'"),
         ],
     )
-    def test_so_does_one_of_the_name_servers(
+    def test_a_bad_value_of_the_name_server_stops_the_start(
         self, run: Run, tmp_path: Path, setting: str, words: str
     ) -> None:
         conf = tmp_path / "namesrv.conf"

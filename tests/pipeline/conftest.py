@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.pipeline.fake_servers import MINUTES, FakeCluster, fake_cluster
 from tests.pipeline.feeding import Topic
 
+from cometmq.pipeline import cluster
 from cometmq.pipeline.session import spark_session
 from cometmq.standalone import Standalone
 
@@ -41,6 +43,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    """A name server and a broker that do as they are told, with one message a minute."""
+    monkeypatch.setattr(cluster, "_SHRUNK_S", 0.0)
+    with fake_cluster() as made:
+        made.stored_ms = list(MINUTES)
+        yield made
 
 
 _numbers = itertools.count()

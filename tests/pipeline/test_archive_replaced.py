@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster, fake_cluster
+from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.pipeline import archive as archive_module
@@ -24,14 +24,6 @@ from cometmq.pipeline.table import ArchiveTable
 
 OLD_LOG, NEW_LOG = 0, 10**6  # where FakeCluster.make_anew lets the messages lie
 FIRST_LIFE = (0, 0, 40, 40, 0, 0, 0)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    monkeypatch.setattr(cluster, "_SHRUNK_S", 0.0)
-    with fake_cluster() as made:
-        made.stored_ms = list(MINUTES)
-        yield made
 
 
 class Job:
@@ -109,7 +101,7 @@ def test_a_queue_may_begin_anew_again_and_again(fake: FakeCluster, job: Job) -> 
     assert len(set(job.rows())) == len(job.rows()) == 220
 
 
-def test_of_an_empty_one_all_that_comes_is_archived(fake: FakeCluster, job: Job) -> None:
+def test_everything_that_comes_to_an_empty_one_is_archived(fake: FakeCluster, job: Job) -> None:
     fake.make_anew(0)
     assert (job.tolerant().replaced, job.tolerant().replaced) == (1, 0)
     fake.stored_ms = [MINUTES[-1] + 1000] * 70

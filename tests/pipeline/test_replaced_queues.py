@@ -10,24 +10,15 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster, fake_cluster
+from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster
 from tests.pipeline.feeding import Topic
 from tests.pipeline.test_stream import Job
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline import cluster
 from cometmq.pipeline.errors import DataLossError
 from cometmq.pipeline.marks import CLOCKS_MS, Mark, mark_of, marks_in
 from cometmq.pipeline.options import read_options
 from cometmq.pipeline.source import CometStreamReader, ReadTask, full_schema
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    monkeypatch.setattr(cluster, "_SHRUNK_S", 0.0)
-    with fake_cluster() as made:
-        made.stored_ms = list(MINUTES)
-        yield made
 
 
 class Stream:

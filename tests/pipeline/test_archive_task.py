@@ -25,7 +25,7 @@ from cometmq.pipeline.plan import QueueRange
 from cometmq.protocol.record.layout import BadRecord
 
 
-def test_of_many_bad_records_only_some_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_of_many_bad_records_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_task, "_QUARANTINE_BYTES", 50_000)
     quarantine = Quarantine(fs.LocalFileSystem(), str(tmp_path), "staged", 7)
     (tmp_path / "staged").mkdir()
