@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.interop import wire
 from tests.interop.jars import java_tool, server_jars
-from tests.interop.processes import OPENED, Process, broker_port, free_port, launcher_classes
+from tests.interop.processes import OPENED, Cluster, Process, broker_port, free_port, launcher_classes
 
 LOGBACK = """<configuration><statusListener class="ch.qos.logback.core.status.NopStatusListener"/>
 <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
@@ -142,42 +142,16 @@ class ApacheBroker(ApacheServer):
         self.process.wait_ready("broker registered", lambda: wire.knows_broker(self.namesrv_port, self.name))
 
 
-class ApacheCluster:
-    """One name server and one broker of a version; ``namesrv`` is the address that clients want."""
+class ApacheCluster(Cluster):
+    """The servers of one version. Its broker takes about ten seconds to stop."""
 
-    def __init__(
-        self,
-        version: str,
-        directory: Path,
-        *,
-        settings: dict[str, str] | None = None,
-        jvm: list[str] | None = None,
-    ) -> None:
+    def __init__(self, version: str, directory: Path) -> None:
         self.version = version
-        self.directory = directory
-        self.name_server = ApacheNamesrv(version, directory)
-        try:
-            self.broker = ApacheBroker(version, directory, self.namesrv, settings=settings, jvm=jvm)
-        except BaseException:
-            self.name_server.kill()
-            raise
-
-    @property
-    def namesrv(self) -> str:
-        return f"127.0.0.1:{self.name_server.port}"
-
-    @property
-    def broker_addr(self) -> str:
-        return f"127.0.0.1:{self.broker.port}"
-
-    def stop(self) -> None:
-        """The orderly end, which takes Apache's broker about ten seconds."""
-        self.broker.stop()
-        self.name_server.stop()
-
-    def kill(self) -> None:
-        self.broker.kill()
-        self.name_server.kill()
+        super().__init__(
+            directory,
+            ApacheNamesrv(version, directory),
+            lambda namesrv: ApacheBroker(version, directory, namesrv),
+        )
 
 
 def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 60.0) -> str:

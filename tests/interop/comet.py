@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.interop import wire
 from tests.interop.apache import SMALL_STORE
-from tests.interop.processes import HERE, Process, broker_port, free_port
+from tests.interop.processes import HERE, Cluster, Process, broker_port, free_port
 
 
 class CometServer:
@@ -99,30 +99,8 @@ class CometBroker(CometServer):
         self.process.wait_ready("broker registered", lambda: wire.knows_broker(self.namesrv_port, self.name))
 
 
-class CometCluster:
-    """One name server and one broker; ``namesrv`` is the address that clients want."""
+class CometCluster(Cluster):
+    """Our servers."""
 
-    def __init__(self, directory: Path, *, settings: dict[str, str] | None = None) -> None:
-        self.directory = directory
-        self.name_server = CometNamesrv(directory)
-        try:
-            self.broker = CometBroker(directory, self.namesrv, settings=settings)
-        except BaseException:
-            self.name_server.kill()
-            raise
-
-    @property
-    def namesrv(self) -> str:
-        return f"127.0.0.1:{self.name_server.port}"
-
-    @property
-    def broker_addr(self) -> str:
-        return f"127.0.0.1:{self.broker.port}"
-
-    def stop(self) -> None:
-        self.broker.stop()
-        self.name_server.stop()
-
-    def kill(self) -> None:
-        self.broker.kill()
-        self.name_server.kill()
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, CometNamesrv(directory), lambda namesrv: CometBroker(directory, namesrv))

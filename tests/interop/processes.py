@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.interop.jars import java_tool, locked
 
@@ -176,3 +176,29 @@ class Process:
                 pass  # the child is gone with an unsent line in the pipe
         self._output.close()
         return self.popen.returncode
+
+
+class Cluster:
+    """One name server and one broker; ``namesrv`` is the address that clients want."""
+
+    def __init__(self, directory: Path, name_server: Any, make_broker: Callable[[str], Any]) -> None:
+        self.directory = directory
+        self.name_server = name_server
+        self.namesrv = f"127.0.0.1:{name_server.port}"
+        try:
+            self.broker = make_broker(self.namesrv)
+        except BaseException:
+            name_server.kill()
+            raise
+
+    @property
+    def broker_addr(self) -> str:
+        return f"127.0.0.1:{self.broker.port}"
+
+    def stop(self) -> None:
+        self.broker.stop()
+        self.name_server.stop()
+
+    def kill(self) -> None:
+        self.broker.kill()
+        self.name_server.kill()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
+import sys
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from cometmq.pipeline.reading import read_parts
 from cometmq.pipeline.rows import RowMessage
 from cometmq.pipeline.sending import Sender
 from cometmq.protocol.record.arrow import arrow_schema
-from cometmq.remoting import new_event_loop
-from cometmq.standalone import Standalone, finish_loop
+from cometmq.standalone import Standalone
+from cometmq.testing import ServerProcess
 
 SCHEMA = arrow_schema(["queue_id", "queue_offset", "body"])
 
@@ -116,38 +116,35 @@ def test_a_writer_goes_on_behind_a_restart(cluster: Restartable) -> None:
 
 
 class Pair:
-    """A name server and two brokers, each a process to stop and start; addresses change, names stay."""
+    """A broker of its own process beside the one of a cluster, to stop and start: its address changes."""
 
-    def __init__(self, root: Path) -> None:
-        self._loop = new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._standalone = Standalone(root, 0, 0, brokers=2)
-        self._run(self._standalone.start())
-        self.namesrv = self._standalone.namesrv_addr
-
-    def _run(self, step: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(step, self._loop).result(30)
+    def __init__(self, root: Path, namesrv: str) -> None:
+        self.namesrv = namesrv
+        settings = {
+            "brokerName": "broker-b", "brokerIP1": "127.0.0.1", "listenPort": 0, "namesrvAddr": namesrv,
+            "storePathRootDir": root / "store", "mappedFileSizeCommitLog": 1 << 24,
+            "mappedFileSizeConsumeQueue": 20 * 3000, "maxHashSlotNum": 1000, "maxIndexNum": 4000,
+        }  # fmt: skip
+        conf = root / "broker.conf"
+        conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        self._command = [str(Path(sys.executable).parent / "mqbroker"), "-c", str(conf)]
+        self.start_second()
 
     def stop_second(self) -> None:
-        self._run(self._standalone._children[1].stop())
+        self._second.stop()
 
     def start_second(self) -> None:
-        self._run(self._standalone._children[1].start())
-
-    def close(self) -> None:
-        self._run(self._standalone.stop())
-        self._run(finish_loop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._second = ServerProcess(self._command, "boot success")
+        self._second.wait_ready()
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    made = Pair(tmp_path_factory.mktemp("pair"))
-    yield made
-    made.close()
+    first = Standalone(tmp_path_factory.mktemp("first"), 0, 0)
+    with first.run_in_thread():
+        made = Pair(tmp_path_factory.mktemp("second"), first.namesrv_addr)
+        yield made
+        made.stop_second()
 
 
 def test_messages_go_to_both_brokers_and_come_from_both(pair: Pair) -> None:
