@@ -48,19 +48,13 @@ class DefaultSource(DataSource):
         return CometStreamReader(schema, read_options(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from cometmq.errors import ConfigError
         from cometmq.pipeline.options import write_options
         from cometmq.pipeline.sink import CometWriter
 
-        if overwrite:
-            raise ConfigError("mode", "overwrite", "append (messages cannot be overwritten)")
-        return CometWriter(schema, write_options(self.options))
+        return CometWriter(schema, write_options(self.options), overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from cometmq.errors import ConfigError
         from cometmq.pipeline.options import write_options
         from cometmq.pipeline.sink import CometStreamWriter
 
-        if overwrite:
-            raise ConfigError("outputMode", "complete", "append or update (messages cannot be overwritten)")
-        return CometStreamWriter(schema, write_options(self.options))
+        return CometStreamWriter(schema, write_options(self.options), overwrite)

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from cometmq.errors import ConfigError
 from cometmq.pipeline.options import WriteOptions
 from cometmq.pipeline.rows import check_columns, messages_of
 from cometmq.pipeline.sending import Sender
@@ -40,7 +41,9 @@ class CometWriter(DataSourceArrowWriter):
     """A batch write. Its id is made once, when Spark plans the write, or given by the option `writeId`: a job
     that is run again with the same id and the same rows sends the same message ids."""
 
-    def __init__(self, schema: StructType, options: WriteOptions) -> None:
+    def __init__(self, schema: StructType, options: WriteOptions, overwrite: bool = False) -> None:
+        if overwrite:
+            raise ConfigError("mode", "overwrite", "append (messages cannot be overwritten)")
         check_columns(schema, options)
         self._options = options
         self._write_id = options.write_id or uuid.uuid4().hex
@@ -54,7 +57,9 @@ class CometStreamWriter(DataSourceStreamArrowWriter):
     its ids. Where Spark does not tell them, each task makes ids of its own.
     """
 
-    def __init__(self, schema: StructType, options: WriteOptions) -> None:
+    def __init__(self, schema: StructType, options: WriteOptions, overwrite: bool = False) -> None:
+        if overwrite:
+            raise ConfigError("outputMode", "complete", "append or update (messages cannot be overwritten)")
         check_columns(schema, options)
         self._options = options
 
