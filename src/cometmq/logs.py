@@ -10,8 +10,6 @@ import logging
 
 from cometmq.text import printable
 
-__all__ = ["logger"]
-
 ARGUMENT_LIMIT = 512  # characters; a remark of a server may be this long
 TRACEBACK_LINES = 100
 

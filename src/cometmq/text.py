@@ -5,17 +5,6 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-__all__ = [
-    "counted",
-    "is_utf8",
-    "local_time",
-    "printable",
-    "printable_json",
-    "printable_lines",
-    "seconds",
-    "shortened",
-]
-
 LIMIT = 256  # longer than any legal topic or group name
 _IDEOGRAPHIC_SPACE = "\u3000"  # no printable character to Python, and common in Chinese text
 

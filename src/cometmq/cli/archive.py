@@ -38,14 +38,12 @@ if TYPE_CHECKING:
     "interval_s",
     type=click.FloatRange(min=0.1),
     default=10.0,
-    show_default=True,
     metavar="SECONDS",
     help="With --continuous: time between two looks for new messages.",
 )
 @click.option(
     "--starting",
     default="earliest",
-    show_default=True,
     metavar="WHERE",
     help="For queues new to the archive: earliest, latest or offsets as JSON.",
 )
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
     "--batch-records",
     type=click.IntRange(min=1),
     default=1_000_000,
-    show_default=True,
     help="Messages per commit.",
 )
 @click.option(
@@ -62,7 +59,6 @@ if TYPE_CHECKING:
 @click.option(
     "--compression",
     default="zstd",
-    show_default=True,
     metavar="CODEC",
     help="Of the Parquet files: zstd, snappy, gzip, lz4, brotli or none.",
 )
@@ -70,7 +66,6 @@ if TYPE_CHECKING:
 @click.option(
     "--fail-on-data-loss/--no-fail-on-data-loss",
     default=True,
-    show_default=True,
     help="End if messages were deleted before they were archived, or count them as lost.",
 )
 @click.option(
@@ -83,7 +78,6 @@ if TYPE_CHECKING:
     "--pull-batch-size",
     type=click.IntRange(min=1),
     default=32,
-    show_default=True,
     metavar="N",
     help="Messages asked for in one pull.",
 )
@@ -91,7 +85,6 @@ if TYPE_CHECKING:
     "--pulls-in-flight",
     type=click.IntRange(min=1),
     default=8,
-    show_default=True,
     metavar="N",
     help="On each task's connection.",
 )
@@ -99,16 +92,11 @@ if TYPE_CHECKING:
     "--timeout-ms",
     type=click.IntRange(min=1),
     default=30_000,
-    show_default=True,
     metavar="MS",
     help="Of a pull, and how long a restarting broker is waited for.",
 )
-@click.option(
-    "--check-crc/--no-check-crc", default=True, show_default=True, help="Compare bodies with their checksums."
-)
-@click.option(
-    "--decompress/--no-decompress", default=True, show_default=True, help="Keep bodies plain, or as stored."
-)
+@click.option("--check-crc/--no-check-crc", default=True, help="Compare bodies with their checksums.")
+@click.option("--decompress/--no-decompress", default=True, help="Keep bodies plain, or as stored.")
 @click.option(
     "--max-plain-bytes",
     type=click.IntRange(min=1),
@@ -118,7 +106,7 @@ if TYPE_CHECKING:
     help="Of a body when it is decompressed; larger ones go to quarantine.",
 )
 @click.option("--master", metavar="URL", help="Spark master; SPARK_MASTER, else local[*].")
-@click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Heap of Spark's driver.")
+@click.option("--memory", default="1g", metavar="SIZE", help="Heap of Spark's driver.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def archive(
     topics: tuple[str, ...],

@@ -40,7 +40,6 @@ DRAIN_S = 0.1
     "start",
     type=click.Choice(["first", "last"]),
     default="first",
-    show_default=True,
     help="Where a group starts that has not read TOPIC yet: at its first message, or behind its last.",
 )
 @listening_options

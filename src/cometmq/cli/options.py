@@ -12,7 +12,7 @@ import click
 from cometmq.text import is_utf8
 
 F = TypeVar("F", bound=Callable[..., Any])
-HELP = {"help_option_names": ["-h", "--help"]}
+HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 def namesrv_option(command: F) -> F:
@@ -36,9 +36,7 @@ def raw_option(command: F) -> F:
 
 
 LISTENING = (
-    click.option(
-        "-t", "--tags", default="*", show_default=True, metavar="EXPR", help="Only these tags: 'A || B'."
-    ),
+    click.option("-t", "--tags", default="*", metavar="EXPR", help="Only these tags: 'A || B'."),
     click.option(
         "-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages."
     ),

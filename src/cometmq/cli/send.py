@@ -62,9 +62,7 @@ def name_and_value(text: str) -> tuple[str, str]:
     metavar="LEVEL",
     help="Deliver later: 1 is 1 s, 2 is 5 s, 3 is 10 s, 18 is 2 h.",
 )
-@click.option(
-    "-g", "--group", default="cometmq-cli", show_default=True, metavar="NAME", help="Producer group."
-)
+@click.option("-g", "--group", default="cometmq-cli", metavar="NAME", help="Producer group.")
 @click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON.")
 def send(
     topic: str,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cometmq.cli import STARTED_S
+from cometmq.cli.options import HELP
 from cometmq.cli.serving import serve, set_up_logging
 
 if TYPE_CHECKING:
@@ -18,34 +19,30 @@ DEFAULT_DATA = Path("~/.cometmq/data")
 NAMESRV_LINE = "name server"
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.option(
     "--data",
     "data_dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=DEFAULT_DATA,
-    show_default=True,
     help="Where the stores lie, one directory per broker.",
 )
 @click.option(
     "--namesrv-port",
     type=click.IntRange(0, 65535),
     default=9876,
-    show_default=True,
     help="Port of the name server; 0 is any free port.",
 )
 @click.option(
     "--broker-port",
     type=click.IntRange(0, 65535),
     default=10911,
-    show_default=True,
     help="Port of the first broker, the next 10 above; 0 is any free port.",
 )
 @click.option(
     "--brokers",
     type=click.IntRange(1, 64),
     default=1,
-    show_default=True,
     help="Brokers of the cluster; each beyond the first is a process, and uses a core, of its own.",
 )
 def standalone(data_dir: Path, namesrv_port: int, broker_port: int, brokers: int) -> None:

@@ -12,6 +12,7 @@ import click
 from cometmq.cli.options import HELP, check_utf8, listening_options, namesrv_option, stop_on_signals
 from cometmq.cli.outcome import ERROR_LIMIT
 from cometmq.cli.printing import LinePrinter, as_line
+from cometmq.periodic import Periodic
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, check_topic_name
 from cometmq.text import printable
 
@@ -53,7 +54,6 @@ def start_time(text: str) -> int | None:
     "begin_ms",
     type=start_time,
     default="now",
-    show_default=True,
     metavar="WHEN",
     help="now, first, a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
 )
@@ -116,7 +116,10 @@ class Watch:
         self._begin_ms = begin_ms
         self._show = show
         self._followers: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._looking: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        self._looking = Periodic(
+            loop, ROUTE_INTERVAL_S, self._look_for_queues, name="the look for new queues"
+        )
         self._started_ms = int(time.time() * 1000)
         self._told: dict[MessageQueue | str, str] = {}
         """The problem of each queue, or of the topic, as it was last printed."""
@@ -142,13 +145,13 @@ class Watch:
             except CometError as error:
                 self._tell(queue, error)
             self._follow(queue, self._begin_ms, offset)
-        self._looking = asyncio.create_task(self._look_for_queues())
+        self._looking.start()
 
     async def stop(self) -> None:
-        tasks = [*self._followers.values(), *([self._looking] if self._looking else ())]
-        for task in tasks:
+        self._looking.cancel()
+        for task in self._followers.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._followers.values(), return_exceptions=True)
 
     def _follow(self, queue: MessageQueue, begin_ms: int | None, offset: int | None = None) -> None:
         self._followers[queue] = asyncio.create_task(self._read(queue, begin_ms, offset))
@@ -168,15 +171,13 @@ class Watch:
         """Follow queues that were not there at the start. They may hold older messages: perhaps their broker
         was only away."""
         begin_ms = self._started_ms - CLOCKS_MS if self._begin_ms is None else self._begin_ms
-        while True:
-            await asyncio.sleep(ROUTE_INTERVAL_S)
-            failures = await self._client.refresh_routes([self._topic])
-            for topic, error in failures.items():
-                self._tell(topic, error)
-            route = self._client.routes.get(self._topic)
-            for queue in route.read_queues if route is not None else ():
-                if queue not in self._followers:
-                    self._follow(queue, begin_ms)
+        failures = await self._client.refresh_routes([self._topic])
+        for topic, error in failures.items():
+            self._tell(topic, error)
+        route = self._client.routes.get(self._topic)
+        for queue in route.read_queues if route is not None else ():
+            if queue not in self._followers:
+                self._follow(queue, begin_ms)
 
     async def _read(self, queue: MessageQueue, begin_ms: int | None, offset: int | None) -> None:
         """Pull one queue for ever. offset: where to begin; None: it is not known yet."""

@@ -115,40 +115,16 @@ _ALIASES = {
     "pulltimeoutms": "timeoutms",
 }
 
-_COMMON = ("namesrv", "subscribe", "timeoutMs")
 _READ = (
-    *_COMMON,
-    "subscribePattern",
-    "assign",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "maxOffsetsPerTrigger",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "consumerGroup",
-    "tags",
-    "pullBatchSize",
-    "pullsInFlight",
-    "batchRecords",
-    "batchBytes",
-    "maxPlainBytes",
-    "checkCrc",
-    "decompress",
-    "onBadRecord",
-)
+    "namesrv", "subscribe", "timeoutMs", "subscribePattern", "assign", "startingOffsets", "endingOffsets",
+    "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions",
+    "maxRecordsPerPartition", "failOnDataLoss", "consumerGroup", "tags", "pullBatchSize", "pullsInFlight",
+    "batchRecords", "batchBytes", "maxPlainBytes", "checkCrc", "decompress", "onBadRecord",
+)  # fmt: skip
 _WRITE = (
-    *_COMMON,
-    "producerGroup",
-    "batchBytes",
-    "batchRecords",
-    "retries",
-    "writeId",
-    "checkpointLocation",
-    "path",
-)
+    "namesrv", "subscribe", "timeoutMs", "producerGroup", "batchBytes", "batchRecords", "retries",
+    "writeId", "checkpointLocation", "path",
+)  # fmt: skip
 
 _ADDRESS = re.compile(r"^\[?[^;,\s]+\]?:\d{1,5}$")
 

@@ -41,35 +41,13 @@ _COLUMNS: dict[str, tuple[type, ...]] = {
     "sharding_key": _TEXT,
     "msg_id": _TEXT,
 }
-_NOT_COPIED = frozenset(
-    # Set by brokers and clients for the stored message they were read from; wrong on a new one.
-    [
-        "CLUSTER",
-        "WAIT",
-        "MSG_REGION",
-        "TRACE_ON",
-        "UNIQ_KEY",
-        "MIN_OFFSET",
-        "MAX_OFFSET",
-        "DELAY",
-        "REAL_TOPIC",
-        "REAL_QID",
-        "TRAN_MSG",
-        "PGROUP",
-        "TRAN_PREPARED_QUEUE_OFFSET",
-        "__transactionId__",
-        "TRANSACTION_CHECK_TIMES",
-        "RECONSUME_TIME",
-        "MAX_RECONSUME_TIMES",
-        "RETRY_TOPIC",
-        "ORIGIN_MESSAGE_ID",
-        "CONSUME_START_TIME",
-        "POP_CK",
-        "INNER_NUM",
-        "INNER_BASE",
-        "__CRC32#",
-    ]
-)
+# Set by brokers and clients for the stored message they were read from; wrong on a new one.
+_NOT_COPIED = frozenset((
+    "CLUSTER", "WAIT", "MSG_REGION", "TRACE_ON", "UNIQ_KEY", "MIN_OFFSET", "MAX_OFFSET", "DELAY",
+    "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "TRAN_PREPARED_QUEUE_OFFSET", "__transactionId__",
+    "TRANSACTION_CHECK_TIMES", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "RETRY_TOPIC", "ORIGIN_MESSAGE_ID",
+    "CONSUME_START_TIME", "POP_CK", "INNER_NUM", "INNER_BASE", "__CRC32#",
+))  # fmt: skip
 
 
 class RowMessage(NamedTuple):
