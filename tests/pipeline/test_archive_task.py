@@ -22,7 +22,7 @@ from cometmq.pipeline.archive_task import ArchiveTask, Quarantine, run_tasks
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.partition_writer import Partition
 from cometmq.pipeline.plan import QueueRange
-from cometmq.protocol.record.layout import BadRecord
+from cometmq.protocol.record.arrow import BadRecord
 
 
 def test_only_some_of_many_bad_records_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

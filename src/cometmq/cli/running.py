@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from cometmq import logs
@@ -51,9 +50,7 @@ class RunFile:
             log.warning("mqshutdown will not find this process: %s: %s", self.path, error.strerror)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             with suppress(OSError):
                 os.unlink(self.path)

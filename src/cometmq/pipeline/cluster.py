@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
 from cometmq import logs
@@ -118,13 +117,11 @@ class Cluster:
         away unless it is registered (then it does not have the topic any more); one of the route is if the
         topic may not be read there.
         """
-        pattern = None if topics.pattern is None else re.compile(topics.pattern)
         here = {(queue.topic, queue.broker_name) for queue in held}
         gone = {
             queue.broker_name
             for queue in known
-            if (queue.topic in topics.names or (pattern is not None and pattern.fullmatch(queue.topic)))
-            and (queue.topic, queue.broker_name) not in here
+            if topics.includes(queue) and (queue.topic, queue.broker_name) not in here
         }
         if gone:
             frame = self._ask_namesrv(Frame.request(RequestCode.GET_BROKER_CLUSTER_INFO))
@@ -424,9 +421,7 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

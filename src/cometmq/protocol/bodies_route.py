@@ -139,7 +139,7 @@ class TopicRouteData(IntegerKeyed):
 
     def encode(self, standard: bool = True) -> bytes:
         """standard: quoted keys and ASCII only; else broker ids as bare integers, as old clients get them."""
-        text = write_fastjson(self, bare=not standard)
+        text = write_fastjson(self, not standard)
         return ascii_json(text) if standard else text
 
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ CLIENT_MAX = 16 << 20
 BYTES_OF_A_VALUE = 16
 """Queues and subscriptions have fewer values for their length."""
 
+_SCALARS = frozenset((int, str, float, bool))
 _encode = msgspec.json.encode
 _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 
@@ -129,31 +131,43 @@ def _key(key: Any) -> Any:
 # -- writing fastjson's dialect
 
 
-def write_fastjson(value: Any, *, bare: bool = True) -> bytes:
+def write_fastjson(value: Any, bare: bool = True) -> bytes:
     """A value as fastjson writes it: queues as keys, and integers as keys, which `bare` false puts in quotes.
 
     Keys are sorted; fields of a body that are None are left out.
     """
-    if isinstance(value, Body) and value.FASTJSON:
-        fields = sorted(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
-        pairs = [(_encode(name), getattr(value, field)) for name, field in fields]
-        pairs = [(key, item) for key, item in pairs if item is not None]
-    elif isinstance(value, dict):
-        pairs = [(_key_text(key, bare), value[key]) for key in sorted(value)]
-    elif isinstance(value, list):
-        return b"[" + b",".join([write_fastjson(item, bare=bare) for item in value]) + b"]"
+    kind = value.__class__
+    if kind is dict:
+        parts = [
+            _key_text(key, bare)
+            + (_encode(item) if type(item := value[key]) in _SCALARS else write_fastjson(item, bare))
+            for key in sorted(value)
+        ]
+    elif kind is list:
+        return b"[" + b",".join([write_fastjson(item, bare) for item in value]) + b"]"
+    elif isinstance(value, Body) and value.FASTJSON:
+        items = [(key, getattr(value, field)) for key, field in _fields_of(kind)]
+        parts = [key + write_fastjson(item, bare) for key, item in items if item is not None]
     else:
         return _encode(value, order="sorted")
-    return b"{" + b",".join([key + b":" + write_fastjson(item, bare=bare) for key, item in pairs]) + b"}"
+    return b"{" + b",".join(parts) + b"}"
+
+
+@cache
+def _fields_of(kind: type[Body]) -> list[tuple[bytes, str]]:
+    """Name on the wire as a key, and name, of each field in the order of the wire."""
+    names = sorted(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+    return [(_key_text(name, True), field) for name, field in names]
 
 
 def _key_text(key: str | int | MessageQueue, bare: bool) -> bytes:
-    if isinstance(
-        key, MessageQueue
-    ):  # its fields stand in this order (docs/reference/remoting.md, JSON dialect)
+    if type(key) is int:
+        return b"%d:" % key if bare else b'"%d":' % key
+    if isinstance(key, MessageQueue):
+        # Its fields stand in this order (docs/reference/remoting.md, JSON dialect).
         name, topic = _encode(key.broker_name), _encode(key.topic)
-        return b'{"brokerName":%b,"queueId":%d,"topic":%b}' % (name, key.queue_id, topic)
-    return b"%d" % key if bare and isinstance(key, int) else _encode(str(key))
+        return b'{"brokerName":%b,"queueId":%d,"topic":%b}:' % (name, key.queue_id, topic)
+    return _encode(str(key)) + b":"
 
 
 def ascii_json(data: bytes) -> bytes:
