@@ -17,7 +17,7 @@ from tests.store.planted import (
     snapshot,
     unit_place,
 )
-from tests.store.verifying import check, kinds, only
+from tests.store.inspect.verifying import check, kinds, only
 
 from cometmq.errors import StoreError
 from cometmq.protocol.properties.text import tags_code

@@ -23,7 +23,7 @@ from tests.store.planted import (
     places,
     unit_place,
 )
-from tests.store.verifying import check, kinds, only
+from tests.store.inspect.verifying import check, kinds, only
 
 from cometmq.protocol.properties.text import index_hash, tags_code
 from cometmq.store import ManualClock

@@ -14,7 +14,7 @@ from tests.store.planted import (
     flip,
     places,
 )
-from tests.store.verifying import check, kinds, only
+from tests.store.inspect.verifying import check, kinds, only
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.inspect.verify import verify
