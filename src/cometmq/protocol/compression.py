@@ -14,8 +14,8 @@ from io import BytesIO
 from typing import Any
 
 from cometmq.errors import BodyError, BodyTooLarge, ConfigError
+from cometmq.protocol.record.layout import COMPRESSED
 
-COMPRESSED = 0x1
 TYPE_MASK = 0x700
 TYPE_SHIFT = 8
 

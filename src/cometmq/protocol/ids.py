@@ -105,14 +105,6 @@ class UniqueKey(msgspec.Struct, frozen=True):
     since_month_ms: int
     counter: int
 
-    def born_ms(self, this_month_ms: int, last_month_ms: int, now_ms: int) -> int:
-        """When it was made, in epoch ms: this month or, if that lies in the future, last month.
-
-        The key does not say which month; the starts of the two months are given in the producer's time zone.
-        """
-        born = this_month_ms + self.since_month_ms
-        return born if born <= now_ms else last_month_ms + self.since_month_ms
-
 
 class UniqueKeys:
     """Makes unique keys for one process.

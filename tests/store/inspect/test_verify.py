@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from tests.store.inspect.verifying import check, kinds, only
 from tests.store.kit import committed, drop_first_segment, everything, got, open_store, put, send, small
 from tests.store.planted import (
     alter,
@@ -17,7 +18,6 @@ from tests.store.planted import (
     snapshot,
     unit_place,
 )
-from tests.store.inspect.verifying import check, kinds, only
 
 from cometmq.errors import StoreError
 from cometmq.protocol.properties.text import tags_code

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.store.inspect.verifying import check, kinds, only
 from tests.store.kit import open_store, send, small
 from tests.store.planted import (
     ENTRIES_AT,
@@ -23,7 +24,6 @@ from tests.store.planted import (
     places,
     unit_place,
 )
-from tests.store.inspect.verifying import check, kinds, only
 
 from cometmq.protocol.properties.text import index_hash, tags_code
 from cometmq.store import ManualClock

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.store.inspect.verifying import check, kinds, only
 from tests.store.kit import drop_first_segment, open_store, send, small
 from tests.store.planted import (
     build,
@@ -14,7 +15,6 @@ from tests.store.planted import (
     flip,
     places,
 )
-from tests.store.inspect.verifying import check, kinds, only
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.inspect.verify import verify

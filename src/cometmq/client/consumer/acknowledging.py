@@ -17,8 +17,9 @@ from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP, RETRY_PREFIX
-from cometmq.protocol.compression import COMPRESSED, TYPE_MASK
+from cometmq.protocol.compression import TYPE_MASK
 from cometmq.protocol.properties import text as names
+from cometmq.protocol.record.layout import COMPRESSED
 
 __all__ = ["Acknowledger", "retry_message"]
 

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from cometmq.protocol.ids import encode_offset_id, unpack_host
 from cometmq.protocol.properties.columns import PropertyColumns, is_utf8
 from cometmq.protocol.record.layout import BORN_V6, COMPRESSED, HOST_V4, HOST_V6, MIN_SIZE, STORE_V6
-from cometmq.protocol.record.many import Bytes, Ints, Rows, bodies_match, gather, read_rows
+from cometmq.protocol.record.many import Bytes, Ints, Rows, bodies_match, items_at, read_rows
 from cometmq.protocol.record.one import Buffer
 
 MAX_RAW_BYTES = 64 * 1024  # of a bad record that are kept
@@ -339,7 +339,7 @@ def _offset_ids(rows: Rows) -> pa.Array:
     """
     host = rows.place("store_host")
     sixteen = np.empty((len(host), 16), dtype=np.uint8)
-    sixteen[:, :8] = gather(rows.data, host, _HOST).view(np.uint8).reshape(-1, 8)
+    sixteen[:, :8] = items_at(rows.data, host, _HOST).view(np.uint8).reshape(-1, 8)
     sixteen[:, 8:] = rows.head["physical_offset"].astype(">i8").view(np.uint8).reshape(-1, 8)
     digits = _HEX[sixteen.reshape(-1)]
     offsets = np.arange(0, 32 * (len(host) + 1), 32, dtype=np.int32)
@@ -359,7 +359,7 @@ def _hosts(rows: Rows, column: str) -> pa.Array:
     """'address:port' of each row. There are few hosts in a batch: each is formatted once."""
     start = rows.place(column)
     long = (rows.sys_flag & (BORN_V6 if column == "born_host" else STORE_V6)) != 0
-    raw = gather(rows.data, start, _HOST).view(">u8").astype(np.uint64)
+    raw = items_at(rows.data, start, _HOST).view(">u8").astype(np.uint64)
     raw[long] = 0
     distinct, which = np.unique(raw, return_inverse=True)
     names = [unpack_host(value.to_bytes(8, "big")) for value in distinct.tolist()]
@@ -411,7 +411,7 @@ def _strangers(rows: Rows, origins: Sequence[Origin]) -> Ints:
         name, part = origin.topic.encode(), slice(first, stop)
         wrong = (rows.head["queue_id"][part] != origin.queue_id) | (rows.topic_length[part] != len(name))
         at = rows.topic_start[part][~wrong] if wrong.any() else rows.topic_start[part]
-        topics = gather(rows.data, at, np.dtype(f"V{len(name)}"))
+        topics = items_at(rows.data, at, np.dtype(f"V{len(name)}"))
         if topics.tobytes() != name * len(at):
             wrong[~wrong] = topics != np.void(name)
         strange[part] = wrong

@@ -46,7 +46,7 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
-def gather(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
+def items_at(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
     """The item of this kind at each place, which lies wholly in the data (the fastest of the numpy ways by 2
     to 6 times)."""
     width = kind.itemsize
@@ -95,7 +95,7 @@ class Rows(NamedTuple):
     def field(self, name: str) -> NDArray[Any]:
         """A field of the head that is a number."""
         if name in BEHIND_BORN_HOST and self.any_v6:
-            return gather(self.data, self.place(name), _HEAD[name])
+            return items_at(self.data, self.place(name), _HEAD[name])
         values: NDArray[Any] = self.head[name]
         return values
 
@@ -108,14 +108,14 @@ class Rows(NamedTuple):
 def read_rows(data: Bytes, start: Ints) -> tuple[Rows, NDArray[np.bool_]]:
     """(the records that begin at `start`, whether the lengths in each add up). The shortest record must fit
     the data at each place. Of records that do not add up, places lie anywhere."""
-    head = gather(data, start, _HEAD)
+    head = items_at(data, start, _HEAD)
     sys_flag = head["sys_flag"].astype(np.int32)
     end = start + head["store_size"]
     last = len(data) - LENGTH.size
     if (sys_flag & (BORN_V6 | STORE_V6)).any():
         length_at = _place(start, sys_flag, "body_length")
         kind = _HEAD["body_length"]
-        body_length = gather(data, np.minimum(length_at, len(data) - kind.itemsize), kind).astype(np.int64)
+        body_length = items_at(data, np.minimum(length_at, len(data) - kind.itemsize), kind).astype(np.int64)
         body_start = length_at + kind.itemsize
     else:
         body_length = head["body_length"].astype(np.int64)
