@@ -331,12 +331,10 @@ class CommitLog:
         data = reads.read(self._disk, fd, self.places.path_of(base), length, position - base)
         return data if len(data) == length else None
 
-    def block(self, position: int, asked: int, reads: Reads) -> memoryview | None:
-        """The block (see BlockCache) that holds a position, `asked` records of which are wanted; None if it
-        is not kept and not worth loading, or cannot be: near the end of the log, in segments that blocks do
-        not divide, when it is gone, or when the device cannot read some of it. Raises NotInMemory,
-        OSError."""
-        number = position // BLOCK
+    def block(self, number: int, wanted: Sequence[int], reads: Reads) -> memoryview | None:
+        """A block (see BlockCache), for the records at the positions `wanted`; None if it is not kept and not
+        worth loading, or cannot be: near the end of the log, in segments that blocks do not divide, when it
+        is gone, or when the device cannot read some of it. Raises NotInMemory, OSError."""
         found = self.blocks.get(number)
         if found is not None:
             return found
@@ -344,7 +342,7 @@ class CommitLog:
         if (
             start + BLOCK > min(self.end, self._recent.start)
             or self.segment_size % BLOCK
-            or not self.blocks.worth(number, asked)
+            or not self.blocks.worth(number, [position // BLOCK for position in wanted].count(number))
         ):
             return None
         try:

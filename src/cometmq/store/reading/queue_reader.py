@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
 from itertools import accumulate
+from operator import add
 
 import msgspec
 import numpy as np
@@ -37,7 +38,8 @@ log = logs.logger(__name__)
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
 _MOST_FILLERS = 1 << 17  # passed over by one pull: 0.5 ms
-_start_of = START.unpack_from
+_MAGICS = (MAGIC_V1, MAGIC_V2)
+_start_of: Callable[..., tuple[int, int]] = START.unpack_from
 _MOST_AT_ONCE = 64  # units judged as a whole
 
 TagFilter = Container[int] | Callable[[int], bool] | None
@@ -233,34 +235,33 @@ class QueueReader:
 
     def _records(self, positions: tuple[int, ...], sizes: tuple[int, ...], reads: Reads) -> Buffer | None:
         """The bytes of whole records; None if one cannot be had or is not what its unit says."""
-        start = positions[0]
-        ends = tuple(accumulate(sizes, initial=start))
-        if ends[:-1] == positions:
-            data = self._run(start, ends[-1] - start, len(positions), reads)
-            return data if data is not None and _whole(data, sizes) else None
-        kept = self._log.blocks.get
-        parts: list[Buffer] = []
-        for position, size in zip(positions, sizes, strict=True):
-            number, at = divmod(position, BLOCK)
-            source: Buffer | None = kept(number)
-            if source is None or at + size > BLOCK:
-                near = [other // BLOCK for other in positions].count(number)
-                source, at = self._run(position, size, near, reads), 0
-                if source is None:
+        total = len(positions)
+        ends = tuple(map(add, positions, sizes))
+        firsts = [0]  # of those that follow each other
+        if positions[1:] != ends[:-1]:
+            firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
+        kept, parts = self._log.blocks.get, []
+        for first, stop in zip(firsts, [*firsts[1:], total], strict=True):
+            start = positions[first]
+            length = ends[stop - 1] - start
+            number, at = divmod(start, BLOCK)
+            data: Buffer | None = None
+            if at + length <= BLOCK:
+                data = kept(number) or self._log.block(number, positions, reads)
+            if data is not None:
+                data = data[at : at + length]
+            else:
+                data = self._run(start, length, reads)
+                if data is None:
                     return None
-            if not _begins(source, size, at):
+            if not (_begins(data, length) if stop - first == 1 else _whole(data, sizes[first:stop])):
                 return None
-            parts.append(source[at : at + size])
-        return b"".join(parts)
+            parts.append(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _run(self, position: int, length: int, asked: int, reads: Reads) -> Buffer | None:
-        """Bytes of the log from one of the records asked for on, out of their block if it is worth loading.
-        None also when the device cannot read some of them: then each is read by itself."""
-        at = position % BLOCK
-        if at + length <= BLOCK:
-            block = self._log.block(position, asked, reads)
-            if block is not None:
-                return block[at : at + length]
+    def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
+        """Bytes of the log; None also when the device cannot read some of them: then each record is read by
+        itself."""
         try:
             return self._log.read(position, length, reads)
         except OSError as failure:
@@ -365,12 +366,13 @@ def tag_matches(tags: TagFilter, code: int) -> bool:
 
 def _begins(data: Buffer, size: int, at: int = 0) -> bool:
     """Whether a record of this size begins there: a lost page reads as zeros, which no client should get."""
-    return _start_of(data, at) in ((size, MAGIC_V1), (size, MAGIC_V2))
+    stored, magic = _start_of(data, at)
+    return stored == size and magic in _MAGICS
 
 
 def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
     """Whether records of these sizes follow each other, by loops in C."""
-    head = _start_of(data)
+    head = _start_of(data, 0)
     if sizes.count(sizes[0]) == len(sizes):
         return _begins(data, sizes[0]) and list(_heads_of(sizes[0])(data)) == [head] * len(sizes)
     places = accumulate(sizes[:-1], initial=0)
