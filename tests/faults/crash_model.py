@@ -224,7 +224,7 @@ def _queue(store: MessageStore, topic: str, queue_id: int, expected: Expected) -
 
 def _index(store: MessageStore, expected: Expected, served: set[int]) -> tuple[tuple[int, int], ...]:
     """Every key of a served record is found, and every entry belongs to a record."""
-    store.index.settle()
+    store.index.index_waiting_keys()
     for position in served - expected.optional - expected.unindexed:
         entry = expected.may[position]
         for key in entry.keys:

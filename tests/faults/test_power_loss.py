@@ -22,7 +22,7 @@ from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store.background.retention import Retention
 from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint, Mark
-from cometmq.store.base.guards import AbortMark
+from cometmq.store.base.guards import AbortFile
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
@@ -172,8 +172,8 @@ def acknowledge_before_the_flush(patch: Patch) -> None:
 
 def flush_only_the_newest_segment(patch: Patch) -> None:
     """Off by one at the roll: the end of the segment just left is never synced."""
-    right = CommitLog.take_unsynced
-    patch.setattr(CommitLog, "take_unsynced", lambda self: right(self)[-1:])
+    right = CommitLog.segments_to_sync
+    patch.setattr(CommitLog, "segments_to_sync", lambda self: right(self)[-1:])
 
 
 def let_go_of_a_segment_filled_during_its_sync(patch: Patch) -> None:
@@ -289,7 +289,7 @@ def index_before_the_log(patch: Patch) -> None:
 
 
 def declare_an_unclean_stop_clean(patch: Patch) -> None:
-    patch.setattr(AbortMark, "exists", lambda self: False)
+    patch.setattr(AbortFile, "exists", lambda self: False)
 
 
 def forget_the_directory_of_deleted_segments(patch: Patch) -> None:

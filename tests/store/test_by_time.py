@@ -58,7 +58,7 @@ def build(root: str, plan: Plan) -> tuple[MessageStore, list[Sent]]:
             queue = store.queues.get("T", 0)
             queue.skip_to(queue.max_offset + 1)
             queue.next_offset = queue.max_offset
-            store.queues.mark(queue)
+            store.queues.add_dirty(queue)
         put(store, bytes(number * 7 % 40), queue_id=1)
         place = put(store, bytes(700))
         sent.append((Sent(place.queue_offset, clock.now_ms), place.physical_offset))

@@ -424,7 +424,7 @@ def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
         clock.now_ms += 1000
         send(store, b"x", properties=b"KEYS\x01k%d" % number)
         if number == 500 or (number == 950 and written_ahead):
-            store.index.settle()
+            store.index.index_waiting_keys()
             for _ in store.index.write_slots():
                 pass
         if number == 900:

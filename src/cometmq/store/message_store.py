@@ -32,7 +32,7 @@ from cometmq.store.base.config import SLAVE, SMALL_FILES, StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads, StoreFiles
 from cometmq.store.base.flags import Flag, RunningFlags
-from cometmq.store.base.guards import AbortMark, StoreLock
+from cometmq.store.base.guards import AbortFile, StoreLock
 from cometmq.store.base.off_loop import OffLoop, in_place
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.index_service import IndexService
@@ -81,7 +81,7 @@ class MessageStore:
     place."""
 
     def __init__(
-        self, config: StoreConfig, disk: Disk, clock: Clock, lock: StoreLock, abort: AbortMark
+        self, config: StoreConfig, disk: Disk, clock: Clock, lock: StoreLock, abort: AbortFile
     ) -> None:
         """Use `MessageStore.open`."""
         self.config = config
@@ -139,7 +139,7 @@ class MessageStore:
                 disk.fsync_dir(os.path.dirname(path))
         lock = StoreLock(disk, config.root)
         try:
-            store = cls(config, disk, clock or SystemClock(), lock, AbortMark(disk, config.root))
+            store = cls(config, disk, clock or SystemClock(), lock, AbortFile(disk, config.root))
             store.upkeep.settle_recovery()
         except BaseException:
             lock.release()

@@ -99,13 +99,13 @@ class Retention:
         self._warn(fullest)
         limit = min(max(config.disk_space_warning_level_ratio, 35), 90) / 100
         if fullest > limit:
-            if not store.flags.bits & Flag.DISK_FULL:
+            if Flag.DISK_FULL not in store.flags.reasons:
                 log.error("disk is %d %% full, the store takes no messages", round(fullest * 100))
             store.flags.raise_flag(
                 Flag.DISK_FULL, f"the disk is full, CL: {self.disk_ratio:5.2f} CQ: {self.queue_ratio:5.2f} "
                 f"INDEX: {self.index_ratio:5.2f}"
             )  # fmt: skip
-        elif store.flags.bits & Flag.DISK_FULL:
+        elif Flag.DISK_FULL in store.flags.reasons:
             log.warning("disk is %d %% full, the store takes messages again", round(fullest * 100))
             store.flags.clear(Flag.DISK_FULL)
 
@@ -138,7 +138,7 @@ class Retention:
         store = self._store
         path = store.log.path_of(store.log.segments[-1]) if store.log.segments else ""
         if path and await store.off_loop.run(store.disk.facts, path) is None:
-            if not store.flags.bits & Flag.NOT_WRITEABLE:
+            if Flag.NOT_WRITEABLE not in store.flags.reasons:
                 log.error("%s has been deleted, the store takes no messages until it is started again", path)
             store.flags.raise_flag(Flag.NOT_WRITEABLE, f"{path} has been deleted")
 

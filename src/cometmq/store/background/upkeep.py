@@ -259,12 +259,12 @@ class Upkeep:
         self._dispatched = end
         if self._zeros is not None and store.config.sync_flush:
             self._zeros.look()
-        if self._unwritten < self._look_at and not store.index.wants_settling():
+        if self._unwritten < self._look_at and not store.index.has_batch_waiting():
             return
         part = Flag.WRITE_INDEX_ERROR
         try:
-            if store.index.wants_settling():
-                store.index.settle()
+            if store.index.has_batch_waiting():
+                store.index.index_waiting_keys()
             part = Flag.WRITE_LOGICS_ERROR
             if self._unwritten >= self._look_at:
                 self._unwritten = 0
@@ -327,7 +327,7 @@ class Upkeep:
     def _queue_ends(self) -> int:
         """For a `Mark`. Unknown during a deletion, which is noted for the log as it was before: a recovery
         would miss queues that it does not know to be deleted since."""
-        return 0 if self._store.deleted.under_way else self._store.queues.ends
+        return 0 if self._store.deleted.under_way else self._store.queues.offset_sum
 
     def _derived_failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
@@ -336,7 +336,7 @@ class Upkeep:
 
     def _derived_healed(self) -> None:
         flags = self._store.flags
-        if flags.bits & (Flag.WRITE_LOGICS_ERROR | Flag.WRITE_INDEX_ERROR):
+        if flags.reasons.keys() & {Flag.WRITE_LOGICS_ERROR, Flag.WRITE_INDEX_ERROR}:
             log.warning("queues and index can be written again")
             flags.clear(Flag.WRITE_LOGICS_ERROR)
             flags.clear(Flag.WRITE_INDEX_ERROR)

@@ -66,7 +66,7 @@ def lock_held(disk: Disk, root: str) -> bool:
         disk.close(fd)
 
 
-class AbortMark:
+class AbortFile:
     """The `abort` file."""
 
     __slots__ = ("_disk", "_path", "_root")

@@ -58,22 +58,9 @@ class IndexFile:
     """Header in memory, entries appended in batches. Loop thread, except `search`, which only reads."""
 
     __slots__ = (
-        "_files",
-        "_pending",
-        "_slots",
-        "begin_ms",
-        "begin_position",
-        "capacity",
-        "count",
-        "end_ms",
-        "end_position",
-        "path",
-        "slot_count",
-        "slots_in_use",
-        "slots_lack",
-        "slots_written",
-        "written",
-    )
+        "_files", "_pending", "_slots", "begin_ms", "begin_position", "capacity", "count", "end_ms",
+        "end_position", "path", "slot_count", "slots_in_use", "slots_lack", "slots_written", "written",
+    )  # fmt: skip
 
     def __init__(self, files: StoreFiles, path: str, slots: int, capacity: int) -> None:
         self._files = files

@@ -47,23 +47,6 @@ class _Waiting:
 class IndexService:
     """Files of the `index` directory, oldest first. Loop thread, except `search`."""
 
-    __slots__ = (
-        "_clock",
-        "_directory",
-        "_doomed",
-        "_files",
-        "_hashed",
-        "_new_names",
-        "_unproven",
-        "_unsynced",
-        "_waiting",
-        "capacity",
-        "enabled",
-        "files",
-        "full_until_ms",
-        "slots",
-    )  # fmt: skip
-
     def __init__(self, files: StoreFiles, clock: Clock, config: StoreConfig) -> None:
         self._files = files
         self._clock = clock
@@ -88,7 +71,7 @@ class IndexService:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def take(
+    def add(
         self,
         prefixes: Iterable[int],
         positions: Iterable[int],
@@ -97,7 +80,7 @@ class IndexService:
         keys: Iterable[Keys],
     ) -> None:
         """Index dispatched records, in the order of their positions, given in columns (see `Pending`); their
-        keys wait until `settle`. Properties count only where no keys are given."""
+        keys wait until `index_waiting_keys`. Properties count only where no keys are given."""
         waiting = self._waiting
         waiting.prefixes += prefixes
         waiting.positions += positions
@@ -109,10 +92,10 @@ class IndexService:
         self._waiting = _Waiting()
         self._hashed = None
 
-    def wants_settling(self) -> bool:
+    def has_batch_waiting(self) -> bool:
         return len(self._waiting.positions) >= _BATCH or self._hashed is not None
 
-    def settle(self) -> None:
+    def index_waiting_keys(self) -> None:
         """Hash and chain the waiting keys, rolling to new files as they fill up. Raises OSError when a
         file cannot be made or written; the records whose keys are not all in files then keep waiting."""
         while self._hashed is not None or self._waiting.positions:
@@ -157,8 +140,8 @@ class IndexService:
         return os.path.join(self._directory, name)
 
     def write(self, *, slots: bool = False) -> None:
-        """Settle and write. Raises OSError."""
-        self.settle()
+        """Index the waiting keys and write. Raises OSError."""
+        self.index_waiting_keys()
         if self.files and self.files[-1].write(slots=slots):
             self._unsynced.add(self.files[-1].path)
 

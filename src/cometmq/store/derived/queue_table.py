@@ -41,41 +41,28 @@ def names_a_directory(topic: str) -> bool:
 class QueueTable:
     """Loop thread only."""
 
-    __slots__ = (
-        "_dirty",
-        "_files",
-        "_gone",
-        "_queues",
-        "_topics",
-        "_trash",
-        "by_key",
-        "directory",
-        "file_size",
-    )
-
     def __init__(self, files: StoreFiles, config: StoreConfig) -> None:
         self._files = files
         self.directory = os.path.join(config.root, "consumequeue")
         self._trash = os.path.join(self.directory, TRASH)
         self._gone = 0
         self.file_size = config.consume_queue_file_size
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self.by_key = self._queues  # for whoever cannot afford a call of `find`; not to be changed
+        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # read in hot code, not to be changed
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: deque[ConsumeQueue] = deque()  # the one that waits longest first
 
     def __len__(self) -> int:
-        return len(self._queues)
+        return len(self.by_key)
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
-        return iter(self._queues.values())
+        return iter(self.by_key.values())
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        return self._queues.get((topic, queue_id))
+        return self.by_key.get((topic, queue_id))
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made (in memory only) if it is not there. Raises QueueRefused for what cannot be one."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self.by_key.get((topic, queue_id))
         if queue is None:
             if not (topic in self._topics or is_legal_name(topic, STORED_LENGTH_MAX)) or queue_id < 0:
                 raise QueueRefused(topic, queue_id)
@@ -90,12 +77,12 @@ class QueueTable:
         return self._add(topic, queue_id)
 
     def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
-        queue = self._queues.get((topic, queue_id))
+        queue = self.by_key.get((topic, queue_id))
         if queue is None:
             topic = sys.intern(topic)  # one object for all queues: each that a message touches costs
             path = os.path.join(self.directory, topic, str(queue_id))
             queue = ConsumeQueue(self._files, path, topic, queue_id, self.file_size)
-            self._queues[topic, queue_id] = queue
+            self.by_key[topic, queue_id] = queue
             self._topics.setdefault(topic, {})[queue_id] = queue
         return queue
 
@@ -114,13 +101,13 @@ class QueueTable:
         return max((queue.max_physical for queue in self), default=0)
 
     @property
-    def ends(self) -> int:
+    def offset_sum(self) -> int:
         """Sum of the maximum offsets of all queues, as far as their files tell."""
         return sum(queue.max_offset or queue.begin for queue in self)
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def mark(self, queue: ConsumeQueue) -> None:
+    def add_dirty(self, queue: ConsumeQueue) -> None:
         """The queue has got units that are not written yet."""
         queue.dirty = True
         self._dirty.append(queue)
@@ -165,7 +152,7 @@ class QueueTable:
 
     def clear(self) -> None:
         """Forget every queue; files stay."""
-        self._queues.clear()
+        self.by_key.clear()
         self._topics.clear()
         self._dirty.clear()
 
@@ -221,7 +208,7 @@ class QueueTable:
             disk.rename(topic_dir, target)
         queues = self._topics.pop(topic, {})
         for queue_id, queue in queues.items():
-            del self._queues[topic, queue_id]
+            del self.by_key[topic, queue_id]
             queue.let_go()  # if it is among the dirty ones, it is passed over there
         return len(queues)
 

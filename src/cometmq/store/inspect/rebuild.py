@@ -26,7 +26,7 @@ from cometmq.store.base.clock import Clock, SystemClock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.files import StoreFiles
-from cometmq.store.base.guards import AbortMark, StoreLock
+from cometmq.store.base.guards import AbortFile, StoreLock
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
@@ -87,7 +87,7 @@ def rebuild(
         raise StoreError("a broker is using this store; stop it first", root) from None
     try:
         # The lock that is seen there is this one.
-        layout = look()._replace(live=False, clean=not AbortMark(disk, root).exists())
+        layout = look()._replace(live=False, clean=not AbortFile(disk, root).exists())
         return _in_place(layout, disk, clock or SystemClock(), progress)
     finally:
         lock.release()
@@ -223,7 +223,7 @@ class Rebuild:
             facts = facts._replace(topic=topic, queue_id=queue_id, queue_offset=offset, sys_flag=flag)
         if self._index.enabled:
             keys = () if facts.rolled_back else None
-            self._index.take(
+            self._index.add(
                 (key_prefix(facts.topic),), (facts.position,), (facts.store_ms,), (facts.properties,), (keys,)
             )
         if not served or not facts.queued:
@@ -240,7 +240,7 @@ class Rebuild:
         code = tags_code_of(facts, self._delays) if code is None else code
         queue.push(facts.position, facts.size, code, facts.queue_offset)
         if not queue.dirty:
-            self._queues.mark(queue)
+            self._queues.add_dirty(queue)
 
     def _out_of_order(self, facts: Facts, end: int, following: Facts | None) -> None:
         why = f"queue offset {facts.queue_offset}"

@@ -50,32 +50,6 @@ class Extent(msgspec.Struct, gc=False):
 class CommitLog:
     """Writer and reader of the segments."""
 
-    __slots__ = (
-        "_disk",
-        "_extents",
-        "_fd",
-        "_files",
-        "_read_fds",
-        "_recent",
-        "_reserving",
-        "_room_at_failure",
-        "_spares",
-        "_view",
-        "before_write",
-        "blocks",
-        "buffer",
-        "end",
-        "limit",
-        "next",
-        "places",
-        "scars",
-        "segment_base",
-        "segment_size",
-        "segments",
-        "unsynced",
-        "used",
-    )
-
     def __init__(self, files: StoreFiles, places: LogPlaces, segment_size: int) -> None:
         self._files = files
         self._disk = files.disk
@@ -174,7 +148,7 @@ class CommitLog:
             raise failure
         return failure
 
-    def _take_segment(self, base: int) -> int:
+    def _next_segment(self, base: int) -> int:
         if self._reserving is not None and self._reserving[0] == base:
             self._reserving[1].exception(timeout=_ROLL_WAIT_S)
             self.reservation_done()
@@ -186,9 +160,9 @@ class CommitLog:
         nothing."""
         if self.segment_base < 0:
             base = self.next - self.next % self.segment_size
-            self._enter(base, self._take_segment(base))
+            self._enter(base, self._next_segment(base))
             return
-        fd = self._take_segment(self.limit)
+        fd = self._next_segment(self.limit)
         if self.next < self.limit:
             if self.used + BLANK_SIZE > len(self.buffer):
                 self._new_chunk(BLANK_SIZE)
@@ -266,7 +240,7 @@ class CommitLog:
                             extent.position - extent.base,
                         )
         except OSError:
-            self._take_back()
+            self._undo_tick()
             try:
                 self._heal()
             except OSError as failure:
@@ -286,7 +260,7 @@ class CommitLog:
         if self.segment_base >= 0:
             self._begin_extent()
 
-    def _take_back(self) -> None:
+    def _undo_tick(self) -> None:
         extents = self._extents
         for extent in extents:
             if extent.stop > extent.start:
@@ -377,7 +351,7 @@ class CommitLog:
 
     # -- flushing, closing ------------------------------------------------------------------------
 
-    def take_unsynced(self) -> list[Unsynced]:
+    def segments_to_sync(self) -> list[Unsynced]:
         """The segments to sync; `synced` gives them back after success."""
         return [Unsynced(base, fd, self.path_of(base)) for base, fd in sorted(self.unsynced.items())]
 

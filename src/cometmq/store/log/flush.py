@@ -25,32 +25,11 @@ Waiter = Callable[[bool], None]
 _PAGE = 4096
 # Iterations of the loop that a sync may wait for more to share it, while each brings something. With 64
 # senders it then carries a fifth more, which saves 2 to 8 % of the broker's CPU time; more bring nothing.
-_GATHERING = 4
+_TURNS = 4
 
 
 class LogFlusher:
     """Flush state of one commit log. Methods belong to the loop's thread."""
-
-    __slots__ = (
-        "_clock",
-        "_config",
-        "_disk",
-        "_flying",
-        "_landed",
-        "_log",
-        "_loop",
-        "_syncer",
-        "_thorough_at",
-        "_timer",
-        "_waiters",
-        "_wanted",
-        "failure",
-        "flushed",
-        "flushed_ms",
-        "on_failure",
-        "on_flushed",
-        "written_ms",
-    )  # fmt: skip
 
     def __init__(self, commit_log: CommitLog, disk: Disk, clock: Clock, config: StoreConfig) -> None:
         self._log = commit_log
@@ -146,7 +125,7 @@ class LogFlusher:
         if self.failure is not None or self.flushed >= self._log.end:
             return
         end, end_ms = self._log.end, self.written_ms
-        segments = self._log.take_unsynced()
+        segments = self._log.segments_to_sync()
         try:
             for segment in segments:
                 self._disk.fdatasync(segment.fd)
@@ -159,7 +138,7 @@ class LogFlusher:
         self._flying = True
         self._wanted = False
         end, end_ms = self._log.end, self.written_ms
-        segments = self._log.take_unsynced()
+        segments = self._log.segments_to_sync()
         syncer.sync(segments, lambda failure: self._finished(end, end_ms, segments, failure))
 
     def _finished(self, end: int, end_ms: int, segments: list[Unsynced], failure: OSError | None) -> None:
@@ -181,14 +160,14 @@ class LogFlusher:
             self.flush_now()
         else:
             self._flying = True
-            self._loop.call_soon(self._gather, self._log.end, _GATHERING)
+            self._loop.call_soon(self._wait_for_more, self._log.end, _TURNS)
 
-    def _gather(self, end: int, left: int) -> None:
+    def _wait_for_more(self, end: int, left: int) -> None:
         if self._syncer is None or not (self._wanted or self._waiters or self._landed):
             self._flying = False
-        elif left and (left == _GATHERING or self._log.end != end):
+        elif left and (left == _TURNS or self._log.end != end):
             assert self._loop is not None
-            self._loop.call_soon(self._gather, self._log.end, left - 1)
+            self._loop.call_soon(self._wait_for_more, self._log.end, left - 1)
         else:
             self._start(self._syncer)
 

@@ -51,8 +51,6 @@ class Syncer(Protocol):
 class ThreadSyncer:
     """Syncs through the `Disk`, in a thread."""
 
-    __slots__ = ("_disk", "_loop", "_pool")
-
     def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
         self._disk = disk
         self._loop = loop
@@ -75,19 +73,6 @@ class ThreadSyncer:
 class ChildSyncer:
     """Syncs in a process (see sync_child.py); in the thread whatever the process cannot do, and everything
     between the loss of one and the start of another."""
-
-    __slots__ = (
-        "_again",
-        "_again_s",
-        "_disk",
-        "_flying",
-        "_held",
-        "_loop",
-        "_process",
-        "_socket",
-        "_started_at",
-        "_thread",
-    )  # fmt: skip
 
     def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, thread: ThreadSyncer) -> None:
         self._disk = disk

@@ -69,7 +69,7 @@ class Lookup:
         newest `max_count`, of these the newest that have `max_bytes` together. While the index cannot be
         written, the newest messages are not found."""
         try:
-            self._index.settle()
+            self._index.index_waiting_keys()
         except OSError as failure:
             log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
         limit = min(max_count, self._config.max_msgs_num_batch)

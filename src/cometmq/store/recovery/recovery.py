@@ -257,7 +257,7 @@ class Recovery:
     def _queue_loss(self, start: int, mark: Mark | None) -> str:
         """What tells that queues, loaded up to the mark, have lost units; empty if nothing does. The records
         behind the mark need not tell: a queue may have none among them."""
-        ends = self._queues.ends
+        ends = self._queues.offset_sum
         if start > self._first and not ends:
             return "no consume queue is left"
         if mark is not None and ends < mark.queue_ends and not self._deleted.any_since(mark.position):
@@ -393,9 +393,9 @@ class Recovery:
         ]  # fmt: skip
         if not wanted.all():
             columns = [list(compress(column, wanted.tolist())) for column in columns]
-        self._index.take(*columns)
-        if self._index.wants_settling():
-            self._index.settle()
+        self._index.add(*columns)
+        if self._index.has_batch_waiting():
+            self._index.index_waiting_keys()
 
     def _order(self, touched: set[ConsumeQueue], result: Recovered) -> QueueOrder:
         def push(queue: ConsumeQueue, facts: Facts) -> None:

@@ -18,7 +18,7 @@ from cometmq.errors import StoreError
 from cometmq.settings import properties_of, settings_of
 from cometmq.store.base.config import SMALL_FILES, StoreConfig
 from cometmq.store.base.disk import Disk, is_numbered, read_file
-from cometmq.store.base.guards import AbortMark, lock_held
+from cometmq.store.base.guards import AbortFile, lock_held
 from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
 from cometmq.store.derived.queue_table import TRASH, names_a_directory
 
@@ -90,7 +90,7 @@ def read_layout(
         config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
     strays: list[str] = []
     # Who holds the store is asked first: a broker that starts later only adds to what is seen here.
-    live, clean = lock_held(disk, root), not AbortMark(disk, root).exists()
+    live, clean = lock_held(disk, root), not AbortFile(disk, root).exists()
     segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
     queues = [
         queue._replace(files=_possible(queue.files, config.consume_queue_file_size, strays))

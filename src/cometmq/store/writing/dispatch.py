@@ -34,7 +34,7 @@ def plain_visible(
     lot: list[Pending], queues: QueueTable, index: IndexService | None, watched: Watched, arrivals: Arrivals
 ) -> int:
     """Dispatch records; returns how many."""
-    mark = queues.mark
+    mark = queues.add_dirty
     for queue, _, offset, position, size, tags, store_ms, properties, _, behind in lot:
         if queue is not None:
             if offset == queue.max_offset:  # ConsumeQueue.push, without the call
@@ -48,7 +48,7 @@ def plain_visible(
                 arrivals.append((queue.topic, queue.queue_id, behind, tags, store_ms, properties))
     if index is not None:
         _, prefixes, _, positions, _, _, times, texts, keys, _ = zip(*lot, strict=True)
-        index.take(prefixes, positions, times, texts, keys)
+        index.add(prefixes, positions, times, texts, keys)
     return len(lot)
 
 
@@ -70,7 +70,7 @@ def batch_visible(
         for place, unit in enumerate(zip(positions, sizes, codes, strict=True), offset):
             queue.push(*unit, place)
     if not queue.dirty:
-        queues.mark(queue)
+        queues.add_dirty(queue)
     if watched is None or (queue.topic, queue.queue_id) in watched:
         arrivals += zip(
             repeat(queue.topic), repeat(queue.queue_id), range(offset + 1, behind + 1), codes,
@@ -79,7 +79,7 @@ def batch_visible(
     if index is not None:
         prefixes, times = repeat(prefix, count), repeat(store_ms, count)
         if keys is None:
-            index.take(prefixes, positions, times, properties(), repeat(None, count))
+            index.add(prefixes, positions, times, properties(), repeat(None, count))
         else:
-            index.take(prefixes, positions, times, repeat(b"", count), keys)
+            index.add(prefixes, positions, times, repeat(b"", count), keys)
     return count
