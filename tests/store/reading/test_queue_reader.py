@@ -25,15 +25,10 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
     made.close()
 
 
-def forget_memory(store: MessageStore) -> None:
-    """Make reads go to the files: what the store keeps of its newest bytes and units is dropped."""
-    store.queues.write_dirty()
-    for queue in store.queues:
-        queue.write()
-        queue.window.clear()
-        queue.window_start = queue.written
-    store.log._recent.start = 1 << 62
-    store.log._recent._parts.clear()
+def reopened(store: MessageStore) -> MessageStore:
+    """The store with nothing of its own in memory: reads go to the files."""
+    store.close()
+    return MessageStore.open(store.config, store.disk, store.clock)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +102,7 @@ def test_batches_end_at_the_limits_for_memory_and_disk(
         put(store, bytes(size))
     committed(store.commit())
     if source == "files":
-        forget_memory(store)
+        store = reopened(store)
     answer = store.get_messages("T", 0, 0, 64)
     assert (answer.count, answer.next_begin_offset) == (expected, expected)
     assert store.get_messages("T", 0, 0, 2).count == min(2, expected)
@@ -214,7 +209,7 @@ def test_queues_do_not_mix_wherever_their_records_lie(tmp_path: Path, source: st
             committed(store.commit())
     committed(store.commit())
     if source == "files":
-        forget_memory(store)
+        store = reopened(store)
     assert {queue_id: everything(store, "T", queue_id) for queue_id in range(5)} == expected
     store.close()
 
@@ -234,7 +229,7 @@ def test_queues_drained_side_by_side_share_what_was_read(tmp_path: Path, sizes: 
         put(store, body, queue_id=queue_id)
         expected[queue_id].append(body)
     committed(store.commit())
-    forget_memory(store)
+    store = reopened(store)
     disk.calls.clear()
     found: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(8)}
     pulls = 0
@@ -270,7 +265,7 @@ def test_hundreds_of_queues_drained_side_by_side_share_what_was_read(tmp_path: P
     for number in range(6400):
         expected[number % 400].append(b"%d-" % number + bytes(number * 37 % 900))
     committed(store.commit())
-    forget_memory(store)
+    store = reopened(store)
     disk.calls.clear()
     for queue_id, wanted in expected.items():
         answer = store.get_messages("T", queue_id, 0, 32)
@@ -292,7 +287,7 @@ def test_a_segment_that_is_gone_is_stepped_over(tmp_path: Path) -> None:
     for number in range(200):
         send(store, b"%d" % number + bytes(1000))
     assert len(store.log.segments) == 4
-    forget_memory(store)
+    store = reopened(store)
     drop_first_segment(store, derived=False)
     answer = store.get_messages("T", 0, 0, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 32)
@@ -328,7 +323,7 @@ async def test_what_is_not_in_memory_is_fetched_by_a_thread(tmp_path: Path) -> N
     for number in range(150):
         put(store, b"%d" % number + bytes(1000), queue_id=number % 2)
     committed(store.commit())
-    forget_memory(store)
+    store = reopened(store)
     disk.warm.clear()
     store.start()
     with pytest.raises(NotInMemory):
@@ -344,7 +339,7 @@ def test_a_device_error_is_not_taken_for_absence(tmp_path: Path) -> None:
     disk = FaultyDisk()
     store = open_store(tmp_path, disk)
     send(store)
-    forget_memory(store)
+    store = reopened(store)
     disk.fail("pread_cached", error=errno.EIO, match="commitlog", times=3)
     with pytest.raises(OSError, match="Input/output error"):
         store.get_messages("T", 0, 0, 32)
@@ -355,7 +350,7 @@ def test_a_device_error_is_not_taken_for_absence(tmp_path: Path) -> None:
 def test_damaged_bodies_are_not_served_when_reads_check_the_crc(tmp_path: Path) -> None:
     store = open_store(tmp_path, check_crc_on_read=True)
     places = [send(store, b"message %d" % number) for number in range(3)]
-    forget_memory(store)
+    store = reopened(store)
     path = tmp_path / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
     data[places[1].physical_offset + 88] ^= 0x40
