@@ -32,13 +32,12 @@ MARK_PLACE = slice(64, 64 + _MARK.size + _CRC.size)
 
 
 class Mark(NamedTuple):
-    """Every record before log position `position` is durable, with its queue unit and its index entries. One
-    of the last of them begins at `last` (-1: unknown). Together the queues ended at `queue_ends` then, the
-    sum of their maximum offsets (0: unknown).
+    """Every record before log position `position` is durable, with its queue unit and its index entries.
 
-    Of the index files up to `index_name` (its digits as a number; 0: none), the newest then, `index_count`
-    entry numbers are durable and lead up to the record at `index_end`; its slots lack nothing of the
-    entries below `index_slots`.
+    `last` is where one of the last of these records begins (-1: unknown), `queue_ends` the sum of the maximum
+    offsets of all queues (0: unknown). `index_name` is the newest index file (a number; 0: none);
+    its first `index_count` entry numbers are durable and lead up to the record at `index_end`, and its slots
+    lack no entry below `index_slots`.
     """
 
     position: int
@@ -139,6 +138,6 @@ def mark_of(data: bytes) -> Mark | None:
 
 
 def mark_is_whole(data: bytes) -> bool:
-    """Whether the place of the mark holds one that is not damaged, be it older than the times."""
+    """Whether an undamaged mark lies in its place; it may be older than the times."""
     mark = data[MARK_PLACE]
     return mark.startswith(_MAGIC) and _CRC.unpack(mark[-_CRC.size :])[0] == crc32(mark[: -_CRC.size])

@@ -46,10 +46,7 @@ class DescriptorCache:
             table.move_to_end(path)
             return fd
         fd = self._disk.open(path, write=self._write)
-        table[path] = fd
-        if len(table) > self._limit:
-            _, oldest = table.popitem(last=False)
-            self._disk.close(oldest)
+        self.put(path, fd)
         return fd
 
     def put(self, path: str, fd: int) -> None:

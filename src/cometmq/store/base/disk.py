@@ -125,17 +125,9 @@ class OsDisk:
     def pread(self, fd: int, length: int, offset: int) -> bytes:
         """`length` bytes, fewer only at the end of the file. May wait for the device."""
         data = os.pread(fd, length, offset)
-        if len(data) == length or not data:
-            return data
-        parts = [data]
-        got = len(data)
-        while got < length:
-            data = os.pread(fd, length - got, offset + got)
-            if not data:
-                break
-            parts.append(data)
-            got += len(data)
-        return b"".join(parts)
+        while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
+            data += more
+        return data
 
     def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
         """`length` bytes if all of them are in the page cache, else None. At the end of the file the
@@ -220,7 +212,7 @@ class OsDisk:
             return []
 
     def facts(self, path: str) -> FileFacts | None:
-        """Of what is there itself, be it a link."""
+        """What lies at the path: the link itself, if it is one. None if nothing does."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:

@@ -122,7 +122,7 @@ class IndexFile:
         return self.begin_ms <= self.end_ms or self.count == 1
 
     def load_marked(self, count: int, slots_lack: int, end_position: int) -> bool:
-        """Read the header of a file of which entries below `count` are known to be there, and slots below
+        """Read the header of a file whose entries below `count` are known to be there, and slots below
         `slots_lack`; forget newer ones. False when the file does not bear that out, as far as its newest
         entries tell."""
         if not self.load() or not 1 <= slots_lack <= count <= self.count:

@@ -70,7 +70,7 @@ class QueueTable:
         return queue
 
     def of_record(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The same for a record of the log: whoever took it may have taken other names. Raises QueueRefused
+        """The same for a record of the log, which another broker may have written. Raises QueueRefused
         for one that can be no directory's."""
         if not names_a_directory(topic) or queue_id < 0:
             raise QueueRefused(topic, queue_id)

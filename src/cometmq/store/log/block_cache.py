@@ -27,7 +27,7 @@ class BlockCache:
         self.get = self._blocks.get
 
     def worth(self, number: int, asked: int) -> bool:
-        """Whether to load a block that is not kept, of which so many more records are asked for now."""
+        """Whether to load a block that is not kept, now that `asked` more of its records are wanted."""
         asked += self._asked.pop(number, 0)
         if asked >= DENSE:
             return True

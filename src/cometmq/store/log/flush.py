@@ -71,7 +71,7 @@ class LogFlusher:
         self._loop = self._syncer = None
 
     def abandon(self) -> None:
-        """The store is let go as it is: nobody waits any more."""
+        """Drop all waiters: the store is let go as it is."""
         self._waiters.clear()
         self._wanted = False
         if self._timer is not None:

@@ -184,7 +184,7 @@ class QueueReader:
         return offset
 
     def _pick_all(self, data: Buffer, max_count: int, max_bytes: int | None) -> Picked | None:
-        """What `_pick` chooses of most reads, by loops in C: everything. None if a limit ends this one."""
+        """Choose all records, by loops in C. None if a limit ends this read: `_pick` then chooses."""
         limit_count, limit_bytes = self._limits(False, max_count, max_bytes)
         count = min(len(data) // UNIT, max(1, limit_count))
         if count > _MOST_AT_ONCE:
