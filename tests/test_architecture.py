@@ -66,7 +66,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
 FRONT_DOORS: dict[str, dict[str, str]] = {"store": {"cli": "inspect"}}
 
 # Parts that are still handed a whole that they are a part of.
-NOT_YET_APART = ("cometmq.broker.context", "cometmq.store.message_store")
+NOT_YET_APART = ("cometmq.store.message_store",)
 
 # Decisions are functions of (now, event): these modules may not reach for the world themselves.
 SANS_IO_PACKAGES = ("protocol",)

@@ -107,9 +107,9 @@ class TestTopics:
         ],
     )
     async def test_what_cannot_be_created(self, cluster, peer, topic, more, code):
-        before = cluster.broker.parts.context.topics.version
+        before = cluster.broker.parts.tables.topics.version
         assert (await create(peer, topic, **more)).code == code
-        assert cluster.broker.parts.context.topics.version == before
+        assert cluster.broker.parts.tables.topics.version == before
 
     async def test_deleting_takes_queues_and_offsets_along(self, cluster, peer):
         await peer.send()
@@ -123,7 +123,7 @@ class TestTopics:
         assert (await peer.pull()).code == 17
         await peer.send(body=b"new life")
         assert [m.queue_offset for m in records(await peer.pull())] == [0]
-        assert cluster.broker.parts.context.offsets.query("G", "Orders", 0) == -1
+        assert cluster.broker.parts.tables.offsets.query("G", "Orders", 0) == -1
 
     async def test_deleting_the_unknown_is_fine_and_the_systems_own_is_not(self, peer):
         for topic, code in (("Nothing", 0), ("TBW102", 1)):
@@ -153,7 +153,7 @@ class TestTopics:
         ext = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": "broker-a:2"}
         assert (await namesrv.call(100, None, ext=ext)).code == 0
         await create(peer, "Another")  # any registration brings the answer
-        topics = cluster.broker.parts.context.topics
+        topics = cluster.broker.parts.tables.topics
         await until(lambda: topics.table["Orders"].order)
         assert not topics.table["Another"].order
 
@@ -182,7 +182,7 @@ class TestGroups:
             await peer.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, None, ext={"group": "X"})
         ).code == 26
         await cluster.restart()
-        assert cluster.broker.parts.context.groups.table["G"].retry_max_times == 3
+        assert cluster.broker.parts.tables.groups.table["G"].retry_max_times == 3
 
     @pytest.mark.parametrize("flag", [None, "remove_offset", "clean_offset"])
     async def test_deleting_takes_the_offsets_only_if_asked(self, cluster, peer, flag):
@@ -190,9 +190,9 @@ class TestGroups:
         await commit(peer, 0, 4)
         header = DeleteSubscriptionGroupRequestHeader(group_name="G", **({flag: True} if flag else {}))
         assert (await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).code == 0
-        context = cluster.broker.parts.context
-        assert "G" not in context.groups.table
-        assert context.offsets.query("G", "Orders", 0) == (-1 if flag else 4)
+        parts = cluster.broker.parts
+        assert "G" not in parts.tables.groups.table
+        assert parts.tables.offsets.query("G", "Orders", 0) == (-1 if flag else 4)
 
     @pytest.mark.parametrize("body", [b"", b"{}", b'{"groupName":""}', b"no json"])
     async def test_a_group_that_cannot_be_read(self, peer, body):
@@ -314,7 +314,7 @@ class TestGroupsAsAWhole:
         await commit(peer, 0, 9, topic="Gone")
         header = CloneGroupOffsetRequestHeader(src_group="G", dest_group="H")
         assert (await peer.call(RequestCode.CLONE_GROUP_OFFSET, header)).code == 0
-        offsets = cluster.broker.parts.context.offsets
+        offsets = cluster.broker.parts.tables.offsets
         assert (offsets.query("H", "Orders", 0), offsets.query("H", "Gone", 0)) == (4, -1)
         await peer.heartbeat(topics={"Other": "*"})
         header = CloneGroupOffsetRequestHeader(src_group="G", dest_group="I")

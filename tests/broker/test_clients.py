@@ -10,9 +10,9 @@ from tests.broker.conftest import Peer, records, until
 
 from cometmq.broker.base import attributes
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.base.notices import REST_S
 from cometmq.broker.groups.clients import EXPIRED_MS, MOST_GROUPS, ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import LOCK_LIVE_MS
+from cometmq.broker.groups.notices import REST_S
 from cometmq.broker.server import Broker
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
@@ -20,6 +20,7 @@ from cometmq.protocol.bodies import (
     ConsumerData,
     ConsumerList,
     HeartbeatData,
+    KVTable,
     LockBatchBody,
     LockBatchResult,
     ProducerData,
@@ -75,7 +76,7 @@ class TestConsumerTable:
         self.register(table, "ch2", "c2", now=T0 + 60_000)
         assert table.expire(T0 + EXPIRED_MS) == ([], [])
         assert table.expire(T0 + EXPIRED_MS + 1) == (["ch1"], ["G"])
-        assert table.groups["G"].members.client_ids() == ["c2"]
+        assert table.groups["G"].client_ids() == ["c2"]
         self.register(table, "ch2", "c2", now=T0 + 100_000)
         assert table.expire(T0 + 60_000 + EXPIRED_MS + 1) == ([], [])
         assert table.expire(T0 + 100_001 + EXPIRED_MS) == (["ch2"], ["G"])
@@ -95,23 +96,23 @@ class TestConsumerTable:
         table = ConsumerTable()
         self.register(table, "old", "c1")
         self.register(table, "new", "c1")
-        assert table.groups["G"].members.client_ids() == ["c1"]
-        assert table.groups["G"].members.find("c1").channel == "new"
-        assert table.groups["G"].members.find("c9") is None
+        assert table.groups["G"].client_ids() == ["c1"]
+        assert table.groups["G"].find("c1").channel == "new"
+        assert table.groups["G"].find("c9") is None
 
 
 def test_producers_come_stay_and_go():
     table = ProducerTable()
     for group in ("P", "Q"):
-        table.register(group, "ch1", "c1", "GO", 317, T0)
-    table.register("P", "ch2", "c2", "JAVA", 407, T0 + 1000)
-    assert table.find_client("c1").language == "GO"
-    table.unregister("Q", "ch1")
+        table.join(group, "ch1", ("c1", "GO", 317), T0)
+    table.join("P", "ch2", ("c2", "JAVA", 407), T0 + 1000)
+    assert [client.language for client in table.online("P")] == ["GO", "JAVA"]
+    assert table.unregister("Q", "ch1")
     assert list(table.groups) == ["P"]
-    assert table.expire(T0 + EXPIRED_MS + 1) == ["ch1"]
-    table.channel_closed("ch2")
+    assert table.expire(T0 + EXPIRED_MS + 1) == (["ch1"], ["P"])
+    assert table.channel_closed("ch2") == ["P"]
     assert table.groups == {}
-    assert table.find_client("c1") is None
+    assert table.online("P") == []
 
 
 async def consumer_ids(peer, group="G"):
@@ -171,7 +172,7 @@ class TestHeartbeats:
         assert (answer.code, answer.ext) == (0, {})
         await other.notice(NOTIFY)
         assert await consumer_ids(peer) == ["c2"]
-        assert list(cluster.broker.parts.context.producers.groups) == ["CLIENT_INNER_PRODUCER"]
+        assert list(cluster.broker.parts.producers.groups) == ["CLIENT_INNER_PRODUCER"]
 
     async def test_a_group_nobody_is_in(self, peer):
         answer = await consumer_ids(peer, "Empty")
@@ -179,19 +180,19 @@ class TestHeartbeats:
 
     async def test_a_heartbeat_makes_the_group_and_its_retry_topic(self, cluster, peer):
         await peer.heartbeat()
-        context = cluster.broker.parts.context
-        retry = context.topics.table["%RETRY%G"]
+        parts = cluster.broker.parts
+        retry = parts.tables.topics.table["%RETRY%G"]
         assert (retry.read_queue_nums, retry.write_queue_nums, retry.perm) == (1, 1, 6)
-        assert "G" in context.groups.table
+        assert "G" in parts.tables.groups.table
         await cluster.restart()
-        context = cluster.broker.parts.context
-        assert "%RETRY%G" in context.topics.table
-        assert "G" in context.groups.table
+        parts = cluster.broker.parts
+        assert "%RETRY%G" in parts.tables.topics.table
+        assert "G" in parts.tables.groups.table
 
     async def test_a_route_query_makes_nothing(self, cluster, peer):
         namesrv = cluster.peer(cluster.namesrv_addr)
         assert (await namesrv.call(105, None, ext={"topic": "%RETRY%G"})).code == 17
-        assert "%RETRY%G" not in cluster.broker.parts.context.topics.table
+        assert "%RETRY%G" not in cluster.broker.parts.tables.topics.table
 
     async def test_enums_as_ordinals_and_missing_sets(self, cluster, peer):
         body = (
@@ -199,14 +200,14 @@ class TestHeartbeats:
             b'"consumeFromWhere":4,"subscriptionDataSet":[{"topic":"T","subString":"*","subVersion":"3"}]}]}'
         )
         assert (await peer.call(RequestCode.HEART_BEAT, None, body, language="CPP")).code == 0
-        known = cluster.broker.parts.context.consumers.groups["G"]
+        known = cluster.broker.parts.consumers.groups["G"]
         assert (known.consume_type, known.message_model, known.consume_from_where) == (
             "CONSUME_ACTIVELY",
             "BROADCASTING",
             "CONSUME_FROM_FIRST_OFFSET",
         )
         assert known.subscriptions["T"].sub_version == 3
-        assert known.members.find("cpp").language == "CPP"
+        assert known.find("cpp").language == "CPP"
         assert (await peer.call(RequestCode.HEART_BEAT, None, b"{}")).code == 0
 
     @pytest.mark.parametrize("body", [b"", b"nonsense", b"[1", b'{"consumerDataSet":[{}]}'])
@@ -217,13 +218,13 @@ class TestHeartbeats:
     async def test_silent_clients_lose_their_connection(self, cluster, peer, monkeypatch):
         await peer.heartbeat(producers=("PG",))
         parts = cluster.broker.parts
-        now_s = parts.context.clock.monotonic()
+        now_s = parts.store.clock.monotonic()
         later = now_s + (EXPIRED_MS + 1) / 1000
-        monkeypatch.setattr(type(parts.context.clock), "monotonic", lambda self: later)
+        monkeypatch.setattr(type(parts.store.clock), "monotonic", lambda self: later)
         parts.clients.expire()
         await until(lambda: peer.remoting.connection(peer.addr) is None)
-        assert parts.context.consumers.groups == {}
-        assert parts.context.producers.groups == {}
+        assert parts.consumers.groups == {}
+        assert parts.producers.groups == {}
 
     @pytest.mark.parametrize("step_s", [-86_400 * 365, -121, 61, 121, 86_400 * 365])
     async def test_a_clock_that_is_set_closes_nobody_and_frees_nothing(self, stepping, peer_of, step_s):
@@ -235,11 +236,11 @@ class TestHeartbeats:
         broker.parts.clients.expire()
         assert await consumer_ids(peer) == ["c1"]
         assert await locked(other, "c2") == []
-        assert len(broker.parts.context.locks) == len(QUEUES)
+        assert len(broker.parts.locks) == len(QUEUES)
         shown = ProducerTableInfo.decode((await peer.call(RequestCode.GET_ALL_PRODUCER_INFO)).body)
         assert shown.data["PG"][0].last_update_timestamp == clock.now_ms
-        assert (await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
-        table = broker.parts.runtime.table()
+        answer = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)
+        table = KVTable.decode(answer.body).table
         assert table["runtime"].startswith("[ 0 days, 0 hours, 0 minutes, 0 seconds ]")
 
     async def test_time_that_goes_by_does_whatever_the_clock_says(self, stepping, peer_of):
@@ -250,7 +251,7 @@ class TestHeartbeats:
         clock.now_s += LOCK_LIVE_MS / 1000 + 0.1
         clock.now_ms -= 86_400_000
         broker.parts.clients.expire()
-        assert len(broker.parts.context.locks) == 0
+        assert len(broker.parts.locks) == 0
         assert await locked(other, "c2") == list(QUEUES)
         clock.now_s += (EXPIRED_MS - LOCK_LIVE_MS) / 1000
         broker.parts.clients.expire()
@@ -314,9 +315,9 @@ class TestBounds:
         answer = await self.beat(peer, **beat)
         assert answer.code == 1
         assert words in answer.remark
-        context = cluster.broker.parts.context
-        assert (context.consumers.groups, context.producers.groups) == ({}, {})
-        assert "%RETRY%G0" not in context.topics.table
+        parts = cluster.broker.parts
+        assert (parts.consumers.groups, parts.producers.groups) == ({}, {})
+        assert "%RETRY%G0" not in parts.tables.topics.table
 
     async def test_a_heartbeat_is_not_read_if_it_names_too_much(self, peer):
         groups = b",".join([b'{"groupName":"G"}'] * 50_000)
@@ -337,24 +338,24 @@ class TestBounds:
         leaving = UnregisterClientRequestHeader(client_id="c1", producer_group="P7", consumer_group="G7")
         assert (await peer.call(RequestCode.UNREGISTER_CLIENT, leaving)).code == 0
         assert (await self.beat(peer, [("one-more", ())], ["one-more"])).code == 0
-        context = cluster.broker.parts.context
-        assert len(context.consumers.groups) == len(context.producers.groups) == MOST_GROUPS
+        parts = cluster.broker.parts
+        assert len(parts.consumers.groups) == len(parts.producers.groups) == MOST_GROUPS
         await peer.close()
-        await until(lambda: not context.producers.groups)
-        assert context.consumers.groups == {}
-        assert context.consumers.groups_of._groups == context.producers.groups_of._groups == {}
+        await until(lambda: not parts.producers.groups)
+        assert parts.consumers.groups == {}
+        assert parts.consumers._groups_of == parts.producers._groups_of == {}
 
     async def test_groups_and_topics_come_by_themselves_up_to_a_number(self, cluster, peer, monkeypatch):
-        context = cluster.broker.parts.context
+        parts = cluster.broker.parts
         monkeypatch.setattr(
-            "cometmq.broker.tables.subscription_groups.MOST_BY_ITSELF", len(context.groups.table) + 3
+            "cometmq.broker.tables.subscription_groups.MOST_BY_ITSELF", len(parts.tables.groups.table) + 3
         )
-        monkeypatch.setattr("cometmq.broker.tables.topics.BYTES_BY_SEND", context.topics._bytes + 1000)
+        monkeypatch.setattr("cometmq.broker.tables.topics.BYTES_BY_SEND", parts.tables.topics._bytes + 1000)
         for start in range(0, 10, 2):
             assert (await self.beat(peer, [(f"G{start + n}", ()) for n in range(2)])).code == 0
-        made = {name for name in context.groups.table if name.startswith("G")}
+        made = {name for name in parts.tables.groups.table if name.startswith("G")}
         assert made == {"G0", "G1", "G2"}
-        assert {name for name in context.topics.table if name.startswith("%")} == {
+        assert {name for name in parts.tables.topics.table if name.startswith("%")} == {
             "%RETRY%" + g for g in made
         }
         codes = [(await peer.send(f"T{n}")).code for n in range(5)]
@@ -367,7 +368,7 @@ class TestBounds:
         assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)).code == 0
         assert len(records(await peer.pull("T0", group="G9"))) == 1
         monkeypatch.setattr(
-            "cometmq.broker.tables.subscription_groups.MOST_GROUPS", len(context.groups.table)
+            "cometmq.broker.tables.subscription_groups.MOST_GROUPS", len(parts.tables.groups.table)
         )
         for name, code in (("G9", 0), ("G10", 1)):
             body = b'{"groupName":"%s"}' % name.encode()
@@ -393,7 +394,7 @@ class TestBounds:
         really = attributes.limits
         monkeypatch.setattr(attributes, "limits", lambda table: worked_out.append(1) or really(table))
         assert (await self.beat(peer, [(f"G{n}", ()) for n in range(500)])).code == 0
-        assert len(cluster.broker.parts.context.topics.table) > 500
+        assert len(cluster.broker.parts.tables.topics.table) > 500
         assert 1 <= len(worked_out) <= 2
 
     async def test_subscriptions_that_alternate_are_told_once_in_a_while(self, peer):
@@ -443,7 +444,7 @@ class TestLocks:
         answer = await peer.call(RequestCode.LOCK_BATCH_MQ, None, body.encode())
         assert (answer.code, "2000 characters, at most 1024" in answer.remark) == (1, True)
         assert await locked(peer, "c1", [MessageQueue("T" * 1_000, "broker-a", 0), *QUEUES]) == list(QUEUES)
-        assert len(cluster.broker.parts.context.locks) == len(QUEUES)
+        assert len(cluster.broker.parts.locks) == len(QUEUES)
 
 
 async def test_unknown_codes_are_answered_as_apache_does(peer):
@@ -456,8 +457,8 @@ async def test_two_connections_change_a_group_together(cluster):
     await asyncio.gather(*(peer.heartbeat(f"c{n}") for n, peer in enumerate(peers)))
     assert sorted(await consumer_ids(peers[0])) == [f"c{n}" for n in range(6)]
     await asyncio.gather(*(peer.close() for peer in peers[1:]))
-    known = cluster.broker.parts.context.consumers.groups["G"]
-    await until(lambda: known.members.client_ids() == ["c0"])
+    known = cluster.broker.parts.consumers.groups["G"]
+    await until(lambda: known.client_ids() == ["c0"])
 
 
 def two_free_ports_apart() -> int:

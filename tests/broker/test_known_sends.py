@@ -37,10 +37,10 @@ class Ways:
     def __init__(self, sends: Any) -> None:
         self.sends, self.known = sends, sends.known
         self.connection = SimpleNamespace(peer_host=b"\x7f\0\0\1\0\0\xc3P", peer="127.0.0.1:50000")
-        self.gathered: list[Incoming] = sends._context.store.appender.gathered
+        self.gathered: list[Incoming] = sends._store.appender.gathered
         self.keys: Keys = None
         for queue_id in range(4):  # stored sends have made them
-            sends._context.store.queues.get("Orders", queue_id)
+            sends._store.queues.get("Orders", queue_id)
 
     def _recorded(self) -> Stored:
         recorded: list[Any] = []
@@ -272,7 +272,7 @@ def test_a_header_is_cut_in_time_that_grows_with_its_length(piece):
 
 async def test_a_queue_whose_topic_is_deleted_is_not_written_to_any_more(ways):
     ways.learn(HEADER)
-    queues = ways.sends._context.store.queues
+    queues = ways.sends._store.queues
     gone = queues.get("Orders", 2)
     queues.take_out("Orders")
     assert gone.deleted
@@ -296,7 +296,7 @@ async def test_known_headers_follow_the_topic_and_the_store(cluster, peer):
         for _ in range(3):
             assert (await send(queue_id)).code == 0
     assert len(parts.sends.known) == 2
-    table = parts.context.topics
+    table = parts.tables.topics
     topic = table.get("Orders")
     topic.read_queue_nums = topic.write_queue_nums = 2
     table.put(topic)

@@ -49,13 +49,13 @@ class TestLimit:
     async def test_a_refusal_names_field_limit_and_setting(
         self, cluster, peer, field, number, code, header, body
     ):
-        context = cluster.broker.parts.context
+        parts = cluster.broker.parts
         for version, expected in ((407, 1), (493, 29)):
             answer = await peer.call(code, header, body, version=version)
             assert answer.code == expected
             assert answer.remark == f"{field} {number} is not within 0 to 1024, the setting maxTopicQueueNums"
-        assert "T" not in context.topics.table
-        assert "G" not in context.groups.table
+        assert "T" not in parts.tables.topics.table
+        assert "G" not in parts.tables.groups.table
 
     async def test_the_setting_counts_at_once(self, cluster, peer):
         assert (await peer.call(CREATE, topic("T", 1024, 1024))).code == 0
@@ -65,13 +65,13 @@ class TestLimit:
 
     async def test_topics_that_are_made_by_the_way_keep_to_it(self, start_cluster):
         cluster = await start_cluster(maxTopicQueueNums="3", defaultTopicQueueNums="2")
-        peer, table = cluster.peer(), cluster.broker.parts.context.topics.table
-        context = cluster.broker.parts.context
+        peer, table = cluster.peer(), cluster.broker.parts.tables.topics.table
+        parts = cluster.broker.parts
         assert (await peer.send("ByTemplate", default_topic_queue_nums=99)).code == 0
         assert (
             await peer.send("ByCluster", default_topic="DefaultCluster", default_topic_queue_nums=99)
         ).code == 0
-        context.groups.find("G").retry_queue_nums = INT_MAX
+        parts.tables.groups.find("G").retry_queue_nums = INT_MAX
         await peer.heartbeat("c", "G")
         made = [table[name] for name in ("ByTemplate", "ByCluster", "%RETRY%G")]
         assert [(t.read_queue_nums, t.write_queue_nums) for t in made] == [(2, 2), (3, 3), (3, 3)]
@@ -92,13 +92,13 @@ class TestLimit:
         (config / "topics.json").write_text(json.dumps(topics))
         (config / "subscriptionGroup.json").write_text(json.dumps(groups))
         async with running(tmp_path) as (broker, peer):
-            table = broker.parts.context.topics.table
+            table = broker.parts.tables.topics.table
             assert [table[name].write_queue_nums for name in ("Wide", "Poisoned", "BenchmarkTest")] == [
                 1501,
                 1024,
                 1024,
             ]
-            assert broker.parts.context.groups.table["G"].retry_queue_nums == 1024
+            assert broker.parts.tables.groups.table["G"].retry_queue_nums == 1024
             assert len(records(await peer.pull("Wide", 1500))) == 1
         assert f"topic Poisoned had {INT_MAX} queues, more than maxTopicQueueNums=1024" in caplog.text
         assert f"group G had {INT_MAX} retry queues" in caplog.text
@@ -145,16 +145,15 @@ async def test_a_request_about_many_queues_gives_others_their_turns(
 ):
     monkeypatch.setattr(turns_module, "ENTRIES_INLINE", 1 << 30)
     parts = cluster.broker.parts
-    context = parts.context
     for name, queues in [("Wide", MANY), *((f"T{number}", 1) for number in range(MANY))]:
-        context.topics.table[name] = TopicConfig(
+        parts.tables.topics.table[name] = TopicConfig(
             topic_name=name, read_queue_nums=queues, write_queue_nums=queues
         )
         for queue_id in range(queues):
-            context.offsets.commit("G", name, queue_id, 1)
-    context.groups.find("G")
+            parts.tables.offsets.commit("G", name, queue_id, 1)
+    parts.tables.groups.find("G")
     for queue_id in range(MANY):
-        context.store.queues.get("Wide", queue_id)
+        parts.store.queues.get("Wide", queue_id)
     handler = parts.server._dispatcher._handlers[code]
     request = asyncio.ensure_future(handler(SimpleNamespace(peer="test"), Frame.request(code, header, body)))
     passed = 0

@@ -56,12 +56,12 @@ def _replaced(value, what, name):
 
 def names_in(broker):
     """Every name that the broker has a table entry or a queue for."""
-    context = broker.parts.context
-    locked = {queue.topic for held in context.locks._groups.values() for queue in held}
-    offsets = [part for key in context.offsets.to_table()["offsetTable"] for part in key.split("@")]
+    parts = broker.parts
+    locked = {queue.topic for held in parts.locks._groups.values() for queue in held}
+    offsets = [part for key in parts.tables.offsets.to_table()["offsetTable"] for part in key.split("@")]
     return {
-        *context.topics.table, *context.groups.table, *offsets, *context.consumers.groups,
-        *context.producers.groups, *context.locks._groups, *locked, *context.store.topics(),
+        *parts.tables.topics.table, *parts.tables.groups.table, *offsets, *parts.consumers.groups,
+        *parts.producers.groups, *parts.locks._groups, *locked, *parts.store.topics(),
     }  # fmt: skip
 
 
@@ -117,7 +117,7 @@ class TestGroupsWithLongNames:
         answer = await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         assert (answer.code, "255 characters" in answer.remark, "none" in answer.remark) == (1, True, True)
         assert (await peer.send(f"%RETRY%{self.GROUP}")).code == 1
-        assert all(is_legal_name(name, 127) for name in cluster.broker.parts.context.topics.table)
+        assert all(is_legal_name(name, 127) for name in cluster.broker.parts.tables.topics.table)
         delayed = cluster.broker.parts.store.max_offset("SCHEDULE_TOPIC_XXXX", 2)
         assert delayed == 0
 
@@ -136,9 +136,9 @@ async def test_a_heartbeat_with_one_illegal_name_counts_for_nothing(cluster, pee
         ({"Orders": "*"}, "b/d", ("good",)),
     ):
         assert (await peer.heartbeat(group=group, topics=topics, producers=producers)).code == 1
-    context = cluster.broker.parts.context
-    assert not context.consumers.groups
-    assert not context.producers.groups
+    parts = cluster.broker.parts
+    assert not parts.consumers.groups
+    assert not parts.producers.groups
 
 
 async def test_tables_with_illegal_names_are_read_without_them(cluster, tmp_path, caplog):
@@ -163,7 +163,7 @@ async def test_tables_with_illegal_names_are_read_without_them(cluster, tmp_path
         await asyncio.to_thread(path.write_text, json.dumps(content))
     await cluster.standalone.start()
     assert {name for name in names_in(cluster.broker) if not is_legal_name(name, 255)} == set()
-    assert cluster.broker.parts.context.offsets.query("G", "Orders", 0) == 1
+    assert cluster.broker.parts.tables.offsets.query("G", "Orders", 0) == 1
     for kind in ("topics with", "groups with", "offsets of"):
         assert sum(f"{kind} illegal names are left out" in record.message for record in caplog.records) == 1
     assert len(records(await cluster.peer().pull())) == 1

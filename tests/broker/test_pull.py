@@ -164,7 +164,7 @@ class TestHolding:
     ):
         monkeypatch.setattr(f"cometmq.broker.pull.pull.{limit}", value)
         served, serve = [0], PullProcessor._serve_late
-        cluster.broker.parts.context.tick.at_end(lambda: served.append(0))
+        cluster.broker.parts.tick.at_end(lambda: served.append(0))
 
         def count(processor, request):
             served[-1] += 1
@@ -209,7 +209,7 @@ class TestWhatChangesMeanwhile:
         assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_settings(2))).code == 0
 
     async def topic_narrowed(self, cluster, peer):
-        topic = cluster.broker.parts.context.topics.get("Orders")
+        topic = cluster.broker.parts.tables.topics.get("Orders")
         topic.read_queue_nums = 0
 
     async def topic_deleted(self, cluster, peer):
@@ -271,7 +271,7 @@ class TestWhatChangesMeanwhile:
             await getattr(self, change)(cluster, other)
             if change not in ("topic_deleted", "topic_made_again", "broker_closed"):
                 await other.send(properties={"TAGS": "A"})
-            cluster.broker.parts.pulls._wake(pulls.long_poll.take_all())
+            cluster.broker.parts.pulls._wake(pulls.long_poll.wake_all())
         woken = await pulling
         fresh = await peer.pull(offset=1, expression=None, sub_version=1)
         assert woken.code == fresh.code == code or (change, woken.code) == ("topic_made_again", 17)
@@ -285,7 +285,7 @@ class TestWhatChangesMeanwhile:
         await until(lambda: len(cluster.broker.parts.pulls.long_poll))
         await self.other_tags(cluster, peer)
         await peer.send(properties={"TAGS": "B"}, body=b"of the new tag")
-        cluster.broker.parts.pulls._run_recheck()
+        cluster.broker.parts.pulls.recheck()
         assert [m.body for m in records(await pulling)] == [b"of the new tag"]
 
 
@@ -349,7 +349,7 @@ class TestCommitting:
     async def test_the_offset_of_a_pull_that_may_be_held_is_stored(self, cluster, peer):
         await peer.send()
         await peer.pull(flags=COMMIT | SUSPEND, commit_offset=7, hold_ms=1)
-        offsets = cluster.broker.parts.context.offsets
+        offsets = cluster.broker.parts.tables.offsets
         assert offsets.query("G", "Orders", 0) == 7
         await peer.pull(flags=COMMIT, commit_offset=9)
         assert offsets.query("G", "Orders", 0) == 7

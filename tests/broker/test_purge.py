@@ -79,7 +79,7 @@ async def test_attributes_that_are_refused(cluster, peer, attributes, said):
     assert answer.code == 1
     for words in said:
         assert words in answer.remark
-    assert cluster.broker.parts.context.topics.get("Orders") is None
+    assert cluster.broker.parts.tables.topics.get("Orders") is None
 
 
 async def test_a_topics_own_retention_is_kept_and_moves_its_queues(cluster, peer):

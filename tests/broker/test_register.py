@@ -124,7 +124,7 @@ async def test_what_is_sent(start_cluster, compressed):
     assert (header.broker_name, header.cluster_name, header.broker_id) == ("broker-a", "DefaultCluster", 0)
     assert (header.broker_addr, header.ha_server_addr) == (cluster.addr, f"127.0.0.9:{broker_port + 1}")
     assert bool(header.compressed) is compressed
-    topics = cluster.broker.parts.context.topics
+    topics = cluster.broker.parts.tables.topics
     assert body.data_version == topics.version
     assert set(body.topics) == set(topics.table)
     peer = cluster.peer()
@@ -142,10 +142,10 @@ async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_clust
     cluster = await start_cluster()
     parts = cluster.broker.parts
     peer = cluster.peer()
-    start = parts.context.topics._bytes
+    start = parts.tables.topics._bytes
     for number, name in enumerate(("BYTES_BY_SEND", "BYTES_BY_GROUPS", "BYTES_MAX"), 1):
         monkeypatch.setattr(f"cometmq.broker.tables.topics.{name}", start + number * 5000)
-    table = parts.context.topics.table
+    table = parts.tables.topics.table
 
     async def until_refused(make):
         for number in range(30):
@@ -178,6 +178,6 @@ async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_clust
     )
     header = DeleteTopicRequestHeader(topic=name)
     assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, header)).code == 0
-    counted = parts.context.topics._bytes
+    counted = parts.tables.topics._bytes
     await cluster.restart()
-    assert cluster.broker.parts.context.topics._bytes == counted
+    assert cluster.broker.parts.tables.topics._bytes == counted

@@ -10,6 +10,7 @@ import pytest
 from tests.broker.conftest import records, until
 
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels
+from cometmq.broker.tables.delay_offsets import DelayOffsets
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, RequestCode
@@ -125,16 +126,15 @@ class TestClocks:
     @pytest.mark.parametrize("hours", [-1, 1])
     async def test_while_two_messages_wait_for_their_syncs(self, hours):
         """Both were stored before the step, and are heard of one after the other behind it."""
-        clock, mono_ms = ManualClock(), 1_000_000
-        context = SimpleNamespace(
-            clock=clock, mono_ms=lambda: mono_ms, delays=DelayLevels((60_000,)),
-            store=SimpleNamespace(max_offset=lambda *_: 0),
+        clock = ManualClock()
+        schedule = ScheduleService(
+            store=SimpleNamespace(max_offset=lambda *_: 0, clock=clock), topics=None,
+            levels=DelayLevels((60_000,)), offsets=DelayOffsets(), writer=None,
         )  # fmt: skip
-        schedule = ScheduleService(context)
         await schedule.stop()  # nothing is delivered here
-        stored_ms, stored_at = clock.now_ms, mono_ms
-        clock.now_ms += 5 + hours * 3_600_000
-        mono_ms += 5
+        stored_ms, stored_at = clock.now_ms, clock.now_s * 1000
+        clock.advance(0.005)
+        clock.now_ms += hours * 3_600_000
         for offset in range(2):
             schedule.arrived([(SCHEDULE_TOPIC, 0, offset + 1, 0, stored_ms, None)])
         due = schedule._cursors[1].due
@@ -196,7 +196,7 @@ class TestSendBack:
             "Orders",
             "0",
         )
-        topic = fast.broker.parts.context.topics.table["%DLQ%G"]
+        topic = fast.broker.parts.tables.topics.table["%DLQ%G"]
         assert (topic.write_queue_nums, topic.perm) == (1, 6)
 
     async def test_the_groups_own_limit_counts_for_old_clients(self, fast):
@@ -226,7 +226,7 @@ class TestSendBack:
         await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)
         sent = await peer.send()
         assert (await self.send_back(peer, sent)).code == 0
-        assert "%RETRY%G" not in fast.broker.parts.context.topics.table
+        assert "%RETRY%G" not in fast.broker.parts.tables.topics.table
 
     async def test_refusals(self, start_cluster):
         cluster = await start_cluster(autoCreateSubscriptionGroup="false")
@@ -289,7 +289,7 @@ async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
     monkeypatch.setattr(type(store), "append", append)
     assert [m.body for m in await take(peer, "Orders", 1)] == [b"stubborn"]
     assert len(refused) == 2
-    await until(lambda: fast.broker.parts.schedule.to_table() == {"offsetTable": {1: 1}})
+    await until(lambda: fast.broker.parts.tables.delays.to_table() == {"offsetTable": {1: 1}})
 
 
 def store_raw(cluster, topic, properties, body=b"raw", queue_id=0, **more):
@@ -333,8 +333,8 @@ class TestUndeliverable:
             await peer.send(body=body, properties={"DELAY": "1"})
             store_delayed(fast, properties, b"bad")
         assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"after"]
-        schedule = fast.broker.parts.schedule
-        await until(lambda: schedule.to_table() == {"offsetTable": {1: 4}})
+        delays = fast.broker.parts.tables.delays
+        await until(lambda: delays.to_table() == {"offsetTable": {1: 4}})
         assert sum("is not delivered" in record.message for record in caplog.records) == 2
         assert sorted(fast.broker.parts.store.topics()) == ["Orders", "SCHEDULE_TOPIC_XXXX"]
         assert not list(tmp_path.rglob("*evil*")) + list(tmp_path.rglob("Good"))
@@ -342,10 +342,10 @@ class TestUndeliverable:
     async def test_a_topic_that_is_not_there_is_made_where_a_send_would_make_it(self, fast, start_cluster):
         for cluster, made in ((fast, True), (await start_cluster(autoCreateTopicEnable="false"), False)):
             store_delayed(cluster, b"REAL_TOPIC\x01Gone\x02REAL_QID\x015")
-            schedule = cluster.broker.parts.schedule
-            await until(lambda schedule=schedule: schedule.to_table() == {"offsetTable": {1: 1}})
+            delays = cluster.broker.parts.tables.delays
+            await until(lambda delays=delays: delays.to_table() == {"offsetTable": {1: 1}})
             assert (cluster.broker.parts.store.max_offset("Gone", 5) == 1) == made
-            assert ("Gone" in cluster.broker.parts.context.topics.table) == made
+            assert ("Gone" in cluster.broker.parts.tables.topics.table) == made
 
     async def test_a_queue_that_the_topic_has_lost_is_replaced(self, fast):
         peer = fast.peer()

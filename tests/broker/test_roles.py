@@ -78,12 +78,12 @@ class TestSlave:
     async def test_pulls_commit_no_offset(self, slave):
         broker, peer = await slave()
         await peer.pull(flags=COMMIT, hold_ms=10, commit_offset=7)
-        assert broker.parts.context.offsets.queues("G", "Orders") == {}
+        assert broker.parts.tables.offsets.queues("G", "Orders") == {}
 
     @pytest.mark.parametrize("asked", [-1, 100])
     async def test_offsets_stay_what_they_are(self, slave, asked):
         broker, peer = await slave(slaveReadEnable="true")
-        broker.parts.context.groups.table["G"].broker_id = 3
+        broker.parts.tables.groups.table["G"].broker_id = 3
         end = broker.parts.store.commit_log_max
         answer = await peer.pull(offset=asked)
         assert (answer.code, begin(answer)) == (ResponseCode.PULL_RETRY_IMMEDIATELY, asked)
@@ -97,7 +97,7 @@ class TestSlave:
 
     async def test_the_group_says_which_broker_serves_whom(self, slave):
         broker, peer = await slave(slaveReadEnable="true")
-        group = broker.parts.context.groups.find("G")
+        group = broker.parts.tables.groups.find("G")
         group.broker_id, group.which_broker_when_consume_slowly = 5, 6
         assert (await peer.pull()).ext["suggestWhichBrokerId"] == "5"
         broker.parts.store.reader.memory_bytes = 0
@@ -191,7 +191,7 @@ class TestOffsetMovedEvents:
         peer, other = cluster.peer(), cluster.peer()
         await peer.send()
         broker = cluster.broker.parts
-        held = broker.context.tick._loop.create_task(peer.pull(offset=1, hold_ms=20_000))
+        held = asyncio.create_task(peer.pull(offset=1, hold_ms=20_000))
         await until(lambda: len(broker.pulls.long_poll))
         await broker.store.delete_topics(["Orders"])
         broker.pulls.topic_gone("Orders")
@@ -283,8 +283,8 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     waits = []
     cursor.timer.cancel()
     monkeypatch.setattr(schedule, "_wake", lambda _cursor, delay_s=0.0: waits.append(delay_s))
-    clock = ManualClock(broker.context.clock.time_ms() + 5000, broker.context.clock.monotonic() + 5)
-    monkeypatch.setattr(schedule._context, "clock", clock)
+    clock = ManualClock(broker.store.clock.time_ms() + 5000, broker.store.clock.monotonic() + 5)
+    monkeypatch.setattr(broker.store, "clock", clock)
     shut, broker.store.appender.shut = broker.store.appender.shut, "the test says so"
     for _ in range(12):
         schedule._run(cursor)

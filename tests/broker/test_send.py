@@ -254,7 +254,7 @@ class TestCreatedTopics:
         await peer.send("Few", default_topic_queue_nums=3)
         await peer.send("Many", default_topic_queue_nums=99)
         await peer.send("ByCluster", default_topic="DefaultCluster", default_topic_queue_nums=99)
-        table = cluster.broker.parts.context.topics.table
+        table = cluster.broker.parts.tables.topics.table
         assert [(table[name].write_queue_nums, table[name].read_queue_nums, table[name].perm) for name in
                 ("Few", "Many", "ByCluster")] == [(3, 3, 6), (8, 8, 6), (16, 16, 6)]  # fmt: skip
 
@@ -264,9 +264,9 @@ class TestCreatedTopics:
         async with asyncio.timeout(5):
             while (await namesrv.call(105, None, ext={"topic": "Fresh"})).code != 0:
                 await asyncio.sleep(0.01)
-        version = cluster.broker.parts.context.topics.version
+        version = cluster.broker.parts.tables.topics.version
         await cluster.restart()
-        topics = cluster.broker.parts.context.topics
+        topics = cluster.broker.parts.tables.topics
         assert topics.table["Fresh"].write_queue_nums == 4
         assert topics.version == version
 
@@ -325,9 +325,9 @@ class TestSyncFlush:
                     parts.store.configure(replace(parts.store.config, flush_disk_type=mode))
                     parts.writer.configure()
 
-            parts.context.tick._callbacks.insert(0, change)
+            parts.tick._callbacks.insert(0, change)
             answers = await asyncio.gather(peer.send(), peer.send(body=batch, code=BATCH, batch=True))
-            parts.context.tick.remove(change)
+            parts.tick.remove(change)
             assert changes
             assert [answer.code for answer in answers] == [0, 0]
 

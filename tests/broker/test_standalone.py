@@ -117,8 +117,8 @@ def test_a_power_failure_leaves_the_old_conf_or_the_new(tmp_path):
 async def test_settings_changed_at_run_time_are_written_through_the_disk(start_cluster):
     """In the same way: the file itself is never written, and its new content is synced before its name."""
     cluster = await start_cluster()
-    parts = cluster.broker.parts
-    parts._disk = disk = FaultyDisk()
+    store = cluster.broker.parts.store
+    store.disk = disk = FaultyDisk()
     order = []
     disk.before = lambda operation, path: order.append((operation, os.path.basename(path)))
     text = b"maxMessageSize=4000000\n"

@@ -131,9 +131,9 @@ class TestAnswers:
         async with running(tmp_path, disk) as (broker, peer):
             assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic("T"))).code == 0
             assert (await peer.send("T")).code == 0
-            broker.parts.context.groups.find("G")
-            broker.parts.context.offsets.commit("G", "T", 0, 1)
-            await broker.parts.context.offsets.save()
+            broker.parts.tables.groups.find("G")
+            broker.parts.tables.offsets.commit("G", "T", 0, 1)
+            await broker.parts.tables.offsets_file.save_now()
             delete = DeleteTopicRequestHeader(topic="T")
             assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, delete)).code == 0
             assert "T" not in table_on_disk(tmp_path, "topics.json")["topicConfigTable"]
@@ -193,17 +193,17 @@ class TestRetries:
         monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((50, 50)))
         async with running(tmp_path, disk) as (broker, peer):
             parts = broker.parts
-            parts.tables._save_delays()
-            await parts.tables.delays.saved()
+            parts.tables.save_delays()
+            await parts.tables.delays_file.saved()
             assert not (tmp_path / "config" / "delayOffset.json").exists()
             await peer.send("T", properties={"DELAY": "1"})
             await until(lambda: parts.store.max_offset("T", 0) == 1)
-            await until(lambda: parts.schedule.to_table() == {"offsetTable": {1: 1}})
-            parts.tables._save_delays()
-            await parts.tables.delays.saved()
+            await until(lambda: parts.tables.delays.to_table() == {"offsetTable": {1: 1}})
+            parts.tables.save_delays()
+            await parts.tables.delays_file.saved()
             written = (tmp_path / "config" / "delayOffset.json").stat()
-            parts.tables._save_delays()
-            await parts.tables.delays.saved()
+            parts.tables.save_delays()
+            await parts.tables.delays_file.saved()
             again = (tmp_path / "config" / "delayOffset.json").stat()
             assert (again.st_ino, again.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
 
@@ -236,9 +236,9 @@ class TestPowerFailure:
             await peer.send("T", b"the delayed one", properties={"DELAY": "1"})
             assert parts.store.max_offset(SCHEDULE_TOPIC, 0) == 1
             disk.gate.clear()
-            await until(lambda: parts.schedule.to_table() == {"offsetTable": {1: 1}})
-            parts.tables._save_delays()
-            saved = asyncio.create_task(parts.tables.delays.saved())
+            await until(lambda: parts.tables.delays.to_table() == {"offsetTable": {1: 1}})
+            parts.tables.save_delays()
+            saved = asyncio.create_task(parts.tables.delays_file.saved())
             done, _ = await asyncio.wait({saved}, timeout=0.3)
             assert not done
             disk.gate.set()
@@ -264,11 +264,11 @@ class TestPowerFailure:
         """A message that was sent back lives on in its copy alone once its offset is passed."""
         disk = GatedDisk()
         async with running("/store", disk, flushIntervalCommitLog="3600000") as (broker, peer):
-            context = broker.parts.context
+            parts = broker.parts
             disk.gate.clear()
             await peer.send("T", b"the only one")
-            context.offsets.commit("G", "T", 0, 1)
-            saved = asyncio.create_task(context.offsets.save())
+            parts.tables.offsets.commit("G", "T", 0, 1)
+            saved = asyncio.create_task(parts.tables.offsets_file.save_now())
             done, _ = await asyncio.wait({saved}, timeout=0.3)
             assert not done
             disk.gate.set()
@@ -282,9 +282,9 @@ class TestPowerFailure:
         async with running(tmp_path, disk) as (broker, peer):
             await peer.send("T")
             disk.fail("fdatasync", match="/commitlog/", times=1_000_000)
-            broker.parts.context.offsets.commit("G", "T", 0, 1)
+            broker.parts.tables.offsets.commit("G", "T", 0, 1)
             with pytest.raises(OSError, match="Input/output"):
-                await broker.parts.context.offsets.save()
+                await broker.parts.tables.offsets_file.save_now()
         assert not (tmp_path / "config" / "consumerOffset.json").exists()
         assert "consumerOffset.json not written" in caplog.text
 
@@ -308,14 +308,14 @@ class TestAfterACrash:
         async with running(tmp_path) as (broker, peer):
             for _ in range(5):
                 await peer.send("T")
-            offsets = broker.parts.context.offsets
+            offsets = broker.parts.tables.offsets
             for topic, queue_id, offset in (("T", 0, 10), ("T", 1, 3), ("Lost", 0, 7), ("T2", 0, 0)):
                 offsets.commit("G", topic, queue_id, offset)
             offsets.commit("H", "T", 0, 5)
         if crashed:
             (tmp_path / "abort").touch()
         async with running(tmp_path) as (broker, peer):
-            offsets = broker.parts.context.offsets
+            offsets = broker.parts.tables.offsets
             found = [offsets.query("G", *queue) for queue in (("T", 0), ("T", 1), ("Lost", 0), ("T2", 0))]
             assert found == ([5, 0, 0, 0] if crashed else [10, 3, 7, 0])
             assert offsets.query("H", "T", 0) == 5
@@ -334,14 +334,14 @@ class TestAfterACrash:
         async with running(tmp_path) as (broker, peer):
             await peer.send("T")
             for offset in (3, 4):
-                broker.parts.context.offsets.commit("G", "T", 0, offset)
-                await broker.parts.context.offsets.save()
+                broker.parts.tables.offsets.commit("G", "T", 0, offset)
+                await broker.parts.tables.offsets_file.save_now()
         path = tmp_path / "config" / "consumerOffset.json"
         for damage in (b'{"offsetTabld":{}}', b"\xff{}", b'{"offsetTable":["T@G"]}'):
             path.write_bytes(damage)
             (tmp_path / "config" / "consumerOffset.json.bak").write_text('{"offsetTable":{"T@G":{0:3}}}')
             async with running(tmp_path) as (broker, _):
-                assert broker.parts.context.offsets.query("G", "T", 0) == 3
+                assert broker.parts.tables.offsets.query("G", "T", 0) == 3
             path.write_bytes(damage)
             (tmp_path / "config" / "consumerOffset.json.bak").write_bytes(damage)
             with pytest.raises(StoreCorrupt, match=r"consumerOffset\.json"):
@@ -358,8 +358,11 @@ class TestDeletionOfATopic:
             async with running(root, disk) as (broker, peer):
                 assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic("T"))).code == 0
                 await peer.send("T", b"old")
-                broker.parts.context.offsets.commit("G", "T", 0, 1)
-                await broker.parts.context.offsets.save()  # the log is flushed: its failure is another story
+                broker.parts.tables.offsets.commit("G", "T", 0, 1)
+                # The log is flushed: its failure is another story.
+                await (
+                    broker.parts.tables.offsets_file.save_now()
+                )  # the log is flushed: its failure is another story
                 store = broker.parts.store
                 store.queues.write_dirty()
                 await store.raise_min_offsets("T", {0: 0})
@@ -369,15 +372,15 @@ class TestDeletionOfATopic:
                 if answer.code != 0 and "was not deleted" in answer.remark:
                     refused += 1
                     assert "No space left" in answer.remark
-                    assert broker.parts.context.topics.get("T") is not None
-                    assert broker.parts.context.offsets.query("G", "T", 0) == 1
+                    assert broker.parts.tables.topics.get("T") is not None
+                    assert broker.parts.tables.offsets.query("G", "T", 0) == 1
                 untouched = fault.times
                 disk.heal()
                 assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, delete)).code == 0
                 assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic("T"))).code == 0
                 assert (await peer.send("T", b"new")).ext["queueOffset"] == "0"
                 assert [message.body for message in records(await peer.pull("T"))] == [b"new"]
-                assert broker.parts.context.offsets.query("G", "T", 0) == -1
+                assert broker.parts.tables.offsets.query("G", "T", 0) == -1
             async with running(root) as (_, peer):
                 assert [message.body for message in records(await peer.pull("T"))] == [b"new"]
             if untouched:

@@ -12,9 +12,11 @@ import zlib
 import msgspec
 
 from cometmq import logs
+from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.topics import READ_WRITE, TopicTable
 from cometmq.errors import CometError
+from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import KVTable, RegisterBrokerBody
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
@@ -89,21 +91,21 @@ class NamesrvLink:
 class Registrar:
     """Keeps the name servers informed of one broker."""
 
-    def __init__(self, config: BrokerConfig, topics: TopicTable, client: RemotingClient) -> None:
+    def __init__(
+        self, config: BrokerConfig, topics: TopicTable, address: BrokerAddress, client: RemotingClient
+    ) -> None:
         self.topics = topics
         self.client = client
         self._config = config
-        self._addr = ""
-        self._ha_addr = ""
-        self._loop = asyncio.get_running_loop()
+        self._address = address
         self._links: dict[str, NamesrvLink] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Periodic(
+            asyncio.get_running_loop(),
+            lambda: config.register_period_ms / 1000,
+            self.register,
+            name="registration with the name servers",
+        )
         self._stopped = False
-
-    def use_addresses(self, addr: str, ha_addr: str) -> None:
-        """Where clients, and slaves, reach this broker."""
-        self._addr = addr
-        self._ha_addr = ha_addr
 
     @property
     def timeout_s(self) -> float:
@@ -115,11 +117,7 @@ class Registrar:
         later.
         """
         await self.registered()
-        self._timer = self._loop.call_later(self._config.register_period_ms / 1000, self._periodic)
-
-    def _periodic(self) -> None:
-        self.register()
-        self._timer = self._loop.call_later(self._config.register_period_ms / 1000, self._periodic)
+        self._timer.start()
 
     def register(self) -> list[asyncio.Task[None]]:
         """Send the topic table to every name server of the configuration, which may have changed."""
@@ -140,7 +138,7 @@ class Registrar:
             await asyncio.wait(tasks, timeout=self.timeout_s)
 
     def registration(self) -> tuple[RegisterBrokerRequestHeader, bytes]:
-        """Header and body of code 103 as of now."""
+        """Header and body of REGISTER_BROKER as of now."""
         config = self._config
         topics = self.topics.table
         if config.broker_permission & READ_WRITE != READ_WRITE:
@@ -154,9 +152,9 @@ class Registrar:
         )
         header = RegisterBrokerRequestHeader(
             broker_name=config.broker_name,
-            broker_addr=self._addr,
+            broker_addr=self._address.text,
             cluster_name=config.broker_cluster_name,
-            ha_server_addr=self._ha_addr,
+            ha_server_addr=self._address.ha_text,
             broker_id=config.broker_id,
             compressed=config.compressed_register,
             body_crc32=zlib.crc32(body) & 0x7FFF_FFFF,
@@ -164,11 +162,11 @@ class Registrar:
         return header, body
 
     def leaving(self) -> UnregisterBrokerRequestHeader:
-        """Header of code 104."""
+        """Header of UNREGISTER_BROKER."""
         config = self._config
         return UnregisterBrokerRequestHeader(
             broker_name=config.broker_name,
-            broker_addr=self._addr,
+            broker_addr=self._address.text,
             cluster_name=config.broker_cluster_name,
             broker_id=config.broker_id,
         )
@@ -176,6 +174,5 @@ class Registrar:
     async def stop(self) -> None:
         """Unregister everywhere."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         await asyncio.gather(*(link.unregister() for link in self._links.values()))

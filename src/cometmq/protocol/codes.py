@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum, IntFlag, StrEnum
+from typing import Any
 
 from cometmq.errors import MessageIllegal
 
@@ -205,6 +206,12 @@ _RESPONSE_NAMES = {int(code): code.name for code in ResponseCode}
 def response_name(code: int) -> str:
     """The name of a response code, RESPONSE_CODE_<n> for one that has none."""
     return _RESPONSE_NAMES.get(code) or f"RESPONSE_CODE_{code}"
+
+
+def handlers_of(part: object) -> dict[int, Any]:
+    """Request code -> handler: the methods of `part` that bear the name of a request, in lower case."""
+    found = {int(code): getattr(part, code.name.lower(), None) for code in RequestCode}
+    return {code: handler for code, handler in found.items() if handler is not None}
 
 
 class LanguageCode(StrEnum):

@@ -1,18 +1,19 @@
-"""Requests that a broker hands on to consumers: offset reset (222), running info (307), direct consumption
-(309).
-"""
+"""Requests that a broker hands on to consumers: offset reset, running info, direct consumption."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from cometmq import logs
-from cometmq.broker.base.notices import send_oneway
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.turns import Turns, encoded
-from cometmq.broker.context import BrokerContext
+from cometmq.broker.groups.clients import ClientInfo, ConsumerTable
+from cometmq.broker.groups.notices import send_oneway
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import CometError, CommandError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
@@ -27,6 +28,7 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.json_body import SERVER_MAX
 from cometmq.remoting import Connection
+from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
 
@@ -36,7 +38,6 @@ RUNNING_INFO_SINCE = 62
 RESET_SINCE = 28
 FORWARD_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0
-SUCCESS = ResponseCode.SUCCESS
 
 
 class ClientStatus(GetConsumerStatusBody):
@@ -45,54 +46,42 @@ class ClientStatus(GetConsumerStatusBody):
     LENIENT_MAX = SERVER_MAX
 
 
+@dataclass(eq=False, kw_only=True)
 class ConsumerAdmin:
     """Speaks to online consumers for the tools."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    config: BrokerConfig
+    store: MessageStore
+    topics: TopicTable
+    offsets: ConsumerOffsets
+    consumers: ConsumerTable
 
-    def handlers(self) -> dict[int, Any]:
-        """Request code -> handler."""
-        return {
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offset,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
-        }
-
-    async def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
-        """222: compute the offsets of a point in time and tell every online consumer (220)."""
+    async def invoke_broker_to_reset_offset(self, connection: Connection, frame: Frame) -> Frame:
+        """Compute the offsets of a point in time and tell every online consumer
+        (RESET_CONSUMER_CLIENT_OFFSET)."""
         header = frame.header(ResetOffsetRequestHeader)
-        context = self._context
         topic, group = header.topic, header.group
-        config = context.topics.get(topic)
+        config = self.topics.get(topic)
         if config is None:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={topic}",
             )
         offsets: dict[MessageQueue, int] = {}
-        turns = Turns()
-        for queue_id in range(config.write_queue_nums):
-            await turns.queue()
-            stored = context.offsets.query(group, topic, queue_id)
+        async for queue_id in Turns().each(range(config.write_queue_nums)):
+            stored = self.offsets.query(group, topic, queue_id)
             if stored < 0:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
-            offsets[context.queue(topic, queue_id)] = await self._target(header, queue_id, stored)
-        channels = context.consumers.groups.get(group)
-        if channels is None or not channels.members.by_channel:
+            offsets[self.topics.queue(topic, queue_id)] = await self._target(header, queue_id, stored)
+        clients = self.consumers.online(group)
+        if not clients:
             raise CommandError(
                 ResponseCode.CONSUMER_NOT_ONLINE,
                 f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic} "
                 f"Timestamp: {header.timestamp}",
             )
-        clients = list(channels.members.by_channel.values())
         for client in clients:
-            if client.version < RESET_SINCE:
-                raise CommandError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"the client does not support this feature. version={client.version}",
-                )
+            check_resets(client)
         body = ResetOffsetBody(offset_table=offsets)
         told = ResetOffsetRequestHeader(
             topic=topic, group=group, timestamp=header.timestamp, is_force=bool(header.is_force)
@@ -104,10 +93,10 @@ class ConsumerAdmin:
             data = body.encode_for_cpp() if for_cpp else answer
             send_oneway(client.channel, Frame.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, data))
         log.info("offsets of %s in %s reset by %s: %s", group, topic, connection.peer, offsets)
-        return frame.response(SUCCESS, body=answer)
+        return frame.response(body=answer)
 
     async def _target(self, header: ResetOffsetRequestHeader, queue_id: int, stored: int) -> int:
-        store = self._context.store
+        store = self.store
         if header.timestamp == -1:
             target = store.max_offset(header.topic, queue_id)
         else:
@@ -116,56 +105,52 @@ class ConsumerAdmin:
         # Without force, an offset moves backwards only.
         return target if header.is_force or target < stored else stored
 
-    async def consumer_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """223: ask online consumers how far they are (221)."""
+    async def invoke_broker_to_get_consumer_status(self, _connection: Connection, frame: Frame) -> Frame:
+        """Ask online consumers how far they are (GET_CONSUMER_STATUS_FROM_CLIENT)."""
         header = frame.header(GetConsumerStatusRequestHeader)
-        known = self._context.consumers.groups.get(header.group)
-        if known is None or not known.members.by_channel:
+        clients = self.consumers.online(header.group)
+        if not clients:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{header.group}]"
             )
         table: dict[str, dict[MessageQueue, int]] = {}
         asked = GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
-        for client in list(known.members.by_channel.values()):
+        for client in clients:
             if header.client_addr and header.client_addr != client.client_id:
                 continue
-            if client.version < RESET_SINCE:
-                raise CommandError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"the client does not support this feature. version={client.version}",
-                )
+            check_resets(client)
             request = Frame.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, asked)
             try:
                 answer = await client.channel.call(request, STATUS_TIMEOUT_S)
-                if answer.code == SUCCESS and answer.body:
+                if answer.code == ResponseCode.SUCCESS and answer.body:
                     table[client.client_id] = ClientStatus.decode(answer.body).message_queue_table
             except CometError as error:
                 log.warning("client %s did not say how far it is: %s", client.client_id, error)
-        return frame.response(SUCCESS, body=GetConsumerStatusBody(consumer_table=table).encode())
+        return frame.response(body=GetConsumerStatusBody(consumer_table=table).encode())
 
-    async def running_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """307: handed on to the client unchanged."""
+    async def get_consumer_running_info(self, _connection: Connection, frame: Frame) -> Frame:
+        """Handed on to the client unchanged."""
         header = frame.header(GetConsumerRunningInfoRequestHeader)
         request = Frame.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return await self._forward(frame, request, header.consumer_group, header.client_id)
 
-    async def consume_directly(self, _connection: Connection, frame: Frame) -> Frame:
-        """309: the client gets the record and its broker's name, and consumes it at once."""
+    async def consume_message_directly(self, _connection: Connection, frame: Frame) -> Frame:
+        """The client gets the record and its broker's name, and consumes it at once."""
         header = frame.header(ConsumeMessageDirectlyRequestHeader)
         record = None
         if header.msg_id:
             offset = decode_offset_id(header.msg_id).physical_offset
-            store = self._context.store
+            store = self.store
             record = await store.ask(partial(store.lookup, offset))
             if record is None:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"no message at the offset of {header.msg_id}")
-        told = msgspec.structs.replace(header, broker_name=self._context.config.broker_name)
+        told = msgspec.structs.replace(header, broker_name=self.config.broker_name)
         request = Frame.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, told, bytes(record or b""))
         return await self._forward(frame, request, header.consumer_group, header.client_id)
 
     async def _forward(self, frame: Frame, request: Frame, group: str, client_id: str | None) -> Frame:
-        known = self._context.consumers.groups.get(group)
-        client = known.members.find(client_id) if known is not None and client_id else None
+        known = self.consumers.groups.get(group)
+        client = known.find(client_id) if known is not None and client_id else None
         if client is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
         if client.version < RUNNING_INFO_SINCE:
@@ -180,3 +165,11 @@ class ConsumerAdmin:
                 ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client_id}> did not answer: {error}"
             ) from error
         return frame.response(answer.code, answer.remark, ext=answer.ext, body=bytes(answer.body))
+
+
+def check_resets(client: ClientInfo) -> None:
+    """Raises CommandError for a client that is too old to be asked for its offsets or told others."""
+    if client.version < RESET_SINCE:
+        raise CommandError(
+            ResponseCode.SYSTEM_ERROR, f"the client does not support this feature. version={client.version}"
+        )

@@ -1,58 +1,51 @@
-"""Settings and condition of a running broker: 25, 26, 28, and the clean-up requests 306, 316, 329."""
+"""Settings and condition of a running broker, and the requests that delete files."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from cometmq import logs
-from cometmq.broker.base.config import NOT_BY_REQUEST
-from cometmq.broker.base.store_views import runtime_facts
-from cometmq.broker.context import BrokerContext
+from cometmq.broker.base.config import NOT_BY_REQUEST, BrokerConfig
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.times import mono_ms, span_text
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.bodies import KVTable
-from cometmq.protocol.codes import VERSION_4_9_7, RequestCode, ResponseCode, version_name
+from cometmq.protocol.codes import VERSION_4_9_7, ResponseCode, version_name
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
-from cometmq.remoting import Connection, Handler
+from cometmq.remoting import Connection
 from cometmq.settings import BODY_MAX
+from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
 
-SUCCESS = ResponseCode.SUCCESS
 # Pools that Apache's broker has and an event loop does not: the tools show them, so they are empty, not
 # missing.
 POOLS = ("send", "pull", "query", "litePull", "ack")
 
 
+@dataclass(eq=False, kw_only=True)
 class RuntimeAdmin:
-    """Shows and changes settings; shows the runtime table."""
+    """Shows and changes settings; shows the runtime table.
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        schedule: ScheduleService,
-        settings_changed: Callable[[list[str]], Awaitable[None]],
-    ) -> None:
-        self._context = context
-        self._schedule = schedule
-        self._settings_changed = settings_changed
-        self._version = {"counter": 0, "timestamp": context.clock.time_ms()}
+    settings_changed: puts changed settings, named by their keys, into force and writes them.
+    """
 
-    def handlers(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {
-            RequestCode.UPDATE_BROKER_CONFIG: self.update_config,
-            RequestCode.GET_BROKER_CONFIG: self.get_config,
-            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
-            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_unused_topics,
-            RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
-        }
+    config: BrokerConfig
+    store: MessageStore
+    stats: Stats
+    schedule: ScheduleService
+    settings_changed: Callable[[list[str]], Awaitable[None]]
+    _changes: int = 0
+    _changed_ms: int = field(init=False)
 
-    async def update_config(self, connection: Connection, frame: Frame) -> Frame:
-        """25: set known keys of the properties text, and write them; unknown ones are ignored."""
+    def __post_init__(self) -> None:
+        self._changed_ms = self.store.clock.time_ms()
+
+    async def update_broker_config(self, connection: Connection, frame: Frame) -> Frame:
+        """Set known keys of the properties text, and write them; unknown ones are ignored."""
         if len(frame.body) > BODY_MAX:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"{len(frame.body)} bytes of settings are more than {BODY_MAX}"
@@ -67,67 +60,51 @@ class RuntimeAdmin:
                 ResponseCode.NO_PERMISSION, f"Can not update config in black list: {sorted(refused)}"
             )
         try:
-            known = self._context.config.update(properties)
+            known = self.config.update(properties)
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        self._version = {"counter": self._version["counter"] + 1, "timestamp": self._context.clock.time_ms()}
+        self._changes += 1
+        self._changed_ms = self.store.clock.time_ms()
         log.info("settings changed by %s: %s", connection.peer, ", ".join(known) or "none that is known")
-        await self._settings_changed(known)
-        return frame.response(SUCCESS)
+        await self.settings_changed(known)
+        return frame.response()
 
-    def get_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """26: every setting."""
-        text = format_properties(self._context.config.properties())
-        return frame.response(
-            SUCCESS, ext={"version": json.dumps(self._version, separators=(",", ":"))}, body=text.encode()
-        )
+    def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
+        """Every setting."""
+        text = format_properties(self.config.properties())
+        version = f'{{"counter":{self._changes},"timestamp":{self._changed_ms}}}'
+        return frame.response(ext={"version": version}, body=text.encode())
 
-    async def clean_queues(self, connection: Connection, frame: Frame) -> Frame:
-        """306: correct the minimum offsets, and begin to delete queue and index files whose records are
-        gone."""
-        store = self._context.store
+    async def clean_expired_consumequeue(self, connection: Connection, frame: Frame) -> Frame:
+        """Correct the minimum offsets, and begin to delete queue and index files whose records are gone."""
+        store = self.store
         log.info("queues and index are cleaned up for %s", connection.peer)
         store.retention.look_at_everything()
         await store.upkeep.retire_now(log_too=False)
-        return frame.response(SUCCESS)
+        return frame.response()
 
-    async def delete_expired(self, connection: Connection, frame: Frame) -> Frame:
-        """329: delete expired segments whatever the hour: ten now, ten in each pass that follows."""
-        store = self._context.store
+    async def delete_expired_commitlog(self, connection: Connection, frame: Frame) -> Frame:
+        """Delete expired segments whatever the hour: ten now, ten in each pass that follows."""
+        store = self.store
         log.info("expired files are deleted for %s", connection.peer)
         store.retention.delete_now()
         await store.upkeep.retire_now(log_too=True)
-        return frame.response(SUCCESS)
+        return frame.response()
 
-    async def clean_unused_topics(self, connection: Connection, frame: Frame) -> Frame:
-        """316: delete the queues of topics that nobody configured."""
-        try:
-            gone = await self._context.store.keep_topics(self._context.topics.table)
-        except OSError as error:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"not all topics were deleted: {error.strerror or error}"
-            ) from error
-        log.info(
-            "topics without configuration deleted for %s: %s", connection.peer, ", ".join(gone) or "none"
-        )
-        return frame.response(SUCCESS)
-
-    def runtime_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """28: the table that brokerStatus and clusterList show, all values text."""
-        return frame.response(SUCCESS, body=KVTable(table=self.table()).encode())
+    def get_broker_runtime_info(self, _connection: Connection, frame: Frame) -> Frame:
+        """The table that brokerStatus and clusterList show, all values text."""
+        return frame.response(body=KVTable(table=self.table()).encode())
 
     def table(self) -> dict[str, str]:
-        """Every key of Apache's brokers, in both lines' spelling
-        (docs/reference/remoting.md, Runtime table)."""
-        context = self._context
-        stats, config = context.stats, context.config
-        table = runtime_facts(context.store)
+        """Every key of Apache's brokers, in both lines' spelling (docs/reference/remoting.md, Runtime table)."""
+        stats, config = self.stats, self.config
+        table = store_facts(self.store)
         table |= {
             "brokerVersionDesc": version_name(VERSION_4_9_7),
             "brokerVersion": str(VERSION_4_9_7),
             "brokerActive": "true",
             "bootTimestamp": str(stats.boot_ms),
-            "runtime": runtime_text(context.mono_ms() - stats.boot_mono_ms),
+            "runtime": span_text(mono_ms(self.store.clock) - stats.boot_mono_ms),
             "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),
             "putTps": stats.rates("put"),
             "getTotalTps": stats.rates("get"),
@@ -155,15 +132,49 @@ class RuntimeAdmin:
             table[f"{pool}ThreadPoolQueueSize"] = "0"
             table[f"{pool}ThreadPoolQueueCapacity"] = "10000"
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-        for level, (delivered, stored) in self._schedule.positions().items():
+        for level, (delivered, stored) in self.schedule.positions().items():
             table[f"scheduleMessageOffset_{level}"] = f"{delivered},{stored}"
         return table
 
 
-def runtime_text(elapsed_ms: int) -> str:
-    """How long the broker runs, in Apache's words."""
-    seconds = elapsed_ms // 1000
-    days, seconds = divmod(seconds, 86_400)
-    hours, seconds = divmod(seconds, 3_600)
-    minutes, seconds = divmod(seconds, 60)
-    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+def store_facts(store: MessageStore) -> dict[str, str]:
+    """The store's part of the runtime table (docs/reference/remoting.md, Runtime table)."""
+    retention = store.retention
+    return {
+        "commitLogMaxOffset": str(store.commit_log_max),
+        "commitLogMinOffset": str(store.commit_log_min),
+        "commitLogDirCapacity": capacity(store),
+        "commitLogDiskRatio": ratio(retention.disk_ratio),
+        **{f"commitLogDiskRatio_{path}": ratio(used) for path, used in retention.log_ratios.items()},
+        "consumeQueueDiskRatio": ratio(retention.queue_ratio),
+        "dispatchBehindBytes": "0",
+        "remainHowManyDataToFlush": size_text(store.commit_log_max - store.flusher.flushed),
+        "putMessageDistributeTime": "{}",
+        "storeFlags": store.flags.why() or "ok",
+    }
+
+
+def capacity(store: MessageStore) -> str:
+    """Size and free space of the log's partition, in Apache's words."""
+    try:
+        usage = store.disk.usage(store.config.commit_log_dirs[0])
+    except OSError:
+        return "Total : unknown, Free : unknown."
+    return f"Total : {size_text(usage.total)}, Free : {size_text(usage.usable)}."
+
+
+def ratio(value: float) -> str:
+    """A share as text."""
+    return str(max(value, 0.0))
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: 512 B, 1.5 KiB, 20.0 GiB."""
+    if size < 1024:
+        return f"{size} B"
+    amount = float(size)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        amount /= 1024
+        if amount < 1024 or unit == "TiB":
+            return f"{amount:.1f} {unit}"
+    return f"{size} B"

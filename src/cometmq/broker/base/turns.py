@@ -1,9 +1,9 @@
-"""Long answers: requests about many queues let the loop do its other work in between."""
+"""Requests about many queues let the loop do its other work in between."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 from cometmq.protocol.bodies import Body
@@ -17,19 +17,21 @@ ENTRIES_INLINE = 512
 
 
 class Turns:
-    """One request's count of the queues that it has looked at."""
+    """One request's count of the queues, topics or groups that it has looked at."""
 
     __slots__ = ("_left",)
 
     def __init__(self) -> None:
         self._left = QUEUES_PER_TURN
 
-    async def queue(self) -> None:
-        """One queue more; after so many the rest of the loop has its turn."""
-        self._left -= 1
-        if not self._left:
-            self._left = QUEUES_PER_TURN
-            await asyncio.sleep(0)
+    async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
+        """The items; after every 64 of all calls the rest of the loop has its turn."""
+        for item in items:
+            self._left -= 1
+            if not self._left:
+                self._left = QUEUES_PER_TURN
+                await asyncio.sleep(0)
+            yield item
 
 
 async def slices(items: Sequence[T], size: int = 1024) -> AsyncIterator[Sequence[T]]:

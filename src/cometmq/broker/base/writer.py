@@ -36,10 +36,18 @@ Outcome = Callable[[int, "str | None"], None]
 class Writer:
     """Gathers the appends of a tick. `end_tick` is registered with the remoting server's tick."""
 
-    def __init__(self, store: MessageStore, replies: SendReplies, stats: Stats, tick: Tick) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        replies: SendReplies,
+        stats: Stats,
+        tick: Tick,
+        on_arrivals: Callable[[Arrivals], None],
+    ) -> None:
+        """on_arrivals: told of messages that became visible in queues that are waited for."""
         self.store = store
         self.replies = replies
-        self.on_arrivals: Callable[[Arrivals], None] = lambda _arrivals: None
+        self._on_arrivals = on_arrivals
         self._stats = stats
         self._tick = tick
         self.configure()
@@ -100,7 +108,7 @@ class Writer:
         """So many messages became visible, by a commit or by a flush; these of them are waited for."""
         self._stats.put += count
         if arrivals:
-            self.on_arrivals(arrivals)
+            self._on_arrivals(arrivals)
 
     async def drain(self, timeout_s: float) -> None:
         """Commit what is left, and let the senders hear of their flush or of its time-out."""

@@ -8,7 +8,7 @@ group missing from a later heartbeat stays (docs/reference/remoting.md, Heartbea
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ WEIGHT_CHARACTERS = 16_384  # of the description of a group that count as one mo
 MOST_TOPICS = 1_000  # that a group subscribes
 LONGEST_CLIENT_ID = 1_024  # characters; clients make up about 40
 
+Client = tuple[str, str, int]  # client id, language, version
+
 
 class ClientInfo(msgspec.Struct):
     """One client of a group on one connection."""
@@ -34,127 +36,32 @@ class ClientInfo(msgspec.Struct):
     seen_ms: int
 
 
-class GroupsOf:
-    """channel -> the groups that it is in, with their weights."""
-
-    __slots__ = ("_groups",)
-
-    def __init__(self) -> None:
-        self._groups: dict[Hashable, dict[str, int]] = {}
-
-    def add(self, channel: Hashable, group: str, weight: int) -> None:
-        """The channel is in the group."""
-        self._groups.setdefault(channel, {})[group] = weight
-
-    def remove(self, channel: Hashable, group: str) -> None:
-        """It is not any more."""
-        groups = self._groups.get(channel, {})
-        groups.pop(group, None)
-        if not groups:
-            self._groups.pop(channel, None)
-
-    def of(self, channel: Hashable) -> list[str]:
-        """The groups of a channel."""
-        return list(self._groups.get(channel, ()))
-
-    def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
-        """The weights of its groups together, once it is also in these."""
-        return sum({**self._groups.get(channel, {}), **more}.values())
-
-
-class Members:
-    """channel -> client of one group."""
+class Group:
+    """The clients of one group, by the connection of each."""
 
     __slots__ = ("by_channel",)
 
     def __init__(self) -> None:
         self.by_channel: dict[Hashable, ClientInfo] = {}
 
-    def touch(self, channel: Hashable, client_id: str, language: str, version: int, now_ms: int) -> bool:
-        """Note a sign of life; True if the client is new on this channel."""
-        known = self.by_channel.get(channel)
-        if known is not None and known.client_id == client_id:
-            known.seen_ms = now_ms
-            known.version = version
-            known.language = language
-            return False
-        self.by_channel[channel] = ClientInfo(channel, client_id, language, version, now_ms)
-        return True
-
-    def expired(self, now_ms: int) -> list[ClientInfo]:
-        """Clients without a sign of life for 120 s."""
-        return [c for c in self.by_channel.values() if now_ms - c.seen_ms > EXPIRED_MS]
-
     def client_ids(self) -> list[str]:
         """Every client id once, in order of arrival."""
         return list(dict.fromkeys(client.client_id for client in self.by_channel.values()))
 
     def find(self, client_id: str) -> ClientInfo | None:
-        """The newest channel of a client."""
-        found = None
-        for client in self.by_channel.values():
-            if client.client_id == client_id:
-                found = client
-        return found
+        """A client on its newest connection."""
+        newest = reversed(self.by_channel.values())
+        return next((client for client in newest if client.client_id == client_id), None)
 
 
-class ProducerTable:
-    """Producer group -> members."""
+class ConsumerGroup(Group):
+    """A consumer group as its heartbeats describe it."""
+
+    __slots__ = ("consume_from_where", "consume_type", "message_model", "subscriptions")
 
     def __init__(self) -> None:
-        self.groups: dict[str, Members] = {}
-        self.groups_of = GroupsOf()
-
-    def register(
-        self, group: str, channel: Hashable, client_id: str, language: str, version: int, now_ms: int
-    ) -> None:
-        """A heartbeat names the group."""
-        self.groups.setdefault(group, Members()).touch(channel, client_id, language, version, now_ms)
-        self.groups_of.add(channel, group, 1)
-
-    def unregister(self, group: str, channel: Hashable) -> None:
-        """The client leaves the group."""
-        members = self.groups.get(group)
-        self.groups_of.remove(channel, group)
-        if members is not None:
-            members.by_channel.pop(channel, None)
-            if not members.by_channel:
-                del self.groups[group]
-
-    def channel_closed(self, channel: Hashable) -> None:
-        """The connection is gone: its clients leave every group."""
-        for group in self.groups_of.of(channel):
-            self.unregister(group, channel)
-
-    def expire(self, now_ms: int) -> list[Any]:
-        """Drop silent clients; returns the channels to close."""
-        channels = []
-        for group, members in list(self.groups.items()):
-            for client in members.expired(now_ms):
-                channels.append(client.channel)
-                self.unregister(group, client.channel)
-        return channels
-
-    def find_client(self, client_id: str) -> ClientInfo | None:
-        """A channel of the client, whatever its group (for replies of request/reply)."""
-        for members in self.groups.values():
-            found = members.find(client_id)
-            if found is not None:
-                return found
-        return None
-
-
-class ConsumerGroup:
-    """One consumer group as its heartbeats describe it."""
-
-    __slots__ = ("consume_from_where", "consume_type", "members", "message_model", "name", "subscriptions")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.consume_type = "CONSUME_PASSIVELY"
-        self.message_model = "CLUSTERING"
-        self.consume_from_where = "CONSUME_FROM_LAST_OFFSET"
-        self.members = Members()
+        super().__init__()
+        self.consume_type = self.message_model = self.consume_from_where = ""  # a heartbeat says them
         self.subscriptions: dict[str, SubscriptionData] = {}
 
     def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
@@ -171,75 +78,110 @@ class ConsumerGroup:
                 changed = True
             elif new.sub_version > old.sub_version:
                 self.subscriptions[new.topic] = new
-        for topic in [known for known in self.subscriptions if known not in listed]:
+        for topic in self.subscriptions.keys() - listed:
             del self.subscriptions[topic]
             changed = True
         return changed
 
 
-class ConsumerTable:
-    """Consumer group -> description. Methods return the groups whose members must be told (code 40)."""
+G = TypeVar("G", bound=Group)
+
+
+class ClientTable(Generic[G]):
+    """Group name -> its clients. Groups are there while they have clients."""
+
+    def __init__(self, new_group: type[G]) -> None:
+        self.groups: dict[str, G] = {}
+        self._new_group = new_group
+        self._groups_of: dict[Hashable, dict[str, int]] = {}  # channel -> its groups with their weights
+
+    def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
+        """A heartbeat names the group, which counts for `weight` among those of the channel. True if the
+        client is new on this channel."""
+        known = self.groups.get(group)
+        if known is None:
+            known = self.groups[group] = self._new_group()
+        self._groups_of.setdefault(channel, {})[group] = weight
+        before = known.by_channel.get(channel)
+        known.by_channel[channel] = ClientInfo(channel, *client, now_ms)
+        return before is None or before.client_id != client[0]
+
+    def unregister(self, group: str, channel: Hashable) -> bool:
+        """The client leaves the group; True if it was in."""
+        groups = self._groups_of.get(channel, {})
+        if groups.pop(group, None) is None:
+            return False
+        if not groups:
+            del self._groups_of[channel]
+        known = self.groups[group]
+        del known.by_channel[channel]
+        if not known.by_channel:
+            del self.groups[group]
+        return True
+
+    def channel_closed(self, channel: Hashable) -> list[str]:
+        """The connection is gone: its clients leave every group. Returns the groups."""
+        groups = list(self._groups_of.get(channel, ()))
+        for group in groups:
+            self.unregister(group, channel)
+        return groups
+
+    def expire(self, now_ms: int) -> tuple[list[Any], list[str]]:
+        """Drop silent clients; returns (channels to close, groups that lost a client)."""
+        silent = [
+            (group, channel)
+            for group, known in self.groups.items()
+            for channel, client in known.by_channel.items()
+            if now_ms - client.seen_ms > EXPIRED_MS
+        ]
+        for group, channel in silent:
+            self.unregister(group, channel)
+        return [channel for _, channel in silent], list(dict.fromkeys(group for group, _ in silent))
+
+    def online(self, group: str) -> list[ClientInfo]:
+        """The clients of a group."""
+        known = self.groups.get(group)
+        return [] if known is None else list(known.by_channel.values())
+
+    def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
+        """The weights of a channel's groups together, once it is also in these."""
+        return sum({**self._groups_of.get(channel, {}), **more}.values())
+
+
+class ProducerTable(ClientTable[Group]):
+    """Producer groups."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, ConsumerGroup] = {}
-        self.groups_of = GroupsOf()
+        super().__init__(Group)
+
+
+class ConsumerTable(ClientTable[ConsumerGroup]):
+    """Consumer groups."""
+
+    def __init__(self) -> None:
+        super().__init__(ConsumerGroup)
 
     def register(
         self,
         group: str,
         channel: Hashable,
-        client: tuple[str, str, int],
+        client: Client,
         described: tuple[str, str, str],
         subscriptions: Iterable[SubscriptionData],
         now_ms: int,
         weight: int = 1,
     ) -> bool:
-        """A heartbeat names the group: `client` is (id, language, version), `described` (consume type,
-        message model, consume from where), `weight` what it counts among the groups of the channel. Returns
-        whether the membership or the subscriptions changed."""
-        known = self.groups.get(group)
-        if known is None:
-            known = self.groups[group] = ConsumerGroup(group)
-        self.groups_of.add(channel, group, weight)
+        """`join`, with what the heartbeat says of the group: `described` is (consume type, message model,
+        consume from where). Returns whether the membership or the subscriptions changed."""
+        joined = self.join(group, channel, client, now_ms, weight)
+        known = self.groups[group]
         known.consume_type, known.message_model, known.consume_from_where = described
-        joined = known.members.touch(channel, *client, now_ms)
         return known.update_subscriptions(subscriptions) or joined
-
-    def unregister(self, group: str, channel: Hashable) -> bool:
-        """The client leaves the group; True if it was in."""
-        known = self.groups.get(group)
-        self.groups_of.remove(channel, group)
-        if known is None:
-            return False
-        left = known.members.by_channel.pop(channel, None) is not None
-        if not known.members.by_channel:
-            del self.groups[group]
-        return left
-
-    def channel_closed(self, channel: Hashable) -> list[str]:
-        """The connection is gone; returns the groups it was in."""
-        return [group for group in self.groups_of.of(channel) if self.unregister(group, channel)]
-
-    def expire(self, now_ms: int) -> tuple[list[Any], list[str]]:
-        """Drop silent clients; returns (channels to close, groups that lost a member)."""
-        channels: list[Any] = []
-        lost: dict[str, None] = {}
-        for group, known in list(self.groups.items()):
-            for client in known.members.expired(now_ms):
-                channels.append(client.channel)
-                self.unregister(group, client.channel)
-                lost[group] = None
-        return channels, list(lost)
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group's heartbeats say about a topic."""
         known = self.groups.get(group)
         return None if known is None else known.subscriptions.get(topic)
-
-    def channels(self, group: str) -> list[Any]:
-        """Every connection of the group."""
-        known = self.groups.get(group)
-        return [] if known is None else list(known.members.by_channel)
 
     def groups_of_topic(self, topic: str) -> set[str]:
         """Online groups that subscribe the topic."""

@@ -1,4 +1,4 @@
-"""Queue locks of orderly consumers: which client of a group may consume which queue (codes 41 and 42)."""
+"""Queue locks of orderly consumers: which client of a group may consume which queue."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class LockEntry(msgspec.Struct):
     client_id: str
     renewed_ms: int
 
+    def is_over(self, now_ms: int) -> bool:
+        """Whether the lock has run out."""
+        return now_ms - self.renewed_ms > LOCK_LIVE_MS
+
 
 class QueueLocks:
     """group -> queue -> holder. As in Apache's broker, nobody asks whether the caller is in the group. Times
     are those of a clock that is never set."""
 
-    def __init__(self, live_ms: int = LOCK_LIVE_MS, most: int = MOST_LOCKS) -> None:
-        self._live_ms = live_ms
-        self._most = most
+    def __init__(self) -> None:
         self._groups: dict[str, dict[MessageQueue, LockEntry]] = {}
         self._count = 0
 
@@ -44,11 +46,11 @@ class QueueLocks:
         for queue in queues:
             entry = held.get(queue)
             if entry is None:
-                if self._count >= self._most:
+                if self._count >= MOST_LOCKS:
                     continue
                 held[queue] = LockEntry(client_id, now_ms)
                 self._count += 1
-            elif entry.client_id == client_id or now_ms - entry.renewed_ms > self._live_ms:
+            elif entry.client_id == client_id or entry.is_over(now_ms):
                 entry.client_id = client_id
                 entry.renewed_ms = now_ms
             else:
@@ -67,7 +69,7 @@ class QueueLocks:
     def expire(self, now_ms: int) -> None:
         """Forget the locks that have run out: nobody may ever ask for those queues again."""
         for group, held in list(self._groups.items()):
-            self._drop(group, [q for q, entry in held.items() if now_ms - entry.renewed_ms > self._live_ms])
+            self._drop(group, [queue for queue, entry in held.items() if entry.is_over(now_ms)])
 
     def _drop(self, group: str, queues: Sequence[MessageQueue]) -> None:
         held = self._groups.get(group, {})
@@ -76,10 +78,3 @@ class QueueLocks:
         self._count -= len(queues)
         if not held:
             self._groups.pop(group, None)
-
-    def holder(self, group: str, queue: MessageQueue, now_ms: int) -> str | None:
-        """Client id that holds the queue, None if it is free or the lock has run out."""
-        entry = self._groups.get(group, {}).get(queue)
-        if entry is None or now_ms - entry.renewed_ms > self._live_ms:
-            return None
-        return entry.client_id

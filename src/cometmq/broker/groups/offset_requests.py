@@ -1,19 +1,20 @@
-"""Consumer offsets (14, 15, 43) and queue bounds (29 to 32)."""
+"""Consumer offsets, and the bounds and times of queues."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from functools import partial
 
 from cometmq.broker.base import compat
 from cometmq.broker.base.names import check_group, check_topic
-from cometmq.broker.base.store_views import is_on_disk
 from cometmq.broker.base.turns import Turns, encoded
-from cometmq.broker.context import BrokerContext
-from cometmq.broker.tables.consumer_offsets import SEPARATOR
+from cometmq.broker.tables.consumer_offsets import SEPARATOR, ConsumerOffsets
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import ConsumerOffsetTable
-from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     GetEarliestMsgStoretimeRequestHeader,
@@ -23,44 +24,35 @@ from cometmq.protocol.headers import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from cometmq.remoting import Connection, Handler
+from cometmq.remoting import Connection
+from cometmq.store import MessageStore, Reads
 
 
+@dataclass(eq=False, kw_only=True)
 class OffsetProcessor:
     """Handles what consumers and tools ask about offsets."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    store: MessageStore
+    topics: TopicTable
+    groups: SubscriptionGroups
+    offsets: ConsumerOffsets
 
-    def handlers(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {
-            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
-            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
-            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
-            RequestCode.GET_MAX_OFFSET: self.maximum,
-            RequestCode.GET_MIN_OFFSET: self.minimum,
-            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest,
-        }
-
-    def query(self, _connection: Connection, frame: Frame) -> Frame | Awaitable[Frame]:
-        """14: the stored offset; 0 for a group that is new to a young queue; else 22
+    def query_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame | Awaitable[Frame]:
+        """The stored offset; 0 for a group that is new to a young queue; else 22
         (docs/reference/remoting.md, Consumer offsets).
 
         Never any other code: a 4.9.8 consumer takes every error for "no offset stored" and jumps to the end.
         """
         header = frame.header(QueryConsumerOffsetRequestHeader)
-        offset = self._context.offsets.query(header.consumer_group, header.topic, header.queue_id)
+        offset = self.offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
             return self._first_offset(header, frame)
-        return frame.response(ResponseCode.SUCCESS, ext={"offset": str(offset)})
+        return offset_answer(frame, offset)
 
     async def _first_offset(self, header: QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
-        """14 for a group that has no offset in this queue yet."""
-        context, topic, queue_id = self._context, header.topic, header.queue_id
-        store = context.store
-        known = topic in context.topics.table
+        """The offset of a group that has none in this queue yet."""
+        store, topic, queue_id = self.store, header.topic, header.queue_id
+        known = topic in self.topics.table
         young = store.min_offset(topic, queue_id) <= 0 and not await store.ask(
             partial(is_on_disk, store, topic, queue_id, 0)
         )
@@ -72,34 +64,32 @@ class OffsetProcessor:
             raise CommandError(
                 ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first", ext={}
             )
-        return frame.response(ResponseCode.SUCCESS, ext={"offset": "0"})
+        return offset_answer(frame, 0)
 
-    def update(self, _connection: Connection, frame: Frame) -> Frame:
-        """15: store an offset; mostly oneway."""
+    def update_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
+        """Store an offset; mostly oneway."""
         header = frame.header(UpdateConsumerOffsetRequestHeader)
-        context = self._context
         if not (header.topic and header.consumer_group):  # what else they may be is checked already
             check_topic(header.topic, frame.version)
             check_group(header.consumer_group, frame.version)
         if compat.is_5x(frame.version):
             self._check_update(header)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        if not context.offsets.commit(group, topic, queue_id, header.commit_offset):
+        if not self.offsets.commit(group, topic, queue_id, header.commit_offset):
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
                 f"the offset of {group} in {topic} queue {queue_id} is not stored: there are "
-                f"{len(context.offsets)} offsets, and no more are taken",
+                f"{len(self.offsets)} offsets, and no more are taken",
             )
-        return frame.response(ResponseCode.SUCCESS)
+        return frame.response()
 
     def _check_update(self, header: UpdateConsumerOffsetRequestHeader) -> None:
         """What 5.x refuses and 4.9 stores."""
-        context = self._context
-        if context.groups.find(header.consumer_group) is None:
+        if self.groups.find(header.consumer_group) is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!"
             )
-        if header.topic not in context.topics.table:
+        if header.topic not in self.topics.table:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
         if header.queue_id < 0:
             raise CommandError(
@@ -110,46 +100,59 @@ class OffsetProcessor:
                 ResponseCode.INVALID_PARAMETER, f"offset is invalid, offset={header.commit_offset}"
             )
 
-    async def all_offsets(self, _connection: Connection, frame: Frame) -> Frame:
-        """43: every stored offset, for a slave."""
-        offsets = self._context.offsets
+    async def get_all_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
+        """Every stored offset, for a slave."""
+        offsets = self.offsets
         table: dict[str, dict[int, int]] = {}
         entries = 0
         turns = Turns()
         for group in offsets.groups():
-            for topic in offsets.topics_of(group):
-                await turns.queue()
+            async for topic in turns.each(offsets.topics_of(group)):
                 queues = table[topic + SEPARATOR + group] = offsets.queues(group, topic)
                 entries += len(queues)
-        body = await encoded(ConsumerOffsetTable(offset_table=table), entries)
-        return frame.response(ResponseCode.SUCCESS, body=body)
+        return frame.response(body=await encoded(ConsumerOffsetTable(offset_table=table), entries))
 
-    async def search(self, _connection: Connection, frame: Frame) -> Frame:
-        """29: the offset of a point in time."""
+    async def search_offset_by_timestamp(self, _connection: Connection, frame: Frame) -> Frame:
+        """The offset of a point in time."""
         header = frame.header(SearchOffsetRequestHeader)
         mode = compat.search_mode(frame.version, header.boundary_type)
-        store = self._context.store
+        store = self.store
         queue = store.queues.find(header.topic, header.queue_id)
         offset = await store.lookups.offset_by_time(queue, header.timestamp, mode)
-        return frame.response(ResponseCode.SUCCESS, ext={"offset": str(max(offset, 0))})
+        return offset_answer(frame, max(offset, 0))
 
-    def maximum(self, _connection: Connection, frame: Frame) -> Frame:
-        """30: the offset that the next message will get."""
+    def get_max_offset(self, _connection: Connection, frame: Frame) -> Frame:
+        """The offset that the next message will get."""
         header = frame.header(GetMaxOffsetRequestHeader)
-        offset = self._context.store.max_offset(header.topic, header.queue_id)
-        return frame.response(ResponseCode.SUCCESS, ext={"offset": str(offset)})
+        return offset_answer(frame, self.store.max_offset(header.topic, header.queue_id))
 
-    def minimum(self, _connection: Connection, frame: Frame) -> Frame:
-        """31: the first offset that can be read."""
+    def get_min_offset(self, _connection: Connection, frame: Frame) -> Frame:
+        """The first offset that can be read."""
         header = frame.header(GetMinOffsetRequestHeader)
-        offset = self._context.store.min_offset(header.topic, header.queue_id)
-        return frame.response(ResponseCode.SUCCESS, ext={"offset": str(offset)})
+        return offset_answer(frame, self.store.min_offset(header.topic, header.queue_id))
 
-    async def earliest(self, _connection: Connection, frame: Frame) -> Frame:
-        """32: when the first message that can be read was stored (ms), -1 without one."""
+    async def get_earliest_msg_storetime(self, _connection: Connection, frame: Frame) -> Frame:
+        """When the first message that can be read was stored (ms), -1 without one."""
         header = frame.header(GetEarliestMsgStoretimeRequestHeader)
-        store = self._context.store
+        store = self.store
         topic, queue_id = header.topic, header.queue_id
         first = store.min_offset(topic, queue_id)
         when = await store.ask(partial(store.store_time_of, topic, queue_id, first))
-        return frame.response(ResponseCode.SUCCESS, ext={"timestamp": str(when)})
+        return frame.response(ext={"timestamp": str(when)})
+
+
+def offset_answer(frame: Frame, offset: int) -> Frame:
+    """The answer that is an offset."""
+    return frame.response(ext={"offset": str(offset)})
+
+
+def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, reads: Reads) -> bool:
+    """Whether a message lies so far behind the log's end that it counts as being on disk only.
+
+    The share of memory that counts is accessMessageInMemoryMaxRatio. False for a message that does not exist.
+    """
+    queue = store.queues.find(topic, queue_id)
+    if queue is None or not queue.min_offset <= offset < queue.max_offset:
+        return False
+    unit = queue.unit(offset, reads)
+    return unit is not None and store.commit_log_max - unit[0] > store.reader.memory_window

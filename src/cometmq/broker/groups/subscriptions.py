@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from cometmq.errors import CommandError
+from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.text import java_hash
 
 ALL = "*"
@@ -21,21 +23,13 @@ class ExpressionError(ValueError):
     """The expression cannot be parsed, or is too long; answered with code 23."""
 
 
-def is_tag_type(expression_type: str | None) -> bool:
-    """Whether an expressionType means tags: it says TAG, or nothing (C++ clients)."""
-    return not expression_type or expression_type == TAG
-
-
-def split_tags(expression: str | None) -> list[str]:
-    """The tags of an expression; empty for one that lets everything through. Raises ExpressionError for `||`
-    alone.
-    """
-    if not expression or expression == ALL:
-        return []
-    # Java's split drops empty pieces at the end: an expression of separators only has none left.
-    if not expression.replace(SEPARATOR, ""):
-        raise ExpressionError("subString split error")
-    return [tag for tag in (piece.strip() for piece in expression.split(SEPARATOR)) if tag]
+def check_tag_type(expression_type: str | None) -> None:
+    """Raises CommandError unless an expressionType means tags: it says TAG, or nothing (C++ clients)."""
+    if expression_type and expression_type != TAG:
+        raise CommandError(
+            ResponseCode.SYSTEM_ERROR,
+            f"The broker does not support consumer to filter message by {expression_type}",
+        )
 
 
 def tag_codes(expression: str | None) -> frozenset[int] | None:
@@ -53,7 +47,10 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
 
 
 def _codes(expression: str) -> frozenset[int]:
-    return frozenset(java_hash(tag) for tag in split_tags(expression))
+    # Java's split drops empty pieces at the end: an expression of separators only has none left.
+    if not expression.replace(SEPARATOR, ""):
+        raise ExpressionError("subString split error")
+    return frozenset(java_hash(tag) for tag in map(str.strip, expression.split(SEPARATOR)) if tag)
 
 
 _known_codes = lru_cache(maxsize=4096)(_codes)

@@ -36,26 +36,15 @@ class HeldPull:
     it counts among those of its owner."""
 
     __slots__ = (
-        "bucket", "codes", "key", "matches", "of_owner", "on_queue", "owner", "pull_from", "request",
-        "weight", "woken",
+        "bucket", "codes", "key", "of_owner", "on_queue", "owner", "pull_from", "request", "weight",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        owner: object,
-        request: Any,
-        pull_from: int,
-        codes: Codes,
-        matches: Callable[[int, bytes], bool] | None = None,
-        weight: int = 1,
-    ) -> None:
+    def __init__(self, owner: object, request: Any, pull_from: int, codes: Codes, weight: int = 1) -> None:
         self.owner = owner
         self.request = request
         self.pull_from = pull_from
         self.codes = codes
-        self.matches = matches
         self.weight = weight
-        self.woken = False
         # Its places in the tables.
         self.bucket = 0
         self.key: Key = ("", 0)
@@ -137,9 +126,7 @@ class LongPoll:
         self._count += 1
         return bucket * DEADLINE_GRAIN_MS
 
-    def arrived(
-        self, topic: str, queue_id: int, next_offset: int, tags_code: int, properties: bytes = b""
-    ) -> list[HeldPull]:
+    def arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int) -> list[HeldPull]:
         """A message with this tag code has become readable; returns the pulls it wakes, removed from the
         tables.
         """
@@ -150,13 +137,8 @@ class LongPoll:
         for codes, pulls in here.filters.items():
             if codes is not None and tags_code not in codes and not tag_matches(codes, tags_code):
                 continue
-            woken += [
-                pull
-                for pull in pulls
-                if next_offset > pull.pull_from
-                and (pull.matches is None or pull.matches(tags_code, properties))
-            ]
-        return self._take(woken)
+            woken += [pull for pull in pulls if next_offset > pull.pull_from]
+        return self._unpark(woken)
 
     def recheck(self, max_offset: Callable[[str, int], int]) -> list[HeldPull]:
         """Wake every pull whose queue has something newer, whatever its tag."""
@@ -165,7 +147,7 @@ class LongPoll:
             newest = max_offset(topic, queue_id)
             for pulls in here.filters.values():
                 woken += [pull for pull in pulls if newest > pull.pull_from]
-        return self._take(woken)
+        return self._unpark(woken)
 
     def expire(self, now_ms: int) -> list[HeldPull]:
         """Wake the pulls whose time is over."""
@@ -175,7 +157,7 @@ class LongPoll:
             for bucket in sorted(b for b in self._buckets if b <= grain)
             for pull in self._buckets[bucket]
         ]
-        return self._take(over)
+        return self._unpark(over)
 
     def next_deadline(self) -> int | None:
         """When `expire` has something to do (ms), None if nothing is parked."""
@@ -185,36 +167,33 @@ class LongPoll:
         """The connection of these pulls is gone."""
         known = self._owners.get(owner)
         if known is not None:
-            self._take(list(known.pulls))
+            self._unpark(list(known.pulls))
 
-    def take_queue(self, topic: str) -> list[HeldPull]:
+    def wake_topic(self, topic: str) -> list[HeldPull]:
         """Wake everything parked on a topic (it is deleted, for instance)."""
         here = [on_queue for key, on_queue in self.queues.items() if key[0] == topic]
-        return self._take([pull for each in here for pulls in each.filters.values() for pull in pulls])
+        return self._unpark([pull for each in here for pulls in each.filters.values() for pull in pulls])
 
-    def take_all(self) -> list[HeldPull]:
+    def wake_all(self) -> list[HeldPull]:
         """Wake everything: the broker stops."""
-        return self._take([pull for pulls in self._buckets.values() for pull in pulls])
+        return self._unpark([pull for pulls in self._buckets.values() for pull in pulls])
 
-    def _take(self, pulls: list[HeldPull]) -> list[HeldPull]:
+    def _unpark(self, pulls: list[HeldPull]) -> list[HeldPull]:
+        """Take these pulls out of the tables."""
         for pull in pulls:
-            self._forget(pull)
+            self._count -= 1
+            here, owner = pull.on_queue, pull.of_owner
+            if here is not None:
+                remove(here.filters, pull.codes, pull)
+                here.count -= 1
+                if not here.count and pull.key not in self._watched:
+                    del self.queues[pull.key]
+            remove(self._buckets, pull.bucket, pull)
+            owner.weight -= pull.weight
+            del owner.pulls[pull]
+            if not owner.pulls:
+                del self._owners[pull.owner]
         return pulls
-
-    def _forget(self, pull: HeldPull) -> None:
-        pull.woken = True
-        self._count -= 1
-        here, owner = pull.on_queue, pull.of_owner
-        if here is not None:
-            remove(here.filters, pull.codes, pull)
-            here.count -= 1
-            if not here.count and pull.key not in self._watched:
-                del self.queues[pull.key]
-        remove(self._buckets, pull.bucket, pull)
-        owner.weight -= pull.weight
-        del owner.pulls[pull]
-        if not owner.pulls:
-            del self._owners[pull.owner]
 
 
 def add(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:

@@ -3,39 +3,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cometmq import logs
-from cometmq.broker.context import BrokerContext
+from cometmq.broker.base.address import BrokerAddress
+from cometmq.broker.base.writer import Writer
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import StoreError
 from cometmq.protocol.bodies import OffsetMovedEvent
 from cometmq.protocol.codes import OFFSET_MOVED_EVENT
-from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties.text import encode_properties, tags_code
+from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
 
 
-def store_offset_moved(
-    context: BrokerContext, group: str, topic: str, queue_id: int, asked: int, begin: int
-) -> None:
-    """Append the event that a group asked for offset `asked` of a queue and was sent to `begin`. A store that
-    takes no messages goes without."""
-    event = OffsetMovedEvent(
-        consumer_group=group,
-        message_queue=context.queue(topic, queue_id),
-        offset_request=asked,
-        offset_new=begin,
-    )
-    try:
-        context.store.append(
-            OFFSET_MOVED_EVENT,
-            0,
-            event.encode(),
-            encode_properties({"KEYS": group, "TAGS": group}).encode(),
-            born_timestamp_ms=context.clock.time_ms(),
-            born_host=pack_host(context.addr),
-            tags_code=tags_code(group),
+@dataclass(eq=False, kw_only=True)
+class OffsetMovedEvents:
+    """Stores the events."""
+
+    store: MessageStore
+    topics: TopicTable
+    writer: Writer
+    address: BrokerAddress
+
+    def store_event(self, group: str, topic: str, queue_id: int, asked: int, begin: int) -> None:
+        """Append the event that a group asked for offset `asked` of a queue and was sent to `begin`. A store
+        that takes no messages goes without."""
+        event = OffsetMovedEvent(
+            consumer_group=group,
+            message_queue=self.topics.queue(topic, queue_id),
+            offset_request=asked,
+            offset_new=begin,
         )
-    except StoreError as error:
-        log.warning("%s of group %s is not stored: %s", OFFSET_MOVED_EVENT, group, error)
-        return
-    context.writer.appended()
+        try:
+            self.store.append(
+                OFFSET_MOVED_EVENT,
+                0,
+                event.encode(),
+                encode_properties({"KEYS": group, "TAGS": group}).encode(),
+                born_timestamp_ms=self.store.clock.time_ms(),
+                born_host=self.address.packed,
+                tags_code=tags_code(group),
+            )
+        except StoreError as error:
+            log.warning("%s of group %s is not stored: %s", OFFSET_MOVED_EVENT, group, error)
+            return
+        self.writer.appended()

@@ -1,4 +1,4 @@
-"""Pulls: codes 11 and 361 (lite pull of 5.x clients, served exactly the same), with long polling.
+"""Pulls, with long polling. Lite pulls of 5.x clients are served exactly the same.
 
 A pull is checked when it comes; then it is served from the page cache inline, or by a thread when the
 records are not in memory (the reader's next ones then wait for their turn, see backlog.py), or parked until
@@ -22,19 +22,25 @@ from functools import partial
 
 from cometmq import logs
 from cometmq.broker.base import compat
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.replies import pull_reply
-from cometmq.broker.context import BrokerContext
-from cometmq.broker.groups.subscriptions import ExpressionError, is_tag_type, tag_codes
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.groups.clients import ConsumerTable
+from cometmq.broker.groups.subscriptions import ExpressionError, check_tag_type, tag_codes
 from cometmq.broker.pull.backlog import NEAR, Backlog
 from cometmq.broker.pull.long_poll import RECHECK_MS, HeldPull, LongPoll
-from cometmq.broker.pull.offset_moved import store_offset_moved
+from cometmq.broker.pull.offset_moved import OffsetMovedEvents
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import CommandError
+from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import SubscriptionData
-from cometmq.protocol.codes import Perm, RequestCode, ResponseCode
+from cometmq.protocol.codes import Perm, ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
-from cometmq.remoting import Connection, Handler
-from cometmq.store import CACHED, Arrivals, GetStatus, Got, NotInMemory, Reads
+from cometmq.remoting import Connection, Tick
+from cometmq.store import CACHED, Arrivals, GetStatus, Got, MessageStore, NotInMemory, Reads
 
 log = logs.logger(__name__)
 
@@ -106,55 +112,70 @@ class PullRequest:
 class PullProcessor:
     """Handles pulls of a broker. `end_tick` runs after the writer's, so acknowledgements leave first."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
-        self._store = context.store
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store: MessageStore,
+        tick: Tick,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        offsets: ConsumerOffsets,
+        consumers: ConsumerTable,
+        stats: Stats,
+        moved: OffsetMovedEvents,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._tick = tick
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._consumers = consumers
+        self._stats = stats
+        self._moved_events = moved
         self._loop = asyncio.get_running_loop()
         self.long_poll = LongPoll()
         self._ready: deque[PullRequest] = deque()
         self._given = 0  # bytes of messages, so far
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self._recheck: asyncio.TimerHandle | None = None
+        self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of held pulls")
         self._cold: set[asyncio.Task[None]] = set()
         self._backlog: Backlog[PullRequest] = Backlog(
             self._serve_late, lambda: self._store.commit_log_max, self._loop.time
         )
         self._backlog_due = False  # _serve_backlog is scheduled
 
-    def handlers(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
-
-    def pull(self, connection: Connection, frame: Frame) -> None:
+    def pull_message(self, connection: Connection, frame: Frame) -> None:
         """Serve, park or refuse a pull."""
         header = frame.header(PullMessageRequestHeader)
         codes = self._check(connection, frame.version, header)
         max_bytes = compat.most_bytes(frame.version, header.max_msg_bytes)
         request = PullRequest(connection, frame.opaque, frame.version, header, codes, max_bytes)
-        context = self._context
         commits = header.sys_flag & COMMIT_OFFSET and request.may_hold and not self._store.slave
         if commits and header.commit_offset is not None:
-            context.offsets.commit(request.group, request.topic, request.queue_id, header.commit_offset)
+            self._offsets.commit(request.group, request.topic, request.queue_id, header.commit_offset)
         backlog = self._backlog
         draining = backlog.readers and (request.group, request.topic, request.queue_id) in backlog.readers
         if draining and backlog.wait(request):
-            context.tick.schedule()
+            self._tick.schedule()
         else:
             self._serve(request)
+
+    lite_pull_message = pull_message
 
     def _check(
         self, connection: Connection, version: int, header: PullMessageRequestHeader
     ) -> frozenset[int] | None:
-        """Apache's checks in their order (docs/reference/storage.md, Pull answers); returns the tag
-        codes that pass."""
-        context = self._context
-        config = context.config
+        """Apache's checks in their order (docs/reference/storage.md, Pull answers); returns the tag codes that
+        pass."""
+        config = self._config
         if not config.broker_permission & READ:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"the broker[{config.broker_ip1}] pulling message is forbidden"
             )
-        group = context.groups.find(header.consumer_group)
+        group = self._groups.find(header.consumer_group)
         if group is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -164,7 +185,7 @@ class PullProcessor:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}"
             )
-        topic = context.topics.table.get(header.topic)
+        topic = self._topics.table.get(header.topic)
         if topic is None:
             raise CommandError(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
@@ -184,11 +205,7 @@ class PullProcessor:
         else:
             subscription = self._subscription(header, group.consume_broadcast_enable)
             expression, expression_type = subscription.sub_string, subscription.expression_type
-        if not is_tag_type(expression_type):
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {expression_type}",
-            )
+        check_tag_type(expression_type)
         try:
             return tag_codes(expression)
         except ExpressionError as error:
@@ -198,7 +215,7 @@ class PullProcessor:
 
     def _subscription(self, header: PullMessageRequestHeader, broadcast_allowed: bool) -> SubscriptionData:
         """What the group's heartbeats say about the topic of a pull that does not carry it."""
-        known = self._context.consumers.groups.get(header.consumer_group)
+        known = self._consumers.groups.get(header.consumer_group)
         if known is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist", ext={}
@@ -284,7 +301,7 @@ class PullProcessor:
         if got.behind < NEAR and self._backlog.readers:
             self._backlog.readers.discard((request.group, request.topic, request.queue_id))
         status = got.status
-        stats = self._context.stats
+        stats = self._stats
         stats.get += 1
         if status is GetStatus.FOUND:
             code = FOUND
@@ -320,22 +337,21 @@ class PullProcessor:
     def _moved(self, request: PullRequest, begin: int, suggested: int) -> tuple[int, int]:
         """Code of the answer and suggested broker for an offset outside its queue. Who corrects it tells so
         in a topic; a slave that does not sends the client to the group's broker."""
-        context = self._context
         group, topic, queue_id = request.group, request.topic, request.queue_id
         if not self._store.corrects_offsets:
-            settings = context.groups.table.get(group)
+            settings = self._groups.table.get(group)
             return RETRY, suggested if settings is None else settings.broker_id
         where = request.offset, topic, queue_id
         log.info("offset %d of %s/%d, asked for by group %s, becomes %d", *where, group, begin)
-        store_offset_moved(context, group, topic, queue_id, request.offset, begin)
+        self._moved_events.store_event(group, topic, queue_id, request.offset, begin)
         # At the end of a tick it is too late to take part in it, and too early to ask for the next one.
-        self._loop.call_soon(context.tick.schedule)
+        self._loop.call_soon(self._tick.schedule)
         return MOVED, suggested
 
     def _suggested_broker(self, group: str, suggest_slave: bool) -> int:
-        if not self._context.config.slave_read_enable:
+        if not self._config.slave_read_enable:
             return 0
-        settings = self._context.groups.table.get(group)
+        settings = self._groups.table.get(group)
         if settings is None:
             return 0
         return settings.which_broker_when_consume_slowly if suggest_slave else settings.broker_id
@@ -343,7 +359,7 @@ class PullProcessor:
     # -- waiting
 
     def _park(self, request: PullRequest) -> None:
-        config = self._context.config
+        config = self._config
         hold_ms = request.hold_ms if config.long_polling_enable else config.short_polling_time_mills
         request.may_hold = False
         connection, topic, queue_id = request.connection, request.topic, request.queue_id
@@ -383,18 +399,18 @@ class PullProcessor:
 
     def start(self) -> None:
         """Begin the periodic recheck."""
-        self._recheck = self._loop.call_later(RECHECK_MS / 1000, self._run_recheck)
+        self._rechecks.start()
 
-    def _run_recheck(self) -> None:
+    def recheck(self) -> None:
+        """Serve the pulls whose queue has got something newer, whatever its tag."""
         self._wake(self.long_poll.recheck(self._store.max_offset))
-        self.start()
 
     async def stop(self) -> None:
         """Answer everything that is parked, and finish what is being read: the broker stops."""
-        for timer in (self._timer, self._recheck):
-            if timer is not None:
-                timer.cancel()
-        self._wake(self.long_poll.take_all())
+        self._rechecks.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake(self.long_poll.wake_all())
         while self._ready:
             self._serve_late(self._ready.popleft())
         self._backlog.serve_all()
@@ -406,21 +422,21 @@ class PullProcessor:
         if not len(self.long_poll):
             return
         arrived, waited_for = self.long_poll.arrived, self.long_poll.queues
-        for topic, queue_id, next_offset, tags_code, _, properties in arrivals:
+        for topic, queue_id, next_offset, tags_code, _, _ in arrivals:
             if (topic, queue_id) not in waited_for:  # most of a batch: its first message has woken them all
                 continue
-            woken = arrived(topic, queue_id, next_offset, tags_code, properties)
+            woken = arrived(topic, queue_id, next_offset, tags_code)
             if woken:
                 self._wake(woken)
 
     def topic_gone(self, topic: str) -> None:
         """A topic was deleted: pulls parked on it are answered."""
-        self._wake(self.long_poll.take_queue(topic))
+        self._wake(self.long_poll.wake_topic(topic))
 
     def _wake(self, pulls: Sequence[HeldPull]) -> None:
         if pulls:
             self._ready.extend(pull.request for pull in pulls)
-            self._context.tick.schedule()
+            self._tick.schedule()
 
     def end_tick(self) -> None:
         """Serve woken pulls, a share per tick; then, once answers have left, those of the backlog."""
@@ -432,7 +448,7 @@ class PullProcessor:
             self._serve_late(ready.popleft())
         if ready:
             # The running tick cannot schedule itself: ask for the next one from the loop.
-            self._loop.call_soon(self._context.tick.schedule)
+            self._loop.call_soon(self._tick.schedule)
         if len(self._backlog) and not self._backlog_due:
             self._backlog_due = True
             self._loop.call_soon(self._serve_backlog)
@@ -440,4 +456,4 @@ class PullProcessor:
     def _serve_backlog(self) -> None:
         self._backlog_due = False
         if self._backlog.serve_some():
-            self._context.tick.schedule()
+            self._tick.schedule()

@@ -1,17 +1,17 @@
-"""Single messages: by key or unique key (12), by offset id (33)."""
+"""Single messages: by key or unique key, and by offset id."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from dataclasses import dataclass
 from functools import partial
 
-from cometmq.broker.base.store_views import index_position
-from cometmq.broker.context import BrokerContext
 from cometmq.errors import CommandError
-from cometmq.protocol.codes import MAX_FRAME_LENGTH, RequestCode, ResponseCode
+from cometmq.protocol.codes import MAX_FRAME_LENGTH, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
-from cometmq.remoting import Connection, Handler
+from cometmq.remoting import Connection
+from cometmq.store import MessageStore
 
 # As so many bytes of a body a query counts among the requests that its connection has under way: four by key
 # and fifteen by id have their answers in memory together.
@@ -19,60 +19,55 @@ _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
 _MOST_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of an answer's records: what one frame holds beside its header
 
 
+@dataclass(eq=False, kw_only=True)
 class QueryProcessor:
     """Handles look-ups; what is not in memory is read by a thread."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    store: MessageStore
 
-    def handlers(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {
-            RequestCode.QUERY_MESSAGE: _holding(self.by_key, _HELD_BY_KEY),
-            RequestCode.VIEW_MESSAGE_BY_ID: _holding(self.by_id, _HELD_BY_ID),
-        }
-
-    async def by_key(self, frame: Frame) -> Frame:
-        """12: records whose index entry has the key's hash, stored between two times, the newest that one
-        frame holds; the client compares the key.
+    def query_message(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
+        """Records whose index entry has the key's hash, stored between two times, the newest that one frame
+        holds; the client compares the key.
         """
+        return _holding(connection, _HELD_BY_KEY, self._by_key(frame))
+
+    def view_message_by_id(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
+        """The record at a commit-log offset."""
+        return _holding(connection, _HELD_BY_ID, self._by_id(frame))
+
+    async def _by_key(self, frame: Frame) -> Frame:
         header = frame.header(QueryMessageRequestHeader)
-        store = self._context.store
+        store = self.store
         maximum = store.config.default_query_max_num if header.unique_key_query else header.max_num
         span = header.begin_timestamp, header.end_timestamp
         records = await store.lookups.by_key(header.topic, header.key, maximum, *span, _MOST_BYTES)
-        newest_ms, newest_position = index_position(store)
+        files = store.index.files
         answer = {
-            "indexLastUpdateTimestamp": str(newest_ms),
-            "indexLastUpdatePhyoffset": str(newest_position),
+            "indexLastUpdateTimestamp": str(files[-1].end_ms if files else 0),
+            "indexLastUpdatePhyoffset": str(files[-1].end_position if files else 0),
         }
         if not records:
             raise CommandError(
                 ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", ext=answer
             )
-        return frame.response(ResponseCode.SUCCESS, ext=answer, body=b"".join(records))
+        return frame.response(ext=answer, body=b"".join(records))
 
-    async def by_id(self, frame: Frame) -> Frame:
-        """33: the record at a commit-log offset."""
+    async def _by_id(self, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
-        store = self._context.store
-        record = await store.ask(partial(store.lookup, offset))
+        record = await self.store.ask(partial(self.store.lookup, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
-        return frame.response(ResponseCode.SUCCESS, body=bytes(record))
+        return frame.response(body=bytes(record))
 
 
-def _holding(answer: Callable[[Frame], Awaitable[Frame]], size: int) -> Handler:
-    """A handler whose requests count for so many bytes from the read on that brings them."""
+def _holding(connection: Connection, size: int, answer: Awaitable[Frame]) -> Awaitable[Frame]:
+    """The answer of a request that counts for so many bytes from the read on that brings it."""
 
-    async def finish(connection: Connection, frame: Frame) -> Frame:
+    async def finish() -> Frame:
         try:
-            return await answer(frame)
+            return await answer
         finally:
             connection.release(size)
 
-    def handle(connection: Connection, frame: Frame) -> Awaitable[Frame]:
-        connection.hold(size)
-        return finish(connection, frame)
-
-    return handle
+    connection.hold(size)
+    return finish()

@@ -15,12 +15,16 @@ from __future__ import annotations
 import random
 
 from cometmq.broker.base import compat
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.names import check_topic
 from cometmq.broker.base.replies import Sender
-from cometmq.broker.context import BrokerContext
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
 from cometmq.broker.send.send_templates import KnownSends
-from cometmq.broker.tables.topics import sys_flag_of_send
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.topics import TopicTable, sys_flag_of_send
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import (
@@ -43,7 +47,7 @@ from cometmq.protocol.properties.edits import (
     value_of,
 )
 from cometmq.remoting import Connection, Handler, Shortcut
-from cometmq.store import COPIED, StoreRefused
+from cometmq.store import COPIED, MessageStore, StoreRefused
 from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
@@ -67,15 +71,29 @@ class TopicRoute:
 class SendProcessor:
     """Handles sends of a broker."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
-        self._store = context.store
-        self._appender = context.store.appender
-        self._writer = context.writer
-        self._cluster_pair = f"CLUSTER\x01{context.config.broker_cluster_name}"
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        delays: DelayLevels,
+        stats: Stats,
+        writer: Writer,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._delays = delays
+        self._stats = stats
+        self._writer = writer
+        self._appender = store.appender
+        self._cluster_pair = f"CLUSTER\x01{config.broker_cluster_name}"
         self._routes: dict[str, TopicRoute] = {}
         self._forms = StoredForms(self._cluster_pair)
-        self.known = KnownSends(context.store.appender, context.store.queues, self._forms)
+        self.known = KnownSends(store.appender, store.queues, self._forms)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -152,7 +170,7 @@ class SendProcessor:
         shared, wait = stored_form(header.properties, self._cluster_pair)
         if compat.spreads_batch_properties(frame.version):
             # 4.9 adds the batch's properties as they came, WAIT included.
-            shared = put(header.properties or "", "CLUSTER", self._context.config.broker_cluster_name)
+            shared = put(header.properties or "", "CLUSTER", self._config.broker_cluster_name)
         else:
             shared = self._cluster_pair
         born_host = connection.peer_host
@@ -173,7 +191,7 @@ class SendProcessor:
         if frame.flag & 2:
             self._writer.appended()
             return None
-        replies = self._context.replies
+        replies = self._writer.replies
         ids = replies.message_ids(batch.physical_offsets)
         opaque, queue_offset = frame.opaque, batch.queue_offset
 
@@ -187,18 +205,17 @@ class SendProcessor:
         return None
 
     def _refused(self, refusal: StoreRefused) -> CommandError:
-        self._context.stats.put_failed += 1
+        self._stats.put_failed += 1
         return CommandError(refusal.response_code, refusal.remark)
 
     def _admit(self, _connection: Connection, frame: Frame, header: SendMessageRequestHeader) -> TopicRoute:
         """The checks that need not be made for each message; the topic is created if that is allowed."""
-        context = self._context
-        config = context.config
-        now_ms = context.clock.time_ms()
+        config = self._config
+        now_ms = self._store.clock.time_ms()
         if now_ms < config.start_accept_send_request_time_stamp:
             until = config.start_accept_send_request_time_stamp
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
-        topics = context.topics
+        topics = self._topics
         writeable = bool(config.broker_permission & Perm.WRITE)
         if not writeable and topics.is_order(header.topic):
             raise CommandError(
@@ -206,7 +223,7 @@ class SendProcessor:
             )
         topic = header.topic
         wanted = 4 if header.default_topic_queue_nums is None else header.default_topic_queue_nums
-        known = topic_of_send(context, topic, frame.version, header.default_topic, wanted, header.unit_mode)
+        known = topic_of_send(topics, topic, frame.version, header.default_topic, wanted, header.unit_mode)
         route = TopicRoute(
             max(known.read_queue_nums, known.write_queue_nums),
             known.write_queue_nums,
@@ -218,7 +235,7 @@ class SendProcessor:
     def _bad_queue(
         self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
     ) -> CommandError:
-        known = self._context.topics.get(header.topic)
+        known = self._topics.get(header.topic)
         return CommandError(
             compat.invalid_parameter(frame.version),
             f"request queueId[{header.queue_id}] is illegal, {known} Producer: {connection.peer}",
@@ -228,28 +245,27 @@ class SendProcessor:
         self, frame: Frame, header: SendMessageRequestHeader, topic: str, queue_id: int, properties: str
     ) -> Place:
         """Where a message that is not plain is stored."""
-        context = self._context
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
-            settings = context.groups.find(group)
+            settings = self._groups.find(group)
             if settings is None:
                 raise CommandError(
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
                 )
             maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
             if is_dead_by_send(header.reconsume_times or 0, maximum):
-                context.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
+                self._topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
                 return DLQ_PREFIX + group, 0, put(properties, "DELAY", "0"), None
         if (value_of(properties, "TRAN_MSG") or "").lower() == "true":
             raise CommandError(
                 ResponseCode.NO_PERMISSION,
-                f"the broker[{context.config.broker_ip1}] sending transaction message is forbidden",
+                f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden",
             )
-        return delayed(context, topic, queue_id, properties)
+        return delayed(self._delays, topic, queue_id, properties)
 
 
 def topic_of_send(
-    context: BrokerContext,
+    topics: TopicTable,
     topic: str,
     version: int,
     default_topic: str | None,
@@ -259,7 +275,6 @@ def topic_of_send(
     """The topic that a message is for, created if that is allowed. Raises CommandError for one that no client
     may send to."""
     check_topic(topic, version)
-    topics = context.topics
     if not topics.is_sendable(topic):
         raise CommandError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
     known = topics.get(topic)
@@ -273,11 +288,11 @@ def topic_of_send(
     return known
 
 
-def delayed(context: BrokerContext, topic: str, queue_id: int, properties: str) -> Place:
+def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: str) -> Place:
     """The place of a message with a DELAY above 0; anything else comes back as it is."""
     text = value_of(properties, "DELAY")
     try:
-        level = context.delays.effective(int(text)) if text is not None else 0
+        level = delays.effective(int(text)) if text is not None else 0
     except ValueError:
         raise CommandError(
             ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {printable(text or '', 40)}"
@@ -288,4 +303,4 @@ def delayed(context: BrokerContext, topic: str, queue_id: int, properties: str) 
         properties = put(properties, "DELAY", str(level))
     properties = put(drop(properties, "REAL_QID"), "REAL_TOPIC", topic)
     properties = put(properties, "REAL_QID", str(queue_id))
-    return SCHEDULE_TOPIC, level - 1, properties, context.delays.delay_ms(level)
+    return SCHEDULE_TOPIC, level - 1, properties, delays.delay_ms(level)

@@ -7,10 +7,14 @@ import random
 from functools import partial
 
 from cometmq.broker.base import compat
-from cometmq.broker.context import BrokerContext
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.delay_levels import DelayLevels
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.retry import DLQ_QUEUES, maximum_times, plan_send_back
 from cometmq.broker.send.send import delayed
-from cometmq.broker.tables.topics import UNIT_SUB_FLAG
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import TopicConfig
@@ -29,14 +33,30 @@ from cometmq.protocol.properties.edits import put
 from cometmq.protocol.properties.keys import stored_tags_code
 from cometmq.protocol.record.one import decode_record, properties_of
 from cometmq.remoting import Connection, Handler
-from cometmq.store import StoreRefused
+from cometmq.store import MessageStore, StoreRefused
 
 
 class SendBackProcessor:
     """Stores the message again: in the group's retry topic after a delay, or in its dead-letter topic."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        delays: DelayLevels,
+        stats: Stats,
+        writer: Writer,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._delays = delays
+        self._stats = stats
+        self._writer = writer
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -45,17 +65,16 @@ class SendBackProcessor:
     async def send_back(self, connection: Connection, frame: Frame) -> Frame | None:
         """Answer 0 once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
-        context = self._context
         group = header.group
-        settings = context.groups.find(group)
+        settings = self._groups.find(group)
         if settings is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
             )
-        if not context.config.broker_permission & Perm.WRITE:
+        if not self._config.broker_permission & Perm.WRITE:
             raise CommandError(
                 ResponseCode.NO_PERMISSION,
-                f"the broker[{context.config.broker_ip1}] sending message is forbidden",
+                f"the broker[{self._config.broker_ip1}] sending message is forbidden",
             )
         if settings.retry_queue_nums <= 0:
             return frame.response(ResponseCode.SUCCESS)
@@ -66,7 +85,7 @@ class SendBackProcessor:
                 f"{len(RETRY_PREFIX) + len(group)}, more than {TOPIC_LENGTH_MAX}, so it has none",
             )
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
-        record = await context.store.ask(partial(context.store.lookup, header.offset))
+        record = await self._store.ask(partial(self._store.lookup, header.offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)
@@ -75,14 +94,14 @@ class SendBackProcessor:
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
         queue_id = 0
         if plan.dead:
-            context.topics.ensure(plan.topic, DLQ_QUEUES)
+            self._topics.ensure(plan.topic, DLQ_QUEUES)
         else:
             queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
         properties = put(properties, "DELAY", str(plan.delay_level))
-        topic, queue_id, properties, delay_ms = delayed(context, plan.topic, queue_id, properties)
+        topic, queue_id, properties, delay_ms = delayed(self._delays, plan.topic, queue_id, properties)
         stored = properties.encode("utf-8", "surrogateescape")
         try:
-            context.store.append(
+            self._store.append(
                 topic,
                 queue_id,
                 message.body,
@@ -97,7 +116,7 @@ class SendBackProcessor:
                 stored_before=True,
             )
         except StoreRefused as refusal:
-            context.stats.put_failed += 1
+            self._stats.put_failed += 1
             raise CommandError(ResponseCode.SYSTEM_ERROR, refusal.remark) from None
 
         def answer(code: int, remark: str | None) -> None:
@@ -105,16 +124,16 @@ class SendBackProcessor:
                 code, remark = int(ResponseCode.SYSTEM_ERROR), "FLUSH_DISK_TIMEOUT"
             connection.respond(frame, code, remark=remark)
 
-        context.writer.appended(answer)
+        self._writer.appended(answer)
         return None
 
     def _retry_topic(self, group: str, queues: int, unit_mode: bool) -> TopicConfig:
         """The group's retry topic, made if need be. Raises CommandError if nobody may write to it."""
-        topic = RETRY_PREFIX + group
-        flag = UNIT_SUB_FLAG if unit_mode else 0
-        known = self._context.topics.ensure(topic, queues, sys_flag=flag)
+        known = self._topics.ensure_retry(group, queues, unit_mode)
         if not known.perm & Perm.WRITE:
-            raise CommandError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
+            raise CommandError(
+                ResponseCode.NO_PERMISSION, f"the topic[{known.topic_name}] sending message is forbidden"
+            )
         return known
 
 

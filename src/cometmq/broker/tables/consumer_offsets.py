@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cometmq import logs
@@ -27,8 +27,6 @@ class ConsumerOffsets:
         self._groups: dict[str, set[str]] = {}
         self._count = 0
         self.dirty = False
-        # Writes the file; done when it is on the device. Raises OSError.
-        self.save: Callable[[], Awaitable[None]]
 
     def __len__(self) -> int:
         return self._count

@@ -4,7 +4,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
@@ -37,18 +37,17 @@ def is_system_group(group: str) -> bool:
 
 
 class SubscriptionGroups:
-    """group -> settings. `changed` is called after each change; the broker then writes the file."""
+    """group -> settings."""
 
-    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int], changed: Callable[[], None]) -> None:
+        """changed: called after each change."""
         self._config = config
         self._now_ms = now_ms
+        self._changed = changed
         self.table: dict[str, SubscriptionGroupConfig] = {
             name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True) for name in BUILT_IN
         }
         self.version = DataVersion(timestamp=now_ms(), counter=0)
-        self.changed: Callable[[], None] = lambda: None
-        # Done when every change so far is on the device. Raises OSError.
-        self.saved: Callable[[], Awaitable[None]]
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
         """A group's settings, created if that is allowed; None if the group is unknown, or cannot be one."""
@@ -106,4 +105,4 @@ class SubscriptionGroups:
 
     def _bump(self) -> None:
         self.version = DataVersion(timestamp=self._now_ms(), counter=self.version.counter + 1)
-        self.changed()
+        self._changed()

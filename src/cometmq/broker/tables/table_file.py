@@ -22,14 +22,10 @@ RETRY_S = 1.0
 MOST_RETRY_S = 30.0
 
 
-async def nothing() -> None:
-    """Nothing has to happen first."""
-
-
 class TableFile:
-    """Loop thread only.
+    """Keeps one file up to date with its table. Loop thread only.
 
-    content: the table as plain values. settle: what must be done between taking the content and writing it;
+    content: the table as plain values. flush_first: awaited between taking the content and writing it;
     raises OSError if it cannot.
     """
 
@@ -38,11 +34,11 @@ class TableFile:
         disk: Disk,
         path: str,
         content: Callable[[], dict[str, Any]],
-        settle: Callable[[], Awaitable[None]] = nothing,
+        flush_first: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._file = JsonTable(path, disk)
         self._content = content
-        self._settle = settle
+        self._flush_first = flush_first
         self._task: asyncio.Task[None] | None = None
         self._asked = 0  # changes so far
         self._saved = 0  # those of them on the device
@@ -111,7 +107,8 @@ class TableFile:
     async def _write(self) -> OSError | None:
         try:
             content = self._content()
-            await self._settle()
+            if self._flush_first is not None:
+                await self._flush_first()
             await asyncio.to_thread(self._file.save, content)
         except OSError as error:
             return error

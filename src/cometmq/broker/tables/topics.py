@@ -1,16 +1,17 @@
 """The topic table: what exists, what is created by a send, and the file topics.json. No I/O in here.
 
-Every change counts the data version up and calls `changed` (the broker then writes the file and tells the
-name servers).
+Every change counts the data version up and is reported: the broker then writes the file and tells the name
+servers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError
+from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import DataVersion, TopicConfig
 from cometmq.protocol.codes import (
     BENCHMARK_TOPIC,
@@ -29,6 +30,7 @@ from cometmq.protocol.codes import (
     UNSENDABLE_TOPICS,
     Perm,
     ResponseCode,
+    TopicSysFlag,
     check_topic_name,
     is_legal_name,
 )
@@ -45,38 +47,32 @@ BYTES_MAX = MAX_FRAME_LENGTH - (256 << 10)
 # Of a topic in a registration, beside its name, which stands there twice, and its attributes. Numbers of any
 # length fit, and so many topics of one frame are fewer than the 100,000 that a name server takes.
 TOPIC_BYTES = 168
-# topicSysFlag: the topic belongs to a unit; a group of a unit subscribes it.
-UNIT_FLAG = 1
-UNIT_SUB_FLAG = 2
 
 
 class TopicTable:
     """topic -> configuration, with the data version that name servers compare."""
 
-    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int], changed: Callable[[], None]) -> None:
+        """changed: called after each change."""
         self._config = config
         self._now_ms = now_ms
+        self._changed = changed
         self.table: dict[str, TopicConfig] = {}
         self.version = DataVersion(timestamp=now_ms(), counter=0)
         self.system: set[str] = set(SYSTEM_TOPICS)
-        self.changed: Callable[[str | None], None] = lambda _topic: None
-        # Done when every change so far is on the device. Raises OSError.
-        self.saved: Callable[[], Awaitable[None]]
         self._create_built_in()
 
     def _create_built_in(self) -> None:
         """The topics that a broker makes (docs/reference/storage.md, Topics and groups at start)."""
         config = self._config
         inherit = Perm.INHERIT
+        of_cluster = inherit | READ_WRITE if config.cluster_topic_enable else inherit
+        of_broker = inherit | READ_WRITE if config.broker_topic_enable else inherit
         built_in = [
             (SELF_TEST_TOPIC, 1, READ_WRITE),
             (BENCHMARK_TOPIC, 1024, READ_WRITE),
-            (
-                config.broker_cluster_name,
-                16,
-                inherit | READ_WRITE if config.cluster_topic_enable else inherit,
-            ),
-            (config.broker_name, 1, inherit | READ_WRITE if config.broker_topic_enable else inherit),
+            (config.broker_cluster_name, 16, of_cluster),
+            (config.broker_name, 1, of_broker),
             (OFFSET_MOVED_EVENT, 1, READ_WRITE),
             (SCHEDULE_TOPIC, 18, READ_WRITE),
             (config.broker_cluster_name + REPLY_TOPIC_POSTFIX, 1, READ_WRITE),
@@ -87,9 +83,7 @@ class TopicTable:
             built_in.append((TRACE_TOPIC, 1, READ_WRITE))
         for name, queues, perm in built_in:
             self.system.add(name)
-            self.table[name] = TopicConfig(
-                topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=int(perm)
-            )
+            self.table[name] = topic_of(name, queues, perm)
         self._count_bytes()
 
     def _count_bytes(self) -> None:
@@ -106,6 +100,17 @@ class TopicTable:
     def get(self, topic: str) -> TopicConfig | None:
         """A topic's configuration."""
         return self.table.get(topic)
+
+    def existing(self, topic: str) -> TopicConfig:
+        """A topic's configuration. Raises CommandError without one."""
+        known = self.table.get(topic)
+        if known is None:
+            raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        return known
+
+    def queue(self, topic: str, queue_id: int) -> MessageQueue:
+        """A queue of this broker."""
+        return MessageQueue(topic, self._config.broker_name, queue_id)
 
     def is_system(self, topic: str) -> bool:
         """Whether administration may not create or delete it."""
@@ -140,37 +145,27 @@ class TopicTable:
             log.warning("topic %s not created: the template %s may not be inherited", topic, default_topic)
             return None
         queues = max(0, min(queue_nums, template.write_queue_nums, self._config.max_topic_queue_nums))
-        created = TopicConfig(
-            topic_name=topic,
-            read_queue_nums=queues,
-            write_queue_nums=queues,
-            perm=template.perm & ~int(Perm.INHERIT),
-            topic_filter_type=template.topic_filter_type,
-            topic_sys_flag=sys_flag,
-        )
+        created = topic_of(topic, queues, template.perm & ~int(Perm.INHERIT), sys_flag)
+        created.topic_filter_type = template.topic_filter_type
         log.info("topic %s created by a send: %d queues, perm %d", topic, queues, created.perm)
         self.put(created)
         return created
 
-    def ensure(
-        self, topic: str, queue_nums: int, perm: int = int(READ_WRITE), sys_flag: int = 0
-    ) -> TopicConfig:
+    def ensure(self, topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
         """The topic, created with these values if it is missing (retry and dead-letter topics). Raises
         CommandError if there are too many already."""
         known = self.table.get(topic)
         if known is None:
             self._check_room(topic, BYTES_BY_GROUPS, ResponseCode.SYSTEM_ERROR)
-            queue_nums = max(0, min(queue_nums, self._config.max_topic_queue_nums))
-            known = TopicConfig(
-                topic_name=topic,
-                read_queue_nums=queue_nums,
-                write_queue_nums=queue_nums,
-                perm=perm,
-                topic_sys_flag=sys_flag,
-            )
-            log.info("topic %s created: %d queues, perm %d", topic, queue_nums, perm)
+            queues = max(0, min(queue_nums, self._config.max_topic_queue_nums))
+            known = topic_of(topic, queues, READ_WRITE, sys_flag)
+            log.info("topic %s created: %d queues", topic, queues)
             self.put(known)
         return known
+
+    def ensure_retry(self, group: str, queue_nums: int, unit_mode: bool | None) -> TopicConfig:
+        """The retry topic of a group, created if it is missing. Raises CommandError as `ensure` does."""
+        return self.ensure(RETRY_PREFIX + group, queue_nums, int(TopicSysFlag.UNIT_SUB) if unit_mode else 0)
 
     def put(self, config: TopicConfig) -> None:
         """Create or replace a topic. Raises MessageIllegal for a name that is none, CommandError if there is
@@ -183,7 +178,7 @@ class TopicTable:
             self._check_room(name, BYTES_MAX, ResponseCode.SYSTEM_ERROR, more)
         self._bytes += more
         self.table[name] = config
-        self._bump(config.topic_name)
+        self.touch()
 
     def delete(self, topic: str) -> bool:
         """Forget a topic; False if it was not known."""
@@ -191,7 +186,7 @@ class TopicTable:
         if known is None:
             return False
         self._bytes -= _bytes_of(known)
-        self._bump(None)
+        self.touch()
         return True
 
     def set_ordered(self, ordered: Mapping[str, str]) -> None:
@@ -202,15 +197,12 @@ class TopicTable:
                 config.order = not config.order
                 changed = True
         if changed:
-            self._bump(None)
+            self.touch()
 
     def touch(self) -> None:
-        """Count the version up without a change of the table (brokerPermission changed)."""
-        self._bump(None)
-
-    def _bump(self, topic: str | None) -> None:
+        """Count the version up, also without a change of the table (brokerPermission changed)."""
         self.version = DataVersion(timestamp=self._now_ms(), counter=self.version.counter + 1)
-        self.changed(topic)
+        self._changed()
 
     def load(
         self,
@@ -250,6 +242,17 @@ class TopicTable:
             self.version = version
 
 
+def topic_of(name: str, queue_nums: int, perm: int, sys_flag: int = 0) -> TopicConfig:
+    """The configuration of a topic with as many queues to read from as to write to."""
+    return TopicConfig(
+        topic_name=name,
+        read_queue_nums=queue_nums,
+        write_queue_nums=queue_nums,
+        perm=int(perm),
+        topic_sys_flag=sys_flag,
+    )
+
+
 def _bytes_of(config: TopicConfig) -> int:
     """What a topic takes of a registration, at most."""
     attributes = (config.attributes or {}).items()
@@ -262,4 +265,4 @@ def sys_flag_of_send(topic: str, unit_mode: bool | None) -> int:
     """topicSysFlag of a topic that a send creates."""
     if not unit_mode:
         return 0
-    return UNIT_SUB_FLAG if topic.startswith(RETRY_PREFIX) else UNIT_FLAG
+    return int(TopicSysFlag.UNIT_SUB if topic.startswith(RETRY_PREFIX) else TopicSysFlag.UNIT)

@@ -15,24 +15,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from cometmq import logs
-from cometmq.broker.base.delay_levels import STEP_MS, DueTimes
-from cometmq.broker.context import BrokerContext
+from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.send import topic_of_send
+from cometmq.broker.tables.delay_offsets import DelayOffsets
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import CommandError, RecordError, StoreError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import DelayOffsetTable
-from cometmq.protocol.codes import SCHEDULE_TOPIC, TBW102, VERSION_4_9_7, RequestCode, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TBW102, VERSION_4_9_7, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties.keys import stored_tags_code
 from cometmq.protocol.properties.text import REAL_QID, REAL_TOPIC
 from cometmq.protocol.record.one import body_crc, iter_records, properties_of
-from cometmq.remoting import Connection, Handler
+from cometmq.remoting import Connection
 from cometmq.remoting.dispatch import LogBudget
-from cometmq.store import CACHED, Arrivals, GetStatus, Got, NotInMemory, Reads, StoreRefused
+from cometmq.store import (
+    CACHED,
+    Arrivals,
+    GetStatus,
+    Got,
+    MessageStore,
+    NotInMemory,
+    Reads,
+    StoreRefused,
+)
 
 log = logs.logger(__name__)
 
@@ -58,14 +69,13 @@ class Undeliverable(Exception):
 class LevelCursor:
     """One level: where it stands, and whether it waits, delivers or sleeps."""
 
-    __slots__ = ("busy", "dirty", "due", "errors", "level", "offset", "refusals", "timer")
+    __slots__ = ("busy", "due", "errors", "level", "offset", "refusals", "timer")
 
     def __init__(self, level: int, due: DueTimes) -> None:
         self.level = level
         self.due = due
         self.offset = 0
         self.busy = False
-        self.dirty = False
         self.refusals = 0  # in a row, of the message at `offset`
         self.errors = 0  # the same, of those that nobody foresaw
         self.timer: asyncio.TimerHandle | None = None
@@ -74,79 +84,59 @@ class LevelCursor:
 class ScheduleService:
     """Delivers delayed messages of a master."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        topics: TopicTable,
+        levels: DelayLevels,
+        offsets: DelayOffsets,
+        writer: Writer,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._budget = LogBudget()
         now_ms, monotonic_ms = self._times()
         self._ahead_ms = monotonic_ms - now_ms  # at the last arrival
         self._cursors = {}
-        for level, delay_ms in enumerate(context.delays.delays_ms, 1):
-            stored = context.store.max_offset(SCHEDULE_TOPIC, level - 1)
+        for level, delay_ms in enumerate(levels.delays_ms, 1):
+            stored = store.max_offset(SCHEDULE_TOPIC, level - 1)
             self._cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
-        self._others: dict[int, int] = {}  # offsets of levels that the settings do not know
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
-
-    def handlers(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {RequestCode.GET_ALL_DELAY_OFFSET: self.all_offsets}
 
     def queues(self) -> list[tuple[str, int]]:
         """Topic and queue id of those whose arrivals it must hear of."""
         return [(SCHEDULE_TOPIC, level - 1) for level in self._cursors]
 
-    def load(self, table: Mapping[str, Any]) -> None:
-        """Take delayOffset.json; levels may come as text."""
-        for text, offset in (table.get("offsetTable") or {}).items():
-            level = int(text)
-            if level in self._cursors:
-                self._cursors[level].offset = int(offset)
-            else:
-                self._others[level] = int(offset)
-
-    def to_table(self) -> dict[str, Any]:
-        """delayOffset.json and the body of 45: level -> next offset of its queue."""
-        offsets = {level: cursor.offset for level, cursor in self._cursors.items() if cursor.offset}
-        return {"offsetTable": {**offsets, **self._others}}
-
-    def take_dirty(self) -> bool:
-        """Whether an offset has changed since the last call."""
-        dirty = [cursor for cursor in self._cursors.values() if cursor.dirty]
-        for cursor in dirty:
-            cursor.dirty = False
-        return bool(dirty)
-
     def positions(self) -> dict[int, tuple[int, int]]:
         """level -> (delivered, stored) offsets of the levels in use, for the runtime table."""
-        store = self._context.store
         found = {}
-        for level, cursor in self._cursors.items():
-            maximum = store.max_offset(SCHEDULE_TOPIC, level - 1)
+        for level in self._cursors:
+            maximum = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
             if maximum:
-                found[level] = (cursor.offset, maximum)
+                found[level] = (self._offsets.get(level), maximum)
         return found
 
-    def all_offsets(self, _connection: Connection, frame: Frame) -> Frame:
-        """45: the delivery offsets, for a slave."""
-        return frame.response(
-            ResponseCode.SUCCESS, body=DelayOffsetTable.from_plain(self.to_table()).encode()
-        )
+    def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
+        """The delivery offsets, for a slave."""
+        return frame.response(body=DelayOffsetTable.from_plain(self._offsets.to_table()).encode())
 
     def start(self) -> None:
         """Begin where the last run stopped, within what the queues hold."""
-        store = self._context.store
         for level, cursor in self._cursors.items():
-            queue_id = level - 1
-            minimum, maximum = (
-                store.min_offset(SCHEDULE_TOPIC, queue_id),
-                store.max_offset(SCHEDULE_TOPIC, queue_id),
-            )
-            offset = min(max(cursor.offset, minimum), maximum)
-            cursor.dirty = offset != cursor.offset
-            cursor.offset = offset
+            minimum = self._store.min_offset(SCHEDULE_TOPIC, level - 1)
+            maximum = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
+            self._move(cursor, min(max(self._offsets.get(level), minimum), maximum))
             if cursor.offset < maximum:
                 self._wake(cursor)
+
+    def _move(self, cursor: LevelCursor, offset: int) -> None:
+        cursor.offset = offset
+        self._offsets.move(cursor.level, offset)
 
     async def stop(self) -> None:
         """Deliver nothing more."""
@@ -180,7 +170,8 @@ class ScheduleService:
     def _times(self) -> tuple[int, int]:
         """Wall and monotonic time in ms, in this order: a pause in between makes messages later, never
         earlier."""
-        return self._context.clock.time_ms(), self._context.mono_ms()
+        clock = self._store.clock
+        return clock.time_ms(), mono_ms(clock)
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
         if not self._stopped:
@@ -199,12 +190,11 @@ class ScheduleService:
             self._failed(cursor)
 
     def _read(self, cursor: LevelCursor, reads: Reads = CACHED) -> Got:
-        store = self._context.store
-        return store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH, reads=reads)
+        return self._store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH, reads=reads)
 
     async def _run_cold(self, cursor: LevelCursor, miss: NotInMemory) -> None:
         try:
-            got = await self._context.store.ask(partial(self._read, cursor), miss)
+            got = await self._store.ask(partial(self._read, cursor), miss)
             if not self._stopped:
                 self._deliver(cursor, got)
         except Exception:
@@ -217,13 +207,11 @@ class ScheduleService:
 
     def _deliver(self, cursor: LevelCursor, got: Got) -> None:
         """Store what is due of one read, and say when to go on."""
-        context = self._context
         if got.status is not GetStatus.FOUND:
             cursor.busy = False
             if got.next_begin_offset != cursor.offset:
                 # Records that are gone, or a queue that begins later than the cursor stands.
-                cursor.offset = got.next_begin_offset
-                cursor.dirty = True
+                self._move(cursor, got.next_begin_offset)
                 if cursor.offset < got.max_offset:
                     self._wake(cursor)
             return
@@ -238,16 +226,15 @@ class ScheduleService:
                 if cursor.refusals:
                     log.info("delay level %d: messages are delivered again", cursor.level)
                 cursor.refusals = cursor.errors = 0
-                cursor.offset = reached
+                self._move(cursor, reached)
                 cursor.due.passed(reached)
-                cursor.dirty = True
             if wait_s:
                 self._wake(cursor, wait_s)
-            elif reached < context.store.max_offset(SCHEDULE_TOPIC, cursor.level - 1):
+            elif reached < self._store.max_offset(SCHEDULE_TOPIC, cursor.level - 1):
                 self._wake(cursor)
 
         if appended:
-            context.writer.appended(outcome)
+            self._writer.appended(outcome)
         else:
             outcome(int(ResponseCode.SUCCESS), None)
 
@@ -315,7 +302,7 @@ class ScheduleService:
             raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
         topic, queue_id = self._destination(message.properties)
         try:
-            self._context.store.append(
+            self._store.append(
                 topic,
                 queue_id,
                 message.body,
@@ -341,7 +328,7 @@ class ScheduleService:
         if not topic or not queue_text or not queue_text.isdecimal() or len(queue_text) > 10:
             raise Undeliverable(f"it has no destination: topic {topic}, queue {queue_text}")
         queue_id = int(queue_text)
-        known = topic_of_send(self._context, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
+        known = topic_of_send(self._topics, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
         queues = max(known.read_queue_nums, known.write_queue_nums)
         if queue_id < queues:
             return topic, queue_id

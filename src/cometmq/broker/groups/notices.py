@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.groups.clients import ConsumerTable
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.errors import RemotingError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
@@ -20,14 +22,17 @@ REST_S = 0.2
 
 
 class GroupNotices:
-    """Tells groups that they changed, in the next iteration of the loop: once, however often they did.
+    """Tells the members of a group that its membership changed (NOTIFY_CONSUMER_IDS_CHANGED), in the next
+    iteration of the loop: once, however often it did.
 
     A client that comes and goes, or subscribes this and that in turn, must not keep a group of thousands
     busy with rebalancing.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, config: BrokerConfig, groups: SubscriptionGroups, consumers: ConsumerTable) -> None:
+        self._config = config
+        self._groups = groups
+        self._consumers = consumers
         self._loop = asyncio.get_running_loop()
         self._changed: dict[str, bool] = {}  # of groups that rest or are about to be told
 
@@ -45,20 +50,22 @@ class GroupNotices:
         else:
             del self._changed[group]
 
+    def _tell(self, group: str) -> None:
+        settings = self._groups.table.get(group)
+        if not self._config.notify_consumer_ids_changed_enable or (
+            settings is not None and not settings.notify_consumer_ids_changed_enable
+        ):
+            return
+        header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
+        for client in self._consumers.online(group):
+            send_oneway(client.channel, Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
 
-def notify_consumer_ids_changed(channel: Connection, group: str) -> None:
-    """40: the membership of a consumer group changed, rebalance now."""
-    header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
-    send_oneway(channel, Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
 
-
-def send_oneway(channel: Connection, frame: Frame) -> bool:
-    """Send; False if the connection is gone, whose close tells the tables."""
+def send_oneway(channel: Connection, frame: Frame) -> None:
+    """Send, unless the connection is gone, whose close tells the tables."""
     if channel.closed:
-        return False
+        return
     try:
         channel.oneway(frame)
     except RemotingError as error:
         log.debug("oneway %d to %s not sent: %s", frame.code, channel.peer, error)
-        return False
-    return True

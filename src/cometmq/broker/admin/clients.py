@@ -1,0 +1,112 @@
+"""What tools ask about the clients that are connected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.groups.clients import ConsumerTable, Group, ProducerTable
+from cometmq.errors import CommandError
+from cometmq.protocol.bodies import (
+    Body,
+    ClientConnection,
+    ConsumerConnection,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTableInfo,
+    SubscriptionData,
+)
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    GetConsumerConnectionListRequestHeader,
+    GetProducerConnectionListRequestHeader,
+    Header,
+)
+from cometmq.remoting import Connection
+from cometmq.store import Clock
+
+
+class QuerySubscriptionByConsumerRequestHeader(Header, gc=False):
+    """QUERY_SUBSCRIPTION_BY_CONSUMER (5.x)."""
+
+    group: str
+    topic: str | None = None
+
+
+class SubscriptionOfGroup(Body):
+    """Answer to QUERY_SUBSCRIPTION_BY_CONSUMER."""
+
+    group: str
+    topic: str
+    subscription_data: SubscriptionData | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class ClientAdmin:
+    """Answers from the tables of producers and consumers."""
+
+    clock: Clock
+    producers: ProducerTable
+    consumers: ConsumerTable
+
+    def get_consumer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
+        """Who is online in a consumer group, and what it subscribes."""
+        group = frame.header(GetConsumerConnectionListRequestHeader).consumer_group
+        known = self.consumers.groups.get(group)
+        if known is None:
+            raise CommandError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online")
+        body = ConsumerConnection(
+            connection_set=connections_of(known),
+            subscription_table=dict(known.subscriptions),
+            consume_type=known.consume_type,
+            message_model=known.message_model,
+            consume_from_where=known.consume_from_where,
+        )
+        return frame.response(body=body.encode())
+
+    def get_producer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
+        """Who is online in a producer group."""
+        group = frame.header(GetProducerConnectionListRequestHeader).producer_group
+        known = self.producers.groups.get(group)
+        if known is None:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
+        return frame.response(body=ProducerConnection(connection_set=connections_of(known)).encode())
+
+    def get_all_producer_info(self, _connection: Connection, frame: Frame) -> Frame:
+        """Every producer group and its clients."""
+        shift = self.clock.time_ms() - mono_ms(self.clock)  # tools want wall-clock milliseconds
+        table = {
+            group: [
+                ProducerInfo(
+                    client_id=client.client_id,
+                    remote_ip=f"/{client.channel.peer}",
+                    language=client.language,
+                    version=client.version,
+                    last_update_timestamp=client.seen_ms + shift,
+                )
+                for client in known.by_channel.values()
+            ]
+            for group, known in self.producers.groups.items()
+        }
+        return frame.response(body=ProducerTableInfo(data=table).encode())
+
+    def query_subscription_by_consumer(self, _connection: Connection, frame: Frame) -> Frame:
+        """What a group subscribes of a topic now."""
+        header = frame.header(QuerySubscriptionByConsumerRequestHeader)
+        topic = header.topic or ""
+        found = self.consumers.subscription(header.group, topic)
+        return frame.response(body=SubscriptionOfGroup(header.group, topic, found).encode())
+
+
+def connections_of(group: Group) -> list[ClientConnection]:
+    """The clients of a group as tools see them."""
+    return [
+        ClientConnection(
+            client_id=client.client_id,
+            client_addr=client.channel.peer,
+            language=client.language,
+            version=client.version,
+        )
+        for client in group.by_channel.values()
+    ]

@@ -1,0 +1,249 @@
+"""What tools ask about queues and how far groups are in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from cometmq.broker.base.address import BrokerAddress
+from cometmq.broker.base.names import check_group
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.times import mono_ms, time_text
+from cometmq.broker.base.turns import Turns, encoded
+from cometmq.broker.groups.clients import ConsumerTable
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.topics import TopicTable
+from cometmq.errors import CommandError
+from cometmq.protocol.bodies import (
+    Body,
+    BrokerConsumeStats,
+    ConsumeQueueData,
+    ConsumeStats,
+    ConsumeTimeSpan,
+    GroupList,
+    OffsetWrapper,
+    QueryConsumeQueueBody,
+    QueryConsumeTimeSpanBody,
+    TopicOffset,
+    TopicStatsTable,
+)
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    CloneGroupOffsetRequestHeader,
+    GetBrokerConsumeStatsRequestHeader,
+    GetConsumeStatsRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    Header,
+    QueryConsumeQueueRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+)
+from cometmq.remoting import Connection
+from cometmq.store import MessageStore, Reads
+
+MAX_ENTRIES = 4096  # of a consume queue, in one answer
+
+
+class QueryTopicsByConsumerRequestHeader(Header, gc=False):
+    """QUERY_TOPICS_BY_CONSUMER (5.x)."""
+
+    group: str
+
+
+class TopicsOfGroup(Body):
+    """Answer to QUERY_TOPICS_BY_CONSUMER."""
+
+    topic_list: list[str]
+    broker_addr: str | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class ProgressAdmin:
+    """Answers from the tables and the store's queues."""
+
+    store: MessageStore
+    topics: TopicTable
+    groups: SubscriptionGroups
+    offsets: ConsumerOffsets
+    consumers: ConsumerTable
+    stats: Stats
+    address: BrokerAddress
+
+    # -- queues
+
+    async def get_topic_stats_info(self, _connection: Connection, frame: Frame) -> Frame:
+        """Bounds and last store time of each queue of a topic."""
+        topic = frame.header(GetTopicStatsInfoRequestHeader).topic
+        config = self.topics.existing(topic)
+        table = {}
+        async for queue_id in Turns().each(range(config.write_queue_nums)):
+            maximum = self.store.max_offset(topic, queue_id)
+            table[self.topics.queue(topic, queue_id)] = TopicOffset(
+                min_offset=max(self.store.min_offset(topic, queue_id), 0),
+                max_offset=maximum,
+                last_update_timestamp=await self._stored_before(topic, queue_id, maximum),
+            )
+        return frame.response(body=await encoded(TopicStatsTable(offset_table=table), len(table)))
+
+    async def query_consume_queue(self, _connection: Connection, frame: Frame) -> Frame:
+        """Entries of a consume queue."""
+        header = frame.header(QueryConsumeQueueRequestHeader)
+        store = self.store
+        topic, queue_id = header.topic, header.queue_id
+        if topic not in self.topics.table:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
+        minimum, maximum = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+        body = QueryConsumeQueueBody(max_queue_index=maximum, min_queue_index=minimum)
+        if header.consumer_group:
+            body.subscription_data = self.consumers.subscription(header.consumer_group, topic)
+            body.filter_data = "null"
+            if body.subscription_data is None:
+                body.filter_data = f"{header.consumer_group}@{topic} is not online!"
+        if not minimum <= header.index < maximum:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"Index {header.index} of {queue_id}@{topic} is not exist!"
+            )
+        body.queue_data = await store.ask(partial(self._entries, header))
+        return frame.response(body=body.encode())
+
+    def _entries(self, header: QueryConsumeQueueRequestHeader, reads: Reads) -> list[ConsumeQueueData]:
+        queue = self.store.queues.find(header.topic, header.queue_id)
+        if queue is None:
+            return []
+        stop = min(header.index + max(min(header.count, MAX_ENTRIES), 0), queue.max_offset)
+        units = (queue.unit(offset, reads) for offset in range(max(header.index, queue.min_offset), stop))
+        return [
+            ConsumeQueueData(physic_offset=unit[0], physic_size=unit[1], tags_code=unit[2])
+            for unit in units
+            if unit is not None
+        ]
+
+    async def query_consume_time_span(self, _connection: Connection, frame: Frame) -> Frame:
+        """Store times of each queue's first, last, and last consumed message."""
+        header = frame.header(QueryConsumeTimeSpanRequestHeader)
+        config = self.topics.existing(header.topic)
+        spans = [
+            await self._span(header.topic, header.group, queue_id)
+            async for queue_id in Turns().each(range(config.write_queue_nums))
+        ]
+        body = QueryConsumeTimeSpanBody(consume_time_span_set=spans)
+        return frame.response(body=await encoded(body, len(spans)))
+
+    async def _span(self, topic: str, group: str, queue_id: int) -> ConsumeTimeSpan:
+        store = self.store
+        first, behind = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+        consumed = self.offsets.query(group, topic, queue_id)
+
+        def times(reads: Reads) -> list[int]:
+            offsets = (first, behind - 1, consumed - 1, max(consumed, first))
+            return [store.store_time_of(topic, queue_id, offset, reads) for offset in offsets]
+
+        earliest, latest, reached, waiting = await store.ask(times)
+        if consumed <= 0:
+            reached = earliest
+        behind_ms = 0
+        if first < behind and consumed < behind:
+            behind_ms = store.clock.time_ms() - waiting
+        return ConsumeTimeSpan(
+            message_queue=self.topics.queue(topic, queue_id),
+            min_time_stamp=earliest,
+            min_time_stamp_str=time_text(earliest),
+            max_time_stamp=latest,
+            max_time_stamp_str=time_text(latest),
+            consume_time_stamp=reached,
+            consume_time_stamp_str=time_text(reached),
+            delay_time=behind_ms,
+        )
+
+    async def _stored_before(self, topic: str, queue_id: int, offset: int) -> int:
+        """Store time (ms) of the message before this offset; 0 without one."""
+        if offset <= 0:
+            return 0
+        question = partial(self.store.store_time_of, topic, queue_id, offset - 1)
+        return max(await self.store.ask(question), 0)
+
+    # -- groups
+
+    async def get_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
+        """How far a group is in each queue of the topics it has offsets in, or of those named."""
+        header = frame.header(GetConsumeStatsRequestHeader)
+        if header.topic and header.topic.strip():
+            topics = [header.topic]
+        elif header.topic_list:
+            topics = [name for name in dict.fromkeys(header.topic_list.split(";")) if name]
+        else:
+            topics = sorted(self.offsets.topics_of(header.consumer_group))
+        stats = await self._progress_of(header.consumer_group, topics, Turns())
+        return frame.response(body=await encoded(stats, len(stats.offset_table)))
+
+    async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
+        """How far every group is in every topic in which it has offsets."""
+        only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
+        listed: list[dict[str, list[ConsumeStats]]] = []
+        total = entries = 0
+        turns = Turns()
+        async for group in turns.each(sorted(self.groups.table)):
+            tables = []
+            for topic in sorted(self.offsets.topics_of(group)):
+                if only_ordered and not self.topics.is_order(topic):
+                    continue
+                stats = await self._progress_of(group, [topic], turns)
+                if stats.offset_table:
+                    tables.append(stats)
+                    entries += len(stats.offset_table)
+                    total += sum(
+                        row.broker_offset - row.consumer_offset for row in stats.offset_table.values()
+                    )
+            listed.append({group: tables})
+        body = BrokerConsumeStats(broker_addr=self.address.text, consume_stats_list=listed, total_diff=total)
+        return frame.response(body=await encoded(body, entries + len(listed)))
+
+    async def _progress_of(self, group: str, topics: Iterable[str], turns: Turns) -> ConsumeStats:
+        """How far a group is in these topics; those that it does not subscribe while online are left out."""
+        online = self.consumers.groups.get(group)
+        stats = ConsumeStats(offset_table={}, consume_tps=0.0)
+        for topic in topics:
+            config = self.topics.get(topic)
+            if config is None or (
+                online is not None and online.subscriptions and topic not in online.subscriptions
+            ):
+                continue
+            async for queue_id in turns.each(range(config.read_queue_nums)):
+                consumed = max(self.offsets.query(group, topic, queue_id), 0)
+                last = await self._stored_before(topic, queue_id, consumed)
+                stats.offset_table[self.topics.queue(topic, queue_id)] = OffsetWrapper(
+                    broker_offset=max(self.store.max_offset(topic, queue_id), 0),
+                    consumer_offset=consumed,
+                    last_timestamp=last,
+                )
+            stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.store.clock))
+        return stats
+
+    async def clone_group_offset(self, _connection: Connection, frame: Frame) -> Frame:
+        """Give a group the offsets of another. An online source clones what it subscribes only."""
+        header = frame.header(CloneGroupOffsetRequestHeader)
+        check_group(header.dest_group, frame.version)
+        topics = {header.topic} if header.topic else self.offsets.topics_of(header.src_group)
+        online = self.consumers.groups.get(header.src_group)
+        async for topic in Turns().each(topics):
+            if topic not in self.topics.table:
+                continue
+            if not header.offline and online is not None and topic not in online.subscriptions:
+                continue
+            self.offsets.clone(header.src_group, header.dest_group, topic)
+        return frame.response()
+
+    def query_topic_consume_by_who(self, _connection: Connection, frame: Frame) -> Frame:
+        """Groups that subscribe a topic or have offsets in it."""
+        topic = frame.header(QueryTopicConsumeByWhoRequestHeader).topic
+        groups = self.consumers.groups_of_topic(topic) | self.offsets.groups_of(topic)
+        return frame.response(body=GroupList(group_list=sorted(groups)).encode())
+
+    def query_topics_by_consumer(self, _connection: Connection, frame: Frame) -> Frame:
+        """Topics in which a group has offsets."""
+        group = frame.header(QueryTopicsByConsumerRequestHeader).group
+        topics = sorted(self.offsets.topics_of(group))
+        return frame.response(body=TopicsOfGroup(topics, self.address.text).encode())

@@ -1,0 +1,279 @@
+"""What a running broker consists of, each part given what it uses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Collection
+
+from cometmq import logs
+from cometmq.broker.admin.clients import ClientAdmin
+from cometmq.broker.admin.consumers import ConsumerAdmin
+from cometmq.broker.admin.progress import ProgressAdmin
+from cometmq.broker.admin.runtime import RuntimeAdmin
+from cometmq.broker.admin.topics import TopicAdmin
+from cometmq.broker.base import attributes
+from cometmq.broker.base.address import BrokerAddress
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.delay_levels import DelayLevels
+from cometmq.broker.base.names import CHECK_BY_THEMSELVES, names_checked
+from cometmq.broker.base.replies import SendReplies
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.writer import Writer
+from cometmq.broker.groups.client_requests import ClientProcessor
+from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
+from cometmq.broker.groups.locks import QueueLocks
+from cometmq.broker.groups.notices import GroupNotices
+from cometmq.broker.groups.offset_requests import OffsetProcessor
+from cometmq.broker.pull.offset_moved import OffsetMovedEvents
+from cometmq.broker.pull.pull import PullProcessor
+from cometmq.broker.pull.query import QueryProcessor
+from cometmq.broker.register import Registrar
+from cometmq.broker.send.send import SendProcessor
+from cometmq.broker.send.send_back import SendBackProcessor
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.timers.schedule import ScheduleService
+from cometmq.periodic import Periodic
+from cometmq.protocol.codes import RequestCode, handlers_of
+from cometmq.protocol.java_properties import format_properties
+from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
+from cometmq.store import Arrivals, Disk, MessageStore, replace_file
+
+log = logs.logger(__name__)
+
+CLIENT_SCAN_S = 10.0
+# The fast port of old clients serves everything but these.
+NOT_ON_VIP = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+VIP_OFFSET = -2
+STATS_PERIOD_S = 1.0
+
+
+class BrokerParts:
+    """The tables, processors and servers of a broker. Made inside the running loop."""
+
+    def __init__(self, config: BrokerConfig, store: MessageStore, address: BrokerAddress) -> None:
+        self._config = config
+        self._address = address
+        self._settings_lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._limits_due = False  # _use_topic_limits is scheduled
+        self.store = store
+        self.tick = tick = Tick(self._loop)
+        self.client = RemotingClient(tick=tick)
+        self.stats = Stats(store.clock.time_ms(), mono_ms(store.clock))
+        self.replies = SendReplies(config.region_id, config.trace_on)
+        self.writer = Writer(store, self.replies, self.stats, tick, self._arrived)
+        store.on_visible = self.writer.visible
+        self.tables = DurableTables(config, store, self._topics_changed)
+        self.consumers = ConsumerTable()
+        self.producers = ProducerTable()
+        self.locks = QueueLocks()
+        self.registrar = Registrar(config, self.tables.topics, address, self.client)
+        levels = DelayLevels.of(config.store)
+        self._make_processors(levels)
+        self.schedule = ScheduleService(
+            store=store,
+            topics=self.tables.topics,
+            levels=levels,
+            offsets=self.tables.delays,
+            writer=self.writer,
+        )
+        for queue in self.schedule.queues():
+            self.pulls.long_poll.watch(*queue)
+        store.watched = self.pulls.long_poll.queues
+        self._handlers = self._all_handlers()
+        self.server = self._server(without=())
+        self.vip_server: RemotingServer | None = None
+        self._timers = [
+            Periodic(self._loop, CLIENT_SCAN_S, self.clients.expire, name="scan for silent clients"),
+            Periodic(self._loop, STATS_PERIOD_S, self._sample, name="sampling of statistics"),
+        ]
+        tick.at_end(self.writer.end_tick)
+        tick.at_end(self.pulls.end_tick)
+
+    def _make_processors(self, levels: DelayLevels) -> None:
+        config, store, tables = self._config, self.store, self.tables
+        self.pulls = PullProcessor(
+            config=config,
+            store=store,
+            tick=self.tick,
+            topics=tables.topics,
+            groups=tables.groups,
+            offsets=tables.offsets,
+            consumers=self.consumers,
+            stats=self.stats,
+            moved=OffsetMovedEvents(
+                store=store, topics=tables.topics, writer=self.writer, address=self._address
+            ),
+        )
+        self.sends = SendProcessor(
+            config=config,
+            store=store,
+            topics=tables.topics,
+            groups=tables.groups,
+            delays=levels,
+            stats=self.stats,
+            writer=self.writer,
+        )
+        self.send_backs = SendBackProcessor(
+            config=config,
+            store=store,
+            topics=tables.topics,
+            groups=tables.groups,
+            delays=levels,
+            stats=self.stats,
+            writer=self.writer,
+        )
+        self.clients = ClientProcessor(
+            clock=store.clock,
+            topics=tables.topics,
+            groups=tables.groups,
+            producers=self.producers,
+            consumers=self.consumers,
+            locks=self.locks,
+            notices=GroupNotices(config, tables.groups, self.consumers),
+        )
+
+    def _all_handlers(self) -> dict[int, Handler]:
+        config, store, tables = self._config, self.store, self.tables
+        topics, groups, offsets, consumers = tables.topics, tables.groups, tables.offsets, self.consumers
+        handlers: dict[int, Handler] = {**self.sends.handlers(), **self.send_backs.handlers()}
+        for part in (
+            self.pulls,
+            self.clients,
+            self.schedule,
+            OffsetProcessor(store=store, topics=topics, groups=groups, offsets=offsets),
+            QueryProcessor(store=store),
+            TopicAdmin(
+                config=config,
+                store=store,
+                tables=tables,
+                pulls=self.pulls,
+                registered=self.registrar.registered,
+            ),
+            ProgressAdmin(
+                store=store,
+                topics=topics,
+                groups=groups,
+                offsets=offsets,
+                consumers=consumers,
+                stats=self.stats,
+                address=self._address,
+            ),
+            ClientAdmin(clock=store.clock, producers=self.producers, consumers=consumers),
+            ConsumerAdmin(config=config, store=store, topics=topics, offsets=offsets, consumers=consumers),
+            RuntimeAdmin(
+                config=config,
+                store=store,
+                stats=self.stats,
+                schedule=self.schedule,
+                settings_changed=self._settings_changed,
+            ),
+        ):
+            handlers |= handlers_of(part)
+        return {
+            code: handler if code in CHECK_BY_THEMSELVES else names_checked(handler)
+            for code, handler in handlers.items()
+        }
+
+    def _server(self, without: Collection[int]) -> RemotingServer:
+        handlers = {code: handler for code, handler in self._handlers.items() if code not in without}
+        shortcuts = self.sends.shortcuts()
+        return RemotingServer(handlers, shortcuts=shortcuts, on_close=self._closed, tick=self.tick)
+
+    def use_port(self, port: int) -> None:
+        """The port is known: from now on records and answers carry it."""
+        self._address.port = port
+        self.store.set_store_host(self._address.packed)
+        self.replies.use_host(self._address.packed)
+
+    # -- start and stop
+
+    async def start(self) -> None:
+        """Open the fast port, begin the periodic work, register."""
+        await self._open_vip()
+        self._use_topic_limits()
+        self.tables.start()
+        self.pulls.start()
+        if not self.store.slave:
+            self.schedule.start()
+        for timer in self._timers:
+            timer.start()
+        await self.registrar.start()
+
+    async def _open_vip(self) -> None:
+        port = self._config.listen_port + VIP_OFFSET
+        # Beside a port that the system picked, others may own its neighbours.
+        if not self._config.vip_channel_enable or port <= 0:
+            return
+        self.vip_server = self._server(without=NOT_ON_VIP)
+        try:
+            await self.vip_server.start(self._address.interface, port)
+        except OSError as error:
+            log.warning("port %d, which old clients use, is not available: %s", port, error)
+            self.vip_server = None
+
+    async def stop(self, drain_s: float) -> None:
+        """The reverse of the start."""
+        servers = [server for server in (self.vip_server, self.server) if server is not None]
+        for server in servers:
+            server.stop_listening()
+        await self.registrar.stop()
+        for timer in self._timers:
+            timer.cancel()
+        await self.schedule.stop()
+        await self.pulls.stop()
+        await self.writer.drain(drain_s)
+        for server in servers:
+            await server.stop(drain_s)
+        await self.client.close()
+        await self.tables.stop()
+        await self.store.stop()
+
+    # -- events
+
+    def _arrived(self, arrivals: Arrivals) -> None:
+        self.pulls.arrived(arrivals)
+        self.schedule.arrived(arrivals)
+
+    def _closed(self, connection: Connection) -> None:
+        self.pulls.long_poll.drop(connection)
+        self.clients.closed(connection)
+
+    def _topics_changed(self) -> None:
+        self.sends.forget_routes()
+        self.registrar.register()
+        if not self._limits_due:  # all topics are looked at, once for all changes of a tick
+            self._limits_due = True
+            self._loop.call_soon(self._use_topic_limits)
+
+    def _use_topic_limits(self) -> None:
+        self._limits_due = False
+        self.store.topic_retention.set_limits(attributes.limits(self.tables.topics.table))
+
+    def _sample(self) -> None:
+        clock = self.store.clock
+        self.stats.sample(clock.time_ms(), mono_ms(clock))
+
+    async def _settings_changed(self, keys: list[str]) -> None:
+        self.sends.forget_routes()
+        self.replies.configure(self._config.region_id, self._config.trace_on)
+        self.store.configure(self._config.store)
+        self.writer.configure()
+        if "brokerPermission" in keys:
+            self.tables.topics.touch()
+        path = self._config.broker_config_path
+        if path and keys:
+            # One writer at a time, and each writes what holds when its turn comes: an older state never wins.
+            async with self._settings_lock:
+                text = format_properties(self._config.properties())
+                await asyncio.to_thread(write_settings, self.store.disk, path, text)
+
+
+def write_settings(disk: Disk, path: str, text: str) -> None:
+    """Replace a settings file, or say why not: the settings are in force already."""
+    try:
+        replace_file(disk, os.path.abspath(path), text.encode())
+    except OSError as error:
+        log.error("settings not written to %s: %s", path, error)

@@ -1,0 +1,139 @@
+"""The tables that outlive a broker: topics, groups, consumer offsets and delay offsets, each with its file.
+
+Topics and groups are written on each change, offsets every few seconds if they have changed, and everything
+at the end (docs/reference/storage.md, Writing tables).
+
+An offset never lasts longer than the log that it was won by: before offsets are written the log is flushed up
+to where it ended when they were taken. Else a power failure could leave the cursor of a delayed message, or
+the offset behind a message that was sent back, without the copy that it speaks of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from itertools import chain, repeat
+from typing import Any
+
+import msgspec
+
+from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
+from cometmq.broker.tables.delay_offsets import DelayOffsets
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.table_file import TableFile
+from cometmq.broker.tables.topics import TopicTable
+from cometmq.periodic import Periodic
+from cometmq.protocol.bodies import Body, SubscriptionGroupTable, TopicConfigTable
+from cometmq.store import DELAYS, GROUPS, OFFSETS, TOPICS, MessageStore
+
+log = logs.logger(__name__)
+
+# Apache's broker waits so long before it first writes offsets.
+FIRST_WRITE_S = 10.0
+
+
+class DurableTables:
+    """The four tables of a broker and their files, under the store's directory `config`."""
+
+    def __init__(
+        self, config: BrokerConfig, store: MessageStore, topics_changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """topics_changed: called after each change of the topic table."""
+        self._config = config
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._topics_changed = topics_changed
+        self.topics = topics = TopicTable(config, store.clock.time_ms, self._save_topics)
+        self.groups = groups = SubscriptionGroups(config, store.clock.time_ms, self._save_groups)
+        self.offsets = ConsumerOffsets()
+        self.delays = DelayOffsets()
+        self.topics_file = self._file(
+            TOPICS, lambda: plain(TopicConfigTable(topics.table, topics.version)), after_log=False
+        )
+        self.groups_file = self._file(
+            GROUPS, lambda: plain(SubscriptionGroupTable(groups.table, groups.version)), after_log=False
+        )
+        self.offsets_file = self._file(OFFSETS, self.offsets.to_table, after_log=True)
+        self.delays_file = self._file(DELAYS, self.delays.to_table, after_log=True)
+        self._timers = [
+            self._every("writing consumer offsets", config.flush_consumer_offset_interval, self.save_offsets),
+            self._every("writing delay offsets", config.flush_delay_offset_interval, self.save_delays),
+        ]
+
+    def _file(self, name: str, content: Callable[[], dict[str, Any]], *, after_log: bool) -> TableFile:
+        path = os.path.join(self._config.store.root, "config", name)
+        return TableFile(self._store.disk, path, content, self._log_flushed if after_log else None)
+
+    def _every(self, what: str, period_ms: int, job: Callable[[], None]) -> Periodic:
+        period_s = period_ms / 1000
+        waits = chain([max(FIRST_WRITE_S, period_s)], repeat(period_s))
+        return Periodic(self._loop, lambda: next(waits), job, name=what)
+
+    async def _log_flushed(self) -> None:
+        """The log as it is now is on the device. Raises OSError if it does not get there."""
+        store = self._store
+        done: asyncio.Future[bool] = self._loop.create_future()
+        store.when_flushed(store.commit_log_max, lambda ok: None if done.done() else done.set_result(ok))
+        if not await done:
+            raise store.flush_failure or OSError(errno.ETIMEDOUT, "the commit log was not flushed in time")
+
+    def load(self) -> None:
+        """Fill the tables from the files. Raises StoreCorrupt, OSError."""
+        topics = TopicConfigTable.from_plain(self.topics_file.load())
+        self.topics.load(topics.data_version, topics.topic_config_table, self._queues_with_messages)
+        groups = SubscriptionGroupTable.from_plain(self.groups_file.load())
+        self.groups.load(groups.data_version, groups.subscription_group_table)
+        self.offsets.load(self.offsets_file.load())
+        if not self._store.recovered.clean:
+            for key, lowered in self.offsets.lower(self._store.max_offset):
+                log.warning(
+                    "the last stop was not clean: offsets of %s were beyond the ends of their queues: %s",
+                    key, ", ".join(f"queue {q}: {was}, now {end}" for q, was, end in lowered),
+                )  # fmt: skip
+        self.delays.load(self.delays_file.load())
+
+    def _queues_with_messages(self, topic: str) -> int:
+        """How many queues a topic must have for all of its messages to be reached."""
+        queues = self._store.queues.of_topic(topic)
+        return max((queue.queue_id + 1 for queue in queues if queue.max_offset > queue.min_offset), default=0)
+
+    def start(self) -> None:
+        """Begin the periodic writes of offsets."""
+        for timer in self._timers:
+            timer.start()
+
+    def _save_topics(self) -> None:
+        self.topics_file.save()
+        self._topics_changed()
+
+    def _save_groups(self) -> None:
+        self.groups_file.save()
+
+    def save_offsets(self) -> None:
+        """Write consumer offsets soon, if they have changed."""
+        if self.offsets.dirty:
+            self.offsets.dirty = False
+            self.offsets_file.save()
+
+    def save_delays(self) -> None:
+        """Write delay offsets soon, if they have changed."""
+        if self.delays.dirty:
+            self.delays.dirty = False
+            self.delays_file.save()
+
+    async def stop(self) -> None:
+        """Write everything a last time."""
+        for timer in self._timers:
+            timer.cancel()
+        for file in (self.topics_file, self.groups_file, self.offsets_file, self.delays_file):
+            await file.finish()
+
+
+def plain(table: Body) -> dict[str, Any]:
+    """A table as plain JSON values."""
+    values: dict[str, Any] = msgspec.to_builtins(table)
+    return values
