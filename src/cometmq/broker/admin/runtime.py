@@ -96,7 +96,8 @@ class RuntimeAdmin:
         return frame.response(body=KVTable(table=self.table()).encode())
 
     def table(self) -> dict[str, str]:
-        """Every key of Apache's brokers, in both lines' spelling (docs/reference/remoting.md, Runtime table)."""
+        """Every key of Apache's brokers, in both lines' spelling
+        (docs/reference/remoting.md, Runtime table)."""
         stats, config = self.stats, self.config
         table = store_facts(self.store)
         table |= {

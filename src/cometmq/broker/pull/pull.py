@@ -168,8 +168,8 @@ class PullProcessor:
     def _check(
         self, connection: Connection, version: int, header: PullMessageRequestHeader
     ) -> frozenset[int] | None:
-        """Apache's checks in their order (docs/reference/storage.md, Pull answers); returns the tag codes that
-        pass."""
+        """Apache's checks in their order (docs/reference/storage.md, Pull answers); returns the tag
+        codes that pass."""
         config = self._config
         if not config.broker_permission & READ:
             raise CommandError(
