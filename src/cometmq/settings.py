@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cometmq import logs
-from cometmq.errors import ConfigError
+from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.addresses import parse_address
+from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.java_properties import PropertiesError, line_of, parse_properties
 
 log = logs.logger(__name__)
@@ -133,6 +134,18 @@ class Inert:
                 raise ConfigError(key, text.strip(), f"{default}: {self._unsafe[key][1]}")
             if key in self._not_built and shown != default:
                 log.warning("setting %s=%s has no effect here: that feature is not built", key, shown)
+
+
+def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:
+    """The properties in the body of a request that changes settings. Raises CommandError."""
+    if len(body) > BODY_MAX:
+        raise CommandError(
+            ResponseCode.SYSTEM_ERROR, f"{len(body)} bytes of settings are more than {BODY_MAX}"
+        )
+    try:
+        return parse_properties(bytes(body).decode())
+    except (UnicodeDecodeError, PropertiesError) as error:
+        raise CommandError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from error
 
 
 def warn_unknown(key: str, known: Iterable[str]) -> None:

@@ -201,7 +201,7 @@ class TestRegistrations:
                 for n in range(5):
                     await register(raw, name=f"broker-{n}", addr=f"10.0.0.{n}:10911")
             for _ in range(1000):
-                known.append(len(server._tables.live()))
+                known.append(len(server.tables.live()))
                 if not known[-1]:
                     break
                 await asyncio.sleep(0)
@@ -262,7 +262,7 @@ async def test_a_step_of_the_clock_removes_nobody(tmp_path: Path, monkeypatch: p
             for step_ns in (10**18, -(10**18)):
                 monkeypatch.setattr("time.time_ns", lambda step_ns=step_ns: 1_700_000_000 * 10**9 + step_ns)
                 monkeypatch.setattr("time.time", lambda step_ns=step_ns: 1_700_000_000 + step_ns / 1e9)
-                server._scan()
+                server.scan()
                 assert (await route(raw))[0] == 0
     finally:
         await server.stop(1)

@@ -323,15 +323,15 @@ class TestRegistration:
         async with running(tmp_path, clock) as server, peer(server) as raw:
             await register(raw, heartbeatTimeoutMillis=asked)
             clock.ms += counts_as
-            assert list(server._tables.scan(clock.ms)) == []
-            assert [gone.broker_addr for gone in server._tables.scan(clock.ms + 1)] == ["10.0.0.1:10911"]
+            assert list(server.tables.scan(clock.ms)) == []
+            assert [gone.broker_addr for gone in server.tables.scan(clock.ms + 1)] == ["10.0.0.1:10911"]
 
     async def test_a_closed_connection_takes_its_broker_away_at_once(self, tmp_path: Path) -> None:
         async with running(tmp_path) as server, peer(server) as raw:
             async with peer(server) as broker:
                 await register(broker)
                 assert (await route(raw))[0] == 0
-            await until(lambda: not server._tables.live())
+            await until(lambda: not server.tables.live())
             assert (await route(raw))[0] == 17
 
     async def test_several_name_servers_stand_side_by_side(self, tmp_path: Path) -> None:
@@ -553,8 +553,8 @@ class TestConfiguration:
             (b"serverWorkerThreads=-1", 1, "serverWorkerThreads"),
             (b"productEnvName=" + b"x" * 5000, 1, "productEnvName"),
             (b"orderMessageEnable=true\n" * 3000, 1, "65536"),
-            (b"a=\\u12", 1, "properties"),
-            (b"\xff\xfe", 1, "properties"),
+            (b"a=\\u12", 1, "Properties"),
+            (b"\xff\xfe", 1, "Properties"),
         ],
     )
     async def test_refused_changes_change_nothing(

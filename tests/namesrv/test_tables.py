@@ -135,11 +135,10 @@ class TestRegistration:
 
         assert sorted(tables.topics()) == ["TopicA", "TopicB"]
 
-    def test_topics_missing_from_a_later_table_go_if_so_configured(self) -> None:
-        tables = RouteTables(delete_topics_missing_in_registration=True)
+    def test_topics_missing_from_a_later_table_go_if_so_configured(self, tables: RouteTables) -> None:
         tables.register(T0, says(topics=("TopicA", "TopicB")))
         tables.register(T0, says("broker-b", "10.0.0.2:10911", topics=("TopicA",)))
-        tables.register(T0, says(topics=("TopicB",), version=2))
+        tables.register(T0, says(topics=("TopicB",), version=2, replaces_topics=True))
 
         assert list(queues_of(tables, "TopicA")) == ["broker-b"]
         assert list(queues_of(tables, "TopicB")) == ["broker-a"]

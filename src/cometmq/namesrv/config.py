@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 
 import msgspec
 
 from cometmq.errors import ConfigError
+from cometmq.namesrv.kv import write_file
+from cometmq.protocol.java_properties import format_properties
 from cometmq.settings import (
     INT_MAX,
     Inert,
@@ -133,3 +136,22 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 FIELDS = {
     field.encode_name: field.name for field in msgspec.structs.fields(NamesrvConfig) if field.name != "others"
 }
+
+
+class RunningConfig:
+    """The settings of a running name server; `now` is replaced when a request changes them. Ports and paths
+    stay in force until the next start."""
+
+    def __init__(self, config: NamesrvConfig) -> None:
+        self.now = config
+        self._lock = asyncio.Lock()
+
+    def update(self, properties: Mapping[str, str]) -> None:
+        """Put these over the others. Raises ConfigError; then nothing has changed."""
+        self.now = self.now.updated(properties)
+
+    async def save(self) -> None:
+        """Write the settings to configStorePath. Raises OSError."""
+        async with self._lock:
+            content = format_properties(self.now.to_properties()).encode()
+            await asyncio.to_thread(write_file, self.now.config_store_path, content)

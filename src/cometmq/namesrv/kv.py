@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Mapping
@@ -37,9 +38,7 @@ class KvTables:
     __slots__ = ("_sizes", "_tables", "generation")
 
     def __init__(self, tables: Mapping[str, Mapping[str, str]] | None = None) -> None:
-        self._tables: dict[str, dict[str, str]] = {
-            name: dict(pairs) for name, pairs in (tables or {}).items()
-        }
+        self._tables = {name: dict(pairs) for name, pairs in (tables or {}).items()}
         self._sizes = {
             name: sum(_size(key, value) for key, value in pairs.items())
             for name, pairs in self._tables.items()
@@ -105,6 +104,25 @@ class KvTables:
 def _size(key: str, value: str) -> int:
     """What a pair counts, in bytes of UTF-8."""
     return len(key.encode("utf-8", "replace")) + len(value.encode("utf-8", "replace"))
+
+
+class KvFile:
+    """The file of the tables."""
+
+    def __init__(self, path: str, tables: KvTables) -> None:
+        self.tables = tables
+        self._path = path
+        self._written = tables.generation
+        self._lock = asyncio.Lock()
+
+    async def save(self) -> None:
+        """Write the tables if they have changed since they were written. Raises OSError."""
+        # One writer at a time, and each writes what holds when its turn comes: an older state never wins.
+        async with self._lock:
+            generation = self.tables.generation
+            if generation != self._written:
+                await asyncio.to_thread(write_file, self._path, self.tables.to_json())
+                self._written = generation
 
 
 def read_file(path: str) -> bytes | None:

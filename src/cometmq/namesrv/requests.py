@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 from zlib import crc32
 
 from cometmq import logs
 from cometmq.errors import CommandError, ConfigError
-from cometmq.namesrv.config import NamesrvConfig
-from cometmq.namesrv.kv import KvRefused, KvTables
+from cometmq.namesrv.config import RunningConfig
+from cometmq.namesrv.kv import KvFile, KvRefused
 from cometmq.namesrv.tables import Registration, RouteTables
 from cometmq.protocol import headers
 from cometmq.protocol.addresses import parse_address
@@ -29,15 +29,14 @@ from cometmq.protocol.codes import (
     TOPIC_QUEUES_MAX,
     VERSION_4_9_4,
     VERSION_5_0_0,
-    RequestCode,
     ResponseCode,
     TopicSysFlag,
     is_legal_name,
 )
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
-from cometmq.remoting import Connection, Handler
-from cometmq.settings import BODY_MAX
+from cometmq.protocol.java_properties import format_properties
+from cometmq.remoting import Connection
+from cometmq.settings import requested_settings
 from cometmq.text import shortened
 
 log = logs.logger(__name__)
@@ -51,68 +50,31 @@ HEARTBEAT_TIMEOUT_MAX_MS = 3_600_000
 Answer: TypeAlias = "Frame | Awaitable[Frame | None]"
 
 
-class Shell(Protocol):
-    """What requests need from the name server around them."""
-
-    config: NamesrvConfig
-
-    def set_config(self, config: NamesrvConfig) -> None: ...
-
-    async def save_config(self) -> None: ...
-
-    async def save_kv(self) -> None: ...
-
-
 class RequestProcessor:
-    """Handlers by request code. Everything but file writing happens inline."""
+    """Answers requests from the tables. Everything but file writing happens inline."""
 
-    def __init__(self, tables: RouteTables, kv: KvTables, shell: Shell, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, tables: RouteTables, kv_file: KvFile, config: RunningConfig, now_ms: Callable[[], int]
+    ) -> None:
         self._tables = tables
-        self._kv = kv
-        self._shell = shell
+        self._kv = kv_file.tables
+        self._kv_file = kv_file
+        self._config = config
         self._now_ms = now_ms
-
-    def handlers(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {
-            RequestCode.PUT_KV_CONFIG: self.put_kv_config,
-            RequestCode.GET_KV_CONFIG: self.get_kv_config,
-            RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_list,
-            RequestCode.REGISTER_BROKER: self.register_broker,
-            RequestCode.UNREGISTER_BROKER: self.unregister_broker,
-            RequestCode.QUERY_DATA_VERSION: self.query_data_version,
-            RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
-            RequestCode.GET_BROKER_MEMBER_GROUP: self.get_broker_member_group,
-            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
-            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
-            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.get_route,
-            RequestCode.GET_BROKER_CLUSTER_INFO: self.get_cluster_info,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
-            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.get_all_topics,
-            RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_by_cluster,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.get_system_topics,
-            RequestCode.GET_UNIT_TOPIC_LIST: self.get_unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.get_unit_sub_topics,
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.get_unit_sub_not_unit_topics,
-            RequestCode.UPDATE_NAMESRV_CONFIG: self.update_config,
-            RequestCode.GET_NAMESRV_CONFIG: self.get_config,
-        }
 
     # -- key-value configuration
 
-    def put_kv_config(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """100"""
+    def put_kv_config(self, _connection: Connection, request: Frame) -> Answer:
+        """Set a value of a namespace."""
         asked = request.header(headers.PutKVConfigRequestHeader)
         try:
             self._kv.put(asked.namespace, asked.key, asked.value)
         except KvRefused as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        return self._saved(request)
+        return self._answered(request, self._kv_file.save, "kvConfigPath")
 
-    def get_kv_config(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """101"""
+    def get_kv_config(self, _connection: Connection, request: Frame) -> Answer:
+        """A value of a namespace."""
         asked = request.header(headers.GetKVConfigRequestHeader)
         value = self._kv.get(asked.namespace, asked.key)
         if value is None:
@@ -120,45 +82,49 @@ class RequestProcessor:
             raise CommandError(ResponseCode.QUERY_NOT_FOUND, remark, {})
         return request.response(header=headers.GetKVConfigResponseHeader(value=value))
 
-    def delete_kv_config(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """102"""
+    def delete_kv_config(self, _connection: Connection, request: Frame) -> Answer:
+        """Remove a value of a namespace."""
         asked = request.header(headers.DeleteKVConfigRequestHeader)
         self._kv.delete(asked.namespace, asked.key)
-        return self._saved(request)
+        return self._answered(request, self._kv_file.save, "kvConfigPath")
 
-    def get_kv_list(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """219"""
+    def get_kvlist_by_namespace(self, _connection: Connection, request: Frame) -> Answer:
+        """All values of a namespace."""
         asked = request.header(headers.GetKVListByNamespaceRequestHeader)
         pairs = self._kv.namespace(asked.namespace)
         if pairs is None:
             raise CommandError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {asked.namespace}")
         return request.response(body=KVTable(pairs).encode())
 
-    async def _saved(self, request: Frame) -> Frame:
+    async def _answered(self, request: Frame, save: Callable[[], Awaitable[None]], path: str) -> Frame:
+        """Success, once what the request changed is in the file of the setting `path`."""
         try:
-            await self._shell.save_kv()
+            await save()
         except OSError as error:
-            log.error("cannot write the key-value configuration: %s", error)
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"taken, but cannot be written to kvConfigPath: {error}"
-            ) from error
+            log.error("cannot write to %s: %s", path, error)
+            remark = f"taken, but cannot be written to {path}: {error}"
+            raise CommandError(ResponseCode.SYSTEM_ERROR, remark) from error
         return request.response()
 
     # -- brokers
 
     def register_broker(self, connection: Connection, request: Frame) -> Answer:
-        """103"""
+        """A broker says what it is and which topics it has."""
         asked = request.header(headers.RegisterBrokerRequestHeader)
         if asked.body_crc32 and crc32(request.body) & CRC_MASK != asked.body_crc32:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        body = registration_of(request, compressed=bool(asked.compressed))
-        registered = self._tables.register(self._now_ms(), registration(request, asked, body), connection)
+        body = RegisterBrokerBody()  # without one the broker has no topics
+        if request.body:
+            body = RegisterBrokerBody.decode(request.body, bool(asked.compressed), request.version)
+        replaces = self._config.now.delete_topic_with_broker_registration
+        said = registration(request, asked, body, replaces)
+        registered = self._tables.register(self._now_ms(), said, connection)
         if registered.refusal:
             raise CommandError(ResponseCode.SYSTEM_ERROR, registered.refusal)
         if registered.left_out:
             log.warning("no room for %d topics of broker %s", registered.left_out, asked.broker_addr)
         order = None
-        if self._shell.config.return_order_topic_config_to_broker:
+        if self._config.now.return_order_topic_config_to_broker:
             order = self._order_topics()
         return request.response(
             header=headers.RegisterBrokerResponseHeader(
@@ -174,14 +140,14 @@ class RequestProcessor:
         log.error("%s is too long to go out with registrations: delete keys of it", ORDER_TOPIC_CONFIG)
         return None
 
-    def unregister_broker(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """104"""
+    def unregister_broker(self, _connection: Connection, request: Frame) -> Answer:
+        """A broker leaves."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
         self._tables.unregister(asked.broker_addr, asked.broker_name)
         return request.response()
 
-    def query_data_version(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """322"""
+    def query_data_version(self, _connection: Connection, request: Frame) -> Answer:
+        """Whether a broker's topics differ from those that are held here."""
         asked = request.header(headers.QueryDataVersionRequestHeader)
         version = DataVersion.decode(request.body)
         changed, held = self._tables.query_data_version(self._now_ms(), asked.broker_addr, version)
@@ -190,27 +156,27 @@ class RequestProcessor:
             body=b"" if held is None else held.encode(),
         )
 
-    def broker_heartbeat(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """904: success even for a broker that is not known, as 5.x answers"""
+    def broker_heartbeat(self, _connection: Connection, request: Frame) -> Answer:
+        """A broker lives. Success even for one that is not known, as 5.x answers."""
         asked = request.header(headers.BrokerHeartbeatRequestHeader)
         self._tables.heartbeat(self._now_ms(), asked.broker_addr)
         return request.response()
 
-    def get_broker_member_group(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """901"""
+    def get_broker_member_group(self, _connection: Connection, request: Frame) -> Answer:
+        """The processes of a broker name."""
         asked = request.header(headers.GetBrokerMemberGroupRequestHeader)
         group = self._tables.member_group(asked.cluster_name, asked.broker_name)
         return request.response(body=BrokerMemberGroup(group).encode())
 
-    def wipe_write_perm(self, connection: Connection, request: Frame) -> Answer:
-        """205"""
+    def wipe_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
+        """Take the write permission from the topics of a broker name."""
         asked = request.header(headers.WipeWritePermOfBrokerRequestHeader)
         count = self._tables.wipe_write_perm(asked.broker_name)
         log.info("%s wiped the write permission of %s: %d topics", connection.peer, asked.broker_name, count)
         return request.response(header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
-    def add_write_perm(self, connection: Connection, request: Frame) -> Answer:
-        """327"""
+    def add_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
+        """Give it back."""
         asked = request.header(headers.AddWritePermOfBrokerRequestHeader)
         count = self._tables.add_write_perm(asked.broker_name)
         log.info("%s restored write permission of %s: %d topics", connection.peer, asked.broker_name, count)
@@ -218,8 +184,8 @@ class RequestProcessor:
 
     # -- routes and topics
 
-    def get_route(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """105"""
+    def get_routeinfo_by_topic(self, _connection: Connection, request: Frame) -> Answer:
+        """Where a topic lives."""
         asked = request.header(headers.GetRouteInfoRequestHeader)
         route = self._tables.route(asked.topic)
         if route is None:
@@ -227,7 +193,7 @@ class RequestProcessor:
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {asked.topic}",
             )
-        if self._shell.config.order_message_enable:
+        if self._config.now.order_message_enable:
             route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, asked.topic)
         quoted = request.version >= VERSION_4_9_4 or bool(asked.accept_standard_json_only)
         if request.version >= VERSION_5_0_0:
@@ -235,12 +201,12 @@ class RequestProcessor:
                 broker.enable_acting_master = False
         return request.response(body=route.encode(standard=quoted))
 
-    def get_cluster_info(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """106"""
+    def get_broker_cluster_info(self, _connection: Connection, request: Frame) -> Answer:
+        """All brokers and clusters."""
         return request.response(body=self._tables.cluster_info().encode())
 
-    def register_topic(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """217"""
+    def register_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
+        """Queues of one topic."""
         asked = request.header(headers.RegisterTopicRequestHeader)
         if len(request.body) > ROUTE_BODY_MAX:
             problem = f"{len(request.body)} bytes of one topic's queues are more than {ROUTE_BODY_MAX}"
@@ -254,39 +220,39 @@ class RequestProcessor:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "no more topics are kept")
         return request.response()
 
-    def delete_topic(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """216"""
+    def delete_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
+        """Forget a topic, everywhere or in one cluster."""
         asked = request.header(headers.TopicRequestHeader)
         self._tables.delete_topic(asked.topic, (request.ext or {}).get("clusterName"))
         return request.response()
 
-    def get_all_topics(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """206"""
-        if not self._shell.config.enable_all_topic_list:
+    def get_all_topic_list_from_nameserver(self, _connection: Connection, request: Frame) -> Answer:
+        """All topics."""
+        if not self._config.now.enable_all_topic_list:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "disable")
         return topic_list(request, self._tables.topics())
 
-    def get_topics_by_cluster(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """224"""
+    def get_topics_by_cluster(self, _connection: Connection, request: Frame) -> Answer:
+        """The topics of a cluster."""
         asked = request.header(headers.GetTopicsByClusterRequestHeader)
         self._check_lists_enabled()
         return topic_list(request, self._tables.topics_of_cluster(asked.cluster))
 
-    def get_system_topics(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """304"""
+    def get_system_topic_list_from_ns(self, _connection: Connection, request: Frame) -> Answer:
+        """The names of clusters and brokers, which are topics too."""
         topics, broker_addr = self._tables.system_topics()
         return topic_list(request, topics, broker_addr)
 
-    def get_unit_topics(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """311"""
+    def get_unit_topic_list(self, _connection: Connection, request: Frame) -> Answer:
+        """Topics of units."""
         return self._topics_with(request, lambda flag: bool(flag & TopicSysFlag.UNIT))
 
-    def get_unit_sub_topics(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """312"""
+    def get_has_unit_sub_topic_list(self, _connection: Connection, request: Frame) -> Answer:
+        """Topics that units subscribe."""
         return self._topics_with(request, lambda flag: bool(flag & TopicSysFlag.UNIT_SUB))
 
-    def get_unit_sub_not_unit_topics(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """313"""
+    def get_has_unit_sub_ununit_topic_list(self, _connection: Connection, request: Frame) -> Answer:
+        """Topics that units subscribe, and that are of none."""
         both = TopicSysFlag.UNIT | TopicSysFlag.UNIT_SUB
         return self._topics_with(request, lambda flag: flag & both == TopicSysFlag.UNIT_SUB)
 
@@ -295,22 +261,15 @@ class RequestProcessor:
         return topic_list(request, self._tables.topics_with(want))
 
     def _check_lists_enabled(self) -> None:
-        if not self._shell.config.enable_topic_list:
+        if not self._config.now.enable_topic_list:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "disable")
 
     # -- the server's own configuration
 
-    def update_config(self, connection: Connection, request: Frame) -> Answer:
-        """318"""
-        if len(request.body) > BODY_MAX:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"{len(request.body)} bytes of settings are more than {BODY_MAX}"
-            )
-        try:
-            changes = parse_properties(bytes(request.body).decode())
-        except (UnicodeDecodeError, PropertiesError) as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the body is no properties: {error}") from error
-        config = self._shell.config
+    def update_namesrv_config(self, connection: Connection, request: Frame) -> Answer:
+        """Change settings, and write them."""
+        changes = requested_settings(request.body)
+        config = self._config.now
         refused = sorted(key for key in changes if config.black_listed(key))
         if refused:
             raise CommandError(
@@ -319,33 +278,22 @@ class RequestProcessor:
         known = config.to_properties()
         try:
             # Apache takes over what it knows and ignores the rest.
-            config = config.updated({key: value for key, value in changes.items() if key in known})
+            self._config.update({key: value for key, value in changes.items() if key in known})
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        self._shell.set_config(config)
         log.info("%s changed the configuration: %s", connection.peer, ", ".join(sorted(changes)))
-        return self._config_saved(request)
+        return self._answered(request, self._config.save, "configStorePath")
 
-    async def _config_saved(self, request: Frame) -> Frame:
-        try:
-            await self._shell.save_config()
-        except OSError as error:
-            log.error("cannot write the configuration: %s", error)
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"taken, but cannot be written to configStorePath: {error}"
-            ) from error
-        return request.response()
-
-    def get_config(self, connection: Connection, request: Frame) -> Answer:  # noqa: ARG002
-        """319"""
-        return request.response(body=format_properties(self._shell.config.to_properties()).encode())
+    def get_namesrv_config(self, _connection: Connection, request: Frame) -> Answer:
+        """Every setting."""
+        return request.response(body=format_properties(self._config.now.to_properties()).encode())
 
 
 def registration(
-    request: Frame, asked: headers.RegisterBrokerRequestHeader, body: RegisterBrokerBody
+    request: Frame, asked: headers.RegisterBrokerRequestHeader, body: RegisterBrokerBody, replaces: bool
 ) -> Registration:
     """What a broker says of itself, checked: clients dial the addresses and make what topics and queues it
-    names. Raises CommandError.
+    names. replaces: see `Registration.replaces_topics`. Raises CommandError.
     """
     for field, name in (("brokerName", asked.broker_name), ("clusterName", asked.cluster_name)):
         if not name.strip() or len(name) > NAME_MAX or not name.isprintable():
@@ -381,6 +329,7 @@ def registration(
         heartbeat_timeout_ms=timeout_ms,
         zone_name=asked.zone_name,
         single_topic_needs_known=request.version >= VERSION_5_0_0,
+        replaces_topics=replaces,
     )
 
 
@@ -395,13 +344,6 @@ def topic_problem(topic: str, *queue_nums: int) -> str:
     if not all(0 <= number <= TOPIC_QUEUES_MAX for number in queue_nums):
         return f"a topic has 0 to {TOPIC_QUEUES_MAX} queues"
     return ""
-
-
-def registration_of(request: Frame, *, compressed: bool) -> RegisterBrokerBody:
-    """The body of a registration; without one the broker has no topics. Raises BodyError."""
-    if not request.body:
-        return RegisterBrokerBody()
-    return RegisterBrokerBody.decode(request.body, compressed, request.version)
 
 
 def topic_list(request: Frame, topics: list[str], broker_addr: str | None = None) -> Frame:

@@ -16,7 +16,6 @@ over a new connection is not undone when the old connection closes at last.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import TypeVar
 
 import msgspec
 
@@ -37,8 +36,6 @@ BROKERS_MAX = 5_000
 TOPICS_MAX = 200_000
 QUEUES_MAX = 2_000_000  # one for each broker of each topic: 100 brokers with 20,000 topics, 400 MB
 
-T = TypeVar("T")
-
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """What a broker says of itself in REGISTER_BROKER.
@@ -46,6 +43,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     filter_servers None: nothing said about them (brokers older than 3.0.11). heartbeat_timeout_ms: 5.x
     brokers choose their own expiry. single_topic_needs_known: 5.x's rule that an unknown broker may not
     begin with the registration of a single topic, because the rest of its topics would seem gone.
+    replaces_topics: topics that it does not name are gone (deleteTopicWithBrokerRegistration).
     """
 
     cluster: str
@@ -59,6 +57,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout_ms: int | None = None
     zone_name: str | None = None
     single_topic_needs_known: bool = False
+    replaces_topics: bool = False
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +104,7 @@ class Broker(msgspec.Struct):
 class RouteTables:
     """All tables, and the events that change them."""
 
-    def __init__(self, *, delete_topics_missing_in_registration: bool = False) -> None:
-        # 5.x's deleteTopicWithBrokerRegistration.
-        self.delete_missing = delete_topics_missing_in_registration
+    def __init__(self) -> None:
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._brokers: dict[str, Broker] = {}
         self._clusters: dict[str, dict[str, None]] = {}
@@ -135,15 +132,18 @@ class RouteTables:
             broker.cluster = said.cluster
         self._clusters.setdefault(said.cluster, {})[said.broker_name] = None
         broker.zone_name = said.zone_name
-        self._take_address(broker, said)
-        left_out = self._take_topics(said, first=not known) if said.broker_id == MASTER_ID else 0
-        self._take_liveness(now_ms, said, connection)
+        self._put_address(broker, said)
+        left_out = self._put_topics(said, first=not known) if said.broker_id == MASTER_ID else 0
+        self._put_liveness(now_ms, said, connection)
         if said.filter_servers:
             self._filters[said.broker_addr] = list(said.filter_servers)
         elif said.filter_servers is not None:
             self._filters.pop(said.broker_addr, None)
-        answer = self._master_of(broker, said.broker_id)
-        return msgspec.structs.replace(answer, left_out=left_out) if left_out else answer
+        master_addr = broker.addrs.get(MASTER_ID)
+        master = self._live.get(master_addr) if master_addr is not None else None
+        if master is None or said.broker_id == MASTER_ID:
+            return Registered(left_out=left_out)
+        return Registered(left_out=left_out, ha_server_addr=master.ha_server_addr, master_addr=master_addr)
 
     def unregister(self, broker_addr: str, broker_name: str) -> None:
         """A broker leaves on its own."""
@@ -265,7 +265,9 @@ class RouteTables:
     def topics_with(self, want: Callable[[int], bool]) -> list[str]:
         """Topics whose topicSysFlag satisfies `want`; a topic's first queue data speaks for it."""
         return [
-            topic for topic, queues in self._topics.items() if want(first(queues.values()).topic_sys_flag)
+            topic
+            for topic, queues in self._topics.items()
+            if want(next(iter(queues.values())).topic_sys_flag)
         ]
 
     def system_topics(self) -> tuple[list[str], str | None]:
@@ -283,7 +285,7 @@ class RouteTables:
 
     # -- parts of a registration
 
-    def _take_address(self, broker: Broker, said: Registration) -> None:
+    def _put_address(self, broker: Broker, said: Registration) -> None:
         # One address, one id: a slave that became master leaves its old id.
         for other_id, addr in list(broker.addrs.items()):
             if addr == said.broker_addr and other_id != said.broker_id:
@@ -294,12 +296,12 @@ class RouteTables:
             self._remove_broker(said.broker_addr)
         broker.addrs[said.broker_id] = said.broker_addr
 
-    def _take_topics(self, said: Registration, *, first: bool) -> int:
+    def _put_topics(self, said: Registration, *, first: bool) -> int:
         """How many topics found no room."""
         live = self._live.get(said.broker_addr)
         if not first and live is not None and live.data_version == said.data_version:
             return 0
-        if self.delete_missing:
+        if said.replaces_topics:
             for topic in self._topics_of.get(said.broker_name, set()) - said.topics.keys():
                 self._drop_queue(topic, said.broker_name)
         left_out = 0
@@ -315,7 +317,7 @@ class RouteTables:
                 left_out += 1
         return left_out
 
-    def _take_liveness(self, now_ms: int, said: Registration, connection: Hashable) -> None:
+    def _put_liveness(self, now_ms: int, said: Registration, connection: Hashable) -> None:
         self._forget_liveness(said.broker_addr, filters=False)
         timeout_ms = said.heartbeat_timeout_ms
         self._live[said.broker_addr] = LiveBroker(
@@ -330,17 +332,6 @@ class RouteTables:
         )
         if connection is not None:
             self._addrs_of.setdefault(connection, set()).add(said.broker_addr)
-
-    def _master_of(self, broker: Broker, broker_id: int) -> Registered:
-        master_addr = broker.addrs.get(MASTER_ID)
-        if broker_id == MASTER_ID or master_addr is None:
-            return Registered()
-        master = self._live.get(master_addr)
-        return (
-            Registered()
-            if master is None
-            else Registered(ha_server_addr=master.ha_server_addr, master_addr=master_addr)
-        )
 
     # -- removal
 
@@ -417,8 +408,3 @@ class RouteTables:
 
     def _data_of(self, broker: Broker) -> BrokerData:
         return BrokerData(cluster=broker.cluster, broker_name=broker.name, broker_addrs=dict(broker.addrs))
-
-
-def first(items: Iterable[T]) -> T:
-    """The first of `items`, of which there is at least one."""
-    return next(iter(items))

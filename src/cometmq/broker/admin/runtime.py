@@ -14,9 +14,9 @@ from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.bodies import KVTable
 from cometmq.protocol.codes import VERSION_4_9_7, ResponseCode, version_name
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
+from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection
-from cometmq.settings import BODY_MAX
+from cometmq.settings import requested_settings
 from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
@@ -46,14 +46,7 @@ class RuntimeAdmin:
 
     async def update_broker_config(self, connection: Connection, frame: Frame) -> Frame:
         """Set known keys of the properties text, and write them; unknown ones are ignored."""
-        if len(frame.body) > BODY_MAX:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"{len(frame.body)} bytes of settings are more than {BODY_MAX}"
-            )
-        try:
-            properties = parse_properties(bytes(frame.body).decode())
-        except (UnicodeDecodeError, PropertiesError) as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from error
+        properties = requested_settings(frame.body)
         refused = NOT_BY_REQUEST & properties.keys()
         if refused:
             raise CommandError(
