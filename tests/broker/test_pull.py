@@ -163,14 +163,14 @@ class TestHolding:
         self, cluster, peer, monkeypatch, limit, value
     ):
         monkeypatch.setattr(f"cometmq.broker.pull.pull.{limit}", value)
-        served, serve = [0], PullProcessor._serve_late
+        served, serve = [0], PullProcessor.serve_late
         cluster.broker.parts.tick.at_end(lambda: served.append(0))
 
         def count(processor, request):
             served[-1] += 1
             serve(processor, request)
 
-        monkeypatch.setattr(PullProcessor, "_serve_late", count)
+        monkeypatch.setattr(PullProcessor, "serve_late", count)
         await peer.send()
         pulls = [asyncio.create_task(peer.pull(offset=1, group=f"G{n}", hold_ms=15_000)) for n in range(20)]
         await until(lambda: len(cluster.broker.parts.pulls.long_poll) == 20)
@@ -264,14 +264,14 @@ class TestWhatChangesMeanwhile:
         other = cluster.peer()
         if waits == "in line":
             await other.send(properties={"TAGS": "A"})
-            assert pulls._ready
+            assert not len(pulls.long_poll)  # it is woken, and its turn does not come
             await getattr(self, change)(cluster, other)
             monkeypatch.undo()
         else:
             await getattr(self, change)(cluster, other)
             if change not in ("topic_deleted", "topic_made_again", "broker_closed"):
                 await other.send(properties={"TAGS": "A"})
-            cluster.broker.parts.pulls._wake(pulls.long_poll.wake_all())
+            pulls.wake(pulls.long_poll.wake_all())
         woken = await pulling
         fresh = await peer.pull(offset=1, expression=None, sub_version=1)
         assert woken.code == fresh.code == code or (change, woken.code) == ("topic_made_again", 17)
@@ -490,7 +490,7 @@ class TestColdReads:
         waited, wait = [], Backlog.wait
 
         def note(backlog, request):
-            waited.append(request.offset)
+            waited.append(request.header.queue_offset)
             return wait(backlog, request)
 
         monkeypatch.setattr(Backlog, "wait", note)

@@ -26,6 +26,7 @@ from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.offset_requests import OffsetProcessor
+from cometmq.broker.pull.checks import PullChecks
 from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
@@ -70,15 +71,7 @@ class BrokerParts:
         self.producers = ProducerTable()
         self.locks = QueueLocks()
         self.registrar = Registrar(config, self.tables.topics, address, self.client)
-        levels = DelayLevels.of(config.store)
-        self._make_processors(levels)
-        self.schedule = ScheduleService(
-            store=store,
-            topics=self.tables.topics,
-            levels=levels,
-            offsets=self.tables.delays,
-            writer=self.writer,
-        )
+        self._make_processors(DelayLevels.of(config.store))
         for queue in self.schedule.queues():
             self.pulls.long_poll.watch(*queue)
         store.watched = self.pulls.long_poll.queues
@@ -93,42 +86,28 @@ class BrokerParts:
         tick.at_end(self.pulls.end_tick)
 
     def _make_processors(self, levels: DelayLevels) -> None:
-        config, store, tables = self._config, self.store, self.tables
+        config, store, tables, writer = self._config, self.store, self.tables, self.writer
         self.pulls = PullProcessor(
             config=config,
             store=store,
-            tick=self.tick,
-            topics=tables.topics,
-            groups=tables.groups,
-            offsets=tables.offsets,
-            consumers=self.consumers,
+            tables=tables,
             stats=self.stats,
-            moved=OffsetMovedEvents(
-                store=store, topics=tables.topics, writer=self.writer, address=self._address
-            ),
+            checks=PullChecks(config=config, tables=tables, consumers=self.consumers),
+            tick=self.tick,
+            moved=OffsetMovedEvents(store=store, topics=tables.topics, writer=writer, address=self._address),
         )
         self.sends = SendProcessor(
-            config=config,
-            store=store,
-            topics=tables.topics,
-            groups=tables.groups,
-            delays=levels,
-            stats=self.stats,
-            writer=self.writer,
+            config=config, store=store, tables=tables, delays=levels, stats=self.stats, writer=writer
         )
         self.send_backs = SendBackProcessor(
-            config=config,
-            store=store,
-            topics=tables.topics,
-            groups=tables.groups,
-            delays=levels,
-            stats=self.stats,
-            writer=self.writer,
+            config=config, store=store, tables=tables, delays=levels, stats=self.stats, writer=writer
+        )
+        self.schedule = ScheduleService(
+            store=store, topics=tables.topics, levels=levels, offsets=tables.delays, writer=writer
         )
         self.clients = ClientProcessor(
             clock=store.clock,
-            topics=tables.topics,
-            groups=tables.groups,
+            tables=tables,
             producers=self.producers,
             consumers=self.consumers,
             locks=self.locks,
@@ -136,14 +115,13 @@ class BrokerParts:
         )
 
     def _all_handlers(self) -> dict[int, Handler]:
-        config, store, tables = self._config, self.store, self.tables
-        topics, groups, offsets, consumers = tables.topics, tables.groups, tables.offsets, self.consumers
+        config, store, tables, consumers = self._config, self.store, self.tables, self.consumers
         handlers: dict[int, Handler] = {**self.sends.handlers(), **self.send_backs.handlers()}
         for part in (
             self.pulls,
             self.clients,
             self.schedule,
-            OffsetProcessor(store=store, topics=topics, groups=groups, offsets=offsets),
+            OffsetProcessor(store=store, tables=tables),
             QueryProcessor(store=store),
             TopicAdmin(
                 config=config,
@@ -153,16 +131,10 @@ class BrokerParts:
                 registered=self.registrar.registered,
             ),
             ProgressAdmin(
-                store=store,
-                topics=topics,
-                groups=groups,
-                offsets=offsets,
-                consumers=consumers,
-                stats=self.stats,
-                address=self._address,
+                store=store, tables=tables, consumers=consumers, stats=self.stats, address=self._address
             ),
             ClientAdmin(clock=store.clock, producers=self.producers, consumers=consumers),
-            ConsumerAdmin(config=config, store=store, topics=topics, offsets=offsets, consumers=consumers),
+            ConsumerAdmin(config=config, store=store, tables=tables, consumers=consumers),
             RuntimeAdmin(
                 config=config,
                 store=store,

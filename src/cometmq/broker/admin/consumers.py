@@ -12,8 +12,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.turns import Turns, encoded
 from cometmq.broker.groups.clients import ClientInfo, ConsumerTable
 from cometmq.broker.groups.notices import send_oneway
-from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
-from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CometError, CommandError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
@@ -52,8 +51,7 @@ class ConsumerAdmin:
 
     config: BrokerConfig
     store: MessageStore
-    topics: TopicTable
-    offsets: ConsumerOffsets
+    tables: DurableTables
     consumers: ConsumerTable
 
     async def invoke_broker_to_reset_offset(self, connection: Connection, frame: Frame) -> Frame:
@@ -61,7 +59,7 @@ class ConsumerAdmin:
         (RESET_CONSUMER_CLIENT_OFFSET)."""
         header = frame.header(ResetOffsetRequestHeader)
         topic, group = header.topic, header.group
-        config = self.topics.get(topic)
+        config = self.tables.topics.get(topic)
         if config is None:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
@@ -69,10 +67,10 @@ class ConsumerAdmin:
             )
         offsets: dict[MessageQueue, int] = {}
         async for queue_id in Turns().each(range(config.write_queue_nums)):
-            stored = self.offsets.query(group, topic, queue_id)
+            stored = self.tables.offsets.query(group, topic, queue_id)
             if stored < 0:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
-            offsets[self.topics.queue(topic, queue_id)] = await self._target(header, queue_id, stored)
+            offsets[self.tables.topics.queue(topic, queue_id)] = await self._target(header, queue_id, stored)
         clients = self.consumers.online(group)
         if not clients:
             raise CommandError(

@@ -12,9 +12,7 @@ from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, time_text
 from cometmq.broker.base.turns import Turns, encoded
 from cometmq.broker.groups.clients import ConsumerTable
-from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
-from cometmq.broker.tables.subscription_groups import SubscriptionGroups
-from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import (
     Body,
@@ -65,9 +63,7 @@ class ProgressAdmin:
     """Answers from the tables and the store's queues."""
 
     store: MessageStore
-    topics: TopicTable
-    groups: SubscriptionGroups
-    offsets: ConsumerOffsets
+    tables: DurableTables
     consumers: ConsumerTable
     stats: Stats
     address: BrokerAddress
@@ -77,11 +73,11 @@ class ProgressAdmin:
     async def get_topic_stats_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Bounds and last store time of each queue of a topic."""
         topic = frame.header(GetTopicStatsInfoRequestHeader).topic
-        config = self.topics.existing(topic)
+        config = self.tables.topics.existing(topic)
         table = {}
         async for queue_id in Turns().each(range(config.write_queue_nums)):
             maximum = self.store.max_offset(topic, queue_id)
-            table[self.topics.queue(topic, queue_id)] = TopicOffset(
+            table[self.tables.topics.queue(topic, queue_id)] = TopicOffset(
                 min_offset=max(self.store.min_offset(topic, queue_id), 0),
                 max_offset=maximum,
                 last_update_timestamp=await self._stored_before(topic, queue_id, maximum),
@@ -93,7 +89,7 @@ class ProgressAdmin:
         header = frame.header(QueryConsumeQueueRequestHeader)
         store = self.store
         topic, queue_id = header.topic, header.queue_id
-        if topic not in self.topics.table:
+        if topic not in self.tables.topics.table:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
         minimum, maximum = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         body = QueryConsumeQueueBody(max_queue_index=maximum, min_queue_index=minimum)
@@ -124,7 +120,7 @@ class ProgressAdmin:
     async def query_consume_time_span(self, _connection: Connection, frame: Frame) -> Frame:
         """Store times of each queue's first, last, and last consumed message."""
         header = frame.header(QueryConsumeTimeSpanRequestHeader)
-        config = self.topics.existing(header.topic)
+        config = self.tables.topics.existing(header.topic)
         spans = [
             await self._span(header.topic, header.group, queue_id)
             async for queue_id in Turns().each(range(config.write_queue_nums))
@@ -135,7 +131,7 @@ class ProgressAdmin:
     async def _span(self, topic: str, group: str, queue_id: int) -> ConsumeTimeSpan:
         store = self.store
         first, behind = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
-        consumed = self.offsets.query(group, topic, queue_id)
+        consumed = self.tables.offsets.query(group, topic, queue_id)
 
         def times(reads: Reads) -> list[int]:
             offsets = (first, behind - 1, consumed - 1, max(consumed, first))
@@ -148,7 +144,7 @@ class ProgressAdmin:
         if first < behind and consumed < behind:
             behind_ms = store.clock.time_ms() - waiting
         return ConsumeTimeSpan(
-            message_queue=self.topics.queue(topic, queue_id),
+            message_queue=self.tables.topics.queue(topic, queue_id),
             min_time_stamp=earliest,
             min_time_stamp_str=time_text(earliest),
             max_time_stamp=latest,
@@ -175,7 +171,7 @@ class ProgressAdmin:
         elif header.topic_list:
             topics = [name for name in dict.fromkeys(header.topic_list.split(";")) if name]
         else:
-            topics = sorted(self.offsets.topics_of(header.consumer_group))
+            topics = sorted(self.tables.offsets.topics_of(header.consumer_group))
         stats = await self._progress_of(header.consumer_group, topics, Turns())
         return frame.response(body=await encoded(stats, len(stats.offset_table)))
 
@@ -185,10 +181,10 @@ class ProgressAdmin:
         listed: list[dict[str, list[ConsumeStats]]] = []
         total = entries = 0
         turns = Turns()
-        async for group in turns.each(sorted(self.groups.table)):
+        async for group in turns.each(sorted(self.tables.groups.table)):
             tables = []
-            for topic in sorted(self.offsets.topics_of(group)):
-                if only_ordered and not self.topics.is_order(topic):
+            for topic in sorted(self.tables.offsets.topics_of(group)):
+                if only_ordered and not self.tables.topics.is_order(topic):
                     continue
                 stats = await self._progress_of(group, [topic], turns)
                 if stats.offset_table:
@@ -206,15 +202,15 @@ class ProgressAdmin:
         online = self.consumers.groups.get(group)
         stats = ConsumeStats(offset_table={}, consume_tps=0.0)
         for topic in topics:
-            config = self.topics.get(topic)
+            config = self.tables.topics.get(topic)
             if config is None or (
                 online is not None and online.subscriptions and topic not in online.subscriptions
             ):
                 continue
             async for queue_id in turns.each(range(config.read_queue_nums)):
-                consumed = max(self.offsets.query(group, topic, queue_id), 0)
+                consumed = max(self.tables.offsets.query(group, topic, queue_id), 0)
                 last = await self._stored_before(topic, queue_id, consumed)
-                stats.offset_table[self.topics.queue(topic, queue_id)] = OffsetWrapper(
+                stats.offset_table[self.tables.topics.queue(topic, queue_id)] = OffsetWrapper(
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
@@ -226,24 +222,24 @@ class ProgressAdmin:
         """Give a group the offsets of another. An online source clones what it subscribes only."""
         header = frame.header(CloneGroupOffsetRequestHeader)
         check_group(header.dest_group, frame.version)
-        topics = {header.topic} if header.topic else self.offsets.topics_of(header.src_group)
+        topics = {header.topic} if header.topic else self.tables.offsets.topics_of(header.src_group)
         online = self.consumers.groups.get(header.src_group)
         async for topic in Turns().each(topics):
-            if topic not in self.topics.table:
+            if topic not in self.tables.topics.table:
                 continue
             if not header.offline and online is not None and topic not in online.subscriptions:
                 continue
-            self.offsets.clone(header.src_group, header.dest_group, topic)
+            self.tables.offsets.clone(header.src_group, header.dest_group, topic)
         return frame.response()
 
     def query_topic_consume_by_who(self, _connection: Connection, frame: Frame) -> Frame:
         """Groups that subscribe a topic or have offsets in it."""
         topic = frame.header(QueryTopicConsumeByWhoRequestHeader).topic
-        groups = self.consumers.groups_of_topic(topic) | self.offsets.groups_of(topic)
+        groups = self.consumers.groups_of_topic(topic) | self.tables.offsets.groups_of(topic)
         return frame.response(body=GroupList(group_list=sorted(groups)).encode())
 
     def query_topics_by_consumer(self, _connection: Connection, frame: Frame) -> Frame:
         """Topics in which a group has offsets."""
         group = frame.header(QueryTopicsByConsumerRequestHeader).group
-        topics = sorted(self.offsets.topics_of(group))
+        topics = sorted(self.tables.offsets.topics_of(group))
         return frame.response(body=TopicsOfGroup(topics, self.address.text).encode())

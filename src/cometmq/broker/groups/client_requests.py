@@ -20,8 +20,7 @@ from cometmq.broker.groups.clients import (
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.subscriptions import check_tag_type
-from cometmq.broker.tables.subscription_groups import SubscriptionGroups
-from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
@@ -55,8 +54,7 @@ class ClientProcessor:
     """Handles what clients say about themselves, and tells groups when their membership changes."""
 
     clock: Clock
-    topics: TopicTable
-    groups: SubscriptionGroups
+    tables: DurableTables
     producers: ProducerTable
     consumers: ConsumerTable
     locks: QueueLocks
@@ -110,10 +108,10 @@ class ClientProcessor:
         weight: int,
     ) -> None:
         group = data.group_name
-        settings = self.groups.find(group)
+        settings = self.tables.groups.find(group)
         if settings is not None and has_retry_topic(group):
             with contextlib.suppress(CommandError):  # without room for it the group consumes all the same
-                self.topics.ensure_retry(group, settings.retry_queue_nums, data.unit_mode)
+                self.tables.topics.ensure_retry(group, settings.retry_queue_nums, data.unit_mode)
         described = (str(data.consume_type), str(data.message_model), str(data.consume_from_where))
         changed = self.consumers.register(
             group, connection, client, described, data.subscription_data_set, now_ms, weight

@@ -9,9 +9,8 @@ from functools import partial
 from cometmq.broker.base import compat
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.turns import Turns, encoded
-from cometmq.broker.tables.consumer_offsets import SEPARATOR, ConsumerOffsets
-from cometmq.broker.tables.subscription_groups import SubscriptionGroups
-from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.tables.consumer_offsets import SEPARATOR
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import ConsumerOffsetTable
 from cometmq.protocol.codes import ResponseCode
@@ -33,9 +32,7 @@ class OffsetProcessor:
     """Handles what consumers and tools ask about offsets."""
 
     store: MessageStore
-    topics: TopicTable
-    groups: SubscriptionGroups
-    offsets: ConsumerOffsets
+    tables: DurableTables
 
     def query_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame | Awaitable[Frame]:
         """The stored offset; 0 for a group that is new to a young queue; else 22
@@ -44,7 +41,7 @@ class OffsetProcessor:
         Never any other code: a 4.9.8 consumer takes every error for "no offset stored" and jumps to the end.
         """
         header = frame.header(QueryConsumerOffsetRequestHeader)
-        offset = self.offsets.query(header.consumer_group, header.topic, header.queue_id)
+        offset = self.tables.offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
             return self._first_offset(header, frame)
         return offset_answer(frame, offset)
@@ -52,7 +49,7 @@ class OffsetProcessor:
     async def _first_offset(self, header: QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
         """The offset of a group that has none in this queue yet."""
         store, topic, queue_id = self.store, header.topic, header.queue_id
-        known = topic in self.topics.table
+        known = topic in self.tables.topics.table
         young = store.min_offset(topic, queue_id) <= 0 and not await store.ask(
             partial(is_on_disk, store, topic, queue_id, 0)
         )
@@ -75,21 +72,21 @@ class OffsetProcessor:
         if compat.is_5x(frame.version):
             self._check_update(header)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        if not self.offsets.commit(group, topic, queue_id, header.commit_offset):
+        if not self.tables.offsets.commit(group, topic, queue_id, header.commit_offset):
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
                 f"the offset of {group} in {topic} queue {queue_id} is not stored: there are "
-                f"{len(self.offsets)} offsets, and no more are taken",
+                f"{len(self.tables.offsets)} offsets, and no more are taken",
             )
         return frame.response()
 
     def _check_update(self, header: UpdateConsumerOffsetRequestHeader) -> None:
         """What 5.x refuses and 4.9 stores."""
-        if self.groups.find(header.consumer_group) is None:
+        if self.tables.groups.find(header.consumer_group) is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!"
             )
-        if header.topic not in self.topics.table:
+        if header.topic not in self.tables.topics.table:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
         if header.queue_id < 0:
             raise CommandError(
@@ -102,7 +99,7 @@ class OffsetProcessor:
 
     async def get_all_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Every stored offset, for a slave."""
-        offsets = self.offsets
+        offsets = self.tables.offsets
         table: dict[str, dict[int, int]] = {}
         entries = 0
         turns = Turns()

@@ -23,7 +23,7 @@ from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
 from cometmq.broker.send.send_templates import KnownSends
-from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.topics import TopicTable, sys_flag_of_send
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import TopicConfig
@@ -76,16 +76,14 @@ class SendProcessor:
         *,
         config: BrokerConfig,
         store: MessageStore,
-        topics: TopicTable,
-        groups: SubscriptionGroups,
+        tables: DurableTables,
         delays: DelayLevels,
         stats: Stats,
         writer: Writer,
     ) -> None:
         self._config = config
         self._store = store
-        self._topics = topics
-        self._groups = groups
+        self._tables = tables
         self._delays = delays
         self._stats = stats
         self._writer = writer
@@ -215,7 +213,7 @@ class SendProcessor:
         if now_ms < config.start_accept_send_request_time_stamp:
             until = config.start_accept_send_request_time_stamp
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
-        topics = self._topics
+        topics = self._tables.topics
         writeable = bool(config.broker_permission & Perm.WRITE)
         if not writeable and topics.is_order(header.topic):
             raise CommandError(
@@ -235,7 +233,7 @@ class SendProcessor:
     def _bad_queue(
         self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
     ) -> CommandError:
-        known = self._topics.get(header.topic)
+        known = self._tables.topics.get(header.topic)
         return CommandError(
             compat.invalid_parameter(frame.version),
             f"request queueId[{header.queue_id}] is illegal, {known} Producer: {connection.peer}",
@@ -247,14 +245,14 @@ class SendProcessor:
         """Where a message that is not plain is stored."""
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
-            settings = self._groups.find(group)
+            settings = self._tables.groups.find(group)
             if settings is None:
                 raise CommandError(
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
                 )
             maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
             if is_dead_by_send(header.reconsume_times or 0, maximum):
-                self._topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
+                self._tables.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
                 return DLQ_PREFIX + group, 0, put(properties, "DELAY", "0"), None
         if (value_of(properties, "TRAN_MSG") or "").lower() == "true":
             raise CommandError(

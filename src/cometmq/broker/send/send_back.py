@@ -13,8 +13,7 @@ from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.retry import DLQ_QUEUES, maximum_times, plan_send_back
 from cometmq.broker.send.send import delayed
-from cometmq.broker.tables.subscription_groups import SubscriptionGroups
-from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import TopicConfig
@@ -44,16 +43,14 @@ class SendBackProcessor:
         *,
         config: BrokerConfig,
         store: MessageStore,
-        topics: TopicTable,
-        groups: SubscriptionGroups,
+        tables: DurableTables,
         delays: DelayLevels,
         stats: Stats,
         writer: Writer,
     ) -> None:
         self._config = config
         self._store = store
-        self._topics = topics
-        self._groups = groups
+        self._tables = tables
         self._delays = delays
         self._stats = stats
         self._writer = writer
@@ -66,7 +63,7 @@ class SendBackProcessor:
         """Answer 0 once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
         group = header.group
-        settings = self._groups.find(group)
+        settings = self._tables.groups.find(group)
         if settings is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
@@ -94,7 +91,7 @@ class SendBackProcessor:
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
         queue_id = 0
         if plan.dead:
-            self._topics.ensure(plan.topic, DLQ_QUEUES)
+            self._tables.topics.ensure(plan.topic, DLQ_QUEUES)
         else:
             queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
         properties = put(properties, "DELAY", str(plan.delay_level))
@@ -129,7 +126,7 @@ class SendBackProcessor:
 
     def _retry_topic(self, group: str, queues: int, unit_mode: bool) -> TopicConfig:
         """The group's retry topic, made if need be. Raises CommandError if nobody may write to it."""
-        known = self._topics.ensure_retry(group, queues, unit_mode)
+        known = self._tables.topics.ensure_retry(group, queues, unit_mode)
         if not known.perm & Perm.WRITE:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"the topic[{known.topic_name}] sending message is forbidden"
