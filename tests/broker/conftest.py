@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.server import Broker
-from cometmq.message import MessageExt
+from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
+    CreateTopicRequestHeader,
     Header,
     PullMessageRequestHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
+    UpdateConsumerOffsetRequestHeader,
 )
 from cometmq.protocol.properties.text import encode_properties, java_hash
 from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import RemotingClient
-from cometmq.standalone import Standalone
+from cometmq.standalone import Standalone, small_files
+from cometmq.store import Clock, Disk
 
 COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
 
@@ -183,6 +191,67 @@ async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
             await asyncio.sleep(0.005)
 
 
+def queue(number: int, topic: str = "Orders") -> MessageQueue:
+    return MessageQueue(topic, "broker-a", number)
+
+
+async def create(peer, topic="Orders", read=2, write=2, perm=6, version=407, **more):
+    header = CreateTopicRequestHeader(
+        topic=topic, read_queue_nums=read, write_queue_nums=write, perm=perm, default_topic="TBW102", **more
+    )
+    return await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header, version=version)
+
+
+async def commit(peer, queue_id, offset, group="G", topic="Orders"):
+    header = UpdateConsumerOffsetRequestHeader(
+        consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
+    )
+    assert (await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == 0
+
+
+async def take(peer, topic, count, group="Taker", timeout_s=10.0):
+    """Messages of queue 0, held pulls until there are enough."""
+    found = []
+    async with asyncio.timeout(timeout_s):
+        while len(found) < count:
+            answer = await peer.pull(topic, offset=len(found), group=group, hold_ms=2_000)
+            if answer.code == 0:
+                found += records(answer)
+    return found
+
+
+def store_raw(cluster, topic, properties, body=b"raw", queue_id=0, **more):
+    """Store a message as it is, and let it be seen."""
+    parts = cluster.broker.parts
+    stored = parts.store.append(
+        topic, queue_id, body, properties, born_timestamp_ms=1, born_host=bytes(8), **more
+    )
+    parts.writer.appended(None)
+    return stored
+
+
+def table_on_disk(root: Path, name: str) -> Any:
+    return json.loads((root / "config" / name).read_text())
+
+
+@contextlib.asynccontextmanager
+async def running(
+    root: object, disk: Disk | None = None, clock: Clock | None = None, **settings: str
+) -> AsyncIterator[tuple[Broker, Peer]]:
+    """A broker without a name server, and a client of it."""
+    base = {"brokerName": "broker-a", "brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "namesrvAddr": ""}
+    base |= {"listenPort": "0", "storePathRootDir": str(root)}
+    config = BrokerConfig.from_properties({**small_files(), **base, **settings})
+    broker = Broker(config, disk=disk, clock=clock)
+    await broker.start()
+    peer = Peer(broker.addr)
+    try:
+        yield broker, peer
+    finally:
+        await peer.close()
+        await broker.stop()
+
+
 class Cluster:
     """A standalone cluster and its clients."""
 
@@ -248,3 +317,11 @@ async def cluster(start_cluster: StartCluster) -> Cluster:
 @pytest.fixture
 async def peer(cluster: Cluster) -> Peer:
     return cluster.peer()
+
+
+@pytest.fixture
+async def fast(start_cluster, monkeypatch):
+    """A cluster whose six delay levels are short enough to wait for: 200 ms, the fourth 400 ms."""
+    levels = DelayLevels((200, 200, 200, 400, 200, 200))
+    monkeypatch.setattr(DelayLevels, "of", lambda config: levels)
+    return await start_cluster(messageDelayLevel="1s 1s 1s 1s 1s 1s")

@@ -7,11 +7,9 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.broker.conftest import Peer, offset_of
+from tests.broker.conftest import Peer, commit, offset_of, running
 from tests.store.cold_disk import ColdDisk
 
-from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.server import Broker
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
@@ -24,7 +22,6 @@ from cometmq.protocol.headers import (
     QueryConsumeTimeSpanRequestHeader,
     QueryMessageRequestHeader,
     SearchOffsetRequestHeader,
-    UpdateConsumerOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
@@ -68,30 +65,23 @@ def timeless(body: bytes) -> bytes:
 
 
 @pytest.fixture
-async def cold(start_cluster) -> AsyncIterator[tuple[Broker, ColdDisk, Peer, Peer]]:
-    """A broker that has just started over a store of which nothing is in memory, and two clients."""
-    cluster = await start_cluster()
-    peer = cluster.peer()
-    for number in range(5):
-        await peer.send(properties={"KEYS": f"k{number}"})
-    header = UpdateConsumerOffsetRequestHeader(consumer_group="G", commit_offset=2, **Q)
-    await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-    await cluster.close_peers()
-    await cluster.standalone.stop()
-    _, _, settings = cluster.standalone.prepare(0)
-    settings |= {"namesrvAddr": "", "accessMessageInMemoryMaxRatio": "0"}
+async def cold(tmp_path) -> AsyncIterator[tuple[ColdDisk, Peer, Peer]]:
+    """A broker that has just started over a store of which nothing is in memory: its disk and two clients."""
+    async with running(tmp_path) as (_, peer):
+        for number in range(5):
+            await peer.send(properties={"KEYS": f"k{number}"})
+        await commit(peer, 0, 2)
     disk = ColdDisk()
-    broker = Broker(BrokerConfig.from_properties(settings), disk=disk)
-    await broker.start()
-    yield broker, disk, cluster.peer(broker.addr), cluster.peer(broker.addr)
-    disk.go_on.set()
-    await cluster.close_peers()
-    await broker.stop()
+    async with running(tmp_path, disk, accessMessageInMemoryMaxRatio="0") as (broker, peer):
+        other = Peer(broker.addr)
+        yield disk, peer, other
+        disk.go_on.set()
+        await other.close()
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_one_request_waits_and_the_others_do_not(cold, name: str) -> None:
-    _, disk, asking, other = cold
+    disk, asking, other = cold
     code, header = REQUESTS[name]
     await other.pull(offset=0, group="G")  # the group of some requests
     warm = await asking.call(code, header)

@@ -4,26 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 
 import pytest
-from tests.broker.conftest import COMMIT, Peer, records, until
+from tests.broker.conftest import COMMIT, records, running, until
 
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.server import Broker
 from cometmq.errors import ConfigError
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueryMessageRequestHeader
-from cometmq.standalone import small_files
 from cometmq.store import ManualClock
-
-
-def settings(root, **more):
-    base = {"storePathRootDir": str(root), "brokerIP1": "127.0.0.1", "listenPort": "0"}
-    base["messageDelayLevel"] = "1h"
-    return BrokerConfig.from_properties({**small_files(), **base, **more})
 
 
 def begin(answer):
@@ -33,28 +26,18 @@ def begin(answer):
 @pytest.fixture
 async def slave(tmp_path):
     """Start a slave on a store that a master wrote: 40 messages, and one that waits for its delivery."""
-    master = Broker(settings(tmp_path))
-    await master.start()
-    peer = Peer(master.addr)
-    for number in range(40):
-        await peer.send(body=b"%d" % number)
-    await peer.send("Later", properties={"DELAY": "1"})
-    await peer.pull()
-    await peer.close()
-    await master.stop()
-    brokers, peers = [], []
+    async with running(tmp_path, messageDelayLevel="1h") as (_, peer):
+        for number in range(40):
+            await peer.send(body=b"%d" % number)
+        await peer.send("Later", properties={"DELAY": "1"})
+        await peer.pull()
+    async with contextlib.AsyncExitStack() as stack:
 
-    async def start(**more):
-        brokers.append(Broker(settings(tmp_path, brokerRole="SLAVE", brokerId="1", **more)))
-        await brokers[-1].start()
-        peers.append(Peer(brokers[-1].addr))
-        return brokers[-1], peers[-1]
+        async def start(**more):
+            more = {"brokerRole": "SLAVE", "brokerId": "1", "messageDelayLevel": "1h", **more}
+            return await stack.enter_async_context(running(tmp_path, **more))
 
-    yield start
-    for peer in peers:
-        await peer.close()
-    for broker in brokers:
-        await broker.stop()
+        yield start
 
 
 class TestSlave:
@@ -137,15 +120,15 @@ class TestMasterThatReplicates:
 @pytest.mark.parametrize("given", ["FOO", "", "slave"])
 def test_a_role_that_there_is_not_is_refused(tmp_path, given):
     with pytest.raises(ConfigError) as error:
-        settings(tmp_path, brokerRole=given)
+        BrokerConfig.from_properties({"brokerRole": given})
     assert (error.value.key, error.value.value) == ("brokerRole", given)
 
 
 def test_a_slave_needs_an_id_of_its_own(tmp_path):
     with pytest.raises(ConfigError) as error:
-        settings(tmp_path, brokerRole="SLAVE")
+        BrokerConfig.from_properties({"brokerRole": "SLAVE"})
     assert error.value.key == "brokerId"
-    assert settings(tmp_path, brokerRole="SLAVE", brokerId="1").store.broker_role == "SLAVE"
+    assert BrokerConfig.from_properties({"brokerRole": "SLAVE", "brokerId": "1"}).store.broker_role == "SLAVE"
 
 
 async def test_the_role_of_a_running_broker_stays(start_cluster):

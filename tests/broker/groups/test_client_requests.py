@@ -1,19 +1,16 @@
-"""Heartbeats, groups, change notices, queue locks: tables with a fake clock, requests over sockets."""
+"""Heartbeats, change notices, queue locks, and what one connection may cost."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
-from tests.broker.conftest import Peer, records, until
+from tests.broker.conftest import Peer, records, running, until
 
 from cometmq.broker.base import attributes
-from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.groups.clients import EXPIRED_MS, MOST_GROUPS, ConsumerTable, ProducerTable
+from cometmq.broker.groups.clients import EXPIRED_MS, MOST_GROUPS
 from cometmq.broker.groups.locks import LOCK_LIVE_MS
 from cometmq.broker.groups.notices import REST_S
-from cometmq.broker.server import Broker
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
@@ -33,86 +30,13 @@ from cometmq.protocol.headers import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from cometmq.standalone import Standalone, small_files
 from cometmq.store.base.clock import ManualClock
 
-T0 = 1_000_000
-PUSH = ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
 NOTIFY = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
 
 def subscription(topic: str, version: int = 1, expression: str = "*") -> SubscriptionData:
     return SubscriptionData(topic=topic, sub_string=expression, sub_version=version)
-
-
-class TestConsumerTable:
-    def register(self, table, channel, client_id, topics=("T",), version=1, now=T0):
-        return table.register(
-            "G", channel, (client_id, "JAVA", 407), PUSH, [subscription(t, version) for t in topics], now
-        )
-
-    def test_what_counts_as_a_change(self):
-        table = ConsumerTable()
-        assert self.register(table, "ch1", "c1")
-        assert not self.register(table, "ch1", "c1")
-        assert not self.register(table, "ch1", "c1", version=2)
-        assert self.register(table, "ch1", "c1", topics=("T", "U"))
-        assert self.register(table, "ch1", "c1", topics=("U",))
-        assert self.register(table, "ch2", "c2", topics=("U",))
-        assert self.register(table, "ch2", "another id on the same channel", topics=("U",))
-        assert table.subscription("G", "T") is None
-
-    def test_a_subscription_is_replaced_by_a_higher_version_only(self):
-        table = ConsumerTable()
-        table.register("G", "ch", ("c", "JAVA", 1), PUSH, [subscription("T", 5, "A")], T0)
-        table.register("G", "ch", ("c", "JAVA", 1), PUSH, [subscription("T", 4, "B")], T0)
-        assert table.subscription("G", "T").sub_string == "A"
-        table.register("G", "ch", ("c", "JAVA", 1), PUSH, [subscription("T", 6, "C")], T0)
-        assert table.subscription("G", "T").sub_string == "C"
-
-    def test_silence_of_120_s_ends_a_membership_and_a_heartbeat_prolongs_it(self):
-        table = ConsumerTable()
-        self.register(table, "ch1", "c1")
-        self.register(table, "ch2", "c2", now=T0 + 60_000)
-        assert table.expire(T0 + EXPIRED_MS) == ([], [])
-        assert table.expire(T0 + EXPIRED_MS + 1) == (["ch1"], ["G"])
-        assert table.groups["G"].client_ids() == ["c2"]
-        self.register(table, "ch2", "c2", now=T0 + 100_000)
-        assert table.expire(T0 + 60_000 + EXPIRED_MS + 1) == ([], [])
-        assert table.expire(T0 + 100_001 + EXPIRED_MS) == (["ch2"], ["G"])
-        assert table.groups == {}
-
-    def test_a_closed_channel_leaves_every_group(self):
-        table = ConsumerTable()
-        for group in ("G", "H"):
-            table.register(group, "ch1", ("c1", "JAVA", 1), PUSH, [], T0)
-        table.register("H", "ch2", ("c2", "JAVA", 1), PUSH, [], T0)
-        assert table.channel_closed("ch1") == ["G", "H"]
-        assert list(table.groups) == ["H"]
-        assert table.channel_closed("ch1") == []
-        assert not table.unregister("Nobody", "ch1")
-
-    def test_a_client_that_reconnects_is_listed_once(self):
-        table = ConsumerTable()
-        self.register(table, "old", "c1")
-        self.register(table, "new", "c1")
-        assert table.groups["G"].client_ids() == ["c1"]
-        assert table.groups["G"].find("c1").channel == "new"
-        assert table.groups["G"].find("c9") is None
-
-
-def test_producers_come_stay_and_go():
-    table = ProducerTable()
-    for group in ("P", "Q"):
-        table.join(group, "ch1", ("c1", "GO", 317), T0)
-    table.join("P", "ch2", ("c2", "JAVA", 407), T0 + 1000)
-    assert [client.language for client in table.online("P")] == ["GO", "JAVA"]
-    assert table.unregister("Q", "ch1")
-    assert list(table.groups) == ["P"]
-    assert table.expire(T0 + EXPIRED_MS + 1) == (["ch1"], ["P"])
-    assert table.channel_closed("ch2") == ["P"]
-    assert table.groups == {}
-    assert table.online("P") == []
 
 
 async def consumer_ids(peer, group="G"):
@@ -262,11 +186,8 @@ class TestHeartbeats:
 async def stepping(tmp_path):
     """A broker, and its clock."""
     clock = ManualClock()
-    settings = {"storePathRootDir": str(tmp_path), "brokerIP1": "127.0.0.1", "listenPort": "0"}
-    broker = Broker(BrokerConfig.from_properties({**small_files(), **settings}), clock=clock)
-    await broker.start()
-    yield broker, clock
-    await broker.stop()
+    async with running(tmp_path, clock=clock) as (broker, _):
+        yield broker, clock
 
 
 @pytest.fixture
@@ -447,11 +368,6 @@ class TestLocks:
         assert len(cluster.broker.parts.locks) == len(QUEUES)
 
 
-async def test_unknown_codes_are_answered_as_apache_does(peer):
-    answer = await peer.call(9999)
-    assert (answer.code, answer.remark) == (3, " request type 9999 not supported")
-
-
 async def test_two_connections_change_a_group_together(cluster):
     peers = [cluster.peer() for _ in range(6)]
     await asyncio.gather(*(peer.heartbeat(f"c{n}") for n, peer in enumerate(peers)))
@@ -459,39 +375,3 @@ async def test_two_connections_change_a_group_together(cluster):
     await asyncio.gather(*(peer.close() for peer in peers[1:]))
     known = cluster.broker.parts.consumers.groups["G"]
     await until(lambda: known.client_ids() == ["c0"])
-
-
-def two_free_ports_apart() -> int:
-    """A port P so that P and P-2 are free now."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port - 2)):
-                    return port
-            except OSError:
-                continue
-
-
-class TestFastPort:
-    async def test_it_serves_everything_but_pulls(self, tmp_path):
-        port = two_free_ports_apart()
-        async with Standalone(tmp_path, 0, port):
-            vip = Peer(f"127.0.0.1:{port - 2}")
-            assert (await vip.send()).code == 0
-            assert (await vip.heartbeat()).code == 0
-            refused = await vip.pull()
-            assert (refused.code, refused.remark) == (3, " request type 11 not supported")
-            main = Peer(f"127.0.0.1:{port}")
-            assert len(records(await main.pull())) == 1
-            await vip.close()
-            await main.close()
-
-    async def test_a_taken_fast_port_is_a_warning_and_no_more(self, tmp_path, caplog):
-        port = two_free_ports_apart()
-        with socket.create_server(("127.0.0.1", port - 2)):
-            async with Standalone(tmp_path, 0, port):
-                main = Peer(f"127.0.0.1:{port}")
-                assert (await main.send()).code == 0
-                await main.close()
-        assert f"port {port - 2}" in caplog.text

@@ -5,20 +5,13 @@ written speaks only of what lasts.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import json
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
-from tests.broker.conftest import Peer, records, until
+from tests.broker.conftest import records, running, table_on_disk, until
 
-from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.delay_levels import DelayLevels
-from cometmq.broker.server import Broker
-from cometmq.broker.tables import table_file
-from cometmq.broker.tables.table_file import TableFile
 from cometmq.errors import StoreCorrupt
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode
@@ -32,53 +25,12 @@ from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.faulty_disk import FaultyDisk
 from cometmq.testing.recording_disk import RecordingDisk
 
-SETTINGS = {
-    "brokerName": "broker-a",
-    "brokerIP1": "127.0.0.1",
-    "bindAddress": "127.0.0.1",
-    "listenPort": "0",
-    "namesrvAddr": "",
-    "mappedFileSizeCommitLog": "65536",
-    "mappedFileSizeConsumeQueue": "2000",
-    "maxHashSlotNum": "100",
-    "maxIndexNum": "400",
-}
-
-
-@contextlib.asynccontextmanager
-async def running(root, disk=None, **settings: str) -> AsyncIterator[tuple[Broker, Peer]]:
-    broker = Broker(
-        BrokerConfig.from_properties({**SETTINGS, "storePathRootDir": str(root), **settings}), disk=disk
-    )
-    await broker.start()
-    peer = Peer(broker.addr)
-    try:
-        yield broker, peer
-    finally:
-        await peer.close()
-        await broker.stop()
-
-
-@pytest.fixture
-def disk() -> FaultyDisk:
-    return FaultyDisk(really_sync=False)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_file, "RETRY_S", 0.01)
-    monkeypatch.setattr(table_file, "MOST_RETRY_S", 0.05)
-
 
 def new_topic(name: str) -> CreateTopicRequestHeader:
     return CreateTopicRequestHeader(
         topic=name, default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6,
         topic_filter_type="SINGLE_TAG",
     )  # fmt: skip
-
-
-def table_on_disk(root, name: str) -> dict:
-    return json.loads((root / "config" / name).read_text())
 
 
 # (file, name of the entry in it, code, header, body) of the requests that change a table.
@@ -141,71 +93,6 @@ class TestAnswers:
             gone = DeleteSubscriptionGroupRequestHeader(group_name="G")
             assert (await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, gone)).code == 0
             assert "G" not in table_on_disk(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]
-
-
-class TestRetries:
-    async def test_a_stop_tries_once_more_and_says_what_is_lost(self, tmp_path, disk, caplog):
-        path = tmp_path / "config" / "t.json"
-        table = TableFile(disk, str(path), lambda: {"n": 1})
-        disk.fail("pwrite", times=1_000_000)
-        table.save()
-        with pytest.raises(OSError, match="Input/output"):
-            await table.saved()
-        async with asyncio.timeout(10):
-            await table.finish()
-        assert "t.json not written: " in caplog.text
-        assert not path.exists()
-
-    async def test_a_change_wakes_a_write_that_waits(self, tmp_path, disk, monkeypatch):
-        monkeypatch.setattr(table_file, "RETRY_S", 1000.0)
-        content = {"n": 1}
-        table = TableFile(disk, str(tmp_path / "config" / "t.json"), lambda: dict(content))
-        disk.fail("pwrite", times=1)
-        with pytest.raises(OSError, match="Input/output"):
-            await table.save_now()
-        content["n"] = 2
-        async with asyncio.timeout(10):
-            await table.save_now()
-        assert table.load() == {"n": 2}
-
-    async def test_changes_during_a_write_are_in_the_next(self, tmp_path, disk):
-        content = {"n": 1}
-        table = TableFile(disk, str(tmp_path / "config" / "t.json"), lambda: dict(content))
-        reached, let_go = threading.Event(), threading.Event()
-
-        def hold(operation: str, _path: str) -> None:
-            if operation == "rename":
-                reached.set()
-                assert let_go.wait(20)
-
-        disk.before = hold
-        first = asyncio.create_task(table.save_now())
-        assert await asyncio.to_thread(reached.wait, 20)
-        content["n"] = 2
-        second = asyncio.create_task(table.save_now())
-        await asyncio.sleep(0)
-        let_go.set()
-        await first
-        await second
-        assert table.load() == {"n": 2}
-
-    async def test_delay_offsets_are_written_only_when_they_have_changed(self, tmp_path, disk, monkeypatch):
-        monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((50, 50)))
-        async with running(tmp_path, disk) as (broker, peer):
-            parts = broker.parts
-            parts.tables.save_delays()
-            await parts.tables.delays_file.saved()
-            assert not (tmp_path / "config" / "delayOffset.json").exists()
-            await peer.send("T", properties={"DELAY": "1"})
-            await until(lambda: parts.store.max_offset("T", 0) == 1)
-            await until(lambda: parts.tables.delays.to_table() == {"offsetTable": {1: 1}})
-            parts.tables.save_delays()
-            await parts.tables.delays_file.saved()
-            written = (tmp_path / "config" / "delayOffset.json").stat()
-            parts.tables.save_delays()
-            await parts.tables.delays_file.saved()
-            again = (tmp_path / "config" / "delayOffset.json").stat()
-            assert (again.st_ino, again.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
 
 
 class GatedDisk(RecordingDisk):

@@ -9,8 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import records
-from tests.broker.test_table_files import running
+from tests.broker.conftest import records, running
 
 from cometmq.broker.base.config import NOT_BY_REQUEST
 from cometmq.errors import CometError, ConfigError

@@ -6,12 +6,10 @@ import asyncio
 import time
 
 import pytest
-from tests.broker.conftest import COMMIT, SUSPEND, Peer, records, until
+from tests.broker.conftest import COMMIT, SUSPEND, Peer, records, running, until
 
-from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.pull.backlog import Backlog
 from cometmq.broker.pull.pull import PullProcessor
-from cometmq.broker.server import Broker
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
@@ -19,7 +17,6 @@ from cometmq.protocol.headers import (
     DeleteTopicRequestHeader,
 )
 from cometmq.remoting import Limits
-from cometmq.standalone import small_files
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.reading.queue_reader import GetStatus, Got
 
@@ -428,19 +425,11 @@ class TestColdReads:
     @pytest.fixture
     async def cold(self, tmp_path):
         """A broker that was started anew on a store of 40 messages, and finds none of them in memory."""
-        settings = {"storePathRootDir": str(tmp_path), "brokerIP1": "127.0.0.1", "listenPort": "0"}
-        config = BrokerConfig.from_properties({**small_files(), **settings})
-        first = Broker(config)
-        await first.start()
-        peer = Peer(first.addr)
-        for number in range(40):
-            await peer.send(body=b"%d" % number * 500, properties={"TAGS": "A" if number % 2 else "B"})
-        await peer.close()
-        await first.stop()
-        broker = Broker(config, disk=ColdDisk())
-        await broker.start()
-        yield broker
-        await broker.stop()
+        async with running(tmp_path) as (_, peer):
+            for number in range(40):
+                await peer.send(body=b"%d" % number * 500, properties={"TAGS": "A" if number % 2 else "B"})
+        async with running(tmp_path, ColdDisk()) as (broker, _):
+            yield broker
 
     async def test_records_that_are_not_in_memory_come_by_way_of_a_thread(self, cold):
         peer = Peer(cold.addr)

@@ -16,7 +16,7 @@ from cometmq.store import MessageStore
 from cometmq.store.base.config import RANGES as STORE_RANGES
 from cometmq.store.base.config import WIRE_NAMES, StoreConfig
 
-PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
 ROWS = {
     row[1]: row
     for row in re.finditer(r"^\| `(\w+)` \|(.*?)\|(.*?)\| (live|start) \|.*\|$", PAGE, re.MULTILINE)

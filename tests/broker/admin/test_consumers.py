@@ -1,0 +1,114 @@
+"""Requests that a broker hands on to consumers."""
+
+from __future__ import annotations
+
+import json
+
+from tests.broker.conftest import commit, create, queue, records
+
+from cometmq.protocol.bodies import (
+    GetConsumerStatusBody,
+    ResetOffsetBody,
+)
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    ResetOffsetRequestHeader,
+)
+
+
+class TestConsumersAreTold:
+    async def reset(self, peer, timestamp, force=True, language="PYTHON"):
+        header = ResetOffsetRequestHeader(topic="Orders", group="G", timestamp=timestamp, is_force=force)
+        return await peer.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, language=language)
+
+    async def test_an_offset_reset_reaches_the_consumers(self, cluster, peer):
+        await create(peer)
+        for _ in range(3):
+            await peer.send()
+        await commit(peer, 0, 3)
+        await commit(peer, 1, 0)
+        assert (await self.reset(peer, 0)).code == 206
+        consumer = cluster.peer()
+        await consumer.heartbeat("c1")
+        answer = await self.reset(peer, 0)
+        assert answer.code == 0
+        assert ResetOffsetBody.decode(answer.body).offset_table == {queue(0): 0, queue(1): 0}
+        told = await consumer.notice(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+        assert told.ext == {"topic": "Orders", "group": "G", "timestamp": "0", "isForce": "true"}
+        assert bytes(told.body).startswith(b'{"offsetTable":{{"brokerName":"broker-a"')
+        await self.reset(peer, -1)
+        told = await consumer.notice(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+        assert ResetOffsetBody.decode(told.body).offset_table == {queue(0): 3, queue(1): 0}
+        await self.reset(peer, -1, language="CPP")
+        told = await consumer.notice(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+        assert bytes(told.body).startswith(b'{"offsetTable":[{')
+
+    async def test_without_force_offsets_only_go_back(self, cluster, peer):
+        await create(peer)
+        for _ in range(3):
+            await peer.send()
+        await commit(peer, 0, 1)
+        await commit(peer, 1, 0)
+        await cluster.peer().heartbeat("c1")
+        answer = await self.reset(peer, -1, force=False)
+        assert ResetOffsetBody.decode(answer.body).offset_table == {queue(0): 1, queue(1): 0}
+
+    async def test_resets_that_cannot_be(self, peer):
+        assert (await self.reset(peer, 0)).code == 1
+        await create(peer)
+        answer = await self.reset(peer, 0)
+        assert (answer.code, answer.remark) == (1, "THe consumer group <G> not exist")
+
+    async def test_running_info_comes_from_the_client(self, cluster, peer):
+        consumer = cluster.peer()
+        header = GetConsumerRunningInfoRequestHeader(consumer_group="G", client_id="c1", jstack_enable=False)
+        assert (await peer.call(RequestCode.GET_CONSUMER_RUNNING_INFO, header)).code == 1
+        await consumer.heartbeat("c1")
+        consumer.answers[RequestCode.GET_CONSUMER_RUNNING_INFO] = lambda asked: asked.response(
+            0, body=b'{"properties":{}}'
+        )
+        answer = await peer.call(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        assert (answer.code, bytes(answer.body)) == (0, b'{"properties":{}}')
+        asked = await consumer.notice(RequestCode.GET_CONSUMER_RUNNING_INFO)
+        assert asked.ext == {"consumerGroup": "G", "clientId": "c1", "jstackEnable": "false"}
+
+    async def test_old_clients_and_silent_clients(self, cluster, peer, monkeypatch):
+        monkeypatch.setattr("cometmq.broker.admin.consumers.FORWARD_TIMEOUT_S", 0.2)
+        header = GetConsumerRunningInfoRequestHeader(consumer_group="G", client_id="c1")
+        consumer = cluster.peer()
+        await consumer.heartbeat("c1", version=61)
+        assert (await peer.call(RequestCode.GET_CONSUMER_RUNNING_INFO, header)).code == 1
+        await consumer.heartbeat("c1", version=409)
+        assert (await peer.call(RequestCode.GET_CONSUMER_RUNNING_INFO, header)).code == 207
+
+    async def test_direct_consumption_brings_the_record_along(self, cluster, peer):
+        sent = await peer.send(body=b"once more")
+        consumer = cluster.peer()
+        await consumer.heartbeat("c1")
+        consumer.answers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = lambda asked: asked.response(
+            0, body=b'{"consumeResult":"CR_SUCCESS"}'
+        )
+        header = ConsumeMessageDirectlyRequestHeader(
+            consumer_group="G", client_id="c1", msg_id=sent.ext["msgId"]
+        )
+        answer = await peer.call(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        assert json.loads(bytes(answer.body)) == {"consumeResult": "CR_SUCCESS"}
+        asked = await consumer.notice(RequestCode.CONSUME_MESSAGE_DIRECTLY)
+        asked.code = 0
+        assert [m.body for m in records(asked)] == [b"once more"]
+        assert asked.ext["brokerName"] == "broker-a"
+
+    async def test_how_far_the_consumers_are(self, cluster, peer):
+        header = GetConsumerStatusRequestHeader(topic="Orders", group="G")
+        assert (await peer.call(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)).code == 1
+        consumer = cluster.peer()
+        await consumer.heartbeat("c1")
+        said = GetConsumerStatusBody(message_queue_table={queue(0): 5})
+        consumer.answers[RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT] = lambda asked: asked.response(
+            0, body=said.encode()
+        )
+        answer = await peer.call(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
+        assert GetConsumerStatusBody.decode(answer.body).consumer_table == {"c1": {queue(0): 5}}

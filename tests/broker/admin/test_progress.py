@@ -1,0 +1,161 @@
+"""What tools ask about queues and how far groups are in them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from tests.broker.conftest import commit, create, queue, records
+
+from cometmq.protocol.bodies import (
+    BrokerConsumeStats,
+    ConsumeStats,
+    GroupList,
+    QueryConsumeQueueBody,
+    QueryConsumeTimeSpanBody,
+    TopicStatsTable,
+)
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import (
+    CloneGroupOffsetRequestHeader,
+    GetConsumeStatsRequestHeader,
+    QueryConsumeQueueRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+    TopicRequestHeader,
+)
+from cometmq.protocol.properties.text import java_hash
+
+NEW = 513
+
+
+class TestProgress:
+    async def test_of_a_topic(self, peer):
+        await create(peer)
+        for _ in range(3):
+            await peer.send(queue_id=1)
+        answer = await peer.call(RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="Orders"))
+        table = TopicStatsTable.decode(answer.body).offset_table
+        assert {q.queue_id: (o.min_offset, o.max_offset) for q, o in table.items()} == {0: (0, 0), 1: (0, 3)}
+        last = records(await peer.pull(queue_id=1, offset=2))[0].store_timestamp_ms
+        assert (table[queue(1)].last_update_timestamp, table[queue(0)].last_update_timestamp) == (last, 0)
+        assert (await peer.call(RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="X"))).code == 17
+
+    async def stats(self, peer, **header):
+        answer = await peer.call(
+            RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="G", **header)
+        )
+        assert answer.code == 0
+        return ConsumeStats.decode(answer.body).offset_table
+
+    async def test_of_a_groups_progress(self, peer):
+        await create(peer)
+        for _ in range(3):
+            await peer.send(queue_id=1)
+        assert await self.stats(peer) == {}
+        await commit(peer, 1, 2)
+        await commit(peer, 0, 9, topic="Gone")
+        table = await self.stats(peer)
+        progress = table[queue(1)]
+        second = records(await peer.pull(queue_id=1, offset=1))[0]
+        assert (progress.broker_offset, progress.consumer_offset) == (3, 2)
+        assert progress.last_timestamp == second.store_timestamp_ms
+        assert (table[queue(0)].broker_offset, table[queue(0)].consumer_offset) == (0, 0)
+        assert len(table) == 2
+        assert len(await self.stats(peer, topic="Orders")) == 2
+        assert await self.stats(peer, topic="Elsewhere") == {}
+        await peer.heartbeat(topics={"Other": "*"})
+        assert await self.stats(peer) == {}  # an online group that does not subscribe the topic
+
+    async def test_who_consumes_a_topic(self, peer):
+        await commit(peer, 0, 1, group="ByOffset")
+        await peer.heartbeat(group="BySubscription")
+        answer = await peer.call(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequestHeader(topic="Orders"))
+        assert GroupList.decode(answer.body).group_list == ["ByOffset", "BySubscription"]
+
+    async def test_the_entries_of_a_queue(self, peer):
+        for tag in ("A", "B", "C"):
+            await peer.send(properties={"TAGS": tag})
+        sizes = [message.store_size for message in records(await peer.pull())]
+        header = QueryConsumeQueueRequestHeader(
+            topic="Orders", queue_id=0, index=1, count=9, consumer_group="G"
+        )
+        body = QueryConsumeQueueBody.decode((await peer.call(RequestCode.QUERY_CONSUME_QUEUE, header)).body)
+        assert (body.min_queue_index, body.max_queue_index) == (0, 3)
+        assert [(entry.physic_offset, entry.physic_size, entry.tags_code) for entry in body.queue_data] == [
+            (sizes[0], sizes[1], java_hash("B")),
+            (sizes[0] + sizes[1], sizes[2], java_hash("C")),
+        ]
+        assert "not online" in body.filter_data
+        for bad in (
+            QueryConsumeQueueRequestHeader(topic="Orders", queue_id=0, index=3, count=1),
+            QueryConsumeQueueRequestHeader(topic="X", queue_id=0, index=0, count=1),
+        ):
+            assert (await peer.call(RequestCode.QUERY_CONSUME_QUEUE, bad)).code == 1
+
+    async def test_the_times_of_a_topics_queues(self, peer):
+        await create(peer)
+        for _ in range(3):
+            await peer.send()
+            await asyncio.sleep(0.01)
+        await commit(peer, 0, 2)
+        header = QueryConsumeTimeSpanRequestHeader(topic="Orders", group="G")
+        answer = await peer.call(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+        used, empty = QueryConsumeTimeSpanBody.decode(answer.body).consume_time_span_set
+        times = [message.store_timestamp_ms for message in records(await peer.pull())]
+        assert (used.message_queue, used.min_time_stamp, used.max_time_stamp) == (
+            queue(0),
+            times[0],
+            times[2],
+        )
+        assert used.consume_time_stamp == times[1]
+        assert used.delay_time >= 0
+        assert used.min_time_stamp_str.endswith(f":{times[0] % 1000:03d}")
+        assert (empty.min_time_stamp, empty.max_time_stamp, empty.delay_time) == (-1, -1, 0)
+        header = QueryConsumeTimeSpanRequestHeader(topic="X", group="G")
+        assert (await peer.call(RequestCode.QUERY_CONSUME_TIME_SPAN, header)).code == 17
+
+    async def test_offsets_are_cloned(self, cluster, peer):
+        await create(peer)
+        await commit(peer, 0, 4)
+        await commit(peer, 0, 9, topic="Gone")
+        header = CloneGroupOffsetRequestHeader(src_group="G", dest_group="H")
+        assert (await peer.call(RequestCode.CLONE_GROUP_OFFSET, header)).code == 0
+        offsets = cluster.broker.parts.tables.offsets
+        assert (offsets.query("H", "Orders", 0), offsets.query("H", "Gone", 0)) == (4, -1)
+        await peer.heartbeat(topics={"Other": "*"})
+        header = CloneGroupOffsetRequestHeader(src_group="G", dest_group="I")
+        await peer.call(RequestCode.CLONE_GROUP_OFFSET, header)
+        assert offsets.query("I", "Orders", 0) == -1  # the online source does not subscribe it
+
+    async def test_the_progress_of_all_groups(self, cluster, peer):
+        await create(peer)
+        for _ in range(5):
+            await peer.send()
+        await peer.pull()  # makes the group
+        await commit(peer, 0, 2)
+        answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, None, ext={"isOrder": "false"})
+        body = BrokerConsumeStats.decode(answer.body)
+        assert (body.broker_addr, body.total_diff) == (cluster.addr, 3)
+        tables = {group: tables for row in body.consume_stats_list for group, tables in row.items()}
+        assert tables["G"][0].offset_table[queue(0)].consumer_offset == 2
+        assert tables["TOOLS_CONSUMER"] == []
+        answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, None, ext={"isOrder": "true"})
+        assert BrokerConsumeStats.decode(answer.body).total_diff == 0
+
+    async def test_what_5_x_tools_ask_of_a_group(self, cluster, peer):
+        await commit(peer, 0, 2)
+        await peer.heartbeat(topics={"Orders": "TagA"})
+        answer = await peer.call(RequestCode.QUERY_TOPICS_BY_CONSUMER, None, ext={"group": "G"}, version=NEW)
+        assert json.loads(bytes(answer.body)) == {"brokerAddr": cluster.addr, "topicList": ["Orders"]}
+        ext = {"group": "G", "topic": "Orders"}
+        answer = await peer.call(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, None, ext=ext, version=NEW)
+        body = json.loads(bytes(answer.body))
+        assert (body["group"], body["topic"], body["subscriptionData"]["subString"]) == (
+            "G",
+            "Orders",
+            "TagA",
+        )
+        answer = await peer.call(
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, None, ext={"group": "X"}, version=NEW
+        )
+        assert json.loads(bytes(answer.body)) == {"group": "X", "topic": ""}

@@ -1,0 +1,87 @@
+"""Settings and condition of a running broker, over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tests.broker.conftest import create, records
+
+from cometmq.protocol.bodies import (
+    KVTable,
+    TopicRouteData,
+)
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import (
+    GetRouteInfoRequestHeader,
+)
+from cometmq.protocol.java_properties import parse_properties
+
+
+class TestSettings:
+    async def test_all_settings_are_shown_under_rocketmqs_names(self, cluster, peer):
+        answer = await peer.call(RequestCode.GET_BROKER_CONFIG)
+        shown = parse_properties(bytes(answer.body).decode())
+        assert set(json.loads(answer.ext["version"])) == {"counter", "timestamp"}
+        assert shown["brokerName"] == "broker-a"
+        assert shown["brokerIP1"] == "127.0.0.1"
+        assert shown["autoCreateTopicEnable"] == "true"
+        assert shown["mappedFileSizeCommitLog"] == str(64 * 1024 * 1024)
+        assert shown["sendMessageThreadPoolNums"] == "4"
+
+    async def test_known_keys_are_set_at_once_and_unknown_ones_ignored(self, cluster, peer):
+        body = b"autoCreateTopicEnable=false\nnoSuchKey=1\nmaxMessageSize=100\n"
+        assert (await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, body)).code == 0
+        assert (await peer.send("New")).code == 17
+        await create(peer)
+        assert (await peer.send(body=b"x" * 101)).code == 13
+        shown = parse_properties(bytes((await peer.call(RequestCode.GET_BROKER_CONFIG)).body).decode())
+        assert (shown["autoCreateTopicEnable"], shown["maxMessageSize"]) == ("false", "100")
+        assert "noSuchKey" not in shown
+        written = parse_properties(Path(cluster.broker.config.broker_config_path).read_text())
+        assert written["maxMessageSize"] == "100"
+
+    async def test_what_answers_to_sends_say_of_traces(self, peer):
+        await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b'traceOn=false\nregionId=100% "north"\n')
+        ext = (await peer.send()).ext
+        assert (ext["TRACE_ON"], ext["MSG_REGION"]) == ("false", '100% "north"')
+
+    async def test_a_changed_permission_reaches_the_routes(self, cluster, peer):
+        await create(peer)
+        await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerPermission=4\n")
+        namesrv = cluster.peer(cluster.namesrv_addr)
+        async with asyncio.timeout(5):
+            while True:
+                answer = await namesrv.call(105, GetRouteInfoRequestHeader(topic="Orders"))
+                if TopicRouteData.decode(answer.body).queue_datas[0].perm == 4:
+                    break
+                await asyncio.sleep(0.01)
+
+    async def test_the_runtime_table(self, cluster, peer):
+        await peer.send(properties={"DELAY": "18"})
+        await peer.send()
+        await peer.pull()
+        answer = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)
+        table = KVTable.decode(answer.body).table
+        assert (table["brokerVersionDesc"], table["brokerVersion"]) == ("V4_9_7", "407")
+        assert (table["msgPutTotalTodayNow"], table["msgGetTotalTodayNow"]) == ("2", "1")
+        assert table["scheduleMessageOffset_18"] == "0,1"
+        assert int(table["commitLogMaxOffset"]) > 0
+        for name in (
+            "putTps",
+            "getTotalTps",
+            "getFoundTps",
+            "getMissTps",
+            "getTransferedTps",
+            "getTransferredTps",
+        ):
+            assert len([float(word) for word in table[name].split(" ")]) == 3
+        assert {"runtime", "bootTimestamp", "commitLogDiskRatio", "consumeQueueDiskRatio"} <= set(table)
+
+    @pytest.mark.parametrize("code", [306, 316, 329])
+    async def test_clean_up_requests_succeed_and_keep_what_is_configured(self, peer, code):
+        await peer.send()
+        assert (await peer.call(code)).code == 0
+        assert len(records(await peer.pull())) == 1

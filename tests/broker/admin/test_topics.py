@@ -1,0 +1,152 @@
+"""Administration of topics and groups: what is made, changed, shown and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.broker.conftest import commit, create, records, until
+
+from cometmq.protocol.bodies import (
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+    TopicConfig,
+    TopicConfigTable,
+    TopicList,
+    TopicRouteData,
+)
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import (
+    DeleteSubscriptionGroupRequestHeader,
+    DeleteTopicRequestHeader,
+    GetRouteInfoRequestHeader,
+    TopicRequestHeader,
+)
+
+NEW = 513
+
+
+class TestTopics:
+    async def test_a_created_topic_is_in_the_route_when_the_answer_comes(self, cluster, peer):
+        assert (await create(peer, read=3, write=2, perm=6, topic_filter_type="SINGLE_TAG")).code == 0
+        namesrv = cluster.peer(cluster.namesrv_addr)
+        answer = await namesrv.call(105, GetRouteInfoRequestHeader(topic="Orders"))
+        (data,) = TopicRouteData.decode(answer.body).queue_datas
+        assert (data.broker_name, data.read_queue_nums, data.write_queue_nums, data.perm) == (
+            "broker-a",
+            3,
+            2,
+            6,
+        )
+
+    async def test_a_change_counts_for_the_next_send(self, peer):
+        await create(peer, write=1, read=1)
+        assert (await peer.send(queue_id=1)).code == 1
+        await create(peer, write=4, read=4)
+        assert (await peer.send(queue_id=1)).code == 0
+
+    @pytest.mark.parametrize(
+        ("topic", "more", "code"),
+        [
+            ("TBW102", {}, 1),
+            ("broker-a", {}, 1),
+            ("DefaultCluster", {}, 1),
+            ("rmq_sys_x", {}, 1),
+            ("a b", {}, 1),
+            ("TBW102", {"version": NEW}, 29),
+            ("Fine", {"topic_filter_type": "ODD"}, 1),
+            ("Fine", {"perm": 99}, 1),
+            ("Fine", {"write": -1}, 1),
+        ],
+    )
+    async def test_what_cannot_be_created(self, cluster, peer, topic, more, code):
+        before = cluster.broker.parts.tables.topics.version
+        assert (await create(peer, topic, **more)).code == code
+        assert cluster.broker.parts.tables.topics.version == before
+
+    async def test_deleting_takes_queues_and_offsets_along(self, cluster, peer):
+        await peer.send()
+        await commit(peer, 0, 1)
+        pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        assert (
+            await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="Orders"))
+        ).code == 0
+        assert (await pulling).code != 0
+        assert (await peer.pull()).code == 17
+        await peer.send(body=b"new life")
+        assert [m.queue_offset for m in records(await peer.pull())] == [0]
+        assert cluster.broker.parts.tables.offsets.query("G", "Orders", 0) == -1
+
+    async def test_deleting_the_unknown_is_fine_and_the_systems_own_is_not(self, peer):
+        for topic, code in (("Nothing", 0), ("TBW102", 1)):
+            header = DeleteTopicRequestHeader(topic=topic)
+            assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, header)).code == code
+
+    async def test_tables_and_single_topics_are_shown(self, peer):
+        await create(peer)
+        answer = await peer.call(RequestCode.GET_ALL_TOPIC_CONFIG)
+        table = TopicConfigTable.decode(answer.body)
+        assert table.topic_config_table["Orders"].write_queue_nums == 2
+        assert table.data_version.counter > 0
+        assert {"TBW102", "SELF_TEST_TOPIC", "SCHEDULE_TOPIC_XXXX", "BenchmarkTest", "broker-a"} <= set(
+            table.topic_config_table
+        )
+        answer = await peer.call(
+            RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic="Orders"), version=NEW
+        )
+        assert TopicConfig.decode(answer.body).read_queue_nums == 2
+        assert (await peer.call(RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic="X"))).code == 17
+        answer = await peer.call(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        assert {"TBW102", "broker-a", "DefaultCluster"} <= set(TopicList.decode(answer.body).topic_list)
+
+    async def test_the_name_servers_list_of_ordered_topics_sets_the_flag(self, cluster, peer):
+        await create(peer)
+        namesrv = cluster.peer(cluster.namesrv_addr)
+        ext = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": "broker-a:2"}
+        assert (await namesrv.call(100, None, ext=ext)).code == 0
+        await create(peer, "Another")  # any registration brings the answer
+        topics = cluster.broker.parts.tables.topics
+        await until(lambda: topics.table["Orders"].order)
+        assert not topics.table["Another"].order
+
+
+class TestGroups:
+    async def test_set_show_and_delete(self, cluster, peer):
+        body = b'{"groupName":"G","retryMaxTimes":3,"consumeBroadcastEnable":false}'
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 0
+        answer = await peer.call(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        table = SubscriptionGroupTable.decode(answer.body).subscription_group_table
+        assert (
+            table["G"].retry_max_times,
+            table["G"].consume_broadcast_enable,
+            table["G"].consume_enable,
+        ) == (
+            3,
+            False,
+            True,
+        )
+        assert "TOOLS_CONSUMER" in table
+        answer = await peer.call(
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, None, ext={"group": "G"}, version=NEW
+        )
+        assert SubscriptionGroupConfig.decode(answer.body).retry_max_times == 3
+        assert (
+            await peer.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, None, ext={"group": "X"})
+        ).code == 26
+        await cluster.restart()
+        assert cluster.broker.parts.tables.groups.table["G"].retry_max_times == 3
+
+    @pytest.mark.parametrize("flag", [None, "remove_offset", "clean_offset"])
+    async def test_deleting_takes_the_offsets_only_if_asked(self, cluster, peer, flag):
+        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, b'{"groupName":"G"}')
+        await commit(peer, 0, 4)
+        header = DeleteSubscriptionGroupRequestHeader(group_name="G", **({flag: True} if flag else {}))
+        assert (await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).code == 0
+        parts = cluster.broker.parts
+        assert "G" not in parts.tables.groups.table
+        assert parts.tables.offsets.query("G", "Orders", 0) == (-1 if flag else 4)
+
+    @pytest.mark.parametrize("body", [b"", b"{}", b'{"groupName":""}', b"no json"])
+    async def test_a_group_that_cannot_be_read(self, peer, body):
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 1

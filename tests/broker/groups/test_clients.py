@@ -1,0 +1,85 @@
+"""Producer and consumer groups: who is in them, with a clock of the test's own."""
+
+from __future__ import annotations
+
+from cometmq.broker.groups.clients import EXPIRED_MS, ConsumerTable, ProducerTable
+from cometmq.protocol.bodies import (
+    SubscriptionData,
+)
+
+T0 = 1_000_000
+PUSH = ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
+
+
+def subscription(topic: str, version: int = 1, expression: str = "*") -> SubscriptionData:
+    return SubscriptionData(topic=topic, sub_string=expression, sub_version=version)
+
+
+class TestConsumerTable:
+    def register(self, table, channel, client_id, topics=("T",), version=1, now=T0):
+        return table.register(
+            "G", channel, (client_id, "JAVA", 407), PUSH, [subscription(t, version) for t in topics], now
+        )
+
+    def test_what_counts_as_a_change(self):
+        table = ConsumerTable()
+        assert self.register(table, "ch1", "c1")
+        assert not self.register(table, "ch1", "c1")
+        assert not self.register(table, "ch1", "c1", version=2)
+        assert self.register(table, "ch1", "c1", topics=("T", "U"))
+        assert self.register(table, "ch1", "c1", topics=("U",))
+        assert self.register(table, "ch2", "c2", topics=("U",))
+        assert self.register(table, "ch2", "another id on the same channel", topics=("U",))
+        assert table.subscription("G", "T") is None
+
+    def test_a_subscription_is_replaced_by_a_higher_version_only(self):
+        table = ConsumerTable()
+        table.register("G", "ch", ("c", "JAVA", 1), PUSH, [subscription("T", 5, "A")], T0)
+        table.register("G", "ch", ("c", "JAVA", 1), PUSH, [subscription("T", 4, "B")], T0)
+        assert table.subscription("G", "T").sub_string == "A"
+        table.register("G", "ch", ("c", "JAVA", 1), PUSH, [subscription("T", 6, "C")], T0)
+        assert table.subscription("G", "T").sub_string == "C"
+
+    def test_silence_of_120_s_ends_a_membership_and_a_heartbeat_prolongs_it(self):
+        table = ConsumerTable()
+        self.register(table, "ch1", "c1")
+        self.register(table, "ch2", "c2", now=T0 + 60_000)
+        assert table.expire(T0 + EXPIRED_MS) == ([], [])
+        assert table.expire(T0 + EXPIRED_MS + 1) == (["ch1"], ["G"])
+        assert table.groups["G"].client_ids() == ["c2"]
+        self.register(table, "ch2", "c2", now=T0 + 100_000)
+        assert table.expire(T0 + 60_000 + EXPIRED_MS + 1) == ([], [])
+        assert table.expire(T0 + 100_001 + EXPIRED_MS) == (["ch2"], ["G"])
+        assert table.groups == {}
+
+    def test_a_closed_channel_leaves_every_group(self):
+        table = ConsumerTable()
+        for group in ("G", "H"):
+            table.register(group, "ch1", ("c1", "JAVA", 1), PUSH, [], T0)
+        table.register("H", "ch2", ("c2", "JAVA", 1), PUSH, [], T0)
+        assert table.channel_closed("ch1") == ["G", "H"]
+        assert list(table.groups) == ["H"]
+        assert table.channel_closed("ch1") == []
+        assert not table.unregister("Nobody", "ch1")
+
+    def test_a_client_that_reconnects_is_listed_once(self):
+        table = ConsumerTable()
+        self.register(table, "old", "c1")
+        self.register(table, "new", "c1")
+        assert table.groups["G"].client_ids() == ["c1"]
+        assert table.groups["G"].find("c1").channel == "new"
+        assert table.groups["G"].find("c9") is None
+
+
+def test_producers_come_stay_and_go():
+    table = ProducerTable()
+    for group in ("P", "Q"):
+        table.join(group, "ch1", ("c1", "GO", 317), T0)
+    table.join("P", "ch2", ("c2", "JAVA", 407), T0 + 1000)
+    assert [client.language for client in table.online("P")] == ["GO", "JAVA"]
+    assert table.unregister("Q", "ch1")
+    assert list(table.groups) == ["P"]
+    assert table.expire(T0 + EXPIRED_MS + 1) == (["ch1"], ["P"])
+    assert table.channel_closed("ch2") == ["P"]
+    assert table.groups == {}
+    assert table.online("P") == []

@@ -1,0 +1,19 @@
+"""A disk that fails when told to, and table files that try again soon."""
+
+from __future__ import annotations
+
+import pytest
+
+from cometmq.broker.tables import table_file
+from cometmq.testing.faulty_disk import FaultyDisk
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk(really_sync=False)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_file, "RETRY_S", 0.01)
+    monkeypatch.setattr(table_file, "MOST_RETRY_S", 0.05)

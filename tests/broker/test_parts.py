@@ -1,0 +1,74 @@
+"""What a broker serves, and on which ports."""
+
+from __future__ import annotations
+
+import socket
+
+from tests.broker.conftest import Peer, records
+
+from cometmq.protocol.codes import RequestCode
+from cometmq.standalone import Standalone
+
+SERVED = [
+    "CHECK_CLIENT_CONFIG", "CLEAN_EXPIRED_CONSUMEQUEUE", "CLEAN_UNUSED_TOPIC", "CLONE_GROUP_OFFSET",
+    "CONSUMER_SEND_MSG_BACK", "CONSUME_MESSAGE_DIRECTLY", "DELETE_EXPIRED_COMMITLOG",
+    "DELETE_SUBSCRIPTIONGROUP", "DELETE_TOPIC_IN_BROKER", "GET_ALL_CONSUMER_OFFSET", "GET_ALL_DELAY_OFFSET",
+    "GET_ALL_PRODUCER_INFO", "GET_ALL_SUBSCRIPTIONGROUP_CONFIG", "GET_ALL_TOPIC_CONFIG",
+    "GET_BROKER_CONFIG", "GET_BROKER_CONSUME_STATS", "GET_BROKER_RUNTIME_INFO",
+    "GET_CONSUMER_CONNECTION_LIST", "GET_CONSUMER_LIST_BY_GROUP", "GET_CONSUMER_RUNNING_INFO",
+    "GET_CONSUME_STATS", "GET_EARLIEST_MSG_STORETIME", "GET_MAX_OFFSET", "GET_MIN_OFFSET",
+    "GET_PRODUCER_CONNECTION_LIST", "GET_SUBSCRIPTIONGROUP_CONFIG", "GET_SYSTEM_TOPIC_LIST_FROM_BROKER",
+    "GET_TOPIC_CONFIG", "GET_TOPIC_STATS_INFO", "HEART_BEAT", "INVOKE_BROKER_TO_GET_CONSUMER_STATUS",
+    "INVOKE_BROKER_TO_RESET_OFFSET", "LITE_PULL_MESSAGE", "LOCK_BATCH_MQ", "PULL_MESSAGE", "PURGE_TOPIC",
+    "QUERY_CONSUMER_OFFSET", "QUERY_CONSUME_QUEUE", "QUERY_CONSUME_TIME_SPAN", "QUERY_MESSAGE",
+    "QUERY_SUBSCRIPTION_BY_CONSUMER", "QUERY_TOPICS_BY_CONSUMER", "QUERY_TOPIC_CONSUME_BY_WHO",
+    "SEARCH_OFFSET_BY_TIMESTAMP", "SEND_BATCH_MESSAGE", "SEND_MESSAGE", "SEND_MESSAGE_V2",
+    "UNLOCK_BATCH_MQ", "UNREGISTER_CLIENT", "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP",
+    "UPDATE_AND_CREATE_TOPIC", "UPDATE_BROKER_CONFIG", "UPDATE_CONSUMER_OFFSET", "VIEW_MESSAGE_BY_ID",
+]  # fmt: skip
+
+
+async def test_these_requests_are_served_and_no_others(peer):
+    answers = {code.name: await peer.call(code) for code in RequestCode}
+    assert sorted(name for name, answer in answers.items() if answer.code != 3) == sorted(SERVED)
+
+
+async def test_unknown_codes_are_answered_as_apache_does(peer):
+    answer = await peer.call(9999)
+    assert (answer.code, answer.remark) == (3, " request type 9999 not supported")
+
+
+def two_free_ports_apart() -> int:
+    """A port P so that P and P-2 are free now."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port: int = first.getsockname()[1]
+            try:
+                with socket.create_server(("127.0.0.1", port - 2)):
+                    return port
+            except OSError:
+                continue
+
+
+class TestFastPort:
+    async def test_it_serves_everything_but_pulls(self, tmp_path):
+        port = two_free_ports_apart()
+        async with Standalone(tmp_path, 0, port):
+            vip = Peer(f"127.0.0.1:{port - 2}")
+            assert (await vip.send()).code == 0
+            assert (await vip.heartbeat()).code == 0
+            refused = await vip.pull()
+            assert (refused.code, refused.remark) == (3, " request type 11 not supported")
+            main = Peer(f"127.0.0.1:{port}")
+            assert len(records(await main.pull())) == 1
+            await vip.close()
+            await main.close()
+
+    async def test_a_taken_fast_port_is_a_warning_and_no_more(self, tmp_path, caplog):
+        port = two_free_ports_apart()
+        with socket.create_server(("127.0.0.1", port - 2)):
+            async with Standalone(tmp_path, 0, port):
+                main = Peer(f"127.0.0.1:{port}")
+                assert (await main.send()).code == 0
+                await main.close()
+        assert f"port {port - 2}" in caplog.text
