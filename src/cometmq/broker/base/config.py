@@ -113,19 +113,10 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
         """Read a properties file's pairs. Raises ConfigError(key, value, expected)."""
-        own: dict[str, Any] = {}
-        store: dict[str, str] = {}
-        extra: dict[str, str] = {}
-        for key, text in properties.items():
-            field = FIELD_OF_KEY.get(key)
-            if field is not None:
-                own[field] = read_value(key, text, FIELD_TYPES[field])
-            if key in STORE_KEYS:
-                store[key] = text
-            elif field is None:
-                extra[key] = text
-                if key not in INERT.defaults:
-                    warn_unknown(key, KNOWN_KEYS)
+        own, store, extra = _divided(properties)
+        for key in extra:
+            if key not in INERT.defaults:
+                warn_unknown(key, KNOWN_KEYS)
         INERT.check(extra)
         config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
         config.check()
@@ -163,24 +154,18 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     def update(self, properties: Mapping[str, str]) -> list[str]:
         """Apply settings to a running broker; returns the keys that were known. Raises ConfigError, then
         nothing has changed."""
-        own = {key: text for key, text in properties.items() if key in FIELD_OF_KEY}
-        store = {key: text for key, text in properties.items() if key in STORE_KEYS}
-        values = {
-            FIELD_OF_KEY[key]: read_value(key, text, FIELD_TYPES[FIELD_OF_KEY[key]])
-            for key, text in own.items()
-        }
+        own, store, extra = _divided(properties)
         new_store = (
             StoreConfig.from_properties({**self.store.to_properties(), **store}) if store else self.store
         )
-        trial = msgspec.structs.replace(self, **values, store=new_store)
-        trial.check()
-        inert = {key: text for key, text in properties.items() if key in INERT.defaults}
+        msgspec.structs.replace(self, **own, store=new_store).check()
+        inert = {key: text for key, text in extra.items() if key in INERT.defaults}
         INERT.check(inert)
-        for field, value in values.items():
+        for field, value in own.items():
             setattr(self, field, value)
         self.store = new_store
         self.extra = {**self.extra, **inert}
-        return [*own, *store, *inert]
+        return [key for key in properties if key in KNOWN_KEYS]
 
     @property
     def register_period_ms(self) -> int:
@@ -191,6 +176,18 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     def namesrv_addresses(self) -> list[str]:
         """The name servers of `namesrvAddr`, which separates them by `;`."""
         return check_addresses("namesrvAddr", self.namesrv_addr) if self.namesrv_addr else []
+
+
+def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """The broker's own values by field, the store's texts, and all others. Raises ConfigError."""
+    own = {
+        field: read_value(key, text, FIELD_TYPES[field])
+        for key, text in properties.items()
+        if (field := FIELD_OF_KEY.get(key))
+    }
+    store = {key: text for key, text in properties.items() if key in STORE_KEYS}
+    extra = {k: text for k, text in properties.items() if k not in FIELD_OF_KEY and k not in STORE_KEYS}
+    return own, store, extra
 
 
 _MS = Range(1, INT_MAX, "milliseconds")

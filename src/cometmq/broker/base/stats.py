@@ -33,13 +33,11 @@ class Stats:
         self.boot_ms = now_ms
         self.boot_mono_ms = mono_ms
         self.put = 0
-        self.put_bytes = 0
         self.put_failed = 0
         self.get = 0
         self.found = 0
         self.miss = 0
         self.transferred = 0
-        self.transferred_bytes = 0
         # (group, topic) -> messages handed out in the present span. Groups that take nothing are gone after a
         # minute.
         self.group_get: dict[tuple[str, str], int] = {}
@@ -64,8 +62,7 @@ class Stats:
 
     def rates(self, name: str) -> str:
         """Events per second of a `Totals` field over 10 s, 1 min and 10 min, as Apache's tools expect: three
-        numbers
-        with a blank between them."""
+        numbers with a blank between them."""
         newest = self._samples[-1]
         return " ".join(self._rate(newest, name, span) for span in SPANS_S)
 
