@@ -52,7 +52,7 @@ class Standalone:
 
     data_dir: where everything is kept. Ports of 0 mean any free port. settings: more broker settings, by
     RocketMQ's keys; they win over the broker.conf of an existing store and hold for this run only, but the
-    segment sizes among them are kept.
+    segment sizes among them are kept. disk: where broker.conf is kept.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Standalone:
         broker_port: int = DEFAULT_BROKER_PORT,
         brokers: int = 1,
         settings: Mapping[str, str] | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self.data_dir = os.fspath(data_dir)
         self.namesrv_addr = ""
@@ -70,15 +71,14 @@ class Standalone:
         self._broker_port = broker_port
         self._count = brokers
         self._settings = dict(settings or {})
-        self._disk: Disk = OsDisk()
+        self._disk = disk if disk is not None else OsDisk()
         self._namesrv: NameServer | None = None
         self.broker: Broker | None = None
-        self._children: list[BrokerChild] = []
+        self.children: list[BrokerChild] = []
 
     async def start(self) -> None:
         """Start the name server, then all brokers. Raises OSError, StoreError, ConfigError, StandaloneError;
-        what had
-        started is stopped again."""
+        what had started is stopped again."""
         try:
             await self._start()
         except BaseException:
@@ -105,9 +105,9 @@ class Standalone:
                 await self.broker.start()
             self.broker_addrs[name] = self.broker.addr
             return
-        self._children = [BrokerChild(name, path, self._settings) for name, path, _ in confs]
-        await asyncio.gather(*(child.start() for child in self._children))
-        self.broker_addrs = {child.name: child.addr for child in self._children}
+        self.children = [BrokerChild(name, path, self._settings) for name, path, _ in confs]
+        await asyncio.gather(*(child.start() for child in self.children))
+        self.broker_addrs = {child.name: child.addr for child in self.children}
 
     def prepare(self, number: int) -> tuple[str, str, dict[str, str]]:
         """Write the broker.conf of the n-th broker: (its name, path of the file, all its settings). Raises
@@ -150,7 +150,7 @@ class Standalone:
 
     async def stop(self) -> None:
         """Brokers first, so that they can unregister, then the name server."""
-        children, self._children = self._children, []
+        children, self.children = self.children, []
         await asyncio.gather(*(child.stop() for child in children))
         broker, self.broker = self.broker, None
         if broker is not None:
@@ -202,23 +202,23 @@ class BrokerChild:
         self.addr = ""
         self._settings = settings
         self._conf = conf
-        self._process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it and wait until it serves."""
         command = [sys.executable, "-m", "cometmq.broker.process", "-c", self._conf, "--with-parent"]
         for key, text in self._settings.items():
             command += ["-s", f"{key}={text}"]
-        self._process = await asyncio.create_subprocess_exec(
+        self.process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        assert self._process.stdout is not None
+        assert self.process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), CHILD_READY_S)
+            line = await asyncio.wait_for(self.process.stdout.readline(), CHILD_READY_S)
         except TimeoutError:
             raise StandaloneError(f"{self.name} was not ready within {CHILD_READY_S:g} s") from None
         if not line:
-            code = await self._process.wait()
+            code = await self.process.wait()
             raise StandaloneError(
                 f"{self.name} ended with exit code {code} before it served; see its log above"
             )
@@ -226,7 +226,7 @@ class BrokerChild:
 
     async def stop(self) -> None:
         """Ask it to stop; after a while, kill it."""
-        process = self._process
+        process = self.process
         if process is None or process.returncode is not None:
             return
         assert process.stdin is not None

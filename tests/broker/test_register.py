@@ -142,7 +142,7 @@ async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_clust
     cluster = await start_cluster()
     parts = cluster.broker.parts
     peer = cluster.peer()
-    start = parts.tables.topics._bytes
+    start = parts.tables.topics.registered_bytes
     for number, name in enumerate(("BYTES_BY_SEND", "BYTES_BY_GROUPS", "BYTES_MAX"), 1):
         monkeypatch.setattr(f"cometmq.broker.tables.topics.{name}", start + number * 5000)
     table = parts.tables.topics.table
@@ -178,6 +178,6 @@ async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_clust
     )
     header = DeleteTopicRequestHeader(topic=name)
     assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, header)).code == 0
-    counted = parts.tables.topics._bytes
+    counted = parts.tables.topics.registered_bytes
     await cluster.restart()
-    assert cluster.broker.parts.tables.topics._bytes == counted
+    assert cluster.broker.parts.tables.topics.registered_bytes == counted

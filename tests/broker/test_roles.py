@@ -56,7 +56,7 @@ class TestSlave:
         assert back.code == ResponseCode.SYSTEM_ERROR
         assert [m.body for m in records(await peer.pull(offset=39))] == [b"39"]
         assert broker.parts.schedule.positions()[1] == (0, 1)
-        assert broker.parts.schedule._cursors[1].timer is None
+        assert broker.parts.schedule.cursors[1].timer is None
 
     async def test_pulls_commit_no_offset(self, slave):
         broker, peer = await slave()
@@ -262,7 +262,7 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     peer = cluster.peer()
     await peer.send(body=b"late", properties={"DELAY": "1"})
     broker = cluster.broker.parts
-    schedule, cursor = broker.schedule, broker.schedule._cursors[1]
+    schedule, cursor = broker.schedule, broker.schedule.cursors[1]
     waits = []
     cursor.timer.cancel()
     monkeypatch.setattr(schedule, "_wake", lambda _cursor, delay_s=0.0: waits.append(delay_s))
@@ -270,11 +270,11 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     monkeypatch.setattr(broker.store, "clock", clock)
     shut, broker.store.appender.shut = broker.store.appender.shut, "the test says so"
     for _ in range(12):
-        schedule._run(cursor)
+        schedule.run(cursor)
     assert waits == [pytest.approx(min(0.1 * 2**n, 10)) for n in range(12)]
     assert sum("not delivered" in record.message for record in caplog.records) == 1
     broker.store.appender.shut = shut
-    schedule._run(cursor)
+    schedule.run(cursor)
     assert [m.body for m in records(await peer.pull(hold_ms=5000))] == [b"late"]
     await until(lambda: cursor.offset == 1)
     assert cursor.refusals == 0

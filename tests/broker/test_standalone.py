@@ -96,15 +96,13 @@ def test_an_empty_conf_without_a_store_is_filled(tmp_path):
 
 
 def test_a_power_failure_leaves_the_old_conf_or_the_new(tmp_path):
-    cluster = Standalone(tmp_path, 0, 10911)
     root = os.path.join(tmp_path, "broker-a")
     start = {os.path.join("/", *Path(root).parts[1 : n + 1]): None for n in range(1, len(Path(root).parts))}
-    cluster._disk = disk = RecordingDisk(start)
-    path = cluster.prepare(0)[1]
+    disk = RecordingDisk(start)
+    path = Standalone(tmp_path, 0, 10911, disk=disk).prepare(0)[1]
     old = disk.image()[path]
     settled = len(disk.history)
-    cluster._settings["mappedFileSizeCommitLog"] = "2097152"
-    cluster.prepare(0)
+    Standalone(tmp_path, 0, 10911, 1, {"mappedFileSizeCommitLog": "2097152"}, disk).prepare(0)
     new = disk.image()[path]
     assert None not in (old, new)
     assert old != new
@@ -142,7 +140,7 @@ async def test_several_brokers_are_processes_with_stores_of_their_own(tmp_path):
             assert (await peer.send(body=name.encode())).code == 0
             assert [m.body for m in records(await peer.pull())] == [name.encode()]
             await peer.close()
-        processes = [child._process for child in cluster._children]
+        processes = [child.process for child in cluster.children]
     assert [process.returncode for process in processes] == [0, 0]
     assert not (tmp_path / "broker-a" / "abort").exists()
     assert not (tmp_path / "broker-b" / "abort").exists()
@@ -169,7 +167,7 @@ async def test_children_die_with_their_parent(tmp_path):
         "async def main():\n"
         "    cluster = Standalone(sys.argv[1], 0, 0, brokers=2)\n"
         "    await cluster.start()\n"
-        "    print(*(child._process.pid for child in cluster._children), flush=True)\n"
+        "    print(*(child.process.pid for child in cluster.children), flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )

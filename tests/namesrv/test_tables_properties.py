@@ -132,10 +132,10 @@ class Brokers(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_kept_for_the_gone(self) -> None:
-        assert set(self.tables._filters) <= set(self.alive)
-        kept = {addr for of in self.tables._addrs_of.values() for addr in of}
+        assert set(self.tables.filters) <= set(self.alive)
+        kept = {addr for of in self.tables.addrs_of.values() for addr in of}
         assert kept == set(self.alive)
-        assert all(self.tables._addrs_of.values())
+        assert all(self.tables.addrs_of.values())
 
 
 TestBrokers = Brokers.TestCase

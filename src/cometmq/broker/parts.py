@@ -75,7 +75,7 @@ class BrokerParts:
         for queue in self.schedule.queues():
             self.pulls.long_poll.watch(*queue)
         store.watched = self.pulls.long_poll.queues
-        self._handlers = self._all_handlers()
+        self.handlers = self._all_handlers()
         self.server = self._server(without=())
         self.vip_server: RemotingServer | None = None
         self._timers = [
@@ -150,7 +150,7 @@ class BrokerParts:
         }
 
     def _server(self, without: Collection[int]) -> RemotingServer:
-        handlers = {code: handler for code, handler in self._handlers.items() if code not in without}
+        handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
         shortcuts = self.sends.shortcuts()
         return RemotingServer(handlers, shortcuts=shortcuts, on_close=self._closed, tick=self.tick)
 

@@ -109,9 +109,9 @@ class RouteTables:
         self._brokers: dict[str, Broker] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._live: dict[str, LiveBroker] = {}
-        self._filters: dict[str, list[str]] = {}
+        self.filters: dict[str, list[str]] = {}
         self._topics_of: dict[str, set[str]] = {}
-        self._addrs_of: dict[Hashable, set[str]] = {}
+        self.addrs_of: dict[Hashable, set[str]] = {}
         self._queue_count = 0  # of all topics together
 
     # -- events
@@ -136,9 +136,9 @@ class RouteTables:
         left_out = self._put_topics(said, first=not known) if said.broker_id == MASTER_ID else 0
         self._put_liveness(now_ms, said, connection)
         if said.filter_servers:
-            self._filters[said.broker_addr] = list(said.filter_servers)
+            self.filters[said.broker_addr] = list(said.filter_servers)
         elif said.filter_servers is not None:
-            self._filters.pop(said.broker_addr, None)
+            self.filters.pop(said.broker_addr, None)
         master_addr = broker.addrs.get(MASTER_ID)
         master = self._live.get(master_addr) if master_addr is not None else None
         if master is None or said.broker_id == MASTER_ID:
@@ -155,8 +155,8 @@ class RouteTables:
         """A connection closed: the brokers that registered over it are gone. Yields each address once its
         broker is removed, which takes a tenth of a second for 100,000 topics: others may have their turn in
         between."""
-        for addr in sorted(self._addrs_of.get(connection, ())):
-            if addr in self._addrs_of.get(connection, ()):  # it has not come back meanwhile
+        for addr in sorted(self.addrs_of.get(connection, ())):
+            if addr in self.addrs_of.get(connection, ()):  # it has not come back meanwhile
                 self._remove_broker(addr)
                 yield addr
 
@@ -226,10 +226,10 @@ class RouteTables:
         if not brokers:
             return None
         filters = {
-            addr: list(self._filters[addr])
+            addr: list(self.filters[addr])
             for broker in brokers
             for addr in broker.addrs.values()
-            if addr in self._filters
+            if addr in self.filters
         }
         return TopicRouteData(
             queue_datas=list(queues.values()),
@@ -331,7 +331,7 @@ class RouteTables:
             connection=connection,
         )
         if connection is not None:
-            self._addrs_of.setdefault(connection, set()).add(said.broker_addr)
+            self.addrs_of.setdefault(connection, set()).add(said.broker_addr)
 
     # -- removal
 
@@ -348,12 +348,12 @@ class RouteTables:
     def _forget_liveness(self, addr: str, *, filters: bool = True) -> LiveBroker | None:
         live = self._live.pop(addr, None)
         if filters:
-            self._filters.pop(addr, None)
+            self.filters.pop(addr, None)
         if live is not None and live.connection is not None:
-            addrs = self._addrs_of[live.connection]
+            addrs = self.addrs_of[live.connection]
             addrs.discard(addr)
             if not addrs:
-                del self._addrs_of[live.connection]
+                del self.addrs_of[live.connection]
         return live
 
     def _drop_address(self, broker: Broker, broker_id: int) -> None:

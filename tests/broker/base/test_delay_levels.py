@@ -74,4 +74,4 @@ class TestDueTimes:
         for number in range(2, 100):
             due.arrived(number, -T0 + number * 1_000)
             due.passed(number)
-        assert len(due._ahead) == 1
+        assert len(due.ahead) == 1

@@ -57,11 +57,11 @@ def _replaced(value, what, name):
 def names_in(broker):
     """Every name that the broker has a table entry or a queue for."""
     parts = broker.parts
-    locked = {queue.topic for held in parts.locks._groups.values() for queue in held}
+    locked = {queue.topic for held in parts.locks.groups.values() for queue in held}
     offsets = [part for key in parts.tables.offsets.to_table()["offsetTable"] for part in key.split("@")]
     return {
         *parts.tables.topics.table, *parts.tables.groups.table, *offsets, *parts.consumers.groups,
-        *parts.producers.groups, *parts.locks._groups, *locked, *parts.store.topics(),
+        *parts.producers.groups, *parts.locks.groups, *locked, *parts.store.topics(),
     }  # fmt: skip
 
 

@@ -153,7 +153,7 @@ async def test_a_request_about_many_queues_gives_others_their_turns(
     parts.tables.groups.find("G")
     for queue_id in range(MANY):
         parts.store.queues.get("Wide", queue_id)
-    handler = parts.server._dispatcher._handlers[code]
+    handler = parts.handlers[code]
     request = asyncio.ensure_future(handler(SimpleNamespace(peer="test"), Frame.request(code, header, body)))
     passed = 0
     while not request.done():

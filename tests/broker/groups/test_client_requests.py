@@ -264,14 +264,16 @@ class TestBounds:
         await peer.close()
         await until(lambda: not parts.producers.groups)
         assert parts.consumers.groups == {}
-        assert parts.consumers._groups_of == parts.producers._groups_of == {}
+        assert parts.consumers.groups_of == parts.producers.groups_of == {}
 
     async def test_groups_and_topics_come_by_themselves_up_to_a_number(self, cluster, peer, monkeypatch):
         parts = cluster.broker.parts
         monkeypatch.setattr(
             "cometmq.broker.tables.subscription_groups.MOST_BY_ITSELF", len(parts.tables.groups.table) + 3
         )
-        monkeypatch.setattr("cometmq.broker.tables.topics.BYTES_BY_SEND", parts.tables.topics._bytes + 1000)
+        monkeypatch.setattr(
+            "cometmq.broker.tables.topics.BYTES_BY_SEND", parts.tables.topics.registered_bytes + 1000
+        )
         for start in range(0, 10, 2):
             assert (await self.beat(peer, [(f"G{start + n}", ()) for n in range(2)])).code == 0
         made = {name for name in parts.tables.groups.table if name.startswith("G")}

@@ -32,4 +32,4 @@ class TestSubscriptions:
             tag_codes(longest + "tag||")
         for number in range(200):
             tag_codes(f"{number}||{longest[:-10]}")
-        assert subscriptions._long_codes.cache_info().currsize <= 64
+        assert subscriptions.long_codes.cache_info().currsize <= 64

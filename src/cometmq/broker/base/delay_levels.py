@@ -49,27 +49,27 @@ class DueTimes:
     and as stored at the start if that puts them into the future.
     """
 
-    __slots__ = ("_ahead", "_delay_ms", "_latest_ms", "_stored")
+    __slots__ = ("_delay_ms", "_latest_ms", "_stored", "ahead")
 
     def __init__(self, delay_ms: int, stored: int, now_ms: int, monotonic_ms: int) -> None:
         """stored: the queue's end at the start."""
         self._delay_ms = delay_ms
         self._stored = stored
         self._latest_ms = monotonic_ms + delay_ms  # of what was stored at the start
-        self._ahead = deque([(0, monotonic_ms - now_ms)])
+        self.ahead = deque([(0, monotonic_ms - now_ms)])
 
     def arrived(self, offset: int, ahead_ms: int) -> None:
         """A message has come whose time stamp is so far behind the monotonic clock."""
-        if abs(ahead_ms - self._ahead[-1][1]) > STEP_MS:
-            self._ahead.append((offset, ahead_ms))
+        if abs(ahead_ms - self.ahead[-1][1]) > STEP_MS:
+            self.ahead.append((offset, ahead_ms))
 
     def due_ms(self, offset: int, store_timestamp_ms: int) -> int:
         """When the message at this offset is due."""
-        ahead_ms = next(ahead for first, ahead in reversed(self._ahead) if first <= offset)
+        ahead_ms = next(ahead for first, ahead in reversed(self.ahead) if first <= offset)
         due_ms = store_timestamp_ms + self._delay_ms + ahead_ms + STEP_MS
         return min(due_ms, self._latest_ms) if offset < self._stored else due_ms
 
     def passed(self, offset: int) -> None:
         """Everything before this offset is delivered."""
-        while len(self._ahead) > 1 and self._ahead[1][0] <= offset:
-            self._ahead.popleft()
+        while len(self.ahead) > 1 and self.ahead[1][0] <= offset:
+            self.ahead.popleft()

@@ -43,7 +43,7 @@ class Stats:
         self.group_get: dict[tuple[str, str], int] = {}
         self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
         # The last spans with their beginnings, the present one at the end.
-        self._group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
+        self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0
         self.get_this_morning = self.get_yesterday_morning = 0
@@ -51,9 +51,9 @@ class Stats:
     def sample(self, now_ms: int, mono_ms: int) -> None:
         """Keep the counters of this second."""
         self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
-        if mono_ms - self._group_spans[-1][0] >= GROUP_SPAN_MS:
+        if mono_ms - self.group_spans[-1][0] >= GROUP_SPAN_MS:
             self.group_get = {}
-            self._group_spans.append((mono_ms, self.group_get))
+            self.group_spans.append((mono_ms, self.group_get))
         day = now_ms // DAY_MS
         if day != self._day:
             self._day = day
@@ -76,6 +76,6 @@ class Stats:
 
     def group_rate(self, group: str, topic: str, mono_ms: int) -> float:
         """Messages per second that a group took of a topic over the last minute."""
-        elapsed_ms = mono_ms - self._group_spans[0][0]
-        taken = sum(counts.get((group, topic), 0) for _, counts in self._group_spans)
+        elapsed_ms = mono_ms - self.group_spans[0][0]
+        taken = sum(counts.get((group, topic), 0) for _, counts in self.group_spans)
         return taken * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0

@@ -93,7 +93,7 @@ class ClientTable(Generic[G]):
     def __init__(self, new_group: type[G]) -> None:
         self.groups: dict[str, G] = {}
         self._new_group = new_group
-        self._groups_of: dict[Hashable, dict[str, int]] = {}  # channel -> its groups with their weights
+        self.groups_of: dict[Hashable, dict[str, int]] = {}  # channel -> its groups with their weights
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
         """A heartbeat names the group, which counts for `weight` among those of the channel. True if the
@@ -101,18 +101,18 @@ class ClientTable(Generic[G]):
         known = self.groups.get(group)
         if known is None:
             known = self.groups[group] = self._new_group()
-        self._groups_of.setdefault(channel, {})[group] = weight
+        self.groups_of.setdefault(channel, {})[group] = weight
         before = known.by_channel.get(channel)
         known.by_channel[channel] = ClientInfo(channel, *client, now_ms)
         return before is None or before.client_id != client[0]
 
     def unregister(self, group: str, channel: Hashable) -> bool:
         """The client leaves the group; True if it was in."""
-        groups = self._groups_of.get(channel, {})
+        groups = self.groups_of.get(channel, {})
         if groups.pop(group, None) is None:
             return False
         if not groups:
-            del self._groups_of[channel]
+            del self.groups_of[channel]
         known = self.groups[group]
         del known.by_channel[channel]
         if not known.by_channel:
@@ -121,7 +121,7 @@ class ClientTable(Generic[G]):
 
     def channel_closed(self, channel: Hashable) -> list[str]:
         """The connection is gone: its clients leave every group. Returns the groups."""
-        groups = list(self._groups_of.get(channel, ()))
+        groups = list(self.groups_of.get(channel, ()))
         for group in groups:
             self.unregister(group, channel)
         return groups
@@ -145,7 +145,7 @@ class ClientTable(Generic[G]):
 
     def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
         """The weights of a channel's groups together, once it is also in these."""
-        return sum({**self._groups_of.get(channel, {}), **more}.values())
+        return sum({**self.groups_of.get(channel, {}), **more}.values())
 
 
 class ProducerTable(ClientTable[Group]):

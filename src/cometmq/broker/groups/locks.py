@@ -30,7 +30,7 @@ class QueueLocks:
     are those of a clock that is never set."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[MessageQueue, LockEntry]] = {}
+        self.groups: dict[str, dict[MessageQueue, LockEntry]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class QueueLocks:
     ) -> list[MessageQueue]:
         """Take or renew; returns the queues that `client_id` holds now, in the order asked. There are so many
         locks (MOST_LOCKS) and no more: what is free then stays free."""
-        held = self._groups.get(group, {})
+        held = self.groups.get(group, {})
         got = []
         for queue in queues:
             entry = held.get(queue)
@@ -57,24 +57,24 @@ class QueueLocks:
                 continue
             got.append(queue)
         if held:
-            self._groups[group] = held
+            self.groups[group] = held
         return got
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Give up those of `queues` that `client_id` holds; others' locks stay."""
-        held = self._groups.get(group, {})
+        held = self.groups.get(group, {})
         mine = [queue for queue in dict.fromkeys(queues) if queue in held]
         self._drop(group, [queue for queue in mine if held[queue].client_id == client_id])
 
     def expire(self, now_ms: int) -> None:
         """Forget the locks that have run out: nobody may ever ask for those queues again."""
-        for group, held in list(self._groups.items()):
+        for group, held in list(self.groups.items()):
             self._drop(group, [queue for queue, entry in held.items() if entry.is_over(now_ms)])
 
     def _drop(self, group: str, queues: Sequence[MessageQueue]) -> None:
-        held = self._groups.get(group, {})
+        held = self.groups.get(group, {})
         for queue in queues:
             del held[queue]
         self._count -= len(queues)
         if not held:
-            self._groups.pop(group, None)
+            self.groups.pop(group, None)

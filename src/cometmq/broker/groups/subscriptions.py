@@ -43,7 +43,7 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
         raise ExpressionError(
             f"the subscription has {len(expression)} characters, at most {LONGEST_EXPRESSION} are read"
         )
-    return _long_codes(expression)
+    return long_codes(expression)
 
 
 def _codes(expression: str) -> frozenset[int]:
@@ -54,4 +54,4 @@ def _codes(expression: str) -> frozenset[int]:
 
 
 _known_codes = lru_cache(maxsize=4096)(_codes)
-_long_codes = lru_cache(maxsize=64)(_codes)
+long_codes = lru_cache(maxsize=64)(_codes)

@@ -60,6 +60,7 @@ class TopicTable:
         self.table: dict[str, TopicConfig] = {}
         self.version = DataVersion(timestamp=now_ms(), counter=0)
         self.system: set[str] = set(SYSTEM_TOPICS)
+        self.registered_bytes = 0  # what name servers are told of all topics, at most
         self._create_built_in()
 
     def _create_built_in(self) -> None:
@@ -87,14 +88,15 @@ class TopicTable:
         self._count_bytes()
 
     def _count_bytes(self) -> None:
-        self._bytes = sum(map(_bytes_of, self.table.values()))
+        self.registered_bytes = sum(map(_bytes_of, self.table.values()))
 
     def _check_room(self, topic: str, most: int, code: int, more: int = 0) -> None:
-        if self._bytes + more > most:
+        if self.registered_bytes + more > most:
             raise CommandError(
                 code,
-                f"topic[{topic}] not exist, and is not created: name servers are told {self._bytes} bytes of "
-                f"{len(self.table)} topics; from {most} on only administrators make more, up to {BYTES_MAX}",
+                f"topic[{topic}] not exist, and is not created: name servers are told "
+                f"{self.registered_bytes} bytes of {len(self.table)} topics; from {most} on only "
+                f"administrators make more, up to {BYTES_MAX}",
             )
 
     def get(self, topic: str) -> TopicConfig | None:
@@ -176,7 +178,7 @@ class TopicTable:
         more = _bytes_of(config) - (0 if known is None else _bytes_of(known))
         if more > 0:
             self._check_room(name, BYTES_MAX, ResponseCode.SYSTEM_ERROR, more)
-        self._bytes += more
+        self.registered_bytes += more
         self.table[name] = config
         self.touch()
 
@@ -185,7 +187,7 @@ class TopicTable:
         known = self.table.pop(topic, None)
         if known is None:
             return False
-        self._bytes -= _bytes_of(known)
+        self.registered_bytes -= _bytes_of(known)
         self.touch()
         return True
 

@@ -101,21 +101,21 @@ class ScheduleService:
         self._budget = LogBudget()
         now_ms, monotonic_ms = self._times()
         self._ahead_ms = monotonic_ms - now_ms  # at the last arrival
-        self._cursors = {}
+        self.cursors = {}
         for level, delay_ms in enumerate(levels.delays_ms, 1):
             stored = store.max_offset(SCHEDULE_TOPIC, level - 1)
-            self._cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
+            self.cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
     def queues(self) -> list[tuple[str, int]]:
         """Topic and queue id of those whose arrivals it must hear of."""
-        return [(SCHEDULE_TOPIC, level - 1) for level in self._cursors]
+        return [(SCHEDULE_TOPIC, level - 1) for level in self.cursors]
 
     def positions(self) -> dict[int, tuple[int, int]]:
         """level -> (delivered, stored) offsets of the levels in use, for the runtime table."""
         found = {}
-        for level in self._cursors:
+        for level in self.cursors:
             maximum = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
             if maximum:
                 found[level] = (self._offsets.get(level), maximum)
@@ -127,7 +127,7 @@ class ScheduleService:
 
     def start(self) -> None:
         """Begin where the last run stopped, within what the queues hold."""
-        for level, cursor in self._cursors.items():
+        for level, cursor in self.cursors.items():
             minimum = self._store.min_offset(SCHEDULE_TOPIC, level - 1)
             maximum = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
             self._move(cursor, min(max(self._offsets.get(level), minimum), maximum))
@@ -141,7 +141,7 @@ class ScheduleService:
     async def stop(self) -> None:
         """Deliver nothing more."""
         self._stopped = True
-        for cursor in self._cursors.values():
+        for cursor in self.cursors.values():
             if cursor.timer is not None:
                 cursor.timer.cancel()
         if self._tasks:
@@ -157,7 +157,7 @@ class ScheduleService:
         stepped = abs(ahead_ms - self._ahead_ms) > STEP_MS
         self._ahead_ms = ahead_ms
         for _, queue_id, behind, _, store_timestamp_ms, _ in delayed:
-            cursor = self._cursors.get(queue_id + 1)
+            cursor = self.cursors.get(queue_id + 1)
             if cursor is None:
                 continue
             # Whether a step came before or after the time stamp nobody knows: the message came now. One that
@@ -175,9 +175,10 @@ class ScheduleService:
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
         if not self._stopped:
-            cursor.timer = self._loop.call_later(min(delay_s, LOOK_AGAIN_S), self._run, cursor)
+            cursor.timer = self._loop.call_later(min(delay_s, LOOK_AGAIN_S), self.run, cursor)
 
-    def _run(self, cursor: LevelCursor) -> None:
+    def run(self, cursor: LevelCursor) -> None:
+        """Deliver what is due of a level."""
         cursor.timer = None
         cursor.busy = True
         try:
