@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import pytest
 from tests.test_architecture import PACKAGE, name_of, parse, sources
 
+from cometmq.protocol.codes import RequestCode
+
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # What these packages list in __all__ is for users, with all its methods.
@@ -28,10 +30,12 @@ FROM_OUTSIDE = {
 # Still to be used or to go.
 NOT_YET = {
     *("BrokerStatsData", "CheckTransactionStateRequestHeader", "EndTransactionRequestHeader", "FrameDecoder"),
-    *("Periodic", "QueryMessageResponseHeader", "ReplyMessageRequestHeader", "SHARDING_KEY"),
-    *("ViewBrokerStatsDataRequestHeader", "at_tick_end", "disconnect", "encode_record", "find_client"),
-    *("holder", "query_by_key", "statistics"),
+    *("QueryMessageResponseHeader", "ReplyMessageRequestHeader", "SHARDING_KEY"),
+    *("ViewBrokerStatsDataRequestHeader", "at_tick_end", "disconnect", "encode_record"),
+    *("query_by_key", "statistics"),
 }
+# A handler is found by the name of its request.
+HANDLERS = {code.name.lower() for code in RequestCode}
 # Bases that call nothing of their classes by name.
 PLAIN_BASES = {"abc", "dataclasses", "enum", "msgspec", "typing"}
 
@@ -119,7 +123,7 @@ def unused(modules: dict[str, ast.Module], kept: set[str]) -> list[str]:
 
 def test_nothing_is_there_for_nobody() -> None:
     modules = {name_of(path): parse(path) for path in sources()}
-    found = unused(modules, for_users() | FROM_OUTSIDE | NOT_YET)
+    found = unused(modules, for_users() | FROM_OUTSIDE | HANDLERS | NOT_YET)
     found = [place for place in found if not place.startswith(LEFT_OUT)]
 
     assert not found, "\n".join(found)
