@@ -16,7 +16,7 @@ from cometmq.errors import ConfigError
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueryMessageRequestHeader
-from cometmq.store import ManualClock
+from cometmq.store import ManualClock, SystemClock
 
 
 def begin(answer):
@@ -266,8 +266,9 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     waits = []
     cursor.timer.cancel()
     monkeypatch.setattr(schedule, "_wake", lambda _cursor, delay_s=0.0: waits.append(delay_s))
-    clock = ManualClock(broker.store.clock.time_ms() + 5000, broker.store.clock.monotonic() + 5)
-    monkeypatch.setattr(broker.store, "clock", clock)
+    now = SystemClock()
+    clock = ManualClock(now.time_ms() + 5000, now.monotonic() + 5)
+    monkeypatch.setattr(schedule, "_clock", clock)
     shut, broker.store.appender.shut = broker.store.appender.shut, "the test says so"
     for _ in range(12):
         schedule.run(cursor)

@@ -39,7 +39,7 @@ from cometmq.periodic import Periodic
 from cometmq.protocol.codes import RequestCode, handlers_of
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
-from cometmq.store import Arrivals, Disk, MessageStore, replace_file
+from cometmq.store import Arrivals, Clock, Disk, MessageStore, replace_file
 
 log = logs.logger(__name__)
 
@@ -53,8 +53,11 @@ STATS_PERIOD_S = 1.0
 class BrokerParts:
     """The tables, processors and servers of a broker. Made inside the running loop."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, address: BrokerAddress) -> None:
+    def __init__(
+        self, config: BrokerConfig, clock: Clock, store: MessageStore, address: BrokerAddress
+    ) -> None:
         self._config = config
+        self._clock = clock
         self._address = address
         self._settings_lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
@@ -62,11 +65,11 @@ class BrokerParts:
         self.store = store
         self.tick = tick = Tick(self._loop)
         self.client = RemotingClient(tick=tick)
-        self.stats = Stats(store.clock.time_ms(), mono_ms(store.clock))
+        self.stats = Stats(clock.time_ms(), mono_ms(clock))
         self.replies = SendReplies(config.region_id, config.trace_on)
         self.writer = Writer(store, self.replies, self.stats, tick, self._arrived)
         store.on_visible = self.writer.visible
-        self.tables = DurableTables(config, store, self._topics_changed)
+        self.tables = DurableTables(config, clock, store, self._topics_changed)
         self.consumers = ConsumerTable()
         self.producers = ProducerTable()
         self.locks = QueueLocks()
@@ -94,19 +97,32 @@ class BrokerParts:
             stats=self.stats,
             checks=PullChecks(config=config, tables=tables, consumers=self.consumers),
             tick=self.tick,
-            moved=OffsetMovedEvents(store=store, topics=tables.topics, writer=writer, address=self._address),
+            moved=OffsetMovedEvents(
+                clock=self._clock, store=store, topics=tables.topics, writer=writer, address=self._address
+            ),
         )
         self.sends = SendProcessor(
-            config=config, store=store, tables=tables, delays=levels, stats=self.stats, writer=writer
+            config=config,
+            clock=self._clock,
+            store=store,
+            tables=tables,
+            delays=levels,
+            stats=self.stats,
+            writer=writer,
         )
         self.send_backs = SendBackProcessor(
             config=config, store=store, tables=tables, delays=levels, stats=self.stats, writer=writer
         )
         self.schedule = ScheduleService(
-            store=store, topics=tables.topics, levels=levels, offsets=tables.delays, writer=writer
+            clock=self._clock,
+            store=store,
+            topics=tables.topics,
+            levels=levels,
+            offsets=tables.delays,
+            writer=writer,
         )
         self.clients = ClientProcessor(
-            clock=store.clock,
+            clock=self._clock,
             tables=tables,
             producers=self.producers,
             consumers=self.consumers,
@@ -131,12 +147,18 @@ class BrokerParts:
                 registered=self.registrar.registered,
             ),
             ProgressAdmin(
-                store=store, tables=tables, consumers=consumers, stats=self.stats, address=self._address
+                clock=self._clock,
+                store=store,
+                tables=tables,
+                consumers=consumers,
+                stats=self.stats,
+                address=self._address,
             ),
-            ClientAdmin(clock=store.clock, producers=self.producers, consumers=consumers),
+            ClientAdmin(clock=self._clock, producers=self.producers, consumers=consumers),
             ConsumerAdmin(config=config, store=store, tables=tables, consumers=consumers),
             RuntimeAdmin(
                 config=config,
+                clock=self._clock,
                 store=store,
                 stats=self.stats,
                 schedule=self.schedule,
@@ -225,8 +247,7 @@ class BrokerParts:
         self.store.topic_retention.set_limits(attributes.limits(self.tables.topics.table))
 
     def _sample(self) -> None:
-        clock = self.store.clock
-        self.stats.sample(clock.time_ms(), mono_ms(clock))
+        self.stats.sample(self._clock.time_ms(), mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
         self.sends.forget_routes()

@@ -64,7 +64,7 @@ class Broker:
         except OSError as error:
             raise not_opened(config.store, error) from error
         try:
-            parts = self._parts = BrokerParts(config, store, address)
+            parts = self._parts = BrokerParts(config, self._clock, store, address)
             await asyncio.to_thread(parts.tables.load)
             if config.listen_port:
                 parts.use_port(config.listen_port)

@@ -30,7 +30,7 @@ from cometmq.protocol.headers import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from cometmq.store.base.clock import ManualClock
+from cometmq.store import ManualClock, SystemClock
 
 NOTIFY = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
@@ -142,9 +142,9 @@ class TestHeartbeats:
     async def test_silent_clients_lose_their_connection(self, cluster, peer, monkeypatch):
         await peer.heartbeat(producers=("PG",))
         parts = cluster.broker.parts
-        now_s = parts.store.clock.monotonic()
+        now_s = SystemClock().monotonic()
         later = now_s + (EXPIRED_MS + 1) / 1000
-        monkeypatch.setattr(type(parts.store.clock), "monotonic", lambda self: later)
+        monkeypatch.setattr(SystemClock, "monotonic", lambda self: later)
         parts.clients.expire()
         await until(lambda: peer.remoting.connection(peer.addr) is None)
         assert parts.consumers.groups == {}

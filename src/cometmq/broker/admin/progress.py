@@ -40,7 +40,7 @@ from cometmq.protocol.headers import (
     QueryTopicConsumeByWhoRequestHeader,
 )
 from cometmq.remoting import Connection
-from cometmq.store import MessageStore, Reads
+from cometmq.store import Clock, MessageStore, Reads
 
 MAX_ENTRIES = 4096  # of a consume queue, in one answer
 
@@ -62,6 +62,7 @@ class TopicsOfGroup(Body):
 class ProgressAdmin:
     """Answers from the tables and the store's queues."""
 
+    clock: Clock
     store: MessageStore
     tables: DurableTables
     consumers: ConsumerTable
@@ -142,7 +143,7 @@ class ProgressAdmin:
             reached = earliest
         behind_ms = 0
         if first < behind and consumed < behind:
-            behind_ms = store.clock.time_ms() - waiting
+            behind_ms = self.clock.time_ms() - waiting
         return ConsumeTimeSpan(
             message_queue=self.tables.topics.queue(topic, queue_id),
             min_time_stamp=earliest,
@@ -215,7 +216,7 @@ class ProgressAdmin:
                     consumer_offset=consumed,
                     last_timestamp=last,
                 )
-            stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.store.clock))
+            stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.clock))
         return stats
 
     async def clone_group_offset(self, _connection: Connection, frame: Frame) -> Frame:

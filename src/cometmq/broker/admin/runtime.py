@@ -17,7 +17,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection
 from cometmq.settings import requested_settings
-from cometmq.store import MessageStore
+from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
 
@@ -34,6 +34,7 @@ class RuntimeAdmin:
     """
 
     config: BrokerConfig
+    clock: Clock
     store: MessageStore
     stats: Stats
     schedule: ScheduleService
@@ -42,7 +43,7 @@ class RuntimeAdmin:
     _changed_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._changed_ms = self.store.clock.time_ms()
+        self._changed_ms = self.clock.time_ms()
 
     async def update_broker_config(self, connection: Connection, frame: Frame) -> Frame:
         """Set known keys of the properties text, and write them; unknown ones are ignored."""
@@ -57,7 +58,7 @@ class RuntimeAdmin:
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         self._changes += 1
-        self._changed_ms = self.store.clock.time_ms()
+        self._changed_ms = self.clock.time_ms()
         log.info("settings changed by %s: %s", connection.peer, ", ".join(known) or "none that is known")
         await self.settings_changed(known)
         return frame.response()
@@ -98,7 +99,7 @@ class RuntimeAdmin:
             "brokerVersion": str(VERSION_4_9_7),
             "brokerActive": "true",
             "bootTimestamp": str(stats.boot_ms),
-            "runtime": span_text(mono_ms(self.store.clock) - stats.boot_mono_ms),
+            "runtime": span_text(mono_ms(self.clock) - stats.boot_mono_ms),
             "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),
             "putTps": stats.rates("put"),
             "getTotalTps": stats.rates("get"),

@@ -13,7 +13,7 @@ from cometmq.errors import StoreError
 from cometmq.protocol.bodies import OffsetMovedEvent
 from cometmq.protocol.codes import OFFSET_MOVED_EVENT
 from cometmq.protocol.properties.text import encode_properties, tags_code
-from cometmq.store import MessageStore
+from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
 
@@ -22,6 +22,7 @@ log = logs.logger(__name__)
 class OffsetMovedEvents:
     """Stores the events."""
 
+    clock: Clock
     store: MessageStore
     topics: TopicTable
     writer: Writer
@@ -42,7 +43,7 @@ class OffsetMovedEvents:
                 0,
                 event.encode(),
                 encode_properties({"KEYS": group, "TAGS": group}).encode(),
-                born_timestamp_ms=self.store.clock.time_ms(),
+                born_timestamp_ms=self.clock.time_ms(),
                 born_host=self.address.packed,
                 tags_code=tags_code(group),
             )

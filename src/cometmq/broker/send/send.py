@@ -47,7 +47,7 @@ from cometmq.protocol.properties.edits import (
     value_of,
 )
 from cometmq.remoting import Connection, Handler, Shortcut
-from cometmq.store import COPIED, MessageStore, StoreRefused
+from cometmq.store import COPIED, Clock, MessageStore, StoreRefused
 from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
@@ -75,6 +75,7 @@ class SendProcessor:
         self,
         *,
         config: BrokerConfig,
+        clock: Clock,
         store: MessageStore,
         tables: DurableTables,
         delays: DelayLevels,
@@ -82,6 +83,7 @@ class SendProcessor:
         writer: Writer,
     ) -> None:
         self._config = config
+        self._clock = clock
         self._store = store
         self._tables = tables
         self._delays = delays
@@ -209,7 +211,7 @@ class SendProcessor:
     def _admit(self, _connection: Connection, frame: Frame, header: SendMessageRequestHeader) -> TopicRoute:
         """The checks that need not be made for each message; the topic is created if that is allowed."""
         config = self._config
-        now_ms = self._store.clock.time_ms()
+        now_ms = self._clock.time_ms()
         if now_ms < config.start_accept_send_request_time_stamp:
             until = config.start_accept_send_request_time_stamp
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")

@@ -28,7 +28,7 @@ from cometmq.broker.tables.table_file import TableFile
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import Body, SubscriptionGroupTable, TopicConfigTable
-from cometmq.store import DELAYS, GROUPS, OFFSETS, TOPICS, MessageStore
+from cometmq.store import DELAYS, GROUPS, OFFSETS, TOPICS, Clock, MessageStore
 
 log = logs.logger(__name__)
 
@@ -40,15 +40,15 @@ class DurableTables:
     """The four tables of a broker and their files, under the store's directory `config`."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, topics_changed: Callable[[], None] = lambda: None
+        self, config: BrokerConfig, clock: Clock, store: MessageStore, topics_changed: Callable[[], None]
     ) -> None:
         """topics_changed: called after each change of the topic table."""
         self._config = config
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._topics_changed = topics_changed
-        self.topics = topics = TopicTable(config, store.clock.time_ms, self._save_topics)
-        self.groups = groups = SubscriptionGroups(config, store.clock.time_ms, self._save_groups)
+        self.topics = topics = TopicTable(config, clock.time_ms, self._save_topics)
+        self.groups = groups = SubscriptionGroups(config, clock.time_ms, self._save_groups)
         self.offsets = ConsumerOffsets()
         self.delays = DelayOffsets()
         self.topics_file = self._file(

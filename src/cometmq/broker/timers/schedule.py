@@ -37,6 +37,7 @@ from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import (
     CACHED,
     Arrivals,
+    Clock,
     GetStatus,
     Got,
     MessageStore,
@@ -87,12 +88,14 @@ class ScheduleService:
     def __init__(
         self,
         *,
+        clock: Clock,
         store: MessageStore,
         topics: TopicTable,
         levels: DelayLevels,
         offsets: DelayOffsets,
         writer: Writer,
     ) -> None:
+        self._clock = clock
         self._store = store
         self._topics = topics
         self._offsets = offsets
@@ -170,8 +173,7 @@ class ScheduleService:
     def _times(self) -> tuple[int, int]:
         """Wall and monotonic time in ms, in this order: a pause in between makes messages later, never
         earlier."""
-        clock = self._store.clock
-        return clock.time_ms(), mono_ms(clock)
+        return self._clock.time_ms(), mono_ms(self._clock)
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
         if not self._stopped:
