@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from typing import Any
 
 import msgspec
 
@@ -151,11 +152,8 @@ class Registrar:
             compressed=config.compressed_register
         )
         header = RegisterBrokerRequestHeader(
-            broker_name=config.broker_name,
-            broker_addr=self._address.text,
-            cluster_name=config.broker_cluster_name,
+            **self._identity(),
             ha_server_addr=self._address.ha_text,
-            broker_id=config.broker_id,
             compressed=config.compressed_register,
             body_crc32=zlib.crc32(body) & 0x7FFF_FFFF,
         )
@@ -163,13 +161,15 @@ class Registrar:
 
     def leaving(self) -> UnregisterBrokerRequestHeader:
         """Header of UNREGISTER_BROKER."""
-        config = self._config
-        return UnregisterBrokerRequestHeader(
-            broker_name=config.broker_name,
-            broker_addr=self._address.text,
-            cluster_name=config.broker_cluster_name,
-            broker_id=config.broker_id,
-        )
+        return UnregisterBrokerRequestHeader(**self._identity())
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "broker_name": self._config.broker_name,
+            "broker_addr": self._address.text,
+            "cluster_name": self._config.broker_cluster_name,
+            "broker_id": self._config.broker_id,
+        }
 
     async def stop(self) -> None:
         """Unregister everywhere."""

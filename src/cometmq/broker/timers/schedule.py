@@ -63,8 +63,11 @@ LOOK_AGAIN_S = 10.0
 LONGEST_SYNC_MS = 1_000
 
 
-class Undeliverable(Exception):
+class Undeliverable(CommandError):
     """The message will never be delivered: why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(ResponseCode.SYSTEM_ERROR, why)
 
 
 class LevelCursor:
@@ -256,9 +259,8 @@ class ScheduleService:
                 try:
                     self._append(message, properties_of(data, at))
                     appended = True
-                except (Undeliverable, CommandError) as error:
-                    why = error.remark if isinstance(error, CommandError) else error
-                    self._step_over(cursor, message.queue_offset, message.physical_offset, why)
+                except CommandError as error:
+                    self._step_over(cursor, message.queue_offset, message.physical_offset, error.remark)
                 reached = message.queue_offset + 1
                 at += message.store_size
             return got.next_begin_offset, appended, 0.0
@@ -298,8 +300,8 @@ class ScheduleService:
         return min(RETRY_S * (1 << min(cursor.refusals - 1, 7)), ERROR_S)
 
     def _append(self, message: MessageExt, properties: bytes) -> None:
-        """Store the real message, with its properties as they are stored. Raises Undeliverable and
-        CommandError if that will never be possible, StoreError if it is not possible now."""
+        """Store the real message, with its properties as they are stored. Raises CommandError if that
+        will never be possible, StoreError if it is not possible now."""
         if message.body and body_crc(message.body) != message.body_crc:
             # Stored again it would get a CRC that vouches for the damage.
             raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
