@@ -143,7 +143,7 @@ class Registrar:
         config = self._config
         topics = self.topics.table
         if config.broker_permission & READ_WRITE != READ_WRITE:
-            # A broker with restricted permission announces its topics so.
+            # A broker with restricted permission announces its topics with that permission.
             topics = {
                 name: msgspec.structs.replace(topic, perm=topic.perm & config.broker_permission)
                 for name, topic in topics.items()

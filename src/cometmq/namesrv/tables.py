@@ -29,7 +29,7 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.codes import MASTER_ID, Perm
 
-# Without a word from a broker for so long, it is gone (BROKER_CHANNEL_EXPIRED_TIME).
+# A broker that is silent for this long is gone (BROKER_CHANNEL_EXPIRED_TIME).
 EXPIRY_MS = 120_000
 # Bounds of the tables, far beyond any cluster: without access control whoever reaches the port may register.
 BROKERS_MAX = 5_000

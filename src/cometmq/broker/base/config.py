@@ -35,7 +35,7 @@ from cometmq.store import SLAVE, StoreConfig
 
 # What UPDATE_BROKER_CONFIG refuses: configBlackList and brokerConfigPath as Apache's broker does, and what
 # decides where the broker keeps things, who it is, where it is reached, and how long its files are. With a
-# wrong one of these it would not start again, or as another broker.
+# wrong value for one of these it would not start again, or start as another broker.
 NOT_BY_REQUEST = frozenset(
     {
         "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
@@ -204,7 +204,7 @@ RANGES: dict[str, Range] = {
     "maxHeldPullsPerQueue": Range(1, HELD_PULLS_MAX),
     "startAcceptSendRequestTimeStamp": Range(0, LONG_MAX, "milliseconds since 1970"),
     "registerNameServerPeriod": _MS,
-    # The start waits so long for a name server that does not answer.
+    # The start waits this long for a name server that does not answer.
     "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),
     "flushDelayOffsetInterval": _PERIOD,
 }

@@ -15,8 +15,8 @@ from cometmq.store import StoreConfig
 
 # What Apache's store adds to a schedule record of a level that the table does not know.
 UNKNOWN_LEVEL_MS = 1_000
-# A wall clock that moves less against the monotonic clock is being set right slowly. Messages wait so much
-# longer.
+# A wall clock that moves by less than this against the monotonic clock is being adjusted slowly. Messages wait
+# this much longer.
 STEP_MS = 10
 
 
@@ -43,10 +43,10 @@ class DueTimes:
     """When the messages of one level are due, in milliseconds of the monotonic clock. No I/O in here.
 
     A record bears the wall time of its storing, but a wall clock steps: what it gained or lost between
-    storing and delivery would make messages early or late. So the monotonic clock measures the delay, and
-    noted is only by how much it was ahead of the wall clock that stamped the records, from which queue offset
-    on. Records from before the start have no such note: they count as stamped by the wall clock of the start,
-    and as stored at the start if that puts them into the future.
+    storing and delivery would make messages early or late. So the monotonic clock measures the delay.
+    `ahead` notes by how much it was ahead of the wall clock that stamped the records, and from which queue
+    offset on. There is no note for records from before the start: they count as stamped by the wall clock of
+    the start, and as stored at the start if that puts them into the future.
     """
 
     __slots__ = ("_delay_ms", "_latest_ms", "_stored", "ahead")

@@ -59,7 +59,7 @@ FIELDS: dict[str, Check] = {
     "destGroup": check_group,
     "compareGroup": check_group,
 }
-"""Ext fields that are names, in whatever request. A blank one is the handler's to judge: many are
+"""Ext fields that are names, in whatever request. The handler judges blank ones: many are
 optional."""
 
 

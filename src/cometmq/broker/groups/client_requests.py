@@ -43,7 +43,7 @@ from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, Unregi
 from cometmq.remoting import Connection
 from cometmq.store import Clock
 
-# Groups and subscriptions of a heartbeat, counted before it is read: that takes up to 2 µs for each.
+# Groups and subscriptions of a heartbeat. They are counted before it is decoded, which takes 2 µs for each.
 MOST_OBJECTS = 50_000
 LONGEST_LANGUAGE = 32  # characters
 LONGEST_BROKER = 255  # characters of a broker's name; a queue of a longer one is nobody's to lock
@@ -181,7 +181,7 @@ class ClientProcessor:
 
 
 def refused(why: str) -> CommandError:
-    """The answer to what is too much."""
+    """The answer to a request that exceeds a limit."""
     return CommandError(ResponseCode.SYSTEM_ERROR, why)
 
 
@@ -192,7 +192,7 @@ def check_client_id(client_id: str) -> None:
 
 
 def weight_of(data: ConsumerData) -> int:
-    """As how many groups one counts among those of its connection: by the length of what is kept of it."""
+    """How many groups this one counts for in its connection's limit, by the length of what is kept of it."""
     texts = [data.group_name, data.consume_type, data.message_model, data.consume_from_where]
     numbers = 0
     for each in data.subscription_data_set:
@@ -203,13 +203,13 @@ def weight_of(data: ConsumerData) -> int:
 
 
 def _check_names(data: HeartbeatData, version: int) -> None:
-    """Refuse a heartbeat, before anything of it counts, for a name that nobody may give."""
+    """Refuse a heartbeat with an illegal name, before any part of it takes effect."""
     for producer in data.producer_data_set:
         check_group(producer.group_name, version)
     for consumer in data.consumer_data_set:
         group = check_group(consumer.group_name, version)
         for subscription in consumer.subscription_data_set:
-            # The retry topic of a group with a long name is none, and subscribed all the same.
+            # Clients subscribe the retry topic of a group even if the group's name is too long to have one.
             if subscription.topic != RETRY_PREFIX + group:
                 check_topic(subscription.topic, version)
 
@@ -222,5 +222,5 @@ def _queues(frame: Frame) -> LockBatchBody:
 
 
 def _may_be_locked(queue: MessageQueue) -> bool:
-    """Whether there may be such a queue: no others are kept."""
+    """Whether such a queue can exist: others are not kept."""
     return is_legal_name(queue.topic, TOPIC_LENGTH_MAX) and len(queue.broker_name) <= LONGEST_BROKER

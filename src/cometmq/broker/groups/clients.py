@@ -16,8 +16,8 @@ from cometmq.protocol.bodies import SubscriptionData
 
 # No heartbeat for so long: the connection of the client is closed.
 EXPIRED_MS = 120_000
-# Consumer groups, and producer groups, that a connection is in; a group whose subscriptions are long counts
-# for several. Clients in use have a few.
+# Most consumer groups, and producer groups, of one connection; a group with long subscriptions counts for
+# several. Real clients have a few.
 MOST_GROUPS = 1_000
 WEIGHT_CHARACTERS = 16_384  # of the description of a group that count as one more
 MOST_TOPICS = 1_000  # that a group subscribes

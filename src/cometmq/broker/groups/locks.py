@@ -8,7 +8,7 @@ import msgspec
 
 from cometmq.message import MessageQueue
 
-# A lock that is not renewed for so long is free again (the client renews every 20 s).
+# A lock that is not renewed for this long is free again (clients renew every 20 s).
 LOCK_LIVE_MS = 60_000
 # Locks of a broker: a hundred ordered groups on two thousand queues each. 70 MB at most.
 MOST_LOCKS = 200_000
@@ -39,8 +39,8 @@ class QueueLocks:
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
-        """Take or renew; returns the queues that `client_id` holds now, in the order asked. There are so many
-        locks (MOST_LOCKS) and no more: what is free then stays free."""
+        """Take or renew; returns the queues that `client_id` holds now, in the order asked. Beyond
+        MOST_LOCKS nothing more is locked."""
         held = self.groups.get(group, {})
         got = []
         for queue in queues:

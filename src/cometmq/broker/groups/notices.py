@@ -17,7 +17,7 @@ from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
 
-# A group hears of a change at once, of those that follow once in so many seconds.
+# A group is told of a change at once, and of further changes at most once in this many seconds.
 REST_S = 0.2
 
 

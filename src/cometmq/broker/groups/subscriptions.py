@@ -15,8 +15,8 @@ TAG = "TAG"
 LONGEST_EXPRESSION = 32_767
 """Characters: no message has a longer tag. Hashing takes 40 ns each."""
 _LONGEST_REMEMBERED = 256
-"""Those that are at most so long are remembered by the thousand, which takes 30 MB at worst; longer ones, of
-which there are few, by the dozen."""
+"""Results for expressions up to this length are cached by the thousand, which takes 30 MB at worst; longer
+ones are rare, and a few dozen are cached."""
 
 
 class ExpressionError(ValueError):

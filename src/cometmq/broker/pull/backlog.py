@@ -1,14 +1,14 @@
 """Readers that drain what is not in memory, and how much of the loop they get while messages are sent.
 
 Such a reader asks again as soon as it is answered, and a pull of 32 costs the loop as much as six sends: left
-alone, a drain of a few queues takes half of what the sends had. So its pulls stand in line until the answers
-of the tick have left. After a tick with sends they get a part of the CPU time that the loop spends on
-everything else, several at once, for every answer wakes the loop with the next request; after one without
-sends, the loop has nothing better to do. CPU time and not time, because a busy machine takes the processor
+alone, draining a few queues halves the rate of sends. So its pulls wait until the answers of the tick have
+left. After a tick with sends they get a part of the CPU time that the loop spends on everything else, and
+several are served at once, because every answer wakes the loop with the next request. After a tick without
+sends the loop has nothing better to do. CPU time is what counts, because a busy machine takes the processor
 away from both.
 
-A reader is one from its first miss until it has nearly caught up, however rarely it misses in between: the
-system reads ahead of it.
+A reader counts as draining from its first miss until it has nearly caught up, however rarely it misses in
+between: the system reads ahead of it.
 """
 
 from __future__ import annotations

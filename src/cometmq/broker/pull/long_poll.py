@@ -5,9 +5,9 @@ new message; a deadline wakes the rest. Every 5 s each queue is compared with wh
 at tags, so that an offset advances over messages that a filter refuses
 (docs/reference/storage.md, Long polling).
 
-The pulls of a queue lie by their filter: an arrival is held against each filter once, however many wait with
-it. There is room (`has_room`) for so many pulls of a connection, pulls on a queue and filters on a queue. A
-pull for which there is none can be put aside: it takes no part in arrivals, only its deadline wakes it.
+The pulls of a queue are grouped by filter: an arrival is compared with each filter once, however many pulls
+share it. The number of pulls of a connection, of pulls on a queue and of filters on a queue is bounded
+(`has_room`). A pull that exceeds a bound can be put aside: arrivals do not wake it, only its deadline does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from cometmq.store import tag_matches
 
-# Deadlines are grouped by this grain: an answer may come so much late, where Apache's comes up to 5 s late.
+# Deadlines are grouped by this grain: an answer may be this late; Apache's is up to 5 s late.
 DEADLINE_GRAIN_MS = 50
 # The recheck that does not know the tag.
 RECHECK_MS = 5_000
 # A client may not park a pull longer than this, whatever it asks for.
 MAX_HOLD_MS = 300_000
-# Filters on one queue, each looked at for each message: groups with tags of their own. 256 cost 25 us.
+# Filters on one queue, for groups with tags of their own. Each message is compared with all; 256 cost 25 µs.
 MOST_FILTERS = 256
 
 Key = tuple[str, int]  # topic, queue id
@@ -32,8 +32,8 @@ K = TypeVar("K")
 
 
 class HeldPull:
-    """One parked request. `request` is whatever the pull processor needs to run it again; weight: as how many
-    it counts among those of its owner."""
+    """One parked request. `request` is whatever the pull processor needs to run it again; weight: how much of
+    its owner's room it takes."""
 
     __slots__ = (
         "bucket", "codes", "key", "of_owner", "on_queue", "owner", "pull_from", "request", "weight",

@@ -3,11 +3,11 @@
 A pull is checked when it comes; then it is served from the page cache inline, or by a thread when the
 records are not in memory (the reader's next ones then wait for their turn, see backlog.py), or parked until
 something arrives. A pull that waited is checked again before it is served: topic, group or subscription may
-have changed. A parked one is served once more when it is woken, and then answered whatever there is; its
-offset was stored at its first arrival only.
+have changed. A parked one is served once more when it is woken, and is then answered in any case. Its commit
+offset is stored once, when it comes.
 
-So many pulls of a connection, and on a queue, may be parked. Further ones are answered "nothing found" as if
-long polling was off: after a short time, for clients ask again at once.
+The number of parked pulls of a connection, and on a queue, is bounded. Further ones are answered "nothing
+found" as if long polling were off: after a short wait, because clients ask again at once.
 
 Budget: 2 µs per pulled message in batches of 32. The records go from the store's buffers to the transport as
 they are.
@@ -63,10 +63,10 @@ CODE_OF_STATUS = {
 # waiting.
 WOKEN_PER_TICK = 128
 WOKEN_BYTES = 8 << 20
-# A pull for which there is no room waits so long at most, and shortPollingTimeMills: its connection may have
-# to wait with it.
+# A pull for which there is no room waits at most this long, and at most shortPollingTimeMills: its connection
+# may have to wait with it.
 MOST_ASIDE_MS = 1_000
-# So many characters of a subscription that a parked pull carries count as one more pull of its connection.
+# This many characters of a parked pull's subscription count as one more pull of its connection.
 CHARACTERS_OF_A_PULL = 256
 
 

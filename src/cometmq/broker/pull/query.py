@@ -13,8 +13,8 @@ from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageReque
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
 
-# As so many bytes of a body a query counts among the requests that its connection has under way: four by key
-# and fifteen by id have their answers in memory together.
+# Bytes that a query counts for among the requests of its connection that are under way. So the answers of at
+# most four queries by key, or fifteen by id, are in memory together.
 _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
 _MOST_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of an answer's records: what one frame holds beside its header
 

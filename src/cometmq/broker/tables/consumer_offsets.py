@@ -22,7 +22,7 @@ class ConsumerOffsets:
 
     def __init__(self) -> None:
         self._table: dict[str, dict[int, int]] = {}
-        # The keys of the table by either part: requests ask for those of a group or a topic again and again.
+        # The keys of the table by group and by topic: requests often ask for those of one.
         self._topics: dict[str, set[str]] = {}
         self._groups: dict[str, set[str]] = {}
         self._count = 0
@@ -115,7 +115,7 @@ class ConsumerOffsets:
         self.dirty = True
 
     def to_table(self) -> dict[str, Any]:
-        """The file's and code 43's content."""
+        """The content of the file, and of the answer to GET_ALL_CONSUMER_OFFSET."""
         return {"offsetTable": {key: dict(queues) for key, queues in self._table.items()}}
 
     def load(self, table: Mapping[str, Any]) -> None:

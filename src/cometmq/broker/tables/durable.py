@@ -3,9 +3,9 @@
 Topics and groups are written on each change, offsets every few seconds if they have changed, and everything
 at the end (docs/reference/storage.md, Writing tables).
 
-An offset never lasts longer than the log that it was won by: before offsets are written the log is flushed up
-to where it ended when they were taken. Else a power failure could leave the cursor of a delayed message, or
-the offset behind a message that was sent back, without the copy that it speaks of.
+Offsets never outlive the log that they refer to: before they are written, the log is flushed up to where it
+ended when they were read. Otherwise a power failure could leave the cursor of a delayed message, or the
+offset behind a message that was sent back, without the copy of that message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cometmq.store import DELAYS, GROUPS, OFFSETS, TOPICS, Clock, MessageStore
 
 log = logs.logger(__name__)
 
-# Apache's broker waits so long before it first writes offsets.
+# Apache's broker waits this long before it first writes offsets.
 FIRST_WRITE_S = 10.0
 
 

@@ -25,9 +25,9 @@ BUILT_IN = (
     "CID_ONSAPI_OWNER",
 )
 CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
-# With so many groups in the table they do not come by themselves any more, only administrators make them.
+# From so many groups on, none is created automatically; only administrators create more.
 MOST_BY_ITSELF = 15_000
-# With so many not even they do: 30 MB.
+# From so many on, not even they do: 30 MB.
 MOST_GROUPS = 50_000
 
 
@@ -87,7 +87,7 @@ class SubscriptionGroups:
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
         """Merge the file's entries over the built-in ones: the file wins, up to maxTopicQueueNums. Those with
-        names that nobody may give a group are left out."""
+        illegal names are left out."""
         most = self._config.max_topic_queue_nums
         legal = {name: config for name, config in groups.items() if is_legal_name(name, GROUP_LENGTH_MAX)}
         if len(legal) < len(groups):

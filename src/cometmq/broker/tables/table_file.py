@@ -17,7 +17,7 @@ from cometmq.store import Disk, JsonTable
 
 log = logs.logger(__name__)
 
-# After a failed write it is tried again so much later, each time twice as long.
+# The wait before a failed write is tried again; it doubles each time.
 RETRY_S = 1.0
 MOST_RETRY_S = 30.0
 
@@ -51,7 +51,7 @@ class TableFile:
         return self._file.load()
 
     def save(self) -> None:
-        """The table has changed: write it soon; changes until then are in."""
+        """The table has changed: write it soon, with the changes until then."""
         self._asked += 1
         self._changed.set()
         if self._task is None or self._task.done():

@@ -38,14 +38,14 @@ from cometmq.protocol.codes import (
 log = logs.logger(__name__)
 
 READ_WRITE = Perm.READ | Perm.WRITE
-# What the name servers are told of all topics must fit a frame (16 MiB), or the broker drops out of every
-# route: with so many bytes of it taken sends create no more topics, groups no more retry and dead-letter
-# topics, administrators none at all.
+# A registration names all topics and must fit a frame (16 MiB), or the broker drops out of every route. From
+# so many bytes on, sends create no more topics, then groups no more retry and dead-letter topics, then
+# administrators none either.
 BYTES_BY_SEND = 11 << 20
 BYTES_BY_GROUPS = 14 << 20
 BYTES_MAX = MAX_FRAME_LENGTH - (256 << 10)
-# Of a topic in a registration, beside its name, which stands there twice, and its attributes. Numbers of any
-# length fit, and so many topics of one frame are fewer than the 100,000 that a name server takes.
+# What a topic takes of a registration beside its attributes and its name, which stands there twice. Numbers
+# of any length fit. A full frame has fewer topics than the 100,000 that a name server accepts.
 TOPIC_BYTES = 168
 
 

@@ -48,18 +48,18 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-# Deliveries of one level in one tick.
+# Messages of one level that are delivered in one tick.
 BATCH = 32
-# After a refused delivery the same message is tried again so much later, and after each further one twice as
-# late as before, up to ERROR_S: a store may take no messages for hours.
+# The wait before a refused message is tried again. It doubles with each further refusal, up to ERROR_S: a
+# store may refuse messages for hours.
 RETRY_S = 0.1
-# After an error of ours, as Apache's loop does.
+# The wait after an error of ours, as long as Apache's.
 ERROR_S = 10.0
-# A message with which we fail in a way that nobody foresaw is stepped over when it has done so this often.
+# A message is skipped after so many unexpected errors.
 MOST_ERRORS = 3
-# However long a message waits, the clock is looked at again after this: the loop's timers follow their own.
+# A level looks at the clock again after this at the latest: the loop's timers follow a clock of their own.
 LOOK_AGAIN_S = 10.0
-# A message that is heard of so much later than it was stored, or earlier, tells of a step of the wall clock.
+# If a message arrives here more than this after it was stored, or before, the wall clock has stepped.
 LONGEST_SYNC_MS = 1_000
 
 
