@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from cometmq.protocol.bodies import (
-    ConsumerConnection,
-    ProducerConnection,
-    ProducerTableInfo,
-)
+from cometmq.protocol.bodies import ConsumerConnection, ProducerConnection, ProducerTableInfo
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     GetConsumerConnectionListRequestHeader,

@@ -6,10 +6,7 @@ import json
 
 from tests.broker.conftest import commit, create, queue, records
 
-from cometmq.protocol.bodies import (
-    GetConsumerStatusBody,
-    ResetOffsetBody,
-)
+from cometmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,

@@ -9,14 +9,9 @@ from pathlib import Path
 import pytest
 from tests.broker.conftest import create, records
 
-from cometmq.protocol.bodies import (
-    KVTable,
-    TopicRouteData,
-)
+from cometmq.protocol.bodies import KVTable, TopicRouteData
 from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers import (
-    GetRouteInfoRequestHeader,
-)
+from cometmq.protocol.headers import GetRouteInfoRequestHeader
 from cometmq.protocol.java_properties import parse_properties
 
 

@@ -122,10 +122,7 @@ class TestAddresses:
 
     @pytest.mark.parametrize(
         ("found", "address"),
-        [
-            ([(10, "::1"), (2, "10.0.0.1"), (2, "10.0.0.2")], "10.0.0.1"),
-            ([(10, "::1"), (10, "::2")], "::1"),
-        ],
+        [([(10, "::1"), (2, "10.0.0.1"), (2, "10.0.0.2")], "10.0.0.1"), ([(10, "::1"), (10, "::2")], "::1")],
     )
     async def test_the_first_address_of_ipv4_counts_or_of_ipv6(self, monkeypatch, found, address):
         async def answer(*_given, **_named):

@@ -121,11 +121,7 @@ class TestGroups:
             table["G"].retry_max_times,
             table["G"].consume_broadcast_enable,
             table["G"].consume_enable,
-        ) == (
-            3,
-            False,
-            True,
-        )
+        ) == (3, False, True)
         assert "TOOLS_CONSUMER" in table
         answer = await peer.call(
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, None, ext={"group": "G"}, version=NEW

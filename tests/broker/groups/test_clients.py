@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from cometmq.broker.groups.clients import EXPIRED_MS, ConsumerTable, ProducerTable
-from cometmq.protocol.bodies import (
-    SubscriptionData,
-)
+from cometmq.protocol.bodies import SubscriptionData
 
 T0 = 1_000_000
 PUSH = ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")

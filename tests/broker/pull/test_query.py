@@ -8,10 +8,7 @@ import pytest
 from tests.broker.conftest import records
 
 from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers import (
-    QueryMessageRequestHeader,
-    ViewMessageRequestHeader,
-)
+from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.store.reading.lookup import Lookup
 
