@@ -280,7 +280,7 @@ class BrokerParts:
         self.clients.closed(connection)
 
     def _topics_changed(self, _topic: str | None) -> None:
-        self.sends.forget_routes()
+        self.sends.forget_rules()
         self.tables.topics.save()
         self.registrar.register()
         if not self._limits_due:  # all topics are looked at, once for all changes of a tick
@@ -299,7 +299,7 @@ class BrokerParts:
         await self.registrar.registered()
 
     async def _settings_changed(self, keys: list[str]) -> None:
-        self.sends.forget_routes()
+        self.sends.forget_rules()
         self.context.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
         self.writer.configure()

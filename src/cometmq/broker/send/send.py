@@ -4,7 +4,7 @@ The way of a plain message is short and runs inline in the connection's read: ty
 look-up for the topic, one for what becomes of the properties, one tuple for the store, which has all messages
 of a tick encoded at its end.
 Everything that is not plain (a new topic, a retry topic, a delay, a transaction) leaves that way at a named
-exit. Most sends of a busy producer do not even come here: see known_sends.py.
+exit. Most sends of a busy producer do not even come here: see send_templates.py.
 
 Budget: 12 µs of CPU for a 1 KiB send with up to 64 in flight on a connection, of which the frame, header and
 store take the larger part; about 3 µs belong to this module.
@@ -13,13 +13,14 @@ store take the larger part; about 3 µs belong to this module.
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 from cometmq.broker.base import compat
 from cometmq.broker.base.names import check_topic
 from cometmq.broker.base.replies import Sender
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.send.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
-from cometmq.broker.send.send_templates import KnownSends
+from cometmq.broker.send.send_templates import SendTemplates
 from cometmq.broker.tables.topics import sys_flag_of_send
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import TopicConfig
@@ -43,25 +44,28 @@ from cometmq.protocol.properties.edits import (
     value_of,
 )
 from cometmq.remoting import Connection, Handler, Shortcut
-from cometmq.store import COPIED, StoreRefused
+from cometmq.store import COPIED, StoreRefused, TickMessage, Traits
 from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
 MULTI_TAGS = int(SysFlag.MULTI_TAGS)
 
-# Where a message is stored: topic, queue id, properties, and its delay in ms if it waits for one.
-Place = tuple[str, int, str, "int | None"]
+
+class Place(NamedTuple):
+    """Where a message is stored, and its delay in ms if it waits for one."""
+
+    topic: str
+    queue_id: int
+    properties: str
+    delay_ms: int | None = None
 
 
-class TopicRoute:
-    """What a plain send must know of its topic."""
+class SendRules(NamedTuple):
+    """What a send must know of its topic. sys_flag: bits that its messages get."""
 
-    __slots__ = ("queue_limit", "sys_flag", "write_queues")
-
-    def __init__(self, queue_limit: int, write_queues: int, sys_flag: int) -> None:
-        self.queue_limit = queue_limit
-        self.write_queues = write_queues
-        self.sys_flag = sys_flag
+    queue_limit: int
+    write_queues: int
+    sys_flag: int
 
 
 class SendProcessor:
@@ -73,9 +77,9 @@ class SendProcessor:
         self._appender = context.store.appender
         self._writer = context.writer
         self._cluster_pair = f"CLUSTER\x01{context.config.broker_cluster_name}"
-        self._routes: dict[str, TopicRoute] = {}
+        self._rules: dict[str, SendRules] = {}
         self._forms = StoredForms(self._cluster_pair)
-        self.known = KnownSends(context.store.appender, context.store.queues, self._forms)
+        self.templates = SendTemplates(context.store.appender, context.store.queues, self._forms)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -87,12 +91,12 @@ class SendProcessor:
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
         """How a JSON header begins -> what may take the request undecoded."""
-        return {b'{"code":310,': self.known.take}
+        return {b'{"code":310,': self.templates.send}
 
-    def forget_routes(self) -> None:
+    def forget_rules(self) -> None:
         """The topic table or a setting changed."""
-        self._routes.clear()
-        self.known.forget()
+        self._rules.clear()
+        self.templates.forget()
 
     def send(self, connection: Connection, frame: Frame) -> Frame | None:
         """One message; a batch says so itself, whatever its code."""
@@ -100,25 +104,25 @@ class SendProcessor:
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
         topic = header.topic
-        route = self._routes.get(topic)
+        rules = self._rules.get(topic)
         if header.batch:
             return self.send_batch(connection, frame, header)
-        if route is None:
-            route = self._admit(connection, frame, header)
+        if rules is None:
+            rules = self._admit(frame, header)
         queue_id = header.queue_id
         delay_ms = None
-        if queue_id >= route.queue_limit:
+        if queue_id >= rules.queue_limit:
             raise self._bad_queue(connection, frame, header)
         if queue_id < 0:
-            queue_id = random.randrange(max(route.write_queues, 1))
+            queue_id = random.randrange(max(rules.write_queues, 1))
         properties, code, wait, plain, key = self._forms.of(header.properties)
         if not plain or topic[0] == "%":
             text = properties.decode()
             topic, queue_id, text, delay_ms = self._redirect(frame, header, topic, queue_id, text)
             properties = text.encode()
         elif frame.raw_header:
-            self.known.look(frame, header, header.sys_flag | route.sys_flag)
-        sys_flag = header.sys_flag | route.sys_flag
+            self.templates.look(frame, header, header.sys_flag | rules.sys_flag)
+        sys_flag = header.sys_flag | rules.sys_flag
         appender = self._appender
         try:
             queue = appender.queue_of(topic, queue_id)
@@ -126,11 +130,13 @@ class SendProcessor:
             raise self._refused(refusal) from None
         sender: Sender | None = None
         if not frame.flag & 2:
-            sender = connection, b"%d" % frame.opaque, queue_id, wait
-        traits = (header.flag, sys_flag, header.reconsume_times or 0, 0, code, None, delay_ms)
+            sender = Sender(connection, b"%d" % frame.opaque, queue_id, wait)
+        traits = Traits(header.flag, sys_flag, header.reconsume_times or 0, 0, code, None, delay_ms)
         body = frame.body if len(frame.body) > COPIED else bytes(frame.body)
-        appender.gather(
-            (sender, queue, body, properties, header.born_timestamp, connection.peer_host, key, traits)
+        appender.enqueue(
+            TickMessage(
+                sender, queue, body, properties, header.born_timestamp, connection.peer_host, key, traits
+            )
         )
         return None
 
@@ -138,16 +144,16 @@ class SendProcessor:
         self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
     ) -> Frame | None:
         """Several messages of one topic and queue in one body: consecutive offsets, all of them or none."""
-        route = self._routes.get(header.topic) or self._admit(connection, frame, header)
+        rules = self._rules.get(header.topic) or self._admit(frame, header)
         queue_id = header.queue_id
-        if queue_id >= route.queue_limit:
+        if queue_id >= rules.queue_limit:
             raise self._bad_queue(connection, frame, header)
         if header.topic.startswith(RETRY_PREFIX):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
             )
         if queue_id < 0:
-            queue_id = random.randrange(max(route.write_queues, 1))
+            queue_id = random.randrange(max(rules.write_queues, 1))
         check_length(header.properties)
         shared, wait = stored_form(header.properties, self._cluster_pair)
         if compat.spreads_batch_properties(frame.version):
@@ -156,7 +162,7 @@ class SendProcessor:
         else:
             shared = self._cluster_pair
         born_host = connection.peer_host
-        sys_flag = header.sys_flag | route.sys_flag | (BORN_V6 if len(born_host) != 8 else 0)
+        sys_flag = header.sys_flag | rules.sys_flag | (BORN_V6 if len(born_host) != 8 else 0)
         try:
             batch = self._store.append_batch(
                 header.topic,
@@ -190,7 +196,7 @@ class SendProcessor:
         self._context.stats.put_failed += 1
         return CommandError(refusal.response_code, refusal.remark)
 
-    def _admit(self, _connection: Connection, frame: Frame, header: SendMessageRequestHeader) -> TopicRoute:
+    def _admit(self, frame: Frame, header: SendMessageRequestHeader) -> SendRules:
         """The checks that need not be made for each message; the topic is created if that is allowed."""
         context = self._context
         config = context.config
@@ -207,13 +213,13 @@ class SendProcessor:
         topic = header.topic
         wanted = 4 if header.default_topic_queue_nums is None else header.default_topic_queue_nums
         known = topic_of_send(context, topic, frame.version, header.default_topic, wanted, header.unit_mode)
-        route = TopicRoute(
+        rules = SendRules(
             max(known.read_queue_nums, known.write_queue_nums),
             known.write_queue_nums,
             MULTI_TAGS if known.topic_filter_type == "MULTI_TAG" else 0,
         )
-        self._routes[topic] = route
-        return route
+        self._rules[topic] = rules
+        return rules
 
     def _bad_queue(
         self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
@@ -239,7 +245,7 @@ class SendProcessor:
             maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
             if is_dead_by_send(header.reconsume_times or 0, maximum):
                 context.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
-                return DLQ_PREFIX + group, 0, put(properties, "DELAY", "0"), None
+                return Place(DLQ_PREFIX + group, 0, put(properties, "DELAY", "0"))
         if (value_of(properties, "TRAN_MSG") or "").lower() == "true":
             raise CommandError(
                 ResponseCode.NO_PERMISSION,
@@ -283,9 +289,9 @@ def delayed(context: BrokerContext, topic: str, queue_id: int, properties: str) 
             ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {printable(text or '', 40)}"
         ) from None
     if level == 0:
-        return topic, queue_id, properties, None
+        return Place(topic, queue_id, properties)
     if text != str(level):
         properties = put(properties, "DELAY", str(level))
     properties = put(drop(properties, "REAL_QID"), "REAL_TOPIC", topic)
     properties = put(properties, "REAL_QID", str(queue_id))
-    return SCHEDULE_TOPIC, level - 1, properties, context.delays.delay_ms(level)
+    return Place(SCHEDULE_TOPIC, level - 1, properties, context.delays.delay_ms(level))

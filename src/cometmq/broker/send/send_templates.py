@@ -17,24 +17,22 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from cometmq.broker.base.replies import Sender
 from cometmq.errors import FrameError
 from cometmq.protocol.frame import Frame, decode_frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from cometmq.protocol.properties.edits import StoredForms
 from cometmq.protocol.properties.keys import UNIQUE_KEY, index_keys
 from cometmq.remoting import Connection
-from cometmq.store import COPIED, MOST_GATHERED, Appender, Body, ConsumeQueue, QueueTable, Traits
+from cometmq.store import COPIED, MOST_PENDING, Appender, Body, ConsumeQueue, QueueTable, TickMessage, Traits
 
 # Headers kept: 2,000 topics of 10 queues.
 MOST_KNOWN = 20_000
 MOST_BYTES = 16 << 20  # of headers kept; the usual 450 each make 9 MB
 MOST_CUTS = 8  # ways to cut headers of one length
 MOST_ALIKE = 8  # things that headers mean which differ before their born time only: each send looks at them
-# Once in so many searches a header's way to be cut as a whole is kept, which saves the next of its length a
-# search. Where names have many lengths that is a wrong guess more often than not; then hardly one is made.
-SEARCHES = 64
 # So many headers are looked at in vain before nothing is learnt for so many messages: of senders whose other
 # properties differ by message, for instance. Looking costs 2 µs, which makes 0.25 µs a message. Nearly as
 # many queues, written to in turn, are learnt without a rest.
@@ -48,19 +46,28 @@ ZERO = ord("0")  # in front: the number 0, or no number in JSON
 _word = struct.Struct(">I").pack
 # What follows BORN: three values and what stands between and behind them. The first unique key is the one
 # (`?>`): without that, a header that repeats itself is gone through once for each.
-_PARTS = re.compile(
+PARTS = re.compile(
     rb'(?>(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)(?=\\u0002|"))(.*"opaque":)(\d+)(.*)', re.DOTALL
 )
 
 Parts = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
-Whole = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]  # what stands before them, and the parts
 Cut = Callable[[bytes], Parts]
-# What the long way makes of a header, but for topic and queue id: the stored properties before and behind the
-# value of the unique key, whether the sender waits, whether the unique key is the only key, all else.
-Made = tuple[bytes, bytes, bool, bool, Traits]
 
 
-class KnownSends:
+class Made(NamedTuple):
+    """What the long way makes of a header, but for topic and queue id."""
+
+    before: bytes
+    """The stored properties before the value of the unique key."""
+    behind: bytes
+    waits: bool
+    """Whether the sender waits for flush and replication."""
+    only_key: bool
+    """Whether the unique key is the only key."""
+    traits: Traits
+
+
+class SendTemplates:
     """The headers that are known of a broker's senders.
 
     With thousands of queues in turn, what a send touches is not in the processor's caches, and each line that
@@ -69,24 +76,13 @@ class KnownSends:
     """
 
     __slots__ = (
-        "_bytes",
-        "_count",
-        "_cuts",
-        "_forms",
-        "_gathered",
-        "_known",
-        "_patience",
-        "_queues",
-        "_resting",
-        "_seen",
-        "_settle",
-        "_until_whole",
-        "_whole",
-    )
+        "_bytes", "_count", "_cuts", "_encode_pending", "_forms", "_known", "_patience", "_pending",
+        "_queues", "_resting", "_seen",
+    )  # fmt: skip
 
     def __init__(self, appender: Appender, queues: QueueTable, forms: StoredForms) -> None:
-        self._gathered = appender.gathered
-        self._settle = appender.settle
+        self._pending = appender.pending
+        self._encode_pending = appender.encode_pending
         self._queues = queues
         self._forms = forms
         # How to cut what follows BORN into its parts, by its length: the ways that have come so far.
@@ -94,9 +90,6 @@ class KnownSends:
         # By the three parts of it that stay the same: what is made of such headers (mostly one thing), and
         # for that their queues by what stands before the born time.
         self._known: dict[tuple[bytes, bytes, bytes], list[tuple[dict[bytes, ConsumeQueue], Made]]] = {}
-        # How the last header of a length was cut as a whole: right for the next one of that length, mostly.
-        self._whole: dict[int, Callable[[memoryview, int], Whole]] = {}
-        self._until_whole = SEARCHES
         self._count = self._bytes = 0
         # Hashes of headers that have come once. Of two with the same hash one is learnt a little early.
         self._seen: set[int] = set()
@@ -109,62 +102,48 @@ class KnownSends:
     def forget(self) -> None:
         """What the long way makes of a header may have changed."""
         self._cuts.clear()
-        self._whole.clear()
         self._known.clear()
         self._count = self._bytes = 0
 
-    def take(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
+    def send(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
         """Handle a send whose header lies in buffer[start:end] and its body in buffer[end:stop]. False:
         nothing has happened, the long way must see to it."""
-        queue = None
-        divide = self._whole.get(end - start)
-        if divide is not None:
-            head, born, first, unique, second, opaque, third = divide(buffer, start)
-            for queues, made in self._known.get((first, second, third), ()):  # noqa: B007 (used below)
-                queue = queues.get(head)
-                if queue is not None:
-                    break
-        if queue is None:
-            found = self._search(buffer[start:end].tobytes())
-            if found is None:
-                return False
-            queue, made, born, unique, opaque = found
-        before, behind, wait, alone, traits = made
+        found = self._find(buffer[start:end].tobytes())
+        if found is None:
+            return False
+        queue, made, born, unique, opaque = found
         if (
             not (unique.isalnum() and opaque.isdigit() and born.isdigit())
             or opaque[0] == ZERO
             or born[0] == ZERO
+            or queue.deleted
+            or (len(opaque) > 9 and int(opaque) > INT32_MAX)
         ):
             return False
-        if queue.deleted or (len(opaque) > 9 and int(opaque) > INT32_MAX):
-            return False
+        before, behind, waits, only_key, traits = made
         body: Body = buffer[end:stop]
         if stop - end <= COPIED:
             body = bytes(body)
-        gathered = self._gathered  # what follows is Appender.gather, without the call
-        gathered.append((
-            (connection, opaque, queue.queue_id, wait), queue, body, before + unique + behind, int(born),
-            connection.peer_host, unique if alone else None, traits,
-        ))  # fmt: skip
-        if stop - end > COPIED or len(gathered) >= MOST_GATHERED:
-            self._settle()
+        pending = self._pending  # what follows is Appender.enqueue, without the call
+        pending.append(
+            TickMessage(
+                Sender(connection, opaque, queue.queue_id, waits), queue, body, before + unique + behind,
+                int(born), connection.peer_host, unique if only_key else None, traits,
+            )
+        )  # fmt: skip
+        if stop - end > COPIED or len(pending) >= MOST_PENDING:
+            self._encode_pending()
         return True
 
-    def _search(self, header: bytes) -> tuple[ConsumeQueue, Made, bytes, bytes, bytes] | None:
-        """Queue, made, born time, unique key and number of a header that is not cut as the last of its
-        length."""
-        self._whole.pop(len(header), None)
+    def _find(self, header: bytes) -> tuple[ConsumeQueue, Made, bytes, bytes, bytes] | None:
+        """Queue, made, born time, unique key and number of a header that is known."""
         head, born_at, rest = header.partition(BORN)
         head += born_at
         for cut in self._cuts.get(len(rest), ()):
-            born, first, unique, second, opaque, third = parts = cut(rest)
+            born, first, unique, second, opaque, third = cut(rest)
             for queues, made in self._known.get((first, second, third), ()):
                 queue = queues.get(head)
                 if queue is not None:
-                    self._until_whole -= 1
-                    if not self._until_whole:
-                        self._until_whole = SEARCHES
-                        self._whole[len(header)] = _divider(head, *parts).unpack_from
                     return queue, made, born, unique, opaque
         return None
 
@@ -178,7 +157,7 @@ class KnownSends:
             return
         head, born_at, rest = frame.raw_header.partition(BORN)
         head += born_at
-        found = _PARTS.fullmatch(rest) if len(frame.raw_header) <= LONGEST else None
+        found = PARTS.fullmatch(rest) if len(frame.raw_header) <= LONGEST else None
         if found is not None and not frame.flag and header.queue_id >= 0:
             parts = cast(Parts, found.groups())
             key = hash((head, *parts[1::2]))
@@ -210,9 +189,7 @@ class KnownSends:
                 return False
             cuts.append(_divider(*parts).unpack)
         alike = self._known.setdefault((parts[1], parts[3], parts[5]), [])
-        made: Made = (
-            before, behind, wait, alone, (flag, sys_flag, reconsume_times, 0, tags_code, None, None)
-        )  # fmt: skip
+        made = Made(before, behind, wait, alone, Traits(flag, sys_flag, reconsume_times, 0, tags_code))
         queues = next((queues for queues, known in alike if known == made), None)
         if queues is None:
             if len(alike) >= MOST_ALIKE:

@@ -96,8 +96,8 @@ class IndexService:
         properties: Iterable[bytes],
         keys: Iterable[Keys],
     ) -> None:
-        """Index dispatched records, in the order of their positions, given in columns (see `Pending`); their
-        keys wait until `settle`. Properties count only where no keys are given."""
+        """Index dispatched records, in the order of their positions, given in columns; their keys
+        wait until `settle`. Properties count only where no keys are given."""
         waiting = self._waiting
         waiting.prefixes += prefixes
         waiting.positions += positions

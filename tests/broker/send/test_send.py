@@ -86,7 +86,7 @@ async def test_what_the_store_refuses_is_answered_beside_what_it_takes(cluster, 
         assert [answer.code for answer in answers] == [0, ILLEGAL, 0, 0, 0, ILLEGAL]
         assert "msg body length limit 4194304B" in answers[1].remark
         assert f"this one has {4 * MIB + 2}B" in answers[5].remark
-    assert len(cluster.broker.parts.sends.known) == 1
+    assert len(cluster.broker.parts.sends.templates) == 1
     assert [len(m.body) for m in records(await peer.pull(offset=13))] == [10, 20, 40_000, 30]
 
 
