@@ -32,7 +32,6 @@ from cometmq.store import COPIED, MOST_PENDING, Appender, Body, ConsumeQueue, Qu
 MOST_KNOWN = 20_000
 MOST_BYTES = 16 << 20  # of headers kept; the usual 450 each make 9 MB
 MOST_CUTS = 8  # ways to cut headers of one length
-MOST_ALIKE = 8  # things that headers mean which differ before their born time only: each send looks at them
 # So many headers are looked at in vain before nothing is learnt for so many messages: of senders whose other
 # properties differ by message, for instance. Looking costs 2 µs, which makes 0.25 µs a message. Nearly as
 # many queues, written to in turn, are learnt without a rest.
@@ -54,9 +53,10 @@ Parts = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
 Cut = Callable[[bytes], Parts]
 
 
-class Made(NamedTuple):
-    """What the long way makes of a header, but for topic and queue id."""
+class Known(NamedTuple):
+    """What the long way makes of a header."""
 
+    queue: ConsumeQueue
     before: bytes
     """The stored properties before the value of the unique key."""
     behind: bytes
@@ -68,16 +68,11 @@ class Made(NamedTuple):
 
 
 class SendTemplates:
-    """The headers that are known of a broker's senders.
-
-    With thousands of queues in turn, what a send touches is not in the processor's caches, and each line that
-    must be fetched costs 20 to 100 ns. So what headers of different queues have in common is kept once, and a
-    queue has nothing of its own here but its key.
-    """
+    """The headers that are known of a broker's senders."""
 
     __slots__ = (
-        "_bytes", "_count", "_cuts", "_encode_pending", "_forms", "_known", "_patience", "_pending",
-        "_queues", "_resting", "_seen",
+        "_bytes", "_cuts", "_encode_pending", "_forms", "_known", "_patience", "_pending",
+        "_queues", "_resting", "_seen", "_traits",
     )  # fmt: skip
 
     def __init__(self, appender: Appender, queues: QueueTable, forms: StoredForms) -> None:
@@ -87,31 +82,38 @@ class SendTemplates:
         self._forms = forms
         # How to cut what follows BORN into its parts, by its length: the ways that have come so far.
         self._cuts: dict[int, list[Cut]] = {}
-        # By the three parts of it that stay the same: what is made of such headers (mostly one thing), and
-        # for that their queues by what stands before the born time.
-        self._known: dict[tuple[bytes, bytes, bytes], list[tuple[dict[bytes, ConsumeQueue], Made]]] = {}
-        self._count = self._bytes = 0
+        # By what stands before the born time and the three parts behind it that stay the same.
+        self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
+        # One object for equal traits: see TickMessage.
+        self._traits: dict[Traits, Traits] = {}
+        self._bytes = 0
         # Hashes of headers that have come once. Of two with the same hash one is learnt a little early.
         self._seen: set[int] = set()
         self._patience = PATIENCE
         self._resting = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._known)
 
     def forget(self) -> None:
         """What the long way makes of a header may have changed."""
         self._cuts.clear()
         self._known.clear()
-        self._count = self._bytes = 0
+        self._traits.clear()
+        self._bytes = 0
 
     def send(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
         """Handle a send whose header lies in buffer[start:end] and its body in buffer[end:stop]. False:
         nothing has happened, the long way must see to it."""
-        found = self._find(buffer[start:end].tobytes())
-        if found is None:
+        head, _, rest = buffer[start:end].tobytes().partition(BORN)
+        for cut in self._cuts.get(len(rest), ()):
+            born, first, unique, second, opaque, third = cut(rest)
+            known = self._known.get((head, first, second, third))
+            if known is not None:
+                break
+        else:
             return False
-        queue, made, born, unique, opaque = found
+        queue, before, behind, waits, only_key, traits = known
         if (
             not (unique.isalnum() and opaque.isdigit() and born.isdigit())
             or opaque[0] == ZERO
@@ -120,7 +122,6 @@ class SendTemplates:
             or (len(opaque) > 9 and int(opaque) > INT32_MAX)
         ):
             return False
-        before, behind, waits, only_key, traits = made
         body: Body = buffer[end:stop]
         if stop - end <= COPIED:
             body = bytes(body)
@@ -135,18 +136,6 @@ class SendTemplates:
             self._encode_pending()
         return True
 
-    def _find(self, header: bytes) -> tuple[ConsumeQueue, Made, bytes, bytes, bytes] | None:
-        """Queue, made, born time, unique key and number of a header that is known."""
-        head, born_at, rest = header.partition(BORN)
-        head += born_at
-        for cut in self._cuts.get(len(rest), ()):
-            born, first, unique, second, opaque, third = cut(rest)
-            for queues, made in self._known.get((first, second, third), ()):
-                queue = queues.get(head)
-                if queue is not None:
-                    return queue, made, born, unique, opaque
-        return None
-
     # -- learning
 
     def look(self, frame: Frame, header: SendMessageRequestHeader, sys_flag: int) -> None:
@@ -155,8 +144,7 @@ class SendTemplates:
         if self._resting:
             self._resting -= 1
             return
-        head, born_at, rest = frame.raw_header.partition(BORN)
-        head += born_at
+        head, _, rest = frame.raw_header.partition(BORN)
         found = PARTS.fullmatch(rest) if len(frame.raw_header) <= LONGEST else None
         if found is not None and not frame.flag and header.queue_id >= 0:
             parts = cast(Parts, found.groups())
@@ -181,32 +169,24 @@ class SendTemplates:
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return False
-        if self._count >= MOST_KNOWN or self._bytes >= MOST_BYTES:
+        if len(self._known) >= MOST_KNOWN or self._bytes >= MOST_BYTES:
             self.forget()
         cuts = self._cuts.setdefault(len(rest), [])
         if all(cut(rest) != parts for cut in cuts):
             if len(cuts) >= MOST_CUTS:
                 return False
             cuts.append(_divider(*parts).unpack)
-        alike = self._known.setdefault((parts[1], parts[3], parts[5]), [])
-        made = Made(before, behind, wait, alone, Traits(flag, sys_flag, reconsume_times, 0, tags_code))
-        queues = next((queues for queues, known in alike if known == made), None)
-        if queues is None:
-            if len(alike) >= MOST_ALIKE:
-                return False
-            queues = {}
-            alike.append((queues, made))
-        if head not in queues:
-            self._count += 1
-            self._bytes += len(head) + len(rest)
-        queues[head] = queue
+        traits = Traits(flag, sys_flag, reconsume_times, 0, tags_code)
+        traits = self._traits.setdefault(traits, traits)
+        self._known[head, parts[1], parts[3], parts[5]] = Known(queue, before, behind, wait, alone, traits)
+        self._bytes += len(head) + len(rest)
         return True
 
     def _long_way(self, head: bytes, parts: Parts) -> tuple[Any, ...] | None:
-        """Topic, queue id and `Made` of a header without its three values; None if they are not where they
+        """What is made of a header without its three values; None if they are not where they
         seem to be."""
         born, _, unique, _, opaque, _ = parts
-        header = head + b"".join(parts)
+        header = head + BORN + b"".join(parts)
         try:
             frame = decode_frame(_word(len(header)) + header)
         except FrameError:
