@@ -20,7 +20,7 @@ from cometmq.protocol.headers import (
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
 )
-from cometmq.protocol.properties.text import encode_properties, java_hash
+from cometmq.protocol.properties.values import encode_properties, java_hash
 from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import RemotingClient
 from cometmq.standalone import Standalone
@@ -79,7 +79,7 @@ class Peer:
             "sys_flag": 0,
             "born_timestamp": time.time_ns() // 1_000_000,
             "flag": 0,
-            "properties": properties_text or encode_properties(properties or {}),
+            "properties": properties_text or encode_properties(properties or {}).decode(),
         }
         request = kind(topic=topic, queue_id=queue_id, **{**fields, **header})
         if oneway:

@@ -50,7 +50,7 @@ from cometmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 from cometmq.protocol.java_properties import parse_properties
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash
 
 NEW = 513
 

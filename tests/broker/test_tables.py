@@ -16,7 +16,7 @@ from cometmq.broker.tables import consumer_offsets as offsets_module
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash
 from cometmq.store.base.config import StoreConfig
 
 T0 = 1_700_000_000_000

@@ -16,15 +16,13 @@ from cometmq.store.message_store import Commit, MessageStore
 from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TOPICS
-from cometmq.store.writing.appender import COPIED, MOST_PENDING, Appender, Body, TickMessage, Traits
+from cometmq.store.writing.appender import Appender, TickMessage, Traits
 from cometmq.store.writing.dispatch import Arrivals
 
 __all__ = [
     "CACHED",
-    "COPIED",
     "DELAYS",
     "GROUPS",
-    "MOST_PENDING",
     "OFFSETS",
     "SLAVE",
     "SMALL_FILES",
@@ -33,7 +31,6 @@ __all__ = [
     "WIRE_NAMES",
     "Appender",
     "Arrivals",
-    "Body",
     "Buffer",
     "Clock",
     "Commit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash
 
 ALL = "*"
 SEPARATOR = "||"

@@ -9,7 +9,7 @@ from cometmq.errors import StoreError
 from cometmq.protocol.bodies import OffsetMovedEvent
 from cometmq.protocol.codes import OFFSET_MOVED_EVENT
 from cometmq.protocol.ids import pack_host
-from cometmq.protocol.properties.text import encode_properties, tags_code
+from cometmq.protocol.properties.values import encode_properties, tags_code
 
 log = logs.logger(__name__)
 
@@ -30,7 +30,7 @@ def store_offset_moved(
             OFFSET_MOVED_EVENT,
             0,
             event.encode(),
-            encode_properties({"KEYS": group, "TAGS": group}).encode(),
+            encode_properties({"KEYS": group, "TAGS": group}),
             born_timestamp_ms=context.clock.time_ms(),
             born_host=pack_host(context.addr),
             tags_code=tags_code(group),

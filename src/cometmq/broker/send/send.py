@@ -21,6 +21,7 @@ from cometmq.broker.base.replies import Sender
 from cometmq.broker.context import BrokerContext
 from cometmq.broker.send.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
 from cometmq.broker.send.send_templates import SendTemplates
+from cometmq.broker.send.stored_form import cluster_pair, sent_properties, stored_form, stored_forms
 from cometmq.broker.tables.topics import sys_flag_of_send
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import TopicConfig
@@ -35,16 +36,9 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from cometmq.protocol.properties.edits import (
-    StoredForms,
-    check_length,
-    drop,
-    put,
-    stored_form,
-    value_of,
-)
+from cometmq.protocol.properties.values import append, drop, put, value_of
 from cometmq.remoting import Connection, Handler, Shortcut
-from cometmq.store import COPIED, StoreRefused, TickMessage, Traits
+from cometmq.store import StoreRefused, TickMessage, Traits
 from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
@@ -56,7 +50,7 @@ class Place(NamedTuple):
 
     topic: str
     queue_id: int
-    properties: str
+    properties: bytes
     delay_ms: int | None = None
 
 
@@ -76,9 +70,9 @@ class SendProcessor:
         self._store = context.store
         self._appender = context.store.appender
         self._writer = context.writer
-        self._cluster_pair = f"CLUSTER\x01{context.config.broker_cluster_name}"
+        self._cluster_pair = cluster_pair(context.config.broker_cluster_name)
         self._rules: dict[str, SendRules] = {}
-        self._forms = StoredForms(self._cluster_pair)
+        self._forms = stored_forms(context.config.broker_cluster_name)
         self.templates = SendTemplates(context.store.appender, context.store.queues, self._forms)
 
     def handlers(self) -> dict[int, Handler]:
@@ -115,11 +109,10 @@ class SendProcessor:
             raise self._bad_queue(connection, frame, header)
         if queue_id < 0:
             queue_id = random.randrange(max(rules.write_queues, 1))
-        properties, code, wait, plain, key = self._forms.of(header.properties)
-        if not plain or topic[0] == "%":
-            text = properties.decode()
-            topic, queue_id, text, delay_ms = self._redirect(frame, header, topic, queue_id, text)
-            properties = text.encode()
+        form, unique = self._forms.find(sent_properties(header.properties))
+        properties = form.before + unique + form.behind
+        if not form.plain or topic[0] == "%":
+            topic, queue_id, properties, delay_ms = self._redirect(frame, header, topic, queue_id, properties)
         elif frame.raw_header:
             self.templates.look(frame, header, header.sys_flag | rules.sys_flag)
         sys_flag = header.sys_flag | rules.sys_flag
@@ -130,12 +123,18 @@ class SendProcessor:
             raise self._refused(refusal) from None
         sender: Sender | None = None
         if not frame.flag & 2:
-            sender = Sender(connection, b"%d" % frame.opaque, queue_id, wait)
-        traits = Traits(header.flag, sys_flag, header.reconsume_times or 0, 0, code, None, delay_ms)
-        body = frame.body if len(frame.body) > COPIED else bytes(frame.body)
+            sender = Sender(connection, b"%d" % frame.opaque, queue_id, form.waits)
+        traits = Traits(header.flag, sys_flag, header.reconsume_times or 0, 0, form.tags_code, None, delay_ms)
         appender.enqueue(
             TickMessage(
-                sender, queue, body, properties, header.born_timestamp, connection.peer_host, key, traits
+                sender,
+                queue,
+                frame.body,
+                properties,
+                header.born_timestamp,
+                connection.peer_host,
+                unique if form.only_key else None,
+                traits,
             )
         )
         return None
@@ -154,13 +153,12 @@ class SendProcessor:
             )
         if queue_id < 0:
             queue_id = random.randrange(max(rules.write_queues, 1))
-        check_length(header.properties)
-        shared, wait = stored_form(header.properties, self._cluster_pair)
+        properties = sent_properties(header.properties)
+        _, waits = stored_form(properties, self._cluster_pair)
+        shared = self._cluster_pair
         if compat.spreads_batch_properties(frame.version):
             # 4.9 adds the batch's properties as they came, WAIT included.
-            shared = put(header.properties or "", "CLUSTER", self._context.config.broker_cluster_name)
-        else:
-            shared = self._cluster_pair
+            shared = append(drop(properties, b"CLUSTER"), shared)
         born_host = connection.peer_host
         sys_flag = header.sys_flag | rules.sys_flag | (BORN_V6 if len(born_host) != 8 else 0)
         try:
@@ -168,7 +166,7 @@ class SendProcessor:
                 header.topic,
                 queue_id,
                 frame.body,
-                shared.encode(),
+                shared,
                 sys_flag=sys_flag,
                 born_timestamp_ms=header.born_timestamp,
                 born_host=born_host,
@@ -189,7 +187,7 @@ class SendProcessor:
             else:
                 connection.write(replies.reply(code, opaque, ids, queue_id, queue_offset))
 
-        self._writer.appended(answer, wait)
+        self._writer.appended(answer, waits)
         return None
 
     def _refused(self, refusal: StoreRefused) -> CommandError:
@@ -231,7 +229,7 @@ class SendProcessor:
         )
 
     def _redirect(
-        self, frame: Frame, header: SendMessageRequestHeader, topic: str, queue_id: int, properties: str
+        self, frame: Frame, header: SendMessageRequestHeader, topic: str, queue_id: int, properties: bytes
     ) -> Place:
         """Where a message that is not plain is stored."""
         context = self._context
@@ -245,8 +243,8 @@ class SendProcessor:
             maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
             if is_dead_by_send(header.reconsume_times or 0, maximum):
                 context.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
-                return Place(DLQ_PREFIX + group, 0, put(properties, "DELAY", "0"))
-        if (value_of(properties, "TRAN_MSG") or "").lower() == "true":
+                return Place(DLQ_PREFIX + group, 0, put(properties, b"DELAY", b"0"))
+        if value_of(properties, b"TRAN_MSG").lower() == b"true":
             raise CommandError(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{context.config.broker_ip1}] sending transaction message is forbidden",
@@ -279,19 +277,19 @@ def topic_of_send(
     return known
 
 
-def delayed(context: BrokerContext, topic: str, queue_id: int, properties: str) -> Place:
+def delayed(context: BrokerContext, topic: str, queue_id: int, properties: bytes) -> Place:
     """The place of a message with a DELAY above 0; anything else comes back as it is."""
-    text = value_of(properties, "DELAY")
+    text = value_of(properties, b"DELAY").decode("utf-8", "replace")
     try:
-        level = context.delays.effective(int(text)) if text is not None else 0
+        level = context.delays.effective(int(text)) if text else 0
     except ValueError:
         raise CommandError(
-            ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {printable(text or '', 40)}"
+            ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {printable(text, 40)}"
         ) from None
     if level == 0:
         return Place(topic, queue_id, properties)
     if text != str(level):
-        properties = put(properties, "DELAY", str(level))
-    properties = put(drop(properties, "REAL_QID"), "REAL_TOPIC", topic)
-    properties = put(properties, "REAL_QID", str(queue_id))
+        properties = put(properties, b"DELAY", b"%d" % level)
+    properties = put(drop(properties, b"REAL_QID"), b"REAL_TOPIC", topic.encode())
+    properties = put(properties, b"REAL_QID", b"%d" % queue_id)
     return Place(SCHEDULE_TOPIC, level - 1, properties, context.delays.delay_ms(level))

@@ -19,14 +19,17 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+from msgspec.structs import replace
+
 from cometmq.broker.base.replies import Sender
+from cometmq.broker.send.stored_form import StoredForm, sent_properties
 from cometmq.errors import FrameError
 from cometmq.protocol.frame import Frame, decode_frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from cometmq.protocol.properties.edits import StoredForms
-from cometmq.protocol.properties.keys import UNIQUE_KEY, index_keys
+from cometmq.protocol.properties.template import TemplateCache
+from cometmq.protocol.properties.values import UNIQUE_KEY, index_keys
 from cometmq.remoting import Connection
-from cometmq.store import COPIED, MOST_PENDING, Appender, Body, ConsumeQueue, QueueTable, TickMessage, Traits
+from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Traits
 
 # Headers kept: 2,000 topics of 10 queues.
 MOST_KNOWN = 20_000
@@ -57,13 +60,7 @@ class Known(NamedTuple):
     """What the long way makes of a header."""
 
     queue: ConsumeQueue
-    before: bytes
-    """The stored properties before the value of the unique key."""
-    behind: bytes
-    waits: bool
-    """Whether the sender waits for flush and replication."""
-    only_key: bool
-    """Whether the unique key is the only key."""
+    form: StoredForm
     traits: Traits
 
 
@@ -71,13 +68,12 @@ class SendTemplates:
     """The headers that are known of a broker's senders."""
 
     __slots__ = (
-        "_bytes", "_cuts", "_encode_pending", "_forms", "_known", "_patience", "_pending",
-        "_queues", "_resting", "_seen", "_traits",
+        "_bytes", "_cuts", "_enqueue", "_forms", "_known", "_patience", "_queues",
+        "_resting", "_seen", "_traits",
     )  # fmt: skip
 
-    def __init__(self, appender: Appender, queues: QueueTable, forms: StoredForms) -> None:
-        self._pending = appender.pending
-        self._encode_pending = appender.encode_pending
+    def __init__(self, appender: Appender, queues: QueueTable, forms: TemplateCache[StoredForm]) -> None:
+        self._enqueue = appender.enqueue
         self._queues = queues
         self._forms = forms
         # How to cut what follows BORN into its parts, by its length: the ways that have come so far.
@@ -113,7 +109,7 @@ class SendTemplates:
                 break
         else:
             return False
-        queue, before, behind, waits, only_key, traits = known
+        queue, form, traits = known
         if (
             not (unique.isalnum() and opaque.isdigit() and born.isdigit())
             or opaque[0] == ZERO
@@ -122,18 +118,18 @@ class SendTemplates:
             or (len(opaque) > 9 and int(opaque) > INT32_MAX)
         ):
             return False
-        body: Body = buffer[end:stop]
-        if stop - end <= COPIED:
-            body = bytes(body)
-        pending = self._pending  # what follows is Appender.enqueue, without the call
-        pending.append(
+        self._enqueue(
             TickMessage(
-                Sender(connection, opaque, queue.queue_id, waits), queue, body, before + unique + behind,
-                int(born), connection.peer_host, unique if only_key else None, traits,
+                Sender(connection, opaque, queue.queue_id, form.waits),
+                queue,
+                buffer[end:stop],
+                form.before + unique + form.behind,
+                int(born),
+                connection.peer_host,
+                unique if form.only_key else None,
+                traits,
             )
-        )  # fmt: skip
-        if stop - end > COPIED or len(pending) >= MOST_PENDING:
-            self._encode_pending()
+        )
         return True
 
     # -- learning
@@ -165,7 +161,7 @@ class SendTemplates:
         found = self._long_way(head, parts)
         if found is None or found != self._long_way(head, _twin(parts)):
             return False
-        topic, queue_id, flag, _, reconsume_times, before, behind, tags_code, wait, alone = found
+        topic, queue_id, form, traits = found
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return False
@@ -176,15 +172,15 @@ class SendTemplates:
             if len(cuts) >= MOST_CUTS:
                 return False
             cuts.append(_divider(*parts).unpack)
-        traits = Traits(flag, sys_flag, reconsume_times, 0, tags_code)
+        traits = replace(traits, sys_flag=sys_flag)
         traits = self._traits.setdefault(traits, traits)
-        self._known[head, parts[1], parts[3], parts[5]] = Known(queue, before, behind, wait, alone, traits)
+        self._known[head, parts[1], parts[3], parts[5]] = Known(queue, form, traits)
         self._bytes += len(head) + len(rest)
         return True
 
-    def _long_way(self, head: bytes, parts: Parts) -> tuple[Any, ...] | None:
-        """What is made of a header without its three values; None if they are not where they
-        seem to be."""
+    def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, StoredForm, Traits] | None:
+        """Topic, queue id, and what else is made of a header without its three values; None if they are not
+        where they seem to be."""
         born, _, unique, _, opaque, _ = parts
         header = head + BORN + b"".join(parts)
         try:
@@ -198,14 +194,15 @@ class SendTemplates:
             or send.batch
         ):
             return None
-        stored, tags_code, wait, plain, _ = self._forms.derive(send.properties)
+        form, key = self._forms.find(sent_properties(send.properties))
+        stored = form.before + key + form.behind
         before, name, behind = stored.partition(UNIQUE_KEY + unique)
-        if not name or not plain:
+        if not name or not form.plain:
             return None
-        return (
-            send.topic, send.queue_id, send.flag, send.sys_flag, send.reconsume_times or 0,
-            before + UNIQUE_KEY, behind, tags_code, wait, index_keys(stored) == [unique],
-        )  # fmt: skip
+        only_key = index_keys(stored) == [unique]
+        form = replace(form, before=before + UNIQUE_KEY, behind=behind, only_key=only_key)
+        traits = Traits(send.flag, send.sys_flag, send.reconsume_times or 0, 0, form.tags_code)
+        return send.topic, send.queue_id, form, traits
 
 
 def _divider(*parts: bytes) -> Any:

@@ -17,8 +17,8 @@ import msgspec
 from cometmq import logs
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.properties.keys import Keys
-from cometmq.protocol.properties.keys import key_prefix as key_prefix_of
+from cometmq.protocol.properties.key_hashes import Keys
+from cometmq.protocol.properties.key_hashes import key_prefix as key_prefix_of
 from cometmq.protocol.record.layout import BLANK_SIZE, COMMITTED, ROLLBACK, TRANSACTION_MASK
 from cometmq.protocol.record.one import head_of, topic_part
 from cometmq.store.base.clock import Clock
@@ -204,11 +204,14 @@ class Appender:
 
     def enqueue(self, message: TickMessage) -> None:
         """Take a message into this tick; `end_tick` says what has become of it. Its queue must not be
-        `deleted` before it is encoded; a body of more than COPIED bytes is not needed any more on return."""
+        `deleted` before it is encoded; the bytes of its body are not needed any more on return."""
         pending = self.pending
         pending.append(message)
-        if len(message.body) > COPIED or len(pending) >= MOST_PENDING:
+        body = message.body
+        if len(body) > COPIED or len(pending) >= MOST_PENDING:
             self.encode_pending()
+        else:
+            message.body = bytes(body)
 
     def waiting(self) -> bool:
         """Whether there is something for `end_tick`."""
