@@ -154,7 +154,8 @@ def value_of(properties: bytes, name: bytes) -> bytes:
     stop = len(properties)
     while (at := properties.rfind(marker, 0, stop)) >= 0:
         if at == 0 or properties[at - 1] == 2:
-            value, _, _ = properties[at + len(marker) :].partition(VALUE_END)
+            end = properties.find(VALUE_END, at)
+            value = properties[at + len(marker) : end if end >= 0 else None]
             if value:
                 return value
         stop = at
@@ -164,7 +165,7 @@ def value_of(properties: bytes, name: bytes) -> bytes:
 def drop(properties: bytes, name: bytes) -> bytes:
     """The string without a property, every occurrence of it."""
     prefix = name + NAME_END
-    if prefix not in properties:
+    if properties.find(prefix) < 0:
         return properties
     return VALUE_END.join(pair for pair in properties.split(VALUE_END) if not pair.startswith(prefix))
 
