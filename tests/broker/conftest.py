@@ -56,7 +56,8 @@ class Peer:
     async def oneway(
         self, code: int, header: Header | None = None, body: bytes = b"", **request: Any
     ) -> None:
-        await self.remoting.oneway(self.addr, Frame.request(code, header, body, oneway=True, **request))
+        connection = await self.remoting.connect(self.addr)
+        connection.oneway(Frame.request(code, header, body, oneway=True, **request))
 
     async def send(
         self,

@@ -169,7 +169,7 @@ async def test_a_bad_frame_closes_its_connection_after_the_answers_before_it(bad
             connection.respond(request, 0)
 
     async with serving({LATER: later}) as (server, port), peer(port) as other, peer(port) as raw:
-        server.at_tick_end(answer)
+        server.tick.at_end(answer)
         await raw.send(raw_frame(LATER, 5) + bad)
         header, _ = await raw.read()
         assert header["opaque"] == 5
@@ -251,7 +251,7 @@ async def test_the_tick_runs_after_all_frames_of_a_read_and_before_their_answers
         held.clear()
 
     async with serving({LATER: later}) as (server, port), peer(port) as raw:
-        server.at_tick_end(commit)
+        server.tick.at_end(commit)
         await raw.send(b"".join(raw_frame(LATER, n) for n in range(10)))
         for n in range(10):
             assert (await raw.read())[0]["opaque"] == n
@@ -364,7 +364,7 @@ async def test_requests_before_a_half_close_are_answered() -> None:
             connection.respond(request, 0)
 
     async with serving({LATER: later}) as (server, port), peer(port) as raw:
-        server.at_tick_end(answer)
+        server.tick.at_end(answer)
         raw.writer.write(raw_frame(LATER, 9))
         raw.writer.write_eof()
         header, _ = await raw.read()
