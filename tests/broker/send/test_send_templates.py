@@ -54,7 +54,7 @@ class Ways:
         return tuple(recorded)
 
     def long(self, header: bytes) -> Stored:
-        self.sends.send(self.connection, decode_frame(struct.pack(">I", len(header)) + header + BODY))
+        self.sends.send_message(self.connection, decode_frame(struct.pack(">I", len(header)) + header + BODY))
         return self._recorded()
 
     def short(self, header: bytes) -> Stored | None:

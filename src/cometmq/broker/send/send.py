@@ -78,9 +78,9 @@ class SendProcessor:
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
         return {
-            RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send,
-            RequestCode.SEND_BATCH_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE: self.send_message,
+            RequestCode.SEND_MESSAGE_V2: self.send_message,
+            RequestCode.SEND_BATCH_MESSAGE: self.send_message,
         }
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
@@ -92,39 +92,42 @@ class SendProcessor:
         self._rules.clear()
         self.templates.forget()
 
-    def send(self, connection: Connection, frame: Frame) -> Frame | None:
-        """One message; a batch says so itself, whatever its code."""
+    def send_message(self, connection: Connection, frame: Frame) -> Frame | None:
+        """10, 310 and 320: one message, or a batch, which says so itself, whatever its code."""
         header = frame.typed
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
         topic = header.topic
-        rules = self._rules.get(topic)
-        if header.batch:
-            return self.send_batch(connection, frame, header)
-        if rules is None:
-            rules = self._admit(frame, header)
+        rules = self._rules.get(topic) or self._admit(frame, header)
         queue_id = header.queue_id
-        delay_ms = None
         if queue_id >= rules.queue_limit:
             raise self._bad_queue(connection, frame, header)
         if queue_id < 0:
             queue_id = random.randrange(max(rules.write_queues, 1))
+        if header.batch:
+            return self._send_batch(connection, frame, header, queue_id, rules.sys_flag)
+        delay_ms = None
         form, unique = self._forms.find(sent_properties(header.properties))
         properties = form.before + unique + form.behind
         if not form.plain or topic[0] == "%":
             topic, queue_id, properties, delay_ms = self._redirect(frame, header, topic, queue_id, properties)
         elif frame.raw_header:
             self.templates.look(frame, header, header.sys_flag | rules.sys_flag)
-        sys_flag = header.sys_flag | rules.sys_flag
         appender = self._appender
         try:
             queue = appender.queue_of(topic, queue_id)
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
         sender: Sender | None = None
-        if not frame.flag & 2:
+        if not frame.is_oneway:
             sender = Sender(connection, b"%d" % frame.opaque, queue_id, form.waits)
-        traits = Traits(header.flag, sys_flag, header.reconsume_times or 0, 0, form.tags_code, None, delay_ms)
+        traits = Traits(
+            flag=header.flag,
+            sys_flag=header.sys_flag | rules.sys_flag,
+            reconsume_times=header.reconsume_times or 0,
+            tags_code=form.tags_code,
+            delay_ms=delay_ms,
+        )
         appender.enqueue(
             TickMessage(
                 sender,
@@ -139,20 +142,19 @@ class SendProcessor:
         )
         return None
 
-    def send_batch(
-        self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
+    def _send_batch(
+        self,
+        connection: Connection,
+        frame: Frame,
+        header: SendMessageRequestHeader,
+        queue_id: int,
+        topic_flags: int,
     ) -> Frame | None:
         """Several messages of one topic and queue in one body: consecutive offsets, all of them or none."""
-        rules = self._rules.get(header.topic) or self._admit(frame, header)
-        queue_id = header.queue_id
-        if queue_id >= rules.queue_limit:
-            raise self._bad_queue(connection, frame, header)
         if header.topic.startswith(RETRY_PREFIX):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
             )
-        if queue_id < 0:
-            queue_id = random.randrange(max(rules.write_queues, 1))
         properties = sent_properties(header.properties)
         _, waits = stored_form(properties, self._cluster_pair)
         shared = self._cluster_pair
@@ -160,7 +162,7 @@ class SendProcessor:
             # 4.9 adds the batch's properties as they came, WAIT included.
             shared = append(drop(properties, b"CLUSTER"), shared)
         born_host = connection.peer_host
-        sys_flag = header.sys_flag | rules.sys_flag | (BORN_V6 if len(born_host) != 8 else 0)
+        sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
         try:
             batch = self._store.append_batch(
                 header.topic,
@@ -174,7 +176,7 @@ class SendProcessor:
             )
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
-        if frame.flag & 2:
+        if frame.is_oneway:
             self._writer.appended()
             return None
         replies = self._context.replies

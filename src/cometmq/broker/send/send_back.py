@@ -39,9 +39,9 @@ class SendBackProcessor:
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.consumer_send_msg_back}
 
-    async def send_back(self, connection: Connection, frame: Frame) -> Frame | None:
+    async def consumer_send_msg_back(self, connection: Connection, frame: Frame) -> Frame | None:
         """Answer 0 once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
         context = self._context
