@@ -322,9 +322,12 @@ class TestSyncFlush:
                     parts.store.configure(replace(parts.store.config, flush_disk_type=mode))
                     parts.writer.configure()
 
-            parts.context.tick._callbacks.insert(0, change)
+            tick = parts.context.tick
+            for callback in (change, parts.writer.end_tick):  # the change comes first
+                tick.remove(callback)
+                tick.at_end(callback)
             answers = await asyncio.gather(peer.send(), peer.send(body=batch, code=BATCH, batch=True))
-            parts.context.tick.remove(change)
+            tick.remove(change)
             assert changes
             assert [answer.code for answer in answers] == [0, 0]
 
