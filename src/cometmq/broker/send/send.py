@@ -1,8 +1,8 @@
 """Sends: codes 10, 310 (one message) and 320 (a batch), oneway or not.
 
 The way of a plain message is short and runs inline in the connection's read: typed header, one dictionary
-look-up for the topic, one for what becomes of the properties, one tuple for the store, which has all messages
-of a tick encoded at its end.
+look-up for the topic, one for what becomes of the properties, one object for the store, which encodes all
+messages of a tick at its end.
 Everything that is not plain (a new topic, a retry topic, a delay, a transaction) leaves that way at a named
 exit. Most sends of a busy producer do not even come here: see send_templates.py.
 

@@ -15,8 +15,8 @@ from cometmq.protocol.properties.values import (
     NAME_END,
     UNIQUE_KEY,
     VALUE_END,
-    index_keys,
     stored_tags_code,
+    value_of,
 )
 
 MOST_TEMPLATES = 2_048
@@ -56,7 +56,7 @@ def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bo
     if not unique:
         return stored, b"", code, False
     before, _, behind = stored.rpartition(UNIQUE_KEY + unique)
-    return before + UNIQUE_KEY, behind, code, index_keys(stored) == [unique]
+    return before + UNIQUE_KEY, behind, code, not value_of(stored, b"KEYS")
 
 
 def template_of(stored: bytes) -> tuple[Template, bytes]:
