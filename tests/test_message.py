@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from enum import IntEnum
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsumer, sql92, tags
 from cometmq.client.consumer.subscription import as_subscriptions
 from cometmq.errors import ConfigError
-from cometmq.message import MessageExt
+from cometmq.message import MessageExt, MessageQueue
 
 
 class Level(IntEnum):
@@ -207,3 +208,32 @@ def test_tags_that_no_message_has_make_no_expression(wrong: Any) -> None:
     with pytest.raises(MessageIllegal) as caught:
         tags("good", wrong)
     assert caught.value.field == "tags"
+
+
+def test_wire_properties_of_a_message() -> None:
+    message = Message(
+        "T", b"x", tags="A", keys=("k1", "k2"), delay_level=3, properties={"user": "1", "DELAY": "9"}
+    )
+
+    assert message.wire_properties() == {
+        "user": "1", "DELAY": "3", "KEYS": "k1 k2", "TAGS": "A", "WAIT": "true",
+    }  # fmt: skip
+    assert message.properties == {"user": "1", "DELAY": "9"}
+    assert Message("T", b"x", wait_store=False).wire_properties() == {"WAIT": "false"}
+
+
+def test_reserved_names_are_not_the_users() -> None:
+    message = MessageExt(
+        "T", b"", properties={"TAGS": "A", "mine": "1", "__RMQ.TRANSIENT.x": "y", "CLUSTER": "c"}
+    )
+
+    assert message.user_properties == {"mine": "1"}
+    assert (message.delay_level, MessageExt("T", b"", properties={"DELAY": "x"}).delay_level) == (0, 0)
+
+
+def test_queues_order_and_hash_and_pickle() -> None:
+    queues = [MessageQueue("T", "b", 1), MessageQueue("T", "a", 2), MessageQueue("S", "z", 0)]
+
+    assert [str(queue) for queue in sorted(queues)] == ["S@z:0", "T@a:2", "T@b:1"]
+    assert len({*queues, MessageQueue("T", "b", 1)}) == 3
+    assert pickle.loads(pickle.dumps(queues)) == queues

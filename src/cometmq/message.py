@@ -11,8 +11,8 @@ import msgspec
 from cometmq.errors import MessageIllegal, shown
 from cometmq.protocol.codes import check_topic_name
 from cometmq.protocol.ids import offset_id_of
-from cometmq.protocol.properties import text as names
-from cometmq.protocol.properties.text import is_reserved
+from cometmq.protocol.properties import values as names
+from cometmq.protocol.properties.values import is_reserved
 
 __all__ = [
     "Message",
@@ -140,7 +140,7 @@ def check_text(text: object, field: str, topic: str = "", what: str = "") -> Non
         raise MessageIllegal(f"{what} is a str, not {shown(text)}", topic, field)
     if text.isascii() and text.isprintable():
         return
-    if names.NAME_END in text or names.VALUE_END in text:
+    if "\x01" in text or "\x02" in text:
         raise MessageIllegal(f"{what} holds a separator (0x01 or 0x02): {shown(text)}", topic, field)
     try:
         text.encode()

@@ -27,7 +27,7 @@ from cometmq.protocol.headers import (
     SendMessageRequestHeaderV2,
     UpdateConsumerOffsetRequestHeader,
 )
-from cometmq.protocol.properties.text import encode_properties, java_hash
+from cometmq.protocol.properties.values import encode_properties, java_hash
 from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import RemotingClient
 from cometmq.standalone import Standalone, small_files
@@ -64,7 +64,8 @@ class Peer:
     async def oneway(
         self, code: int, header: Header | None = None, body: bytes = b"", **request: Any
     ) -> None:
-        await self.remoting.oneway(self.addr, Frame.request(code, header, body, oneway=True, **request))
+        connection = await self.remoting.connect(self.addr)
+        connection.oneway(Frame.request(code, header, body, oneway=True, **request))
 
     async def send(
         self,
@@ -87,7 +88,7 @@ class Peer:
             "sys_flag": 0,
             "born_timestamp": time.time_ns() // 1_000_000,
             "flag": 0,
-            "properties": properties_text or encode_properties(properties or {}),
+            "properties": properties_text or encode_properties(properties or {}).decode(),
         }
         request = kind(topic=topic, queue_id=queue_id, **{**fields, **header})
         if oneway:

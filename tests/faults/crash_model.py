@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cometmq.protocol.properties.text import index_hash
+from cometmq.protocol.properties.values import index_hash
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import JsonTable, MessageStore, StoreConfig
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT

@@ -13,7 +13,7 @@ from unittest import mock
 from tests.faults.crash_model import TABLE, Ledger, config, entry_of
 
 from cometmq.protocol.batch import encode_batch
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store.background.topic_retention import TopicLimit
 from cometmq.store.base.off_loop import OffLoop

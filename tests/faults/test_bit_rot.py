@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import pytest
 
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash
 from cometmq.protocol.record.one import decode_record, iter_records
 from cometmq.store import JsonTable, ManualClock, MessageStore, StoreConfig
 from cometmq.store.base.disk import write_new_file

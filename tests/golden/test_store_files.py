@@ -14,7 +14,7 @@ from tests.interop.stores import Store, read_store
 from tests.protocol.record.encoding import encode_message
 
 from cometmq.errors import RecordError
-from cometmq.protocol.properties.text import decode_properties, index_hash, java_hash
+from cometmq.protocol.properties.values import decode_properties, index_hash, java_hash
 from cometmq.protocol.record.layout import COMPRESSED
 from cometmq.protocol.record.one import decode_record, iter_records
 
@@ -52,7 +52,7 @@ def test_records_are_read_field_by_field(store: Store, log: bytes) -> None:
         assert (got.flag, got.sys_flag, got.body_crc) == (each.flag, each.sys_flag, each.crc)
         assert (got.born_timestamp_ms, got.store_timestamp_ms) == (each.born, each.stored)
         assert (got.reconsume_times, got.prepared_transaction_offset) == (each.reconsumed, each.prepared)
-        assert got.properties == decode_properties("\x02".join(each.properties))
+        assert got.properties == decode_properties("\x02".join(each.properties).encode())
         assert got.born_host.startswith("127.0.0.1:")
         if not got.sys_flag & COMPRESSED:
             assert bytes(got.body) == each.body
@@ -96,7 +96,7 @@ def test_queue_entries_are_where_the_records_say(store: Store) -> None:
                 place,
                 size,
             )
-            tags = decode_properties("\x02".join(each.properties)).get("TAGS")
+            tags = decode_properties("\x02".join(each.properties).encode()).get("TAGS")
             if topic != "SCHEDULE_TOPIC_XXXX":
                 assert tags_code == (java_hash(tags) if tags else 0)
             seen += 1
@@ -106,7 +106,7 @@ def test_queue_entries_are_where_the_records_say(store: Store) -> None:
 def test_index_entries_hash_as_ours_do(store: Store) -> None:
     wanted = []
     for each in store.records:
-        fields = decode_properties("\x02".join(each.properties))
+        fields = decode_properties("\x02".join(each.properties).encode())
         keys = [fields.get("UNIQ_KEY", ""), *fields.get("KEYS", "").split(" ")]
         wanted += [(index_hash(f"{each.topic}#{key}"), each.position) for key in keys if key]
     assert [(key, position) for index in store.indexes for key, position, _, _ in index.entries] == wanted

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.golden.frames import load, recordings
 from tests.protocol.cutting import mutations, never_escapes, truncations
+from tests.protocol.frames import frames_of
 
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
 from cometmq.protocol import bodies as b
-from cometmq.protocol.frame import FrameDecoder
 from cometmq.protocol.lenient import ObjectKey, loads
 
 # (request code, is response) -> body class
@@ -59,7 +59,7 @@ def recorded(path: Path) -> list[tuple[type[b.Body], bytes]]:
     """(class, body) of every JSON body in a recording."""
     found = []
     for row in load(path):
-        (frame,) = FrameDecoder().feed(row.data)
+        (frame,) = frames_of(row.data)
         body = bytes(frame.body)
         if body[:1] == b"{":
             found.append((RECORDED[row.request, row.response], body))

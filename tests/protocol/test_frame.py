@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.cutting import mutations, never_escapes, truncations
+from tests.protocol.frames import frames_of
 
 from cometmq.errors import FrameError, HeaderError
 from cometmq.protocol.codes import LANGUAGES, VERSION_4_9_7
@@ -16,10 +17,8 @@ from cometmq.protocol.frame import (
     BINARY,
     JSON,
     Frame,
-    FrameDecoder,
     decode_frame,
     encode_frame,
-    encode_head,
 )
 from cometmq.protocol.headers import (
     GetRouteInfoRequestHeader,
@@ -66,7 +65,7 @@ def json_frame(**fields: object) -> Frame:
 
 class TestExamplesOfTheReference:
     def test_a_route_query_of_the_java_client_is_read(self) -> None:
-        (frame,) = FrameDecoder().feed(ROUTE_FROM_JAVA)
+        (frame,) = frames_of(ROUTE_FROM_JAVA)
 
         assert (frame.code, frame.opaque, frame.flag) == (105, 0, 0)
         assert (frame.language, frame.version, frame.serialize_type) == ("JAVA", 409, JSON)
@@ -122,11 +121,6 @@ class TestResponses:
 
         assert frame.ext == {"consumerGroup": "G", "topic": "T", "queueId": "1", "AccessKey": "ak"}
         assert frame.is_oneway
-
-    def test_a_large_body_need_not_be_copied(self) -> None:
-        frame = Frame.request(310, ext={"b": "T"}, body=b"x" * 1000)
-
-        assert encode_head(frame, 1000) + b"x" * 1000 == encode_frame(frame)
 
 
 class TestTypedReading:
@@ -434,25 +428,6 @@ class TestHostileFrames:
             encode_frame(Frame(code=1, remark="x" * (1 << 24)))
 
 
-class TestStream:
-    @pytest.mark.parametrize("length", [0, 3, 2**24 - 3, 2**31, 2**32 - 1])
-    def test_a_length_out_of_bounds_ends_the_stream(self, length: int) -> None:
-        with pytest.raises(FrameError, match="frame length"):
-            FrameDecoder().feed(struct.pack(">I", length))
-
-    def test_the_longest_frame_is_taken(self) -> None:
-        assert FrameDecoder().feed(struct.pack(">I", 2**24 - 4)) == []
-
-    def test_byte_by_byte(self) -> None:
-        decoder = FrameDecoder()
-        data = ROUTE_FROM_JAVA + encode_frame(Frame.request(310, ext=SEND_EXT, body=b"body"))
-        frames = [frame for at in range(len(data)) for frame in decoder.feed(data[at : at + 1])]
-
-        assert [frame.code for frame in frames] == [105, 310]
-        assert frames[1].body == b"body"
-        assert decoder.pending == 0
-
-
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 int32 = st.integers(-(2**31), 2**31 - 1)
 frames = st.builds(
@@ -470,19 +445,9 @@ frames = st.builds(
 
 
 @settings(max_examples=60)
-@given(st.lists(frames, max_size=4), st.data())
-def test_frames_survive_any_cutting(sent: list[Frame], data: st.DataObject) -> None:
-    stream = b"".join(map(encode_frame, sent))
-    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=5).map(sorted))
-    decoder = FrameDecoder()
-
-    got = [
-        frame
-        for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)
-        for frame in decoder.feed(stream[start:end])
-    ]
-
-    assert got == sent
+@given(st.lists(frames, max_size=4))
+def test_frames_survive_being_written(sent: list[Frame]) -> None:
+    assert frames_of(b"".join(map(encode_frame, sent))) == sent
 
 
 @given(st.binary(max_size=200), st.sampled_from([b'{"code":310,', b'{"code":105,', b""]))

@@ -58,8 +58,7 @@ class Line:
     @property
     def kept(self) -> int:
         """Bytes of its buffers."""
-        own = self.connection._buf
-        return len(self.connection._tail) + (len(own) if own is not None else 0)
+        return self.connection.buffered
 
 
 @pytest.mark.parametrize(
@@ -112,8 +111,8 @@ async def test_what_is_not_read_because_of_us_is_not_late() -> None:
     line = Line(Tick(), Limits(idle_s=1000))
     line.feed(raw_frame(ECHO, 1, bytes(200_000))[:1000])
     line.connection.pause_writing()
-    for _ in range(100):
-        line.connection._sent_bytes += 1  # the peer takes its answers, slowly
+    for unsent in range(100, 0, -1):
+        line.transport.unsent = unsent  # the peer takes its answers, slowly
         line.wait(1)
     line.connection.resume_writing()
     await asyncio.sleep(0)
@@ -198,7 +197,7 @@ async def test_beyond_so_many_handlers_a_connection_is_not_read_until_some_are_d
     gate = Gate()
     handlers: dict[int, Any] = {SLOW: gate.__call__, ECHO: echo}
     async with (
-        serving(handlers, limits=Limits(handlers=8)) as (server, port),
+        serving(handlers, limits=Limits(handlers=8)) as (_, port),
         peer(port) as greedy,
         peer(port) as other,
     ):
@@ -208,7 +207,7 @@ async def test_beyond_so_many_handlers_a_connection_is_not_read_until_some_are_d
         await until(lambda: gate.running == 8)
         for n in range(20):
             assert (await other.ask(ECHO, n))[0]["opaque"] == n
-        assert len(server._dispatcher.tasks) == 8
+        assert gate.running == 8
         gate.open.set()
         answers = [(await greedy.read())[0]["opaque"] for _ in range(200)]
         assert sorted(answers) == sorted([*range(100), *range(1000, 1100)])
@@ -241,4 +240,4 @@ async def test_a_connection_that_ends_with_handlers_in_flight_leaves_nothing_beh
             (connection,) = server.connections
         gate.open.set()
         await until(lambda: not server.connections)
-        await until(lambda: connection._working == 0)
+        await until(lambda: connection.working == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 from tests.remoting.peers import until
@@ -59,12 +60,12 @@ async def test_failing_all_names_each_code() -> None:
 
 
 async def test_one_timer_serves_many_calls() -> None:
-    calls = table()
+    loop = Mock(wraps=asyncio.get_running_loop())
+    calls = CallTable(loop, "127.0.0.1:1")
     futures = [calls.add(n, 1, 0.05 + n / 10_000) for n in range(500)]
-    timer = calls._timer
     calls.add(1000, 1, 30)
 
-    assert calls._timer is timer
+    assert loop.call_at.call_count == 1
     errors = await asyncio.gather(*futures, return_exceptions=True)
     assert {type(error) for error in errors} == {RequestTimeout}
     assert len(calls) == 1

@@ -355,7 +355,7 @@ async def test_a_oneway_request_is_handled_and_not_answered() -> None:
         return request.response(0)
 
     async with client_and_server({LATER: note, ECHO: echo}) as (client, _, addr):
-        await client.oneway(addr, Frame.request(LATER, body=b"one way"))
+        (await client.connect(addr)).oneway(Frame.request(LATER, body=b"one way"))
         answer = await client.call(addr, Frame.request(ECHO, body=b"x"))
 
     assert (got, answer.body) == ([b"one way"], b"x")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cometmq.protocol.record.one import iter_records
-from cometmq.store import Appended, Commit, Disk, Got, ManualClock, MessageStore, NotInMemory, StoreConfig
+from cometmq.store import Commit, Disk, Got, ManualClock, MessageStore, NotInMemory, StoreConfig, TickMessage
 from cometmq.store.base.off_loop import in_place
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
@@ -38,7 +38,7 @@ def put(
     queue_id: int = 0,
     properties: bytes = b"",
     **more: Any,
-) -> Appended:
+) -> TickMessage:
     """Append without commit."""
     settings: dict[str, Any] = {"born_timestamp_ms": START_MS, "born_host": HOST, **more}
     return store.append(topic, queue_id, body, properties, **settings)
@@ -46,7 +46,7 @@ def put(
 
 def send(
     store: MessageStore, body: bytes = b"hello", topic: str = "T", queue_id: int = 0, **more: Any
-) -> Appended:
+) -> TickMessage:
     """Append and commit one message."""
     appended = put(store, body, topic, queue_id, **more)
     committed(store.commit())

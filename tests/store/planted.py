@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.store.kit import committed, open_store, put
 
-from cometmq.protocol.properties.text import tags_code
+from cometmq.protocol.properties.values import tags_code
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.testing.faulty_disk import FaultyDisk

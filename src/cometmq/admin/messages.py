@@ -14,7 +14,7 @@ from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Perm, is_system_topic
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
-from cometmq.protocol.properties.text import UNIQ_KEY
+from cometmq.protocol.properties.values import UNIQ_KEY
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from the start
 PULL_BATCH = 32

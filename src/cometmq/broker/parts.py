@@ -236,7 +236,7 @@ class BrokerParts:
         self.clients.closed(connection)
 
     def _topics_changed(self) -> None:
-        self.sends.forget_routes()
+        self.sends.forget_rules()
         self.registrar.register()
         if not self._limits_due:  # all topics are looked at, once for all changes of a tick
             self._limits_due = True
@@ -250,7 +250,7 @@ class BrokerParts:
         self.stats.sample(self._clock.time_ms(), mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
-        self.sends.forget_routes()
+        self.sends.forget_rules()
         self.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
         self.writer.configure()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from cometmq.errors import BodyError, MessageIllegal
-from cometmq.protocol.properties.text import PROPERTIES_MAX_BYTES
+from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
 
 ITEM_HEAD = struct.Struct(">iiiii")
 """Size, magic, CRC, flag, body length."""

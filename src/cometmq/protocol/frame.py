@@ -403,7 +403,6 @@ def _text_of(value: object) -> str:
 # -- writing
 
 _LANGUAGE_BYTES = {name: name.encode() for name in LANGUAGE_ORDINALS}
-_NO_EXT = b"{}"
 _HEADER = (
     b'{"code":%d,%b"flag":%d,"language":"%b","opaque":%d,%b"serializeTypeCurrentRPC":"JSON","version":%d}'
 )
@@ -412,24 +411,20 @@ _HEADER = (
 def encode_frame(frame: Frame) -> bytes:
     """The bytes of a frame, length word included, keys in Java's order. Raises FrameError for what cannot be
     written."""
-    head = encode_head(frame, len(frame.body))
-    return head + frame.body if frame.body else head
-
-
-def encode_head(frame: Frame, body_length: int) -> bytes:
-    """All of a frame but its body of `body_length` bytes, which follows: large bodies need not be copied."""
-    header = encode_header(frame)
+    header = _encode_header(frame)
     length = len(header)
     if length > LENGTH_MASK:
         raise FrameError(f"header of {length} bytes is too long, at most {LENGTH_MASK} are possible")
-    if length + body_length > MAX_FRAME_LENGTH - 8:
+    body = frame.body
+    size = 8 + length + len(body)
+    if size > MAX_FRAME_LENGTH:
         # Whoever gets it would close the connection, and everything else on it would be lost.
-        raise FrameError(f"a frame of {8 + length + body_length} bytes, at most {MAX_FRAME_LENGTH} are read")
-    return _two_words(4 + length + body_length, frame.serialize_type << 24 | length) + header
+        raise FrameError(f"a frame of {size} bytes, at most {MAX_FRAME_LENGTH} are read")
+    head = _two_words(size - 4, frame.serialize_type << 24 | length) + header
+    return head + body if body else head
 
 
-def encode_header(frame: Frame) -> bytes:
-    """The header of a frame in its serialisation."""
+def _encode_header(frame: Frame) -> bytes:
     if frame.serialize_type == BINARY:
         return binary_header.encode(
             frame.code, frame.language, frame.version, frame.opaque, frame.flag, frame.remark, frame.ext
@@ -439,7 +434,7 @@ def encode_header(frame: Frame) -> bytes:
         ext_text = b"" if ext is None else b'"extFields":%b,' % ext
         remark = b"" if frame.remark is None else b'"remark":%b,' % json_encode(frame.remark)
     except UnicodeEncodeError:
-        return encode_header(_encodable(frame))
+        return _encode_header(_encodable(frame))
     language = _LANGUAGE_BYTES.get(frame.language, b"OTHER")
     return _HEADER % (frame.code, ext_text, frame.flag, language, frame.opaque, remark, frame.version)
 
@@ -451,9 +446,7 @@ def _ext_json(frame: Frame) -> bytes | None:
         if text is not None:
             return text
     ext = frame.ext
-    if not ext:
-        return None if ext is None else _NO_EXT
-    return json_encode(ext)
+    return None if ext is None else json_encode(ext)
 
 
 def _encodable(frame: Frame) -> Frame:
@@ -472,41 +465,3 @@ def _encodable(frame: Frame) -> Frame:
 
 def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-class FrameDecoder:
-    """Cuts a stream of bytes into frames; for clients that read into buffers of their own, and for tests.
-
-    max_frame: longest frame in bytes, length word included. After a FrameError the stream cannot be read any
-    further.
-    """
-
-    __slots__ = ("_buffer", "_max_payload")
-
-    def __init__(self, max_frame: int = MAX_FRAME_LENGTH) -> None:
-        self._buffer = bytearray()
-        self._max_payload = max_frame - 4
-
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """The frames that are complete with these bytes. Bodies are bytes. Raises FrameError."""
-        buffer = self._buffer
-        buffer += data
-        frames: list[Frame] = []
-        pos = 0
-        while len(buffer) - pos >= 4:
-            length: int = _word_at(buffer, pos)[0]
-            if not 4 <= length <= self._max_payload:
-                raise FrameError(f"frame length {length} is not within 4 to {self._max_payload}")
-            end = pos + 4 + length
-            if len(buffer) < end:
-                break
-            frames.append(decode_frame(bytes(buffer[pos + 4 : end])))
-            pos = end
-        if pos:
-            del buffer[:pos]
-        return frames
-
-    @property
-    def pending(self) -> int:
-        """Bytes held that are no whole frame yet."""
-        return len(self._buffer)

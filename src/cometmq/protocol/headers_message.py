@@ -228,22 +228,3 @@ class ViewMessageRequestHeader(Header, gc=False):
 
     offset: I64
     topic: str | None = None
-
-
-class ReplyMessageRequestHeader(Header, gc=False):
-    """Code 326, broker to client: the reply to a request message. Hosts are "ip:port"."""
-
-    producer_group: str
-    topic: str
-    queue_id: I32
-    sys_flag: I32
-    born_timestamp: I64
-    flag: I32
-    born_host: str
-    store_host: str
-    store_timestamp: I64
-    default_topic: str | None = None
-    default_topic_queue_nums: I32 | None = None
-    properties: str | None = None
-    reconsume_times: I32 | None = None
-    unit_mode: bool | None = None

@@ -115,16 +115,6 @@ class RemotingClient:
             timeout_s = left_s
         return await connection.request(frame, timeout_s)
 
-    async def oneway(self, addr: str, frame: Frame) -> None:
-        """Send a request that is never answered. Raises ConnectError."""
-        (await self.connect(addr)).oneway(frame)
-
-    def disconnect(self, addr: str) -> None:
-        """Close the connection to `addr`; the next call makes a new one."""
-        connection = self._by_addr.pop(addr, None)
-        if connection is not None:
-            connection.close()
-
     async def close(self, grace_s: float = 3.0) -> None:
         """Close all connections; outstanding calls fail. The client cannot be used any more."""
         self._closed = True

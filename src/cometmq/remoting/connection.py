@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, cast
 
 from cometmq import logs
-from cometmq.errors import FrameError, RemotingError, SendFailed
+from cometmq.errors import FrameError, SendFailed
 from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting.calls import CallTable
 from cometmq.remoting.dispatch import Shortcut
@@ -31,7 +31,7 @@ log = logs.logger(__name__)
 Bytes = bytes | bytearray | memoryview
 
 TAIL_LIMIT = 64 * 1024
-# Up to here queued replies are joined; larger lots are handed over as they are, without one more copy.
+# Up to so many bytes queued replies are joined; more are handed over as they are, without one more copy.
 JOIN_LIMIT = 64 * 1024
 MIN_PAYLOAD = 4  # the header word
 
@@ -46,15 +46,15 @@ class Connection(asyncio.BufferedProtocol):
 
     state: the owner's own data. peer: the other end, "ip:port". peer_host: the same as records hold it (4
     or 16 bytes of address, 4 of port). addr: what errors name, the dialled address on a client's side, else
-    the peer.
+    the peer. working: requests that are worked on outside the read, see Limits.handlers.
     """
 
     __slots__ = (
         "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_frame_since", "_fresh",
-        "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_partial",
+        "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes",
         "_reading", "_resuming", "_scratch", "_sent_bytes", "_shortcuts", "_stalled_at", "_stalled_sent",
-        "_start", "_tail", "_tick", "_transport", "_working", "_write_paused", "addr", "closed", "peer",
-        "peer_host", "state",
+        "_start", "_tail", "_tick", "_transport", "_write_paused", "addr", "closed", "peer",
+        "peer_host", "state", "working",
     )  # fmt: skip
 
     def __init__(
@@ -81,10 +81,8 @@ class Connection(asyncio.BufferedProtocol):
         self._buf: memoryview | None = None  # own buffer: bytes _start to _end are unread
         self._start = 0
         self._end = 0
-        self._partial = tick.partial
         self._fresh = True  # the frame whose beginning is kept has begun since `check` ran
         self._frame_since = 0.0
-        self._working = 0  # requests that are worked on outside the read, see Limits.handlers
         self._backlog = False  # whole frames lie unread in _buf, because a callback's share was used up
         self._reading = True
         self._resuming = False  # _go_on is scheduled
@@ -98,6 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self._active = True
         self._idle_since = self._loop.time()
         self.closed = False
+        self.working = 0
         self.addr = addr
         self.peer = ""
         self.peer_host = b""
@@ -108,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
     def write(self, data: Bytes) -> None:
         """Queue bytes of whole frames; they leave at the end of the tick. Ignored once closed.
 
-        `data` must not change afterwards: large lots are handed to the transport as they are.
+        `data` must not change afterwards: much of it is handed to the transport as it is.
         """
         if self.closed:
             return
@@ -128,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         body: bytes = b"",
     ) -> None:
         """Answer `request` (nothing for a oneway one)."""
-        if not request.flag & 2:
+        if not request.is_oneway:
             self.write(encode_frame(request.response(code, remark, ext=ext, body=body)))
 
     def flush(self) -> None:
@@ -193,13 +192,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def hold(self, size: int = 0) -> None:
         """A request with a body of `size` bytes is worked on, outside the read that brought it."""
-        self._working += 1 + size // HANDLER_BYTES
+        self.working += 1 + size // HANDLER_BYTES
 
     def release(self, size: int = 0) -> None:
         """It is done."""
-        self._working -= 1 + size // HANDLER_BYTES
-        if not self._reading and self._working < self._limits.handlers:
+        self.working -= 1 + size // HANDLER_BYTES
+        if not self._reading and self.working < self._limits.handlers:
             self._resume_soon()
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of the buffer that keeps what has come of a frame."""
+        return len(self._tail) if self._buf is None else len(self._buf)
 
     # -- closing
 
@@ -290,16 +294,13 @@ class Connection(asyncio.BufferedProtocol):
         self._out.clear()
         self._forget()
         self._tick.unsent.drop(self)
-        self._calls.fail_all(self._lost)
+        self._calls.fail_all(lambda code: SendFailed(self.addr, code))
         if self._on_close is not None:
             try:
                 self._on_close(self)
             except Exception:
                 log.exception("the close callback of %s failed", self.peer)
         self._transport = None
-
-    def _lost(self, code: int) -> RemotingError:
-        return SendFailed(self.addr, code)
 
     def eof_received(self) -> bool:
         """The peer sends no more, but may still read: answers of this tick leave before we close."""
@@ -362,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
         max_payload = limits.max_frame - 4
         write_high = limits.write_high
         most_working = limits.handlers
-        left = limits.frames_per_callback if self._working < most_working else 0
+        left = limits.frames_per_callback if self.working < most_working else 0
         until = 0.0
         dispatch = self._dispatch
         shortcuts = self._shortcuts
@@ -402,7 +403,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 until = until or monotonic() + limits.callback_s
                 dispatch(self, frame)
-                if self._working >= most_working:
+                if self.working >= most_working:
                     left = 0
                 elif monotonic() >= until:
                     left = 0
@@ -421,14 +422,13 @@ class Connection(asyncio.BufferedProtocol):
         if fresh:
             self._fresh = True
         self._store(buf, pos, end)
-        size = len(self._tail) if self._buf is None else len(self._buf)
-        self._partial.keep(self, size, self._limits.partial_total, fresh)
+        self._tick.partial.keep(self, self.buffered, self._limits.partial_total, fresh)
 
     def _forget(self) -> None:
         """Nothing is kept any more."""
         self._tail = b""
         self._buf = None
-        self._partial.drop(self)
+        self._tick.partial.drop(self)
 
     def _store(self, buf: memoryview, pos: int, end: int) -> None:
         rest = end - pos
@@ -471,7 +471,7 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on(self) -> None:
         """Take up reading again: first the frames that were left, then the socket."""
         self._resuming = False
-        if self.closed or self._ending or self._write_paused or self._working >= self._limits.handlers:
+        if self.closed or self._ending or self._write_paused or self.working >= self._limits.handlers:
             return
         if self._backlog:
             self._tick.schedule()

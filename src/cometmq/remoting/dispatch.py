@@ -29,13 +29,12 @@ REMARK_MAX = 4096  # characters: errors repeat what was sent
 class LogBudget:
     """At most `per_second` lines a second: what a peer can cause must not fill the disk."""
 
-    __slots__ = ("_left", "_per_second", "_second", "suppressed")
+    __slots__ = ("_left", "_per_second", "_second")
 
     def __init__(self, per_second: int = 10) -> None:
         self._per_second = per_second
         self._second = 0
         self._left = per_second
-        self.suppressed = 0
 
     def take(self) -> bool:
         """Whether one more line may be written now."""
@@ -44,7 +43,6 @@ class LogBudget:
             self._second = second
             self._left = self._per_second
         if self._left <= 0:
-            self.suppressed += 1
             return False
         self._left -= 1
         return True
@@ -65,27 +63,18 @@ class Dispatcher:
         """Handle one request inline; an async handler goes on as a task."""
         handler = self._handlers.get(request.code, self._default)
         if handler is None:
-            if not request.flag & 2:
-                connection.write(encode_frame(self.unsupported(request)))
+            # Apache's words, leading blank included.
+            remark = f" request type {request.code} not supported"
+            connection.respond(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
             return
         try:
             answer = handler(connection, request)
-            if answer is None:
-                return
-            if not isinstance(answer, Frame):
+            if isinstance(answer, Frame):
+                _answer(connection, request, answer)
+            elif answer is not None:
                 self._start_task(connection, request, answer)
-                return
-            if not request.flag & 2:
-                connection.write(encode_frame(answer))
         except Exception as error:
             self._fail(connection, request, error)
-
-    @staticmethod
-    def unsupported(request: Frame) -> Frame:
-        """The answer to a code that nobody handles, in Apache's words (leading blank included)."""
-        return request.response(
-            ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
-        )
 
     def _start_task(self, connection: Connection, request: Frame, answer: Awaitable[Frame | None]) -> None:
         # The handler's own code has not begun to run yet, so it never sees the view into the receive buffer.
@@ -107,8 +96,8 @@ class Dispatcher:
     ) -> None:
         try:
             answer = await awaitable
-            if answer is not None and not request.flag & 2:
-                connection.write(encode_frame(answer))
+            if answer is not None:
+                _answer(connection, request, answer)
         except Exception as error:
             self._fail(connection, request, error)
 
@@ -123,5 +112,9 @@ class Dispatcher:
             ours = isinstance(error, FrameError) or not isinstance(error, ProtocolError)
             if ours and self._budget.take():
                 log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)
-        if not request.flag & 2:
-            connection.write(encode_frame(request.response(code, shortened(remark, REMARK_MAX), ext=ext)))
+        connection.respond(request, code, remark=shortened(remark, REMARK_MAX), ext=ext)
+
+
+def _answer(connection: Connection, request: Frame, answer: Frame) -> None:
+    if not request.is_oneway:
+        connection.write(encode_frame(answer))

@@ -1,4 +1,4 @@
-"""The connections of one server or client, looked over once a second while there are any."""
+"""The connections of one server or client, looked over once a second or so while there are any."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import asyncio
 
 from cometmq.remoting.connection import Connection
 
-PERIOD_S = 1.0
-
 
 class ConnectionTable:
     """Open connections; idle and stalled ones are closed by a scan (one timer, however many connections)."""
 
     __slots__ = ("_empty", "_loop", "_period_s", "_timer", "connections")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, period_s: float = PERIOD_S) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, period_s: float) -> None:
         self._loop = loop
         self._period_s = period_s
         self._timer: asyncio.TimerHandle | None = None

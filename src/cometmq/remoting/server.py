@@ -56,10 +56,6 @@ class RemotingServer:
         """The open connections."""
         return self._table.connections
 
-    def at_tick_end(self, callback: Callable[[], None]) -> None:
-        """Run `callback` once per loop iteration that brought frames: they are handled, no reply has left."""
-        self.tick.at_end(callback)
-
     async def start(self, host: str, port: int) -> int:
         """Listen; port 0 takes a free one. Returns the port. May be called again for another address."""
         listener = await self._loop.create_server(

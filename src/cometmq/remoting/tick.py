@@ -64,7 +64,8 @@ class Tick:
     def mark_dirty(self, connection: Flushable) -> None:
         """Flush `connection` at the end of this tick."""
         self._dirty.append(connection)
-        self.schedule()
+        if not self.scheduled:
+            self.schedule()
 
     def run_now(self) -> None:
         """End a tick here and now, before the loop would: callbacks run, replies leave."""

@@ -16,25 +16,21 @@ from cometmq.store.message_store import Commit, MessageStore
 from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TOPICS
-from cometmq.store.writing.appender import COPIED, MOST_GATHERED, Appended, Appender, Body, Traits
+from cometmq.store.writing.appender import Appender, TickMessage, Traits
 from cometmq.store.writing.dispatch import Arrivals
 
 __all__ = [
     "CACHED",
-    "COPIED",
     "DELAYS",
     "GROUPS",
-    "MOST_GATHERED",
     "OFFSETS",
     "SLAVE",
     "SMALL_FILES",
     "SYNC_MASTER",
     "TOPICS",
     "WIRE_NAMES",
-    "Appended",
     "Appender",
     "Arrivals",
-    "Body",
     "Buffer",
     "Clock",
     "Commit",
@@ -54,6 +50,7 @@ __all__ = [
     "StoreConfig",
     "StoreRefused",
     "SystemClock",
+    "TickMessage",
     "TopicLimit",
     "Traits",
     "read_file",

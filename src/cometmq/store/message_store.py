@@ -1,7 +1,7 @@
 """The store in one object: append, commit, read.
 
 The way of a message: `append` encodes it into the tick's buffer and gives it its offsets, or the appender
-gathers it for that with the other messages of the tick; `commit`, once per loop tick, writes the buffer with
+does that with all messages of the tick; `commit`, once per loop tick, writes the buffer with
 one system call and dispatches (queue units, index keys, arrivals). With SYNC_FLUSH dispatch waits for the
 flush, so that nobody sees a message that a power failure could still take away.
 
@@ -47,7 +47,7 @@ from cometmq.store.recovery.recovery import Recovered, Recovery
 from cometmq.store.tables.clean_stop import QueueEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import QueueFloors
-from cometmq.store.writing.appender import Appended, Appender, BatchRecords, Lot, Placed, Refused
+from cometmq.store.writing.appender import Appender, BatchRecords, EncodedRun, Refused, TickMessage, Traits
 from cometmq.store.writing.batch_appender import BatchAppender
 from cometmq.store.writing.dispatch import Arrivals, Watched, batch_visible, last_of, plain_visible
 
@@ -59,11 +59,11 @@ _STEP_BACK_MS = 1000
 
 
 class Commit(msgspec.Struct, gc=False):
-    """Outcome of one tick: what became of messages that were gathered, `error` if nothing that was placed is
+    """Outcome of one tick: what became of messages with a sender, `error` if nothing that was placed is
     stored, the log's end, how many messages became visible, and those of them that are in `watched`
     queues."""
 
-    placed: list[Placed]
+    placed: list[TickMessage]
     refused: list[Refused]
     error: StoreRefused | None
     end_offset: int
@@ -121,7 +121,7 @@ class MessageStore:
         self.upkeep = Upkeep(self)
         self.watched: Watched = None
         self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
-        self._unflushed: deque[tuple[int, list[Lot]]] = deque()
+        self._unflushed: deque[tuple[int, list[EncodedRun]]] = deque()
         self._sync = config.sync_flush
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self.dispatched_ms = self.flusher.written_ms
@@ -161,7 +161,7 @@ class MessageStore:
         """What `stop` does, in place. The stop counts as clean only if everything could be written."""
         if self.closed:
             return
-        self.appender.settle()
+        self.appender.encode_pending()
         self.closed, self.appender.shut = True, "the store is closed"
         try:
             if self.commit().error is None and self.upkeep.settle_all() and self.flags.writeable:
@@ -220,7 +220,7 @@ class MessageStore:
         store_host: bytes | None = None,
         delay_ms: int | None = None,
         stored_before: bool = False,
-    ) -> Appended:
+    ) -> TickMessage:
         """Take one message into this tick. `body` is copied at once.
 
         index_keys: keys to index (None: taken from the properties). delay_ms: the queue unit gets store
@@ -228,10 +228,13 @@ class MessageStore:
         message moves on within the store, so maxMessageSize, which may have been lowered since, does not
         count. Raises StoreRefused; nothing has changed then.
         """
-        return self.appender.append(
-            topic, queue_id, body, properties, flag, sys_flag, born_timestamp_ms, born_host, reconsume_times,
-            prepared_transaction_offset, tags_code, index_keys, store_host, delay_ms, stored_before,
-        )  # fmt: skip
+        traits = Traits(
+            flag, sys_flag, reconsume_times, prepared_transaction_offset, tags_code, store_host, delay_ms
+        )
+        queue = self.appender.queue_of(topic, queue_id)
+        message = TickMessage(None, queue, body, properties, born_timestamp_ms, born_host, index_keys, traits)
+        self.appender.append(message, stored_before=stored_before)
+        return message
 
     def append_batch(
         self,
@@ -264,30 +267,30 @@ class MessageStore:
 
     def commit(self) -> Commit:
         """Write what was appended since the last call. On an error everything appended is taken back."""
-        pending, placed, refused = self.appender.take()
-        if not pending:
+        runs, placed, refused = self.appender.end_tick()
+        if not runs:
             return Commit(placed, refused, None, self.log.end)
         try:
             self.log.write_tick()
         except OSError as failure:
-            self.appender.roll_back(pending)
+            self.appender.roll_back(runs)
             log.error("commit log could not be written: %s", failure)
             error = StoreRefused(
                 ResponseCode.SYSTEM_ERROR, f"the commit log could not be written: {failure.strerror}"
             )
             return Commit(placed, refused, error, self.log.end)
-        _, _, now_ms = last_of(pending)
+        _, _, now_ms = last_of(runs)
         if now_ms + _STEP_BACK_MS < self.flusher.written_ms:
             self.upkeep.clock_stepped_back(now_ms)
         self.flusher.written_ms = now_ms
         self.upkeep.reserve_ahead()
         if self._sync or self._unflushed:  # visible in order, also when the flush mode has just changed
-            self._unflushed.append((self.log.end, pending))
+            self._unflushed.append((self.log.end, runs))
             self.flusher.request()
             return Commit(placed, refused, None, self.log.end)
         if not self.config.flush_commit_log_timed:
             self.flusher.timed()
-        return Commit(placed, refused, None, self.log.end, *self._dispatch(pending))
+        return Commit(placed, refused, None, self.log.end, *self._dispatch(runs))
 
     def when_flushed(self, end_offset: int, callback: Callable[[bool], None]) -> None:
         """Call back with True once the log is on the device up to `end_offset`; with False when the flush
@@ -299,28 +302,28 @@ class MessageStore:
         """Why no flush will succeed any more; None in health."""
         return self.flusher.failure
 
-    def _dispatch(self, lots: list[Lot]) -> tuple[int, Arrivals]:
+    def _dispatch(self, runs: list[EncodedRun]) -> tuple[int, Arrivals]:
         """Make written records visible: queue units, index keys. Returns `visible` and `arrivals` of a
         Commit."""
         arrivals: Arrivals = []
         index = self.index if self.index.enabled else None
         count = 0
-        for lot in lots:
-            if type(lot) is BatchRecords:
-                count += batch_visible(lot, self.queues, index, self.watched, arrivals)
+        for run in runs:
+            if type(run) is BatchRecords:
+                count += batch_visible(run, self.queues, index, self.watched, arrivals)
             else:
-                count += plain_visible(lot, self.queues, index, self.watched, arrivals)
-        last, end, self.dispatched_ms = last_of(lots)
+                count += plain_visible(run, self.queues, index, self.watched, arrivals)
+        last, end, self.dispatched_ms = last_of(runs)
         self.upkeep.after_dispatch(count, last, end)
         return count, arrivals
 
     def _flushed(self, end: int) -> None:
         waiting = self._unflushed
-        pending: list[Lot] = []
+        runs: list[EncodedRun] = []
         while waiting and waiting[0][0] <= end:
-            pending += waiting.popleft()[1]
-        if pending:
-            self.on_visible(*self._dispatch(pending))
+            runs += waiting.popleft()[1]
+        if runs:
+            self.on_visible(*self._dispatch(runs))
 
     def _flush_failed(self, failure: OSError) -> None:
         self.flags.raise_flag(Flag.NOT_WRITEABLE, f"the commit log could not be flushed: {failure.strerror}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+from cometmq.protocol.properties.text import java_hash
 from tests.broker.conftest import commit, create, queue, records
 
 from cometmq.protocol.bodies import (
@@ -23,7 +24,6 @@ from cometmq.protocol.headers import (
     QueryConsumeTimeSpanRequestHeader,
     TopicRequestHeader,
 )
-from cometmq.protocol.properties.text import java_hash
 
 NEW = 513
 

@@ -43,7 +43,7 @@ from cometmq.protocol.headers import (
     NotifyConsumerIdsChangedRequestHeader,
     ResetOffsetRequestHeader,
 )
-from cometmq.protocol.properties.text import decode_properties
+from cometmq.protocol.properties.values import decode_properties
 from cometmq.protocol.record.one import encode_record
 
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -249,7 +249,7 @@ async def test_a_refused_send_back_becomes_a_message_to_the_retry_topic(
     ((header, body),) = broker.sent
     assert (header.topic, body, header.producer_group) == ("%RETRY%g", b"a", "CLIENT_INNER_PRODUCER")
     assert (header.reconsume_times, header.max_reconsume_times) == (1, 16)
-    properties = decode_properties(header.properties or "")
+    properties = decode_properties((header.properties or "").encode())
     assert properties["RETRY_TOPIC"] == "T"
     assert properties["UNIQ_KEY"] == "K1"
     assert (properties["DELAY"], properties["TAGS"]) == ("3", "A")

@@ -27,7 +27,7 @@ from cometmq import (
 from cometmq.errors import ClientStateError, ConnectError
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.properties.text import decode_properties
+from cometmq.protocol.properties.values import decode_properties
 
 SEND = RequestCode.SEND_MESSAGE_V2
 
@@ -385,7 +385,7 @@ async def test_a_message_that_was_changed_is_checked_again(
             await sender.send(message)
         message.tags, message.keys, message.delay_level = "a", ["k"], 40
         await sender.send(message)
-    properties = decode_properties(brokers[0].sent[0][0].properties or "")
+    properties = decode_properties((brokers[0].sent[0][0].properties or "").encode())
     assert (properties["TAGS"], properties["KEYS"], properties["DELAY"]) == ("a", "k", "40")
 
 
@@ -436,7 +436,7 @@ async def test_what_a_request_carries(namesrv: FakeNamesrv, brokers: tuple[FakeB
     header, body = brokers[0].sent[0]
     assert body == b"x"
     assert (header.producer_group, header.flag, header.batch, header.bname) == ("p", 9, False, "broker-a")
-    properties = decode_properties(header.properties or "")
+    properties = decode_properties((header.properties or "").encode())
     assert properties.pop("UNIQ_KEY") == first.msg_id
     assert properties == {"u": "v", "KEYS": "k", "TAGS": "A", "DELAY": "3", "WAIT": "false"}
     assert first.msg_id != second.msg_id

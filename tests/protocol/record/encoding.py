@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cometmq.message import MessageExt
 from cometmq.protocol.ids import pack_host
-from cometmq.protocol.properties.text import encode_properties
+from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.record.one import encode_record
 
 
@@ -13,7 +13,7 @@ def encode_message(message: MessageExt, last_separator: bool = False) -> bytes:
     return encode_record(
         message.topic,
         message.body,
-        encode_properties(message.properties, last_separator).encode("utf-8", "replace"),
+        encode_properties(message.properties, last_separator),
         queue_id=message.queue_id,
         queue_offset=message.queue_offset,
         physical_offset=message.physical_offset,

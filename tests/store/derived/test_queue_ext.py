@@ -19,7 +19,7 @@ from tests.store.kit import (
 )
 
 from cometmq.broker.pull.long_poll import HeldPull, LongPoll
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash
 from cometmq.store import GetStatus, MessageStore
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.derived.consume_queue import UNIT_STRUCT

@@ -20,7 +20,7 @@ from tests.store.planted import (
 )
 
 from cometmq.errors import StoreError
-from cometmq.protocol.properties.text import tags_code
+from cometmq.protocol.properties.values import tags_code
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock
 from cometmq.store.inspect.verify import verify

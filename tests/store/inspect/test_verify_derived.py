@@ -25,7 +25,7 @@ from tests.store.planted import (
     unit_place,
 )
 
-from cometmq.protocol.properties.text import index_hash, tags_code
+from cometmq.protocol.properties.values import index_hash, tags_code
 from cometmq.store import ManualClock
 from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.verify import verify

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.store.kit import bodies, committed, drop_first_segment, everything, open_store, pulled, put, send
 
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash
 from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, NotInMemory, Reads

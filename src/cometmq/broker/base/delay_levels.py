@@ -15,8 +15,8 @@ from cometmq.store import StoreConfig
 
 # What Apache's store adds to a schedule record of a level that the table does not know.
 UNKNOWN_LEVEL_MS = 1_000
-# A wall clock that moves by less than this against the monotonic clock is being adjusted slowly. Messages wait
-# this much longer.
+# A wall clock that moves by less than this against the monotonic clock is being adjusted slowly. Messages
+# wait this much longer.
 STEP_MS = 10
 
 

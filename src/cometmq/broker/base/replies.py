@@ -11,14 +11,22 @@ import json
 import struct
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from cometmq.protocol.codes import VERSION_4_9_7
 from cometmq.remoting import Connection
+from cometmq.store import TickMessage
 
-# Who has sent a message: connection, opaque (its decimal digits), queue id, whether the sender wants to know
-# that it is as safe as the broker promises. The ticket of plain sends; that of a oneway one is None.
-Sender = tuple[Connection, bytes, int, bool]
-# What is owed to one: sender, physical offset, queue offset.
-PlainSend = tuple[Sender, int, int]
+
+class Sender(msgspec.Struct, frozen=True, gc=False):
+    """Who has sent a message, unless oneway. opaque: decimal digits; waits: the sender wants to know that the
+    message is as safe as the broker promises."""
+
+    connection: Connection
+    opaque: bytes
+    queue_id: int
+    waits: bool
+
 
 _lengths = struct.Struct(">II").pack
 _TAIL = b'},"flag":1,"language":"JAVA","opaque":%d%b,"serializeTypeCurrentRPC":"JSON","version":' + (
@@ -83,13 +91,16 @@ class SendReplies:
         """The offset ids of a batch, joined by commas, with one formatting for all of them."""
         return b",".join([self._ids_prefix + b"%016X"] * len(physical_offsets)) % tuple(physical_offsets)
 
-    def answer(self, sends: Iterable[PlainSend]) -> None:
+    def answer(self, messages: Iterable[TickMessage]) -> None:
         """Tell the senders of plain messages that they succeeded."""
         template = self._ok
-        for (connection, opaque, queue_id, _), physical_offset, queue_offset in sends:
-            header = template % (physical_offset, queue_id, queue_offset, opaque)
+        for message in messages:
+            sender: Sender = message.sender
+            header = template % (
+                message.physical_offset, sender.queue_id, message.queue_offset, sender.opaque
+            )  # fmt: skip
             size = len(header)
-            connection.write(_WORDS[size] + header if size < 512 else frame_of(header))
+            sender.connection.write(_WORDS[size] + header if size < 512 else frame_of(header))
 
     def reply(
         self,

@@ -1,7 +1,7 @@
 """The end of a tick: one write for all that was appended, then the answers, then the readers who waited.
 
-Plain sends are gathered by the store's appender, with their senders; other processors append to the store and
-leave here what is to be said about it. Nothing is said before the store has committed the tick; with
+Plain sends wait in the store's appender, with their senders; other processors append to the store and leave
+here what is to be said about it. Nothing is said before the store has committed the tick; with
 SYNC_FLUSH a sender that waits hears from us when its bytes are on the disk, and readers see the message from
 then on.
 
@@ -14,12 +14,12 @@ import asyncio
 from collections.abc import Callable
 
 from cometmq import logs
-from cometmq.broker.base.replies import PlainSend, Sender, SendReplies
+from cometmq.broker.base.replies import Sender, SendReplies
 from cometmq.broker.base.stats import Stats
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.remoting import Tick
-from cometmq.store import SYNC_MASTER, Arrivals, MessageStore
+from cometmq.store import SYNC_MASTER, Arrivals, MessageStore, TickMessage
 
 log = logs.logger(__name__)
 
@@ -34,7 +34,7 @@ Outcome = Callable[[int, "str | None"], None]
 
 
 class Writer:
-    """Gathers the appends of a tick. `end_tick` is registered with the remoting server's tick."""
+    """Commits and answers the appends of a tick. `end_tick` is registered with the remoting server's tick."""
 
     def __init__(
         self,
@@ -82,20 +82,20 @@ class Writer:
         commit = self.store.commit()
         for sender, refusal in commit.refused:
             self._refuse([sender], [], refusal.response_code, refusal.remark)
-        sends: list[PlainSend] = commit.placed
+        sends = commit.placed
         error = commit.error
         if error is not None:
             self._refuse(
-                [sender for sender, *_ in sends],
+                [send.sender for send in sends],
                 outcomes + waiting_outcomes,
                 error.response_code,
                 error.remark,
             )
             return
-        waiting_sends: list[PlainSend] = []
+        waiting_sends: list[TickMessage] = []
         if self._waits:
-            waiting_sends = [send for send in sends if send[0][3]]
-            sends = [send for send in sends if not send[0][3]]
+            waiting_sends = [send for send in sends if send.sender.waits]
+            sends = [send for send in sends if not send.sender.waits]
         self._answer(sends, outcomes)
         if waiting_sends or waiting_outcomes:
             if self._sync:
@@ -118,7 +118,7 @@ class Writer:
         except TimeoutError:
             log.warning("%d ticks were not flushed within %g s", self._flushes, timeout_s)
 
-    def _answer(self, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
+    def _answer(self, sends: list[TickMessage], outcomes: list[Outcome]) -> None:
         self.replies.answer(sends)
         for outcome in outcomes:
             outcome(SUCCESS, None)
@@ -127,13 +127,12 @@ class Writer:
         self._stats.put_failed += len(senders) + len(outcomes)
         for sender in senders:
             if sender is not None:
-                connection, opaque, *_ = sender
-                answer = Frame(code=code, opaque=int(opaque), flag=1, language="JAVA", remark=remark)
-                connection.write(encode_frame(answer))
+                answer = Frame(code=code, opaque=int(sender.opaque), flag=1, language="JAVA", remark=remark)
+                sender.connection.write(encode_frame(answer))
         for outcome in outcomes:
             outcome(code, remark)
 
-    def _await_flush(self, sends: list[PlainSend], outcomes: list[Outcome], end_offset: int) -> None:
+    def _await_flush(self, sends: list[TickMessage], outcomes: list[Outcome], end_offset: int) -> None:
         self._flushes += 1
         self._idle.clear()
 
@@ -145,19 +144,22 @@ class Writer:
                 self._answer(sends, outcomes)
             elif self.store.flush_failure is not None:
                 remark = f"the flush to disk failed: {self.store.flush_failure.strerror}"
-                self._refuse([sender for sender, *_ in sends], outcomes, SYSTEM_ERROR, remark)
+                self._refuse([send.sender for send in sends], outcomes, SYSTEM_ERROR, remark)
             else:
                 code = SLAVE_NOT_AVAILABLE if self._alone else FLUSH_DISK_TIMEOUT
                 self._stored_only(code, sends, outcomes)
 
         self.store.when_flushed(end_offset, flushed)
 
-    def _stored_only(self, code: int, sends: list[PlainSend], outcomes: list[Outcome]) -> None:
+    def _stored_only(self, code: int, sends: list[TickMessage], outcomes: list[Outcome]) -> None:
         """The flush takes longer than syncFlushTimeout, or there is no slave: say so, with the ids, for the
         messages are stored."""
         replies = self.replies
-        for (connection, opaque, queue_id, _), physical_offset, queue_offset in sends:
-            ids = replies.message_id(physical_offset)
-            connection.write(replies.reply(code, int(opaque), ids, queue_id, queue_offset))
+        for send in sends:
+            sender: Sender = send.sender
+            ids = replies.message_id(send.physical_offset)
+            sender.connection.write(
+                replies.reply(code, int(sender.opaque), ids, sender.queue_id, send.queue_offset)
+            )
         for outcome in outcomes:
             outcome(code, None)

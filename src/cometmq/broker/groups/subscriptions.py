@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash
 
 ALL = "*"
 SEPARATOR = "||"

@@ -12,7 +12,7 @@ from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import StoreError
 from cometmq.protocol.bodies import OffsetMovedEvent
 from cometmq.protocol.codes import OFFSET_MOVED_EVENT
-from cometmq.protocol.properties.text import encode_properties, tags_code
+from cometmq.protocol.properties.values import encode_properties, tags_code
 from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
@@ -42,7 +42,7 @@ class OffsetMovedEvents:
                 OFFSET_MOVED_EVENT,
                 0,
                 event.encode(),
-                encode_properties({"KEYS": group, "TAGS": group}).encode(),
+                encode_properties({"KEYS": group, "TAGS": group}),
                 born_timestamp_ms=self.clock.time_ms(),
                 born_host=self.address.packed,
                 tags_code=tags_code(group),

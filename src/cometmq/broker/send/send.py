@@ -1,10 +1,10 @@
 """Sends: codes 10, 310 (one message) and 320 (a batch), oneway or not.
 
 The way of a plain message is short and runs inline in the connection's read: typed header, one dictionary
-look-up for the topic, one for what becomes of the properties, one tuple for the store, which has all messages
-of a tick encoded at its end.
+look-up for the topic, one for what becomes of the properties, one object for the store, which encodes all
+messages of a tick at its end.
 Everything that is not plain (a new topic, a retry topic, a delay, a transaction) leaves that way at a named
-exit. Most sends of a busy producer do not even come here: see known_sends.py.
+exit. Most sends of a busy producer do not even come here: see send_templates.py.
 
 Budget: 12 µs of CPU for a 1 KiB send with up to 64 in flight on a connection, of which the frame, header and
 store take the larger part; about 3 µs belong to this module.
@@ -13,6 +13,7 @@ store take the larger part; about 3 µs belong to this module.
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
@@ -22,7 +23,8 @@ from cometmq.broker.base.replies import Sender
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
-from cometmq.broker.send.send_templates import KnownSends
+from cometmq.broker.send.send_templates import SendTemplates
+from cometmq.broker.send.stored_form import cluster_pair, sent_properties, stored_form, stored_forms
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.topics import TopicTable, sys_flag_of_send
 from cometmq.errors import CommandError
@@ -38,34 +40,30 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from cometmq.protocol.properties.edits import (
-    StoredForms,
-    check_length,
-    drop,
-    put,
-    stored_form,
-    value_of,
-)
+from cometmq.protocol.properties.values import append, drop, put, value_of
 from cometmq.remoting import Connection, Handler, Shortcut
-from cometmq.store import COPIED, Clock, MessageStore, StoreRefused
+from cometmq.store import Clock, MessageStore, StoreRefused, TickMessage, Traits
 from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
 MULTI_TAGS = int(SysFlag.MULTI_TAGS)
 
-# Where a message is stored: topic, queue id, properties, and its delay in ms if it waits for one.
-Place = tuple[str, int, str, "int | None"]
+
+class Place(NamedTuple):
+    """Where a message is stored, and its delay in ms if it waits for one."""
+
+    topic: str
+    queue_id: int
+    properties: bytes
+    delay_ms: int | None = None
 
 
-class TopicRoute:
-    """What a plain send must know of its topic."""
+class SendRules(NamedTuple):
+    """What a send must know of its topic. sys_flag: bits that its messages get."""
 
-    __slots__ = ("queue_limit", "sys_flag", "write_queues")
-
-    def __init__(self, queue_limit: int, write_queues: int, sys_flag: int) -> None:
-        self.queue_limit = queue_limit
-        self.write_queues = write_queues
-        self.sys_flag = sys_flag
+    queue_limit: int
+    write_queues: int
+    sys_flag: int
 
 
 class SendProcessor:
@@ -90,97 +88,105 @@ class SendProcessor:
         self._stats = stats
         self._writer = writer
         self._appender = store.appender
-        self._cluster_pair = f"CLUSTER\x01{config.broker_cluster_name}"
-        self._routes: dict[str, TopicRoute] = {}
-        self._forms = StoredForms(self._cluster_pair)
-        self.known = KnownSends(store.appender, store.queues, self._forms)
+        self._cluster_pair = cluster_pair(config.broker_cluster_name)
+        self._rules: dict[str, SendRules] = {}
+        self._forms = stored_forms(config.broker_cluster_name)
+        self.templates = SendTemplates(store.appender, store.queues, self._forms)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
         return {
-            RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send,
-            RequestCode.SEND_BATCH_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE: self.send_message,
+            RequestCode.SEND_MESSAGE_V2: self.send_message,
+            RequestCode.SEND_BATCH_MESSAGE: self.send_message,
         }
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
         """How a JSON header begins -> what may take the request undecoded."""
-        return {b'{"code":310,': self.known.take}
+        return {b'{"code":310,': self.templates.send}
 
-    def forget_routes(self) -> None:
+    def forget_rules(self) -> None:
         """The topic table or a setting changed."""
-        self._routes.clear()
-        self.known.forget()
+        self._rules.clear()
+        self.templates.forget()
 
-    def send(self, connection: Connection, frame: Frame) -> Frame | None:
-        """One message; a batch says so itself, whatever its code."""
+    def send_message(self, connection: Connection, frame: Frame) -> Frame | None:
+        """10, 310 and 320: one message, or a batch, which says so itself, whatever its code."""
         header = frame.typed
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
         topic = header.topic
-        route = self._routes.get(topic)
-        if header.batch:
-            return self.send_batch(connection, frame, header)
-        if route is None:
-            route = self._admit(connection, frame, header)
+        rules = self._rules.get(topic) or self._admit(frame, header)
         queue_id = header.queue_id
-        delay_ms = None
-        if queue_id >= route.queue_limit:
+        if queue_id >= rules.queue_limit:
             raise self._bad_queue(connection, frame, header)
         if queue_id < 0:
-            queue_id = random.randrange(max(route.write_queues, 1))
-        properties, code, wait, plain, key = self._forms.of(header.properties)
-        if not plain or topic[0] == "%":
-            text = properties.decode()
-            topic, queue_id, text, delay_ms = self._redirect(frame, header, topic, queue_id, text)
-            properties = text.encode()
+            queue_id = random.randrange(max(rules.write_queues, 1))
+        if header.batch:
+            return self._send_batch(connection, frame, header, queue_id, rules.sys_flag)
+        delay_ms = None
+        form, unique = self._forms.find(sent_properties(header.properties))
+        properties = form.before + unique + form.behind
+        if not form.plain or topic[0] == "%":
+            topic, queue_id, properties, delay_ms = self._redirect(frame, header, topic, queue_id, properties)
         elif frame.raw_header:
-            self.known.look(frame, header, header.sys_flag | route.sys_flag)
-        sys_flag = header.sys_flag | route.sys_flag
+            self.templates.look(frame, header, header.sys_flag | rules.sys_flag)
         appender = self._appender
         try:
             queue = appender.queue_of(topic, queue_id)
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
         sender: Sender | None = None
-        if not frame.flag & 2:
-            sender = connection, b"%d" % frame.opaque, queue_id, wait
-        traits = (header.flag, sys_flag, header.reconsume_times or 0, 0, code, None, delay_ms)
-        body = frame.body if len(frame.body) > COPIED else bytes(frame.body)
-        appender.gather(
-            (sender, queue, body, properties, header.born_timestamp, connection.peer_host, key, traits)
+        if not frame.is_oneway:
+            sender = Sender(connection, b"%d" % frame.opaque, queue_id, form.waits)
+        traits = Traits(
+            flag=header.flag,
+            sys_flag=header.sys_flag | rules.sys_flag,
+            reconsume_times=header.reconsume_times or 0,
+            tags_code=form.tags_code,
+            delay_ms=delay_ms,
+        )
+        appender.enqueue(
+            TickMessage(
+                sender,
+                queue,
+                frame.body,
+                properties,
+                header.born_timestamp,
+                connection.peer_host,
+                unique if form.only_key else None,
+                traits,
+            )
         )
         return None
 
-    def send_batch(
-        self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
+    def _send_batch(
+        self,
+        connection: Connection,
+        frame: Frame,
+        header: SendMessageRequestHeader,
+        queue_id: int,
+        topic_flags: int,
     ) -> Frame | None:
         """Several messages of one topic and queue in one body: consecutive offsets, all of them or none."""
-        route = self._routes.get(header.topic) or self._admit(connection, frame, header)
-        queue_id = header.queue_id
-        if queue_id >= route.queue_limit:
-            raise self._bad_queue(connection, frame, header)
         if header.topic.startswith(RETRY_PREFIX):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
             )
-        if queue_id < 0:
-            queue_id = random.randrange(max(route.write_queues, 1))
-        check_length(header.properties)
-        shared, wait = stored_form(header.properties, self._cluster_pair)
+        properties = sent_properties(header.properties)
+        _, waits = stored_form(properties, self._cluster_pair)
+        shared = self._cluster_pair
         if compat.spreads_batch_properties(frame.version):
             # 4.9 adds the batch's properties as they came, WAIT included.
-            shared = put(header.properties or "", "CLUSTER", self._config.broker_cluster_name)
-        else:
-            shared = self._cluster_pair
+            shared = append(drop(properties, b"CLUSTER"), shared)
         born_host = connection.peer_host
-        sys_flag = header.sys_flag | route.sys_flag | (BORN_V6 if len(born_host) != 8 else 0)
+        sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
         try:
             batch = self._store.append_batch(
                 header.topic,
                 queue_id,
                 frame.body,
-                shared.encode(),
+                shared,
                 sys_flag=sys_flag,
                 born_timestamp_ms=header.born_timestamp,
                 born_host=born_host,
@@ -188,7 +194,7 @@ class SendProcessor:
             )
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
-        if frame.flag & 2:
+        if frame.is_oneway:
             self._writer.appended()
             return None
         replies = self._writer.replies
@@ -201,14 +207,14 @@ class SendProcessor:
             else:
                 connection.write(replies.reply(code, opaque, ids, queue_id, queue_offset))
 
-        self._writer.appended(answer, wait)
+        self._writer.appended(answer, waits)
         return None
 
     def _refused(self, refusal: StoreRefused) -> CommandError:
         self._stats.put_failed += 1
         return CommandError(refusal.response_code, refusal.remark)
 
-    def _admit(self, _connection: Connection, frame: Frame, header: SendMessageRequestHeader) -> TopicRoute:
+    def _admit(self, frame: Frame, header: SendMessageRequestHeader) -> SendRules:
         """The checks that need not be made for each message; the topic is created if that is allowed."""
         config = self._config
         now_ms = self._clock.time_ms()
@@ -224,13 +230,13 @@ class SendProcessor:
         topic = header.topic
         wanted = 4 if header.default_topic_queue_nums is None else header.default_topic_queue_nums
         known = topic_of_send(topics, topic, frame.version, header.default_topic, wanted, header.unit_mode)
-        route = TopicRoute(
+        rules = SendRules(
             max(known.read_queue_nums, known.write_queue_nums),
             known.write_queue_nums,
             MULTI_TAGS if known.topic_filter_type == "MULTI_TAG" else 0,
         )
-        self._routes[topic] = route
-        return route
+        self._rules[topic] = rules
+        return rules
 
     def _bad_queue(
         self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
@@ -242,7 +248,7 @@ class SendProcessor:
         )
 
     def _redirect(
-        self, frame: Frame, header: SendMessageRequestHeader, topic: str, queue_id: int, properties: str
+        self, frame: Frame, header: SendMessageRequestHeader, topic: str, queue_id: int, properties: bytes
     ) -> Place:
         """Where a message that is not plain is stored."""
         if topic.startswith(RETRY_PREFIX):
@@ -255,8 +261,8 @@ class SendProcessor:
             maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
             if is_dead_by_send(header.reconsume_times or 0, maximum):
                 self._tables.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
-                return DLQ_PREFIX + group, 0, put(properties, "DELAY", "0"), None
-        if (value_of(properties, "TRAN_MSG") or "").lower() == "true":
+                return Place(DLQ_PREFIX + group, 0, put(properties, b"DELAY", b"0"))
+        if value_of(properties, b"TRAN_MSG").lower() == b"true":
             raise CommandError(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden",
@@ -288,19 +294,19 @@ def topic_of_send(
     return known
 
 
-def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: str) -> Place:
+def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -> Place:
     """The place of a message with a DELAY above 0; anything else comes back as it is."""
-    text = value_of(properties, "DELAY")
+    text = value_of(properties, b"DELAY").decode("utf-8", "replace")
     try:
-        level = delays.effective(int(text)) if text is not None else 0
+        level = delays.effective(int(text)) if text else 0
     except ValueError:
         raise CommandError(
-            ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {printable(text or '', 40)}"
+            ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {printable(text, 40)}"
         ) from None
     if level == 0:
-        return topic, queue_id, properties, None
+        return Place(topic, queue_id, properties)
     if text != str(level):
-        properties = put(properties, "DELAY", str(level))
-    properties = put(drop(properties, "REAL_QID"), "REAL_TOPIC", topic)
-    properties = put(properties, "REAL_QID", str(queue_id))
-    return SCHEDULE_TOPIC, level - 1, properties, delays.delay_ms(level)
+        properties = put(properties, b"DELAY", b"%d" % level)
+    properties = put(drop(properties, b"REAL_QID"), b"REAL_TOPIC", topic.encode())
+    properties = put(properties, b"REAL_QID", b"%d" % queue_id)
+    return Place(SCHEDULE_TOPIC, level - 1, properties, delays.delay_ms(level))

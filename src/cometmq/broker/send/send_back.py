@@ -28,8 +28,7 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.ids import pack_host
-from cometmq.protocol.properties.edits import put
-from cometmq.protocol.properties.keys import stored_tags_code
+from cometmq.protocol.properties.values import put, stored_tags_code
 from cometmq.protocol.record.one import decode_record, properties_of
 from cometmq.remoting import Connection, Handler
 from cometmq.store import MessageStore, StoreRefused
@@ -57,9 +56,9 @@ class SendBackProcessor:
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.consumer_send_msg_back}
 
-    async def send_back(self, connection: Connection, frame: Frame) -> Frame | None:
+    async def consumer_send_msg_back(self, connection: Connection, frame: Frame) -> Frame | None:
         """Answer 0 once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
         group = header.group
@@ -94,21 +93,20 @@ class SendBackProcessor:
             self._tables.topics.ensure(plan.topic, DLQ_QUEUES)
         else:
             queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
-        properties = put(properties, "DELAY", str(plan.delay_level))
+        properties = put(properties, b"DELAY", b"%d" % plan.delay_level)
         topic, queue_id, properties, delay_ms = delayed(self._delays, plan.topic, queue_id, properties)
-        stored = properties.encode("utf-8", "surrogateescape")
         try:
             self._store.append(
                 topic,
                 queue_id,
                 message.body,
-                stored,
+                properties,
                 flag=message.flag,
                 sys_flag=message.sys_flag,
                 born_timestamp_ms=message.born_timestamp_ms,
                 born_host=pack_host(message.born_host),
                 reconsume_times=message.reconsume_times + 1,
-                tags_code=stored_tags_code(stored),
+                tags_code=stored_tags_code(properties),
                 delay_ms=delay_ms,
                 stored_before=True,
             )
@@ -134,12 +132,12 @@ class SendBackProcessor:
         return known
 
 
-def _kept(message: MessageExt, record: bytes) -> str:
+def _kept(message: MessageExt, record: bytes) -> bytes:
     """The properties of a message as they are stored, so that nothing is lost or refused of what could not be
     written again, with what a message that comes back needs."""
-    properties = properties_of(record).decode("utf-8", "surrogateescape")
+    properties = properties_of(record)
     if not message.properties.get("RETRY_TOPIC"):
-        properties = put(properties, "RETRY_TOPIC", message.topic)
+        properties = put(properties, b"RETRY_TOPIC", message.topic.encode())
     if not message.properties.get("ORIGIN_MESSAGE_ID", "").strip():
-        properties = put(properties, "ORIGIN_MESSAGE_ID", message.offset_msg_id)
-    return put(properties, "WAIT", "false")
+        properties = put(properties, b"ORIGIN_MESSAGE_ID", message.offset_msg_id.encode())
+    return put(properties, b"WAIT", b"false")

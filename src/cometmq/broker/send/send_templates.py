@@ -17,24 +17,24 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from msgspec.structs import replace
+
+from cometmq.broker.base.replies import Sender
+from cometmq.broker.send.stored_form import StoredForm, sent_properties
 from cometmq.errors import FrameError
 from cometmq.protocol.frame import Frame, decode_frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from cometmq.protocol.properties.edits import StoredForms
-from cometmq.protocol.properties.keys import UNIQUE_KEY, index_keys
+from cometmq.protocol.properties.template import TemplateCache
+from cometmq.protocol.properties.values import UNIQUE_KEY, index_keys
 from cometmq.remoting import Connection
-from cometmq.store import COPIED, MOST_GATHERED, Appender, Body, ConsumeQueue, QueueTable, Traits
+from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Traits
 
 # Headers kept: 2,000 topics of 10 queues.
 MOST_KNOWN = 20_000
 MOST_BYTES = 16 << 20  # of headers kept; the usual 450 each make 9 MB
 MOST_CUTS = 8  # ways to cut headers of one length
-MOST_ALIKE = 8  # things that headers mean which differ before their born time only: each send looks at them
-# Once in so many searches a header's way to be cut as a whole is kept, which saves the next of its length a
-# search. Where names have many lengths that is a wrong guess more often than not; then hardly one is made.
-SEARCHES = 64
 # So many headers are looked at in vain before nothing is learnt for so many messages: of senders whose other
 # properties differ by message, for instance. Looking costs 2 µs, which makes 0.25 µs a message. Nearly as
 # many queues, written to in turn, are learnt without a rest.
@@ -48,125 +48,89 @@ ZERO = ord("0")  # in front: the number 0, or no number in JSON
 _word = struct.Struct(">I").pack
 # What follows BORN: three values and what stands between and behind them. The first unique key is the one
 # (`?>`): without that, a header that repeats itself is gone through once for each.
-_PARTS = re.compile(
+PARTS = re.compile(
     rb'(?>(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)(?=\\u0002|"))(.*"opaque":)(\d+)(.*)', re.DOTALL
 )
 
 Parts = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
-Whole = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]  # what stands before them, and the parts
 Cut = Callable[[bytes], Parts]
-# What the long way makes of a header, but for topic and queue id: the stored properties before and behind the
-# value of the unique key, whether the sender waits, whether the unique key is the only key, all else.
-Made = tuple[bytes, bytes, bool, bool, Traits]
 
 
-class KnownSends:
-    """The headers that are known of a broker's senders.
+class Known(NamedTuple):
+    """What the long way makes of a header."""
 
-    With thousands of queues in turn, what a send touches is not in the processor's caches, and each line that
-    must be fetched costs 20 to 100 ns. So what headers of different queues have in common is kept once, and a
-    queue has nothing of its own here but its key.
-    """
+    queue: ConsumeQueue
+    form: StoredForm
+    traits: Traits
+
+
+class SendTemplates:
+    """The headers that are known of a broker's senders."""
 
     __slots__ = (
-        "_bytes",
-        "_count",
-        "_cuts",
-        "_forms",
-        "_gathered",
-        "_known",
-        "_patience",
-        "_queues",
-        "_resting",
-        "_seen",
-        "_settle",
-        "_until_whole",
-        "_whole",
-    )
+        "_bytes", "_cuts", "_enqueue", "_forms", "_known", "_patience", "_queues",
+        "_resting", "_seen", "_traits",
+    )  # fmt: skip
 
-    def __init__(self, appender: Appender, queues: QueueTable, forms: StoredForms) -> None:
-        self._gathered = appender.gathered
-        self._settle = appender.settle
+    def __init__(self, appender: Appender, queues: QueueTable, forms: TemplateCache[StoredForm]) -> None:
+        self._enqueue = appender.enqueue
         self._queues = queues
         self._forms = forms
         # How to cut what follows BORN into its parts, by its length: the ways that have come so far.
         self._cuts: dict[int, list[Cut]] = {}
-        # By the three parts of it that stay the same: what is made of such headers (mostly one thing), and
-        # for that their queues by what stands before the born time.
-        self._known: dict[tuple[bytes, bytes, bytes], list[tuple[dict[bytes, ConsumeQueue], Made]]] = {}
-        # How the last header of a length was cut as a whole: right for the next one of that length, mostly.
-        self._whole: dict[int, Callable[[memoryview, int], Whole]] = {}
-        self._until_whole = SEARCHES
-        self._count = self._bytes = 0
+        # By what stands before the born time and the three parts behind it that stay the same.
+        self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
+        # One object for equal traits: see TickMessage.
+        self._traits: dict[Traits, Traits] = {}
+        self._bytes = 0
         # Hashes of headers that have come once. Of two with the same hash one is learnt a little early.
         self._seen: set[int] = set()
         self._patience = PATIENCE
         self._resting = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._known)
 
     def forget(self) -> None:
         """What the long way makes of a header may have changed."""
         self._cuts.clear()
-        self._whole.clear()
         self._known.clear()
-        self._count = self._bytes = 0
+        self._traits.clear()
+        self._bytes = 0
 
-    def take(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
+    def send(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
         """Handle a send whose header lies in buffer[start:end] and its body in buffer[end:stop]. False:
         nothing has happened, the long way must see to it."""
-        queue = None
-        divide = self._whole.get(end - start)
-        if divide is not None:
-            head, born, first, unique, second, opaque, third = divide(buffer, start)
-            for queues, made in self._known.get((first, second, third), ()):  # noqa: B007 (used below)
-                queue = queues.get(head)
-                if queue is not None:
-                    break
-        if queue is None:
-            found = self._search(buffer[start:end].tobytes())
-            if found is None:
-                return False
-            queue, made, born, unique, opaque = found
-        before, behind, wait, alone, traits = made
+        head, _, rest = buffer[start:end].tobytes().partition(BORN)
+        for cut in self._cuts.get(len(rest), ()):
+            born, first, unique, second, opaque, third = cut(rest)
+            known = self._known.get((head, first, second, third))
+            if known is not None:
+                break
+        else:
+            return False
+        queue, form, traits = known
         if (
             not (unique.isalnum() and opaque.isdigit() and born.isdigit())
             or opaque[0] == ZERO
             or born[0] == ZERO
+            or queue.deleted
+            or (len(opaque) > 9 and int(opaque) > INT32_MAX)
         ):
             return False
-        if queue.deleted or (len(opaque) > 9 and int(opaque) > INT32_MAX):
-            return False
-        body: Body = buffer[end:stop]
-        if stop - end <= COPIED:
-            body = bytes(body)
-        gathered = self._gathered  # what follows is Appender.gather, without the call
-        gathered.append((
-            (connection, opaque, queue.queue_id, wait), queue, body, before + unique + behind, int(born),
-            connection.peer_host, unique if alone else None, traits,
-        ))  # fmt: skip
-        if stop - end > COPIED or len(gathered) >= MOST_GATHERED:
-            self._settle()
+        self._enqueue(
+            TickMessage(
+                Sender(connection, opaque, queue.queue_id, form.waits),
+                queue,
+                buffer[end:stop],
+                form.before + unique + form.behind,
+                int(born),
+                connection.peer_host,
+                unique if form.only_key else None,
+                traits,
+            )
+        )
         return True
-
-    def _search(self, header: bytes) -> tuple[ConsumeQueue, Made, bytes, bytes, bytes] | None:
-        """Queue, made, born time, unique key and number of a header that is not cut as the last of its
-        length."""
-        self._whole.pop(len(header), None)
-        head, born_at, rest = header.partition(BORN)
-        head += born_at
-        for cut in self._cuts.get(len(rest), ()):
-            born, first, unique, second, opaque, third = parts = cut(rest)
-            for queues, made in self._known.get((first, second, third), ()):
-                queue = queues.get(head)
-                if queue is not None:
-                    self._until_whole -= 1
-                    if not self._until_whole:
-                        self._until_whole = SEARCHES
-                        self._whole[len(header)] = _divider(head, *parts).unpack_from
-                    return queue, made, born, unique, opaque
-        return None
 
     # -- learning
 
@@ -176,9 +140,8 @@ class KnownSends:
         if self._resting:
             self._resting -= 1
             return
-        head, born_at, rest = frame.raw_header.partition(BORN)
-        head += born_at
-        found = _PARTS.fullmatch(rest) if len(frame.raw_header) <= LONGEST else None
+        head, _, rest = frame.raw_header.partition(BORN)
+        found = PARTS.fullmatch(rest) if len(frame.raw_header) <= LONGEST else None
         if found is not None and not frame.flag and header.queue_id >= 0:
             parts = cast(Parts, found.groups())
             key = hash((head, *parts[1::2]))
@@ -198,38 +161,28 @@ class KnownSends:
         found = self._long_way(head, parts)
         if found is None or found != self._long_way(head, _twin(parts)):
             return False
-        topic, queue_id, flag, _, reconsume_times, before, behind, tags_code, wait, alone = found
+        topic, queue_id, form, traits = found
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return False
-        if self._count >= MOST_KNOWN or self._bytes >= MOST_BYTES:
+        if len(self._known) >= MOST_KNOWN or self._bytes >= MOST_BYTES:
             self.forget()
         cuts = self._cuts.setdefault(len(rest), [])
         if all(cut(rest) != parts for cut in cuts):
             if len(cuts) >= MOST_CUTS:
                 return False
             cuts.append(_divider(*parts).unpack)
-        alike = self._known.setdefault((parts[1], parts[3], parts[5]), [])
-        made: Made = (
-            before, behind, wait, alone, (flag, sys_flag, reconsume_times, 0, tags_code, None, None)
-        )  # fmt: skip
-        queues = next((queues for queues, known in alike if known == made), None)
-        if queues is None:
-            if len(alike) >= MOST_ALIKE:
-                return False
-            queues = {}
-            alike.append((queues, made))
-        if head not in queues:
-            self._count += 1
-            self._bytes += len(head) + len(rest)
-        queues[head] = queue
+        traits = replace(traits, sys_flag=sys_flag)
+        traits = self._traits.setdefault(traits, traits)
+        self._known[head, parts[1], parts[3], parts[5]] = Known(queue, form, traits)
+        self._bytes += len(head) + len(rest)
         return True
 
-    def _long_way(self, head: bytes, parts: Parts) -> tuple[Any, ...] | None:
-        """Topic, queue id and `Made` of a header without its three values; None if they are not where they
-        seem to be."""
+    def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, StoredForm, Traits] | None:
+        """Topic, queue id, and what else is made of a header without its three values; None if they are not
+        where they seem to be."""
         born, _, unique, _, opaque, _ = parts
-        header = head + b"".join(parts)
+        header = head + BORN + b"".join(parts)
         try:
             frame = decode_frame(_word(len(header)) + header)
         except FrameError:
@@ -241,14 +194,15 @@ class KnownSends:
             or send.batch
         ):
             return None
-        stored, tags_code, wait, plain, _ = self._forms.derive(send.properties)
+        form, key = self._forms.find(sent_properties(send.properties))
+        stored = form.before + key + form.behind
         before, name, behind = stored.partition(UNIQUE_KEY + unique)
-        if not name or not plain:
+        if not name or not form.plain:
             return None
-        return (
-            send.topic, send.queue_id, send.flag, send.sys_flag, send.reconsume_times or 0,
-            before + UNIQUE_KEY, behind, tags_code, wait, index_keys(stored) == [unique],
-        )  # fmt: skip
+        only_key = index_keys(stored) == [unique]
+        form = replace(form, before=before + UNIQUE_KEY, behind=behind, only_key=only_key)
+        traits = Traits(send.flag, send.sys_flag, send.reconsume_times or 0, 0, form.tags_code)
+        return send.topic, send.queue_id, form, traits
 
 
 def _divider(*parts: bytes) -> Any:

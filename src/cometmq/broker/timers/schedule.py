@@ -29,8 +29,7 @@ from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, TBW102, VERSION_4_9_7, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.ids import pack_host
-from cometmq.protocol.properties.keys import stored_tags_code
-from cometmq.protocol.properties.text import REAL_QID, REAL_TOPIC
+from cometmq.protocol.properties.values import REAL_QID, REAL_TOPIC, stored_tags_code
 from cometmq.protocol.record.one import body_crc, iter_records, properties_of
 from cometmq.remoting import Connection
 from cometmq.remoting.dispatch import LogBudget

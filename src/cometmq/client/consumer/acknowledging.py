@@ -18,7 +18,7 @@ from cometmq.errors import CometError
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP, RETRY_PREFIX
 from cometmq.protocol.compression import TYPE_MASK
-from cometmq.protocol.properties import text as names
+from cometmq.protocol.properties import values as names
 from cometmq.protocol.record.layout import COMPRESSED
 
 __all__ = ["Acknowledger", "retry_message"]

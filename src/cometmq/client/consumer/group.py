@@ -10,7 +10,7 @@ from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.subscription import Subscription
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import RETRY_PREFIX
-from cometmq.protocol.properties.text import RETRY_TOPIC
+from cometmq.protocol.properties.values import RETRY_TOPIC
 
 __all__ = ["ConsumerGroup"]
 

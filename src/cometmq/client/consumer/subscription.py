@@ -10,7 +10,7 @@ from cometmq.errors import ConfigError, MessageIllegal
 from cometmq.message import LONE_BAR, MessageExt, check_tag, check_text
 from cometmq.protocol.bodies import SubscriptionData
 from cometmq.protocol.codes import check_topic_name
-from cometmq.protocol.properties.text import tags_code
+from cometmq.protocol.properties.values import tags_code
 
 __all__ = ["Subscription", "Subscriptions", "as_subscription", "as_subscriptions", "sql92", "tags"]
 

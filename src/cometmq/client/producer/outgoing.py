@@ -19,8 +19,8 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageResponseHeader
-from cometmq.protocol.properties import text as names
-from cometmq.protocol.properties.text import encode_properties, is_reserved
+from cometmq.protocol.properties import values as names
+from cometmq.protocol.properties.values import encode_properties, is_reserved
 
 __all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_system"]
 
@@ -87,7 +87,7 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
         packed = zlib.compress(body, options.compress_level)
         if len(packed) < len(body):
             body, sys_flag = packed, _ZLIB_FLAGS
-    return Outgoing(message.topic, body, properties, msg_id, flag=message.flag, sys_flag=sys_flag)
+    return Outgoing(message.topic, body, properties.decode(), msg_id, flag=message.flag, sys_flag=sys_flag)
 
 
 def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: KeyMaker) -> Outgoing:
@@ -102,7 +102,7 @@ def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: K
         _check_fits_batch(message, first)
         msg_id, properties = _properties(message, keys)
         ids.append(msg_id)
-        elements.append((message.flag, message.body, properties.encode()))
+        elements.append((message.flag, message.body, properties))
     body = encode_batch(elements)
     if len(body) > options.max_message_size:
         raise MessageIllegal(
@@ -111,7 +111,7 @@ def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: K
             "body",
         )
     wait = encode_properties({names.WAIT: "true" if first.wait_store else "false"})
-    return Outgoing(first.topic, body, wait, ",".join(ids), batch=True)
+    return Outgoing(first.topic, body, wait.decode(), ",".join(ids), batch=True)
 
 
 def prepare_system(message: Message, keys: KeyMaker, sys_flag: int = 0) -> Outgoing:
@@ -126,7 +126,7 @@ def prepare_system(message: Message, keys: KeyMaker, sys_flag: int = 0) -> Outgo
     return Outgoing(
         message.topic,
         message.body,
-        encode_properties(properties),
+        encode_properties(properties).decode(),
         msg_id,
         flag=message.flag,
         sys_flag=sys_flag,
@@ -171,19 +171,19 @@ def _check_properties(message: Message) -> None:
             )
 
 
-def _properties(message: Message, keys: KeyMaker) -> tuple[str, str]:
+def _properties(message: Message, keys: KeyMaker) -> tuple[str, bytes]:
     """(unique id, property string). A message object that is sent again has no id of its own and gets a new
     one; one with UNIQ_KEY among its properties keeps it."""
     properties = message.wire_properties()
     msg_id = properties.get(names.UNIQ_KEY)
     if msg_id is None:
         properties[names.UNIQ_KEY] = msg_id = keys.make()
-    text = encode_properties(properties)
-    if len(text) * 4 > names.PROPERTIES_MAX_BYTES and len(text.encode()) > names.PROPERTIES_MAX_BYTES:
+    encoded = encode_properties(properties)
+    if len(encoded) > names.PROPERTIES_MAX_BYTES:
         raise MessageIllegal(
             f"the properties have over {names.PROPERTIES_MAX_BYTES} bytes", message.topic, "properties"
         )
-    return msg_id, text
+    return msg_id, encoded
 
 
 def _check_fits_batch(message: Message, first: Message) -> None:

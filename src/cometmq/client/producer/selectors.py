@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cometmq.message import Message, MessageQueue
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash
 
 __all__ = ["QueueSelector", "RoundRobin", "select_by_hash"]
 

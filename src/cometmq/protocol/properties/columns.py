@@ -1,7 +1,7 @@
 """Property strings of many records to Arrow: the whole map, or single properties, without a loop over
 records.
 
-A property string is `name 0x01 value 0x02 name 0x01 value …` (properties.py), the last 0x02 present or not.
+A property string is `name 0x01 value 0x02 name 0x01 value …` (values.py), the last 0x02 present or not.
 All separators of a batch are found in one pass. Where they alternate as they should, names and values are two
 takes; records whose strings do not (a separator inside a value, a piece without a separator) go through
 `decode_properties` one by one.
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cometmq.protocol.properties.text import decode_properties
+from cometmq.protocol.properties.values import decode_properties
 
 Ints = npt.NDArray[np.int64]
 
@@ -94,7 +94,7 @@ class PropertyColumns:
         is_slow = np.zeros(self.count, bool)
         is_slow[rows] = True
         fast = ~is_slow[record]
-        decoded = {row: decode_properties(self.raw[row].as_py().decode()) for row in rows.tolist()}
+        decoded = {row: decode_properties(self.raw[row].as_py()) for row in rows.tolist()}
         extra = [(row, pair) for row, found in decoded.items() for pair in found.items()]
         record = np.concatenate([record[fast], np.asarray([row for row, _ in extra], np.int64)])
         names = pa.concat_arrays(

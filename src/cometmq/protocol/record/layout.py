@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from cometmq.protocol.properties.text import PROPERTIES_MAX_BYTES
+from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)

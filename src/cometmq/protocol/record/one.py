@@ -15,7 +15,7 @@ from cometmq.errors import MessageIllegal, RecordError
 from cometmq.message import MessageExt
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.ids import unpack_host
-from cometmq.protocol.properties.text import decode_properties
+from cometmq.protocol.properties.values import decode_properties
 from cometmq.protocol.record.layout import (
     AT,
     BLANK_MAGIC,
@@ -207,7 +207,7 @@ def decode_record(
         _topic_text(bytes(data[topic_at:topic_end])),
         body,
         flag,
-        decode_properties(bytes(data[topic_end + 2 : pos + size]).decode("utf-8", "replace")),
+        decode_properties(bytes(data[topic_end + 2 : pos + size])),
         queue_id,
         queue_offset,
         physical_offset,

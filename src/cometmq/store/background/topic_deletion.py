@@ -61,7 +61,7 @@ class TopicDeletion:
         with `wait` the loop waits for the device, so that none gets any. Returns the number of queues.
         Raises OSError."""
         store = self._store
-        store.appender.settle()
+        store.appender.encode_pending()
         seen = {topic: store.queues.next_offsets(topic) for topic in left}
         end, begin = store.log.next, store.log.min_position
         store.floors.drop(left)
@@ -69,7 +69,7 @@ class TopicDeletion:
             self._note(left, end, begin)
         else:
             await store.off_loop.run(self._note, list(left), end, begin)
-        store.appender.settle()  # what came meanwhile
+        store.appender.encode_pending()  # what came meanwhile
         gone = 0
         for topic in list(left):
             if store.queues.next_offsets(topic) == seen[topic] and topic not in store.floors.floors:

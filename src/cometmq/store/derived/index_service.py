@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from cometmq.protocol.properties.keys import UNIQUE_KEY, Keys, behind_prefix, hash_equal, hash_keys
-from cometmq.protocol.properties.text import PROPERTIES_MAX_BYTES, index_hash
+from cometmq.protocol.properties.key_hashes import Keys, behind_prefix, hash_equal, hash_keys
+from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, UNIQUE_KEY, index_hash
 from cometmq.store.base.checkpoint import Mark
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
@@ -79,8 +79,8 @@ class IndexService:
         properties: Iterable[bytes],
         keys: Iterable[Keys],
     ) -> None:
-        """Index dispatched records, in the order of their positions, given in columns (see `Pending`); their
-        keys wait until `index_waiting_keys`. Properties count only where no keys are given."""
+        """Index dispatched records, in the order of their positions, given in columns; their keys wait until
+        `index_waiting_keys`. Properties count only where no keys are given."""
         waiting = self._waiting
         waiting.prefixes += prefixes
         waiting.positions += positions

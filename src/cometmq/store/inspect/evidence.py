@@ -13,11 +13,9 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from cometmq.protocol.properties.keys import property_value
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import java_hash, value_of
 
 _LONGEST_PROPERTIES = 2048  # bytes; every bit of them is tried
-_TAGS = b"TAGS\x01"
 
 
 class Evidence:
@@ -53,7 +51,7 @@ def tags_flipped_in_record(properties: bytes, code: int, expected: int) -> bool:
     for at in range(len(properties)):
         for bit in range(8):
             flipped[at] ^= 1 << bit
-            tags = property_value(bytes(flipped), _TAGS)
+            tags = value_of(bytes(flipped), b"TAGS")
             if tags and java_hash(tags.decode("utf-8", "replace")) == code:
                 return True
             flipped[at] ^= 1 << bit

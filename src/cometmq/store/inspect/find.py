@@ -16,8 +16,7 @@ import numpy as np
 from cometmq.errors import StoreError
 from cometmq.message import MessageExt
 from cometmq.protocol.ids import IdError, decode_offset_id
-from cometmq.protocol.properties.keys import index_keys
-from cometmq.protocol.properties.text import index_hash
+from cometmq.protocol.properties.values import index_hash, index_keys
 from cometmq.protocol.record.one import Facts, decode_record
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cometmq.protocol.properties.keys import behind_prefix, hash_keys, index_keys
-from cometmq.protocol.properties.text import index_hash, java_hash
+from cometmq.protocol.properties.key_hashes import behind_prefix, hash_keys
+from cometmq.protocol.properties.values import index_hash, index_keys, java_hash
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles

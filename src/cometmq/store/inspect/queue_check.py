@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cometmq.protocol.codes import SCHEDULE_TOPIC
-from cometmq.protocol.properties.keys import stored_tags_code
+from cometmq.protocol.properties.values import stored_tags_code
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT

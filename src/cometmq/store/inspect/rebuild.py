@@ -18,7 +18,7 @@ from functools import partial
 import msgspec
 
 from cometmq.errors import StoreError
-from cometmq.protocol.properties.keys import key_prefix
+from cometmq.protocol.properties.key_hashes import key_prefix
 from cometmq.protocol.record.layout import TRANSACTION_MASK
 from cometmq.protocol.record.one import Facts
 from cometmq.store.background.upkeep import sync_paths

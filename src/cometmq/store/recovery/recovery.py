@@ -22,13 +22,9 @@ import numpy as np
 from cometmq import logs
 from cometmq.errors import StoreError
 from cometmq.protocol.codes import SCHEDULE_TOPIC
-from cometmq.protocol.properties.keys import (
-    Keys,
-    codes_and_keys,
-    key_prefix,
-    property_value,
-    stored_tags_code,
-)
+from cometmq.protocol.properties.key_hashes import Keys, key_prefix
+from cometmq.protocol.properties.template import codes_and_keys
+from cometmq.protocol.properties.values import stored_tags_code, value_of
 from cometmq.protocol.record.layout import TRANSACTION_MASK
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
@@ -79,7 +75,7 @@ class _StartEarlier(Exception):
 def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
     """Tags code of a record's queue unit: hash of TAGS, or for a delayed message the time of its delivery."""
     if facts.topic == SCHEDULE_TOPIC:
-        level = property_value(facts.properties, b"DELAY\x01")
+        level = value_of(facts.properties, b"DELAY")
         if level.isdigit() and int(level) > 0:
             number = min(int(level), max(delays_ms, default=0))
             return facts.store_ms + delays_ms.get(number, 1000)

@@ -1,7 +1,7 @@
 """From a message's parts to its bytes in the tick buffer, with every check that must come before.
 
-Messages are gathered and encoded in one run, mostly that of the whole tick: with one look at the clock, which
-is the time when they are stored, and without what a call for each would cost.
+Messages are encoded many at once, mostly all of a tick: with one look at the clock, which is the time when
+they are stored, and without what a call for each would cost.
 
 Budget: 1.5 µs for a 1 KiB message, of which its head takes 0.3.
 """
@@ -17,8 +17,8 @@ import msgspec
 from cometmq import logs
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.properties.keys import Keys
-from cometmq.protocol.properties.keys import key_prefix as key_prefix_of
+from cometmq.protocol.properties.key_hashes import Keys
+from cometmq.protocol.properties.key_hashes import key_prefix as key_prefix_of
 from cometmq.protocol.record.layout import BLANK_SIZE, COMMITTED, ROLLBACK, TRANSACTION_MASK
 from cometmq.protocol.record.one import head_of, topic_part
 from cometmq.store.base.clock import Clock
@@ -31,48 +31,64 @@ from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
 
+REFUSED = -1  # in place of a size
 _TOPIC_MAX = 255
 PROPERTIES_MAX = 32_767
 # Bodies of up to so many bytes wait for their encoding, with at most so many other messages. A longer one is
 # encoded at once, from where it was received.
 COPIED = 16 * 1024
-MOST_GATHERED = 512
-# Up to so many bytes encoded records are joined; a larger lot is moved piece by piece, without one more copy.
+MOST_PENDING = 512
+# Up to so many bytes encoded records are joined; more are moved piece by piece, without one more copy.
 JOIN_LIMIT = 256 * 1024
-_LENGTH = struct.Struct(">H")
-_length = _LENGTH.pack
-
-
-class Appended(msgspec.Struct, gc=False):
-    """Where a message went: log position, queue offset, record size in bytes, store time in ms."""
-
-    physical_offset: int
-    queue_offset: int
-    size: int
-    store_timestamp_ms: int
+_length = struct.Struct(">H").pack
 
 
 Body: TypeAlias = bytes | bytearray | memoryview
 
-Traits = tuple[int, int, int, int, int, "bytes | None", "int | None"]
-"""What many messages have in common: flag, sysFlag, reconsume times, prepared position, tags code, store
-host, delay in ms (see MessageStore.append)."""
 
-Incoming = tuple[Any, ConsumeQueue, Body, bytes, int, bytes, Keys, Traits]
-"""A message that is to be encoded: ticket, queue, body, properties, born time in ms, born host, keys, traits.
-The ticket is for the caller, to know it again; of one with None it hears only if it is refused. Messages that
-share one tuple of traits are encoded faster in a row. A plain tuple, for its cost."""
+class Traits(msgspec.Struct, frozen=True, gc=False):
+    """What many messages have in common; see MessageStore.append."""
 
-Placed = tuple[Any, int, int]
-"""A message that was encoded: ticket, log position, queue offset."""
+    flag: int = 0
+    sys_flag: int = 0
+    reconsume_times: int = 0
+    prepared_position: int = 0
+    tags_code: int = 0
+    store_host: bytes | None = None
+    delay_ms: int | None = None
 
-Refused = tuple[Any, StoreRefused]
-"""One that was not: ticket and reason."""
 
-Pending = tuple[ConsumeQueue | None, int, int, int, int, int, int, bytes, Keys, int]
-"""A record of this tick, waiting for its dispatch: queue (None for prepared and rollback records, which
-get no unit), the topic's `key_prefix`, queue offset, log position, size, tags code, store time in ms,
-properties, keys to index, the queue offset behind it. A plain tuple, for its cost."""
+class TickMessage(msgspec.Struct, gc=False):
+    """A message of a tick: first what is to be encoded, then where it went.
+
+    sender: for the caller, to know it again; of one with None it hears only if it is refused. Messages that
+    share one object of traits are encoded faster in a row. Times in ms.
+    """
+
+    sender: Any
+    queue: ConsumeQueue
+    body: Body
+    """Empty once it is encoded."""
+    properties: bytes
+    born_timestamp_ms: int
+    born_host: bytes
+    keys: Keys
+    traits: Traits
+    size: int = 0
+    """Of the record, in bytes; 0 until it is encoded."""
+    physical_offset: int = 0
+    queue_offset: int = 0
+    tags_code: int = 0
+    store_timestamp_ms: int = 0
+    in_queue: bool = True
+    """Not if it is prepared or a rollback: such records get no unit in the queue."""
+
+
+class Refused(NamedTuple):
+    """A message that was not encoded, by its sender, and the reason."""
+
+    sender: Any
+    refusal: StoreRefused
 
 
 @final
@@ -93,28 +109,25 @@ class BatchRecords(NamedTuple):
     """What to index: of each record this key alone; None: the keys in its properties."""
 
 
-Lot = list[Pending] | BatchRecords
+EncodedRun = list[TickMessage] | BatchRecords
+"""Records that follow each other in the tick's buffer."""
+
+
+class EncodedTick(NamedTuple):
+    """What a tick has brought: its records in order, and what became of the messages with a sender."""
+
+    runs: list[EncodedRun]
+    placed: list[TickMessage]
+    refused: list[Refused]
 
 
 class Appender:
     """Encodes into the commit log's tick buffer. Loop thread only."""
 
     __slots__ = (
-        "_encoded",
-        "_flags",
-        "_log",
-        "_lots",
-        "_pending",
-        "_placed",
-        "_queues",
-        "_refused",
-        "_time_ms",
-        "gathered",
-        "largest_body",
-        "largest_record",
-        "shut",
-        "store_host",
-    )
+        "_encoded", "_flags", "_log", "_queues", "_refused", "_runs", "_time_ms", "_unput", "largest_body",
+        "largest_record", "pending", "shut", "store_host",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -129,12 +142,11 @@ class Appender:
         self._time_ms = clock.time_ms
         self._flags = flags
         self.shut = "messages are put to the master, this is a slave" if config.broker_role == SLAVE else ""
-        self.gathered: list[Incoming] = []  # one list for good
-        self._placed: list[Placed] = []
+        self.pending: list[TickMessage] = []  # not encoded yet; one list for good
         self._refused: list[Refused] = []
-        self._encoded = 0, 0  # how many of the last lot, and of those placed, are in the tick's buffer
-        self._pending: list[Pending] = []
-        self._lots: list[Lot] = [self._pending]  # records of this tick, in order; the last lot grows
+        self._encoded: list[TickMessage] = []
+        self._unput = 0  # from which on those of `_encoded` are not in the tick's buffer
+        self._runs: list[EncodedRun] = [self._encoded]  # records of this tick; the last run grows
         self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker has its port
         self.set_largest(config.max_message_size)
 
@@ -143,52 +155,44 @@ class Appender:
         self.largest_body = body
         self.largest_record = min(body + 65_536, self._log.segment_size - BLANK_SIZE)
 
-    def take(self) -> tuple[list[Lot], list[Placed], list[Refused]]:
-        """The records of this tick, and what became of each message that was gathered in it; the next ones
-        belong to the next."""
-        self.settle()
-        lots, placed, refused = self._lots, self._placed, self._refused
-        if not lots[-1]:
-            lots.pop()
-        self._pending = []
-        self._lots = [self._pending]
-        self._placed = []
+    def end_tick(self) -> EncodedTick:
+        """Encode what is pending and hand over all of this tick; what comes now belongs to the next."""
+        self.encode_pending()
+        runs, refused = self._runs, self._refused
+        if not runs[-1]:
+            runs.pop()
+        placed = [
+            message for run in runs if type(run) is list for message in run if message.sender is not None
+        ]
+        self._encoded = []
+        self._runs = [self._encoded]
         self._refused = []
-        return lots, placed, refused
+        return EncodedTick(runs, placed, refused)
 
-    def roll_back(self, lots: list[Lot]) -> None:
-        """Give the queue offsets of a tick that could not be written back."""
-        for lot in reversed(lots):
-            if type(lot) is BatchRecords:
-                lot.queue.next_offset = lot.queue_offset
+    def roll_back(self, runs: list[EncodedRun]) -> None:
+        """Give the queue offsets of records that could not be written back."""
+        for run in reversed(runs):
+            if type(run) is BatchRecords:
+                run.queue.next_offset = run.queue_offset
                 continue
-            for queue, _, queue_offset, *_ in reversed(lot):
-                if queue is not None:
-                    queue.next_offset = queue_offset
+            for message in reversed(run):
+                if message.in_queue:
+                    message.queue.next_offset = message.queue_offset
 
-    def append(
-        self, topic: str, queue_id: int, body: Body, properties: bytes, flag: int,
-        sys_flag: int, born_ms: int, born_host: bytes, reconsume_times: int, prepared_position: int,
-        tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None, stored_before: bool,
-    ) -> Appended:  # fmt: skip
-        """See MessageStore.append."""
-        queue = self.queue_of(topic, queue_id)
-        self.settle()
+    def append(self, message: TickMessage, *, stored_before: bool) -> None:
+        """Encode one message at once; see MessageStore.append. Raises StoreRefused."""
+        self.encode_pending()
         refused = len(self._refused)
-        traits = (flag, sys_flag, reconsume_times, prepared_position, tags_code, store_host, delay_ms)
-        self.gathered.append((queue, queue, body, properties, born_ms, born_host, keys, traits))
+        self.pending.append(message)
         largest = self.largest_body, self.largest_record
         if stored_before:
             self.largest_body = self.largest_record = self._log.segment_size - BLANK_SIZE
         try:
-            self.settle()
+            self.encode_pending()
         finally:
             self.largest_body, self.largest_record = largest
         if len(self._refused) > refused:
-            raise self._refused.pop()[1]
-        _, position, queue_offset = self._placed.pop()
-        _, _, _, _, size, _, now, *_ = self._pending[-1]
-        return Appended(position, queue_offset, size, now)
+            raise self._refused.pop().refusal
 
     def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made if need be. Raises StoreRefused."""
@@ -198,66 +202,73 @@ class Appender:
             queue = self._queues.get(topic, queue_id)
         return queue
 
-    def gather(self, message: Incoming) -> None:
-        """Take a message into this tick; `take` says what has become of it. Its queue must not be `deleted`
-        before `settle`; a body of more than COPIED bytes is not needed any more on return."""
-        gathered = self.gathered
-        gathered.append(message)
-        if len(message[2]) > COPIED or len(gathered) >= MOST_GATHERED:
-            self.settle()
+    def enqueue(self, message: TickMessage) -> None:
+        """Take a message into this tick; `end_tick` says what has become of it. Its queue must not be
+        `deleted` before it is encoded; the bytes of its body are not needed any more on return."""
+        pending = self.pending
+        pending.append(message)
+        body = message.body
+        if len(body) > COPIED or len(pending) >= MOST_PENDING:
+            self.encode_pending()
+        else:
+            message.body = bytes(body)
 
     def waiting(self) -> bool:
-        """Whether there is something for `take`."""
-        return bool(self.gathered or self._lots[0] or self._refused)
+        """Whether there is something for `end_tick`."""
+        return bool(self.pending or self._runs[0] or self._refused)
 
-    def settle(self) -> None:
-        """Encode what was gathered. Whoever looks at where queues or the log will go on calls it before."""
-        if not self.gathered:
+    def encode_pending(self) -> None:
+        """Encode what is pending. Whoever looks at where queues or the log will go on calls it before."""
+        if not self.pending:
             return
-        run = self.gathered.copy()
-        self.gathered.clear()
-        self._encoded = len(self._pending), len(self._placed)
+        messages = self.pending.copy()
+        self.pending.clear()
+        self._unput = len(self._encoded)
         try:
             self.refuse_if_shut()
-            self._encode(run)
+            self._encode(messages)
         except BaseException as error:
-            self._refuse_rest(run, error)
+            self._refuse_rest(messages, error)
             if not isinstance(error, Exception):
                 raise
 
-    def _refuse_rest(self, run: list[Incoming], error: BaseException) -> None:
-        """Take back what is not in the tick's buffer, and refuse what was neither placed nor refused."""
+    def _refuse_rest(self, messages: list[TickMessage], error: BaseException) -> None:
+        """Take back what is not in the tick's buffer, and refuse what was neither encoded nor refused."""
         if isinstance(error, StoreRefused):
             refusal = error
-        else:  # no memory, a bug: nobody beside the run is to suffer from it
+        else:  # no memory, a bug: nobody beside these messages is to suffer from it
             log.error("messages could not be encoded", exc_info=error)
             refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
-        pending, placed = self._encoded
-        self.roll_back([self._pending[pending:]])
-        del self._pending[pending:], self._placed[placed:]
-        heard = {id(ticket) for ticket, *_ in (*self._placed, *self._refused)}
-        self._refused += [(message[0], refusal) for message in run if id(message[0]) not in heard]
+        lost = self._encoded[self._unput :]
+        self.roll_back([lost])
+        for message in lost:
+            message.size = 0
+        del self._encoded[self._unput :]
+        self._refused += [Refused(message.sender, refusal) for message in messages if message.size == 0]
 
-    def _encode(self, run: list[Incoming]) -> None:
+    def _encode(self, messages: list[TickMessage]) -> None:
         log = self._log
         now = self._time_ms()
         largest_body, largest_record = self.largest_body, self.largest_record
-        pend, placed, refused = self._pending.append, self._placed.append, self._refused.append
+        encoded = self._encoded.append
         pieces: list[Body] = []
         position, room = log.next, log.room()
         last: Traits | None = None
         host_length = 0
-        for ticket, queue, body, properties, born_ms, born_host, keys, traits in run:
+        for message in messages:
+            queue, body, properties = message.queue, message.body, message.properties
+            born_host, traits = message.born_host, message.traits
             if traits is not last or len(born_host) != host_length:
                 last, host_length = traits, len(born_host)
-                flag, sys_flag, reconsume_times, prepared_position, tags_code, store_host, delay_ms = traits
-                store_host = store_host or self.store_host
-                if delay_ms is not None:
-                    tags_code = now + delay_ms
-                head, sys_flag = head_of(born_host, store_host, sys_flag)
+                flag, reconsume_times, prepared_position = (
+                    traits.flag, traits.reconsume_times, traits.prepared_position
+                )  # fmt: skip
+                store_host = traits.store_host or self.store_host
+                tags_code = traits.tags_code if traits.delay_ms is None else now + traits.delay_ms
+                head, sys_flag = head_of(born_host, store_host, traits.sys_flag)
                 pack_head, head_size = head.pack, head.size
                 kind = sys_flag & TRANSACTION_MASK
-                with_unit = kind in (0, COMMITTED)
+                in_queue = kind in (0, COMMITTED)
             try:
                 topic = queue.record_topic or self.record_topic(queue)
                 body_length = len(body)
@@ -269,32 +280,37 @@ class Appender:
                     self._put(pieces)
                     self._claim(size)
                     position, room = log.next, log.room()
-                queue_offset = queue.next_offset if with_unit else 0
+                queue_offset = queue.next_offset if in_queue else 0
                 pieces += (
                     pack_head(
                         size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset,
-                        position, sys_flag, born_ms, born_host, now, store_host, reconsume_times,
-                        prepared_position, body_length,
+                        position, sys_flag, message.born_timestamp_ms, born_host, now, store_host,
+                        reconsume_times, prepared_position, body_length,
                     ),
                     body, topic, _length(properties_length), properties,
                 )  # fmt: skip
             except struct.error as problem:
-                refused((ticket, illegal_number(problem)))
+                self._refuse(message, illegal_number(problem))
                 continue
             except StoreRefused as refusal:
-                refused((ticket, refusal.with_traceback(None)))  # that holds the run's messages
+                self._refuse(message, refusal.with_traceback(None))  # that holds all the messages
                 continue
-            behind = queue_offset + 1
-            if with_unit:
-                queue.next_offset = behind
-            pend((
-                queue if with_unit else None, queue.key_prefix, queue_offset, position, size, tags_code, now,
-                properties, keys if kind != ROLLBACK else (), behind,
-            ))  # fmt: skip
-            if ticket is not None:
-                placed((ticket, position, queue_offset))
+            if in_queue:
+                queue.next_offset = queue_offset + 1
+            else:
+                message.in_queue = False
+                if kind == ROLLBACK:
+                    message.keys = ()
+            message.body = b""
+            message.size, message.physical_offset, message.queue_offset = size, position, queue_offset
+            message.tags_code, message.store_timestamp_ms = tags_code, now
+            encoded(message)
             position += size
         self._put(pieces)
+
+    def _refuse(self, message: TickMessage, refusal: StoreRefused) -> None:
+        message.size = REFUSED
+        self._refused.append(Refused(message.sender, refusal))
 
     def _claim(self, size: int) -> None:
         try:
@@ -310,14 +326,14 @@ class Appender:
             for piece in pieces:
                 self._log.put(piece)
         pieces.clear()
-        self._encoded = len(self._pending), len(self._placed)
+        self._unput = len(self._encoded)
 
     def add(self, records: BatchRecords) -> None:
-        """Records that stand in the tick's buffer already, see batch_append.py."""
-        if not self._pending:
-            self._lots.pop()
-        self._pending = []
-        self._lots += (records, self._pending)
+        """Records that stand in the tick's buffer already, see batch_appender.py."""
+        if not self._encoded:
+            self._runs.pop()
+        self._encoded = []
+        self._runs += (records, self._encoded)
 
     def refuse_if_shut(self) -> None:
         if self.shut:

@@ -33,7 +33,7 @@ class BatchAppender:
     ) -> BatchRecords:  # fmt: skip
         """See MessageStore.append_batch."""
         appender = self._appender
-        appender.settle()
+        appender.encode_pending()
         appender.refuse_if_shut()
         if len(body) > appender.largest_body:
             appender.refuse_size(len(body), 0, 0)

@@ -17,8 +17,8 @@ from cometmq.errors import BodyError
 from cometmq.protocol.batch import ITEM_HEAD, MIN_ITEM, iter_batch
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.properties.keys import UNIQUE_KEY, code_and_key, codes_and_keys
-from cometmq.protocol.properties.text import PROPERTIES_MAX_BYTES, has_stray_separator
+from cometmq.protocol.properties.template import Template, codes_and_keys, template_of
+from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, has_stray_separator
 from cometmq.protocol.record.layout import (
     BODY_CRC_AT,
     HEADS,
@@ -61,15 +61,13 @@ class Alike(NamedTuple):
 
     flag: int
     bodies: Sequence[bytes]
-    before: bytes
     keys: Sequence[bytes]
-    behind: bytes
-    code: int
-    """The tags code. The properties of each, those of the request included, are before, its key, behind."""
+    template: Template
+    """The properties of each, those of the request included, with its key."""
 
     @property
     def longest_properties(self) -> int:
-        return len(self.before) + len(self.keys[0]) + len(self.behind)
+        return len(self.template.before) + len(self.keys[0]) + len(self.template.behind)
 
     def sizes(self, fixed: int) -> list[int]:
         """Sizes of the records, `fixed` beside body and properties."""
@@ -77,17 +75,17 @@ class Alike(NamedTuple):
 
     def properties(self) -> Callable[[], Sequence[bytes]]:
         """What makes the properties of each, and keeps no bodies alive."""
-        before, keys, behind = self.before, self.keys, self.behind
+        before, keys, behind = self.template.before, self.keys, self.template.behind
         return lambda: [before + key + behind for key in keys]
 
     @property
     def stray_separator(self) -> bool:
         """Whether `has_stray_separator` of the properties of any."""
-        return has_stray_separator(self.before + self.keys[0] + self.behind)
+        return has_stray_separator(self.template.before + self.keys[0] + self.template.behind)
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
         """Tags codes, and unique keys if those are the only keys."""
-        return [self.code] * len(self.keys), self.keys
+        return [self.template.tags_code] * len(self.keys), self.keys
 
     def records(self, common: Common, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
         """The records. Raises struct.error for a number that does not fit."""
@@ -95,14 +93,15 @@ class Alike(NamedTuple):
         head = common.head.pack(
             sizes[0], common.magic, 0, common.queue_id, self.flag, 0, 0, *common.behind_position, body_length
         )
-        middle = common.topic + _length(self.longest_properties) + self.before
-        pack = _alike_record(len(head), body_length, len(middle), len(self.keys[0]), len(self.behind))
+        behind = self.template.behind
+        middle = common.topic + _length(self.longest_properties) + self.template.before
+        pack = _alike_record(len(head), body_length, len(middle), len(self.keys[0]), len(behind))
         offset = common.queue_offset
         return b"".join(
             map(
                 pack, repeat(head[:BODY_CRC_AT]), checksums(self.bodies),
                 repeat(head[QUEUE_ID_AT:QUEUE_OFFSET_AT]), range(offset, offset + len(sizes)), positions,
-                repeat(head[SYS_FLAG_AT:]), self.bodies, repeat(middle), self.keys, repeat(self.behind),
+                repeat(head[SYS_FLAG_AT:]), self.bodies, repeat(middle), self.keys, repeat(behind),
             )
         )  # fmt: skip
 
@@ -181,12 +180,10 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     if _length_at(data, text_at - _LENGTH_SIZE)[0] != len(text):
         return None
     properties = _joined([text], extra)[0]
-    code, key = code_and_key(properties)
-    if key is None:
-        return None
-    key_at = properties.rfind(UNIQUE_KEY) + len(UNIQUE_KEY)
+    template, key = template_of(properties)
+    key_at = len(template.before)
     key_end = key_at + len(key)
-    if key_end > len(text):  # it is the request's
+    if not template.only_key or key_end > len(text):  # beyond the text it is the request's
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
     heads, bodies, befores, keys, behinds = zip(*items, strict=True)
@@ -197,7 +194,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
         heads.count(heads[0]) == befores.count(befores[0]) == behinds.count(behinds[0]) == count
         and not _has_separator(b"".join(keys))  # which would end the key
     ):
-        return Alike(flag, bodies, properties[:key_at], keys, properties[key_end:], code)
+        return Alike(flag, bodies, keys, template)
     return None
 
 

@@ -8,7 +8,7 @@ from itertools import repeat
 from cometmq.store.derived.consume_queue import UNIT_STRUCT
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
-from cometmq.store.writing.appender import BatchRecords, Lot, Pending
+from cometmq.store.writing.appender import BatchRecords, EncodedRun, TickMessage
 
 Arrivals = list[tuple[str, int, int, int, int, bytes]]
 """Of messages that readers can see from now on: topic, queue id, the queue offset behind it, tags code, store
@@ -20,36 +20,50 @@ Watched = Container[tuple[str, int]] | None
 _pack = UNIT_STRUCT.pack
 
 
-def last_of(lots: list[Lot]) -> tuple[int, int, int]:
+def last_of(runs: list[EncodedRun]) -> tuple[int, int, int]:
     """Log position, end and store time (ms) of the last record."""
-    lot = lots[-1]
-    if type(lot) is BatchRecords:
-        position = lot.physical_offsets[-1]
-        return position, position + lot.sizes[-1], lot.store_timestamp_ms
-    _, _, _, position, size, _, store_ms, *_ = lot[-1]
-    return position, position + size, store_ms
+    run = runs[-1]
+    if type(run) is BatchRecords:
+        position = run.physical_offsets[-1]
+        return position, position + run.sizes[-1], run.store_timestamp_ms
+    last = run[-1]
+    return last.physical_offset, last.physical_offset + last.size, last.store_timestamp_ms
 
 
 def plain_visible(
-    lot: list[Pending], queues: QueueTable, index: IndexService | None, watched: Watched, arrivals: Arrivals
+    messages: list[TickMessage],
+    queues: QueueTable,
+    index: IndexService | None,
+    watched: Watched,
+    arrivals: Arrivals,
 ) -> int:
     """Dispatch records; returns how many."""
-    mark = queues.add_dirty
-    for queue, _, offset, position, size, tags, store_ms, properties, _, behind in lot:
-        if queue is not None:
-            if offset == queue.max_offset:  # ConsumeQueue.push, without the call
-                queue.window += _pack(position, size, tags)
-                queue.max_offset = behind
-            else:
-                queue.push(position, size, tags, offset)
-            if not queue.dirty:
-                mark(queue)
-            if watched is None or (queue.topic, queue.queue_id) in watched:
-                arrivals.append((queue.topic, queue.queue_id, behind, tags, store_ms, properties))
+    add_dirty = queues.add_dirty
+    for message in messages:
+        if not message.in_queue:
+            continue
+        queue, offset, tags_code = message.queue, message.queue_offset, message.tags_code
+        if offset == queue.max_offset:  # ConsumeQueue.push, without the call
+            queue.window += _pack(message.physical_offset, message.size, tags_code)
+            queue.max_offset = offset + 1
+        else:
+            queue.push(message.physical_offset, message.size, tags_code, offset)
+        if not queue.dirty:
+            add_dirty(queue)
+        if watched is None or (queue.topic, queue.queue_id) in watched:
+            arrivals.append((
+                queue.topic, queue.queue_id, offset + 1, tags_code, message.store_timestamp_ms,
+                message.properties,
+            ))  # fmt: skip
     if index is not None:
-        _, prefixes, _, positions, _, _, times, texts, keys, _ = zip(*lot, strict=True)
-        index.add(prefixes, positions, times, texts, keys)
-    return len(lot)
+        index.add(
+            [message.queue.key_prefix for message in messages],
+            [message.physical_offset for message in messages],
+            [message.store_timestamp_ms for message in messages],
+            [message.properties for message in messages],
+            [message.keys for message in messages],
+        )
+    return len(messages)
 
 
 def batch_visible(

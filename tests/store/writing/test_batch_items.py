@@ -6,22 +6,15 @@ import shutil
 from itertools import accumulate, chain
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.protocol.properties.strategies import PROPERTIES
 from tests.store.kit import HOST, START_MS, committed, open_store, small
 
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.properties.keys import (
-    code_and_key,
-    codes_and_keys,
-    hash_equal,
-    hash_keys,
-    index_keys,
-    stored_tags_code,
-)
-from cometmq.protocol.properties.text import decode_properties, java_hash, tags_code
+from cometmq.protocol.properties.values import index_keys, stored_tags_code
 from cometmq.protocol.record.layout import HEADS, MAGIC_V1, SYS_FLAG_AT
 from cometmq.protocol.record.one import decode_record, encode_record
 from cometmq.store.base.refusal import StoreRefused
@@ -87,65 +80,6 @@ def test_a_damaged_batch_is_refused_exactly_when_the_careful_reader_refuses_it(i
     with pytest.raises(StoreRefused) as refusal:
         batch_items(data, b"")
     assert refusal.value.remark == problem
-
-
-PROPERTIES = st.lists(
-    st.one_of(
-        st.sampled_from(
-            [b"\x01", b"\x02", b"\x02", b"UNIQ_KEY\x01", b"\x02UNIQ_KEY\x01A", b"UNIQ_KEY\x01B\x02"]
-        ),
-        st.sampled_from([b"TAGS\x01", b"TAGS\x01t", b"KEYS\x01", b"KEYS\x01k l", b"x", "é".encode()]),
-    ),
-    max_size=8,
-).map(b"".join)
-
-
-def keys_of_the_map(properties: bytes) -> list[bytes]:
-    """What a reader of the whole map would index."""
-    found = decode_properties(properties.decode())
-    keys = [found.get("UNIQ_KEY", ""), *found.get("KEYS", "").split(" ")]
-    return [key.encode() for key in keys if key]
-
-
-@given(PROPERTIES)
-@example(b"UNIQ_KEY\x01ITEM\x02TAGS\x01a\x02KEYS\x01k\x02UNIQ_KEY\x01BATCH\x02TAGS\x01b\x02KEYS\x01l m")
-@example(b"UNIQ_KEY\x01A\x02UNIQ_KEY\x01\x02TAGS\x01a\x02TAGS\x01\x02KEYS\x01k\x02KEYS\x01")
-@example(b"UNIQ_KEY\x01A\x02XUNIQ_KEY\x01A\x02MY_KEYS\x01k\x02XTAGS\x01a")
-def test_keys_and_tags_are_those_that_every_reader_sees(properties):
-    assert index_keys(properties) == keys_of_the_map(properties)
-    assert stored_tags_code(properties) == tags_code(decode_properties(properties.decode()).get("TAGS"))
-
-
-@given(st.lists(PROPERTIES, min_size=1, max_size=5))
-@example([b"UNIQ_KEY\x01A\x02UNIQ_KEY\x01B\x02", b"UNIQ_KEY\x01B\x02KEYS\x01k\x02KEYS\x01l m", b"KEYS\x01n"])
-def test_keys_of_many_records_hash_as_those_of_each(texts):
-    hashes, lengths, records = hash_keys(texts)
-    expected = [(number, key.decode()) for number, text in enumerate(texts) for key in keys_of_the_map(text)]
-    assert records.tolist() == [number for number, _ in expected]
-    assert hashes.tolist() == [java_hash(key) & 0xFFFFFFFF for _, key in expected]
-    assert lengths.tolist() == [len(key) for _, key in expected]
-
-
-@given(PROPERTIES)
-@example(b"TAGS\x01a UNIQ_KEY\x01b\x02")
-@example(b"TAGS\x01a UNIQ_KEY\x01c\x02")
-def test_remembered_codes_and_keys_are_those_of_the_properties(properties):
-    for _ in range(2):
-        code, key = code_and_key(properties)
-        assert code == stored_tags_code(properties)
-        assert key is None or index_keys(properties) == [key]
-
-
-def codes_and_keys_are_those_of_each(properties):
-    codes, keys = codes_and_keys(properties)
-    assert codes == [stored_tags_code(each) for each in properties]
-    assert keys is None or [[key] for key in keys] == [index_keys(each) for each in properties]
-    return keys
-
-
-@given(st.lists(PROPERTIES, min_size=1, max_size=5))
-def test_codes_and_keys_of_many_are_those_of_each(properties):
-    codes_and_keys_are_those_of_each(properties)
 
 
 KEY_PARTS = st.sampled_from([b"a", b"b", b"\x01", b"\x02", b" ", b"TAGS\x01", b"KEYS\x01k", b"UNIQ_KEY\x01x"])
@@ -248,29 +182,6 @@ def test_any_other_difference_takes_the_long_way(number, change):
 
 def test_a_unique_key_of_the_request_takes_the_long_way():
     assert isinstance(batch_items(encode_batch(ALIKE), b"UNIQ_KEY\x01BATCH"), Mixed)
-
-
-@given(st.lists(NINE_BYTES, min_size=1), PROPERTIES, PROPERTIES)
-def test_codes_and_keys_of_one_form_are_those_of_each(keys, before, behind):
-    codes_and_keys_are_those_of_each([before + b"\x02UNIQ_KEY\x01" + key + behind for key in keys])
-
-
-def test_one_form_is_seen_as_such():
-    keys = [b"%04d" % number for number in range(40)]
-    found = codes_and_keys_are_those_of_each([b"UNIQ_KEY\x01" + key + b"\x02TAGS\x01t" for key in keys])
-    assert found == keys
-
-
-@given(st.lists(st.binary(min_size=4, max_size=4).map(lambda key: key.hex().encode()), min_size=1))
-def test_keys_of_one_length_hash_as_keys_of_any(keys):
-    hashes = hash_equal(keys)
-    assert hashes is not None
-    assert hashes.tolist() == hash_keys([b"UNIQ_KEY\x01" + key for key in keys])[0].tolist()
-
-
-def test_keys_of_several_lengths_and_beyond_ascii_are_left_to_others():
-    assert hash_equal([b"a", b"bc"]) is None
-    assert hash_equal(["é".encode()]) is None
 
 
 @pytest.mark.parametrize("end", ["running", "stopped", "killed"])

@@ -1,7 +1,4 @@
-"""What dispatch takes from a record's properties: keys for the index, the tags code for the queue unit.
-
-Works on the stored bytes: decoding all properties of every message would cost more than everything else here.
-"""
+"""Java's hashes of the keys of many records at once, by numpy."""
 
 from __future__ import annotations
 
@@ -11,19 +8,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cometmq.protocol.properties.text import java_hash
+from cometmq.protocol.properties.values import UNIQUE_KEY, index_keys, java_hash
 
-UNIQUE_KEY = b"UNIQ_KEY\x01"
-_KEYS = b"KEYS\x01"
-_TAGS = b"TAGS\x01"
-_MOST_TAGS = 10_000
-_MOST_RESTS = 2_000
 _MOST_PREFIXES = 20_000
-_LONGEST_REST = 512
-_LONGEST_TAG = 128
 
 _UNIQ_NAME = np.frombuffer(UNIQUE_KEY, np.uint8)
-_KEYS_NAME = np.frombuffer(_KEYS, np.uint8)
+_KEYS_NAME = np.frombuffer(b"KEYS\x01", np.uint8)
 _LARGEST_BLOB = 1 << 20  # bytes; beyond it the tables of powers would grow large
 _ROWS = 256  # keys hashed at once
 _SEPARATOR, _BLANK = 2, 0x20
@@ -35,107 +25,10 @@ Keys = Sequence[str] | bytes | None
 cheapest to hash); or those in its properties."""
 
 
-_tag_codes: dict[bytes, int] = {}
-_known_rests: dict[bytes, int] = {}
-
-
 @lru_cache(_MOST_PREFIXES)
 def key_prefix(topic: str) -> int:
     """Java hash of `topic#`: the hash of prefix and key is hash(prefix) * 31 ** len(key) + hash(key)."""
     return java_hash(topic + "#") & 0xFFFFFFFF
-
-
-def property_value(properties: bytes, name: bytes) -> bytes:
-    """Value of `name` (given with its 0x01) in a stored properties string; empty when absent. Of several the
-    last that is not empty, as in the map of every reader."""
-    stop = len(properties)
-    while True:
-        at = properties.rfind(name, 0, stop)
-        if at < 0:
-            return b""
-        if at == 0 or properties[at - 1] == 2:
-            begin = at + len(name)
-            end = properties.find(b"\x02", begin)
-            value = properties[begin:] if end < 0 else properties[begin:end]
-            if value:
-                return value
-        stop = at
-
-
-def index_keys(properties: bytes) -> list[bytes]:
-    """Keys to index, from a record's properties: the unique key, then each of KEYS, as UTF-8."""
-    keys = []
-    unique = property_value(properties, UNIQUE_KEY)
-    if unique:
-        keys.append(unique)
-    keys += [key for key in property_value(properties, _KEYS).split(b" ") if key]
-    return keys
-
-
-def stored_tags_code(properties: bytes) -> int:
-    """Java hash of the TAGS property, 0 without one. Codes of tags seen before are remembered."""
-    tags = property_value(properties, _TAGS)
-    if not tags:
-        return 0
-    code = _tag_codes.get(tags)
-    if code is None:
-        code = java_hash(tags.decode("utf-8", "replace"))
-        if len(tags) <= _LONGEST_TAG:
-            if len(_tag_codes) >= _MOST_TAGS:
-                _tag_codes.clear()
-            _tag_codes[tags] = code
-    return code
-
-
-def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
-    """The tags code of a record, and its unique key if that is known to be its only key.
-
-    What does not depend on the unique key's value is remembered by the rest of the string: 0.4 µs.
-    """
-    at = properties.rfind(UNIQUE_KEY) + len(UNIQUE_KEY)
-    end = properties.find(b"\x02", at)
-    if at < len(UNIQUE_KEY) or end <= at:
-        return stored_tags_code(properties), None
-    unique = properties[at:end]
-    rest = properties[:at] + properties[end:]
-    code = _known_rests.get(rest)
-    if code is None:
-        code = stored_tags_code(properties)
-        name_at = at - len(UNIQUE_KEY)
-        if _KEYS in rest or (name_at and properties[name_at - 1] != _SEPARATOR):
-            return code, None  # it has other keys, or this is a part of some other value, maybe of the tags
-        if len(rest) <= _LONGEST_REST:
-            if len(_known_rests) >= _MOST_RESTS:
-                _known_rests.clear()
-            _known_rests[rest] = code
-    return code, unique
-
-
-def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] | None]:
-    """The tags codes of many records, and their unique keys if each is known to be its record's only key.
-
-    The messages of a batch mostly differ in nothing but their unique keys, which are of one length: then one
-    comparison of the whole shows it, 0.13 µs a record, and the first stands for all.
-    """
-    first = properties[0]
-    code, key = code_and_key(first)
-    if key is not None and len(set(map(len, properties))) == 1:
-        at = first.rfind(UNIQUE_KEY) + len(UNIQUE_KEY)
-        end = at + len(key)
-        before, behind = first[:at], first[end:]
-        keys = [each[at:end] for each in properties]
-        whole = b"".join(properties)
-        pairs = first.count(b"\x02")
-        # As many separators in each as in the first: no key contains one.
-        if (
-            before + (behind + before).join(keys) + behind == whole
-            and whole.count(b"\x02") == len(keys) * pairs
-        ):
-            return [code] * len(keys), keys
-    found = list(map(code_and_key, properties))
-    codes = [code for code, _ in found]
-    keys = [key for _, key in found if key is not None]
-    return codes, keys if len(keys) == len(found) else None
 
 
 def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray, IntArray]:

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.broker.conftest import records
 
-from cometmq.broker.send import send_templates as known_sends
+from cometmq.broker.send import send_templates
 from cometmq.errors import CometError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import decode_frame
+from cometmq.store import MessageStore
 from cometmq.store.base.flags import Flag
-from cometmq.store.writing.appender import Incoming, Keys
 
 HEADER = (
     '{"code":310,"extFields":{"a":"PG","b":"Orders","c":"TBW102","d":"4","e":"2","f":"0","g":"%d","h":"7",'
@@ -34,30 +34,33 @@ Stored = tuple[Any, ...]
 class Ways:
     """Both ways of a running broker; what they hand to the store is recorded instead of stored."""
 
-    def __init__(self, sends: Any) -> None:
-        self.sends, self.known = sends, sends.known
+    def __init__(self, sends: Any, store: MessageStore) -> None:
+        self.sends, self.templates, self.queues = sends, sends.templates, store.queues
         self.connection = SimpleNamespace(peer_host=b"\x7f\0\0\1\0\0\xc3P", peer="127.0.0.1:50000")
-        self.gathered: list[Incoming] = sends._store.appender.gathered
-        self.keys: Keys = None
+        self.pending = store.appender.pending
+        self.keys: Any = None
         for queue_id in range(4):  # stored sends have made them
-            sends._store.queues.get("Orders", queue_id)
+            store.queues.get("Orders", queue_id)
 
     def _recorded(self) -> Stored:
         recorded: list[Any] = []
-        for sender, queue, body, *rest, keys, traits in self.gathered:
-            recorded += (sender, queue.topic, queue.queue_id, bytes(body), *rest, traits)
-            self.keys = keys
-        self.gathered.clear()
+        for message in self.pending:
+            recorded += (
+                message.sender, message.queue.topic, message.queue.queue_id, bytes(message.body),
+                message.properties, message.born_timestamp_ms, message.born_host, message.traits,
+            )  # fmt: skip
+            self.keys = message.keys
+        self.pending.clear()
         return tuple(recorded)
 
     def long(self, header: bytes) -> Stored:
-        self.sends.send(self.connection, decode_frame(struct.pack(">I", len(header)) + header + BODY))
+        self.sends.send_message(self.connection, decode_frame(struct.pack(">I", len(header)) + header + BODY))
         return self._recorded()
 
     def short(self, header: bytes) -> Stored | None:
         buffer = memoryview(b"before" + header + BODY + b"behind")
         end = 6 + len(header)
-        taken = self.known.take(self.connection, buffer, 6, end, end + len(BODY))
+        taken = self.templates.send(self.connection, buffer, 6, end, end + len(BODY))
         recorded = self._recorded()
         assert taken == bool(recorded)
         return recorded or None
@@ -71,14 +74,10 @@ def filled(template: str = HEADER, born: int = BORN, unique: str = UNIQUE, opaqu
     return (template % (born, unique, opaque)).encode()
 
 
-@pytest.fixture(params=[1, known_sends.SEARCHES])
-async def ways(cluster, peer, monkeypatch, request) -> Ways:
-    """With headers that are cut as a whole from the second search on, and with ones that are not (yet)."""
-    monkeypatch.setattr(known_sends, "SEARCHES", request.param)
+@pytest.fixture
+async def ways(cluster, peer) -> Ways:
     await peer.send()  # makes the topic
-    ways = Ways(cluster.broker.parts.sends)
-    ways.known._until_whole = request.param
-    return ways
+    return Ways(cluster.broker.parts.sends, cluster.broker.parts.store)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +143,7 @@ EDITS = st.tuples(
 @example([], 0)
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_a_damaged_header_never_means_something_else_on_the_short_way(ways, edits, opaque):
-    if not len(ways.known):
+    if not len(ways.templates):
         for length in (1, 3, 4, 10):
             for number in range(2):
                 ways.long(filled(HEADER, BORN + number, f"{number:032X}", 10 ** (length - 1) + number))
@@ -177,30 +176,15 @@ async def test_headers_that_differ_in_a_tag_are_known_beside_each_other(ways):
         assert ways.short(filled(template)) == ways.long(filled(template))
 
 
-async def test_headers_of_one_length_that_are_cut_elsewhere_in_turn_are_hardly_cut_as_a_whole(ways):
-    """A wrong guess costs as much as a right one saves."""
-    templates = [HEADER.replace("TAGS\\u0001A", f"TAGS\\u0001{'A' * length}") for length in (1, 2)]
-    numbers = (9_991, 991)
-    for template, number in zip(templates, numbers, strict=True):
-        for one in range(2):
-            ways.long(filled(template, BORN + one, f"{one:032X}", number + one))
-    guesses = 0
-    for turn in range(640):
-        guesses += len(ways.known._whole)
-        at = turn % 2
-        assert ways.short(filled(templates[at], opaque=numbers[at])) is not None
-    assert guesses <= 640 / known_sends.SEARCHES
-
-
 async def test_senders_with_other_properties_each_time_are_let_be(ways, monkeypatch):
-    monkeypatch.setattr(known_sends, "REST", 2_000)
+    monkeypatch.setattr(send_templates, "REST", 2_000)
     looked: list[bytes] = []
-    parts = known_sends._PARTS
+    parts = send_templates.PARTS
     fullmatch = SimpleNamespace(fullmatch=lambda text: (looked.append(text), parts.fullmatch(text))[1])
-    monkeypatch.setattr(known_sends, "_PARTS", fullmatch)
-    for number in range(known_sends.PATIENCE + 1_000):
+    monkeypatch.setattr(send_templates, "PARTS", fullmatch)
+    for number in range(send_templates.PATIENCE + 1_000):
         ways.long(filled(HEADER.replace("TAGS\\u0001A", f"KEYS\\u0001k{number:05d}")))
-    assert len(looked) == known_sends.PATIENCE - 1  # the one that made the topic came first
+    assert len(looked) == send_templates.PATIENCE - 1  # the one that made the topic came first
     ways.learn(HEADER)
     assert ways.short(filled()) is None
     for _ in range(1_000):
@@ -210,16 +194,16 @@ async def test_senders_with_other_properties_each_time_are_let_be(ways, monkeypa
 
 @pytest.mark.parametrize(("limit", "room"), [("MOST_KNOWN", 4), ("MOST_BYTES", 4 * len(filled()))])
 async def test_no_more_headers_are_kept_than_there_is_room_for(ways, monkeypatch, limit, room):
-    monkeypatch.setattr(known_sends, limit, room)
+    monkeypatch.setattr(send_templates, limit, room)
     templates = [HEADER.replace('"e":"2"', f'"e":"0","l":"{number}"') for number in range(6)]
     for template in templates:
         ways.learn(template)
-    assert len(ways.known) == 2
+    assert len(ways.templates) == 2
     assert [ways.short(filled(template)) is not None for template in templates] == [False] * 4 + [True] * 2
 
 
 async def test_headers_of_one_length_that_are_cut_elsewhere_are_known_beside_each_other(ways, monkeypatch):
-    monkeypatch.setattr(known_sends, "MOST_CUTS", 2)
+    monkeypatch.setattr(send_templates, "MOST_CUTS", 2)
     templates = [HEADER.replace("TAGS\\u0001A", f"TAGS\\u0001{'A' * length}") for length in (1, 2, 3)]
     numbers = (99_991, 9_991, 991)
     for template, number in zip(templates, numbers, strict=True):
@@ -244,18 +228,9 @@ async def test_headers_whose_first_parts_alone_differ_in_meaning_are_known_besid
     ]
     for template in templates:
         ways.learn(template)
-    assert len(ways.known) == 4
+    assert len(ways.templates) == 4
     for template in templates:
         assert ways.short(filled(template)) == ways.long(filled(template))
-
-
-async def test_headers_that_mean_too_many_things_are_not_all_learnt(ways):
-    """Each send would look at all of them."""
-    templates = [HEADER.replace('"f":"0"', f'"f":"{flag}"') for flag in range(known_sends.MOST_ALIKE + 3)]
-    for template in templates:
-        ways.learn(template)
-    assert len(ways.known) == known_sends.MOST_ALIKE
-    assert [ways.short(filled(template)) is None for template in templates].count(True) == 3
 
 
 @pytest.mark.parametrize(
@@ -266,13 +241,13 @@ def test_a_header_is_cut_in_time_that_grows_with_its_length(piece):
     """Not with the square of it, which would be many seconds here."""
     header = b'1795170712333","i":"' + piece * (600_000 // len(piece))
     begun = time.process_time()
-    assert known_sends._PARTS.fullmatch(header) is None
+    assert send_templates.PARTS.fullmatch(header) is None
     assert time.process_time() - begun < 1.0
 
 
 async def test_a_queue_whose_topic_is_deleted_is_not_written_to_any_more(ways):
     ways.learn(HEADER)
-    queues = ways.sends._store.queues
+    queues = ways.queues
     gone = queues.get("Orders", 2)
     queues.take_out("Orders")
     assert gone.deleted
@@ -295,7 +270,7 @@ async def test_known_headers_follow_the_topic_and_the_store(cluster, peer):
     for queue_id in (0, 3):
         for _ in range(3):
             assert (await send(queue_id)).code == 0
-    assert len(parts.sends.known) == 2
+    assert len(parts.sends.templates) == 2
     table = parts.tables.topics
     topic = table.get("Orders")
     topic.read_queue_nums = topic.write_queue_nums = 2

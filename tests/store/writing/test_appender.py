@@ -1,4 +1,4 @@
-"""Messages that are gathered and encoded in runs: the same bytes as one by one, and nobody is forgotten."""
+"""Messages that wait and are encoded together: the same bytes as one by one, and nobody is forgotten."""
 
 from __future__ import annotations
 
@@ -15,29 +15,35 @@ from tests.store.kit import HOST, START_MS, committed, everything, open_store, p
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.one import decode_record
-from cometmq.store import ManualClock, MessageStore, StoreRefused
+from cometmq.store import Commit, ManualClock, MessageStore, StoreRefused, TickMessage
 from cometmq.store.base.flags import Flag
 from cometmq.store.inspect.verify import verify
 from cometmq.store.writing import appender
-from cometmq.store.writing.appender import COPIED, MOST_GATHERED, Body, Incoming, Traits
+from cometmq.store.writing.appender import COPIED, MOST_PENDING, Body, Traits
 from cometmq.testing.faulty_disk import FaultyDisk
 
-PLAIN: Traits = (0, 0, 0, 0, 0, None, None)
+PLAIN = Traits()
 HOST_V6 = bytes(15) + b"\1\0\0\xc3\x50"
 
 
-def incoming(
-    store: MessageStore, ticket: Any, body: Body, topic: str = "T", queue_id: int = 0, **more: Any
-) -> Incoming:
+def enqueue(
+    store: MessageStore, sender: Any, body: Body, topic: str = "T", queue_id: int = 0, **more: Any
+) -> None:
     values = {"properties": b"", "born_host": HOST, "keys": None, "traits": PLAIN, **more}
-    return (
-        ticket, store.appender.queue_of(topic, queue_id), body, values["properties"], START_MS,
-        values["born_host"], values["keys"], values["traits"],
-    )  # fmt: skip
+    queue = store.appender.queue_of(topic, queue_id)
+    store.appender.enqueue(TickMessage(sender, queue, body, born_timestamp_ms=START_MS, **values))
 
 
-def gather(store: MessageStore, ticket: Any, body: Body, *place: Any, **more: Any) -> None:
-    store.appender.gather(incoming(store, ticket, body, *place, **more))
+def placed(commit: Commit) -> list[tuple[Any, int, int]]:
+    return [(message.sender, message.physical_offset, message.queue_offset) for message in commit.placed]
+
+
+def senders(commit: Commit) -> list[Any]:
+    return [message.sender for message in commit.placed]
+
+
+def refused_senders(commit: Commit) -> list[Any]:
+    return [refused.sender for refused in commit.refused]
 
 
 def files_of(root: Path) -> dict[str, bytes]:
@@ -47,12 +53,12 @@ def files_of(root: Path) -> dict[str, bytes]:
 # What runs hold beside plain messages: prepared, committed, rolled back, delayed, with other flags and hosts.
 TRAITS: list[Traits] = [
     PLAIN,
-    (9, 0, 3, 0, 77, None, None),
-    (0, 0x4, 0, 0, 0, None, None),
-    (0, 0x8, 0, 4711, 5, None, None),
-    (0, 0xC, 0, 4711, 0, None, None),
-    (0, 0, 0, 0, 0, None, 10_000),
-    (0, 0x10, 0, 0, 0, HOST_V6, None),
+    Traits(flag=9, reconsume_times=3, tags_code=77),
+    Traits(sys_flag=0x4),
+    Traits(sys_flag=0x8, prepared_position=4711, tags_code=5),
+    Traits(sys_flag=0xC, prepared_position=4711),
+    Traits(delay_ms=10_000),
+    Traits(sys_flag=0x10, store_host=HOST_V6),
 ]
 
 
@@ -67,7 +73,7 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
     refusals = 0
     for _ in range(60):
         expected: list[Any] = []
-        for ticket in range(chance.choice((1, 3, 40))):
+        for sender in range(chance.choice((1, 3, 40))):
             topic, queue_id = chance.choice("TU"), chance.randrange(3)
             body = chance.randbytes(chance.choice((0, 5, 300, 1_500, COPIED, COPIED + 1, 30_000, 40_001)))
             if chance.random() < 0.05:
@@ -80,23 +86,23 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
             host = chance.choice((HOST, HOST, HOST_V6))
             traits = chance.choice([PLAIN] * 9 + TRAITS)
             view = bytearray(body)
-            gather(together, ticket, view, topic, queue_id, properties=text, born_host=host, traits=traits)
+            enqueue(together, sender, view, topic, queue_id, properties=text, born_host=host, traits=traits)
             if len(body) > COPIED:
                 view[:] = bytes(len(view))  # it is the receiver's again
-            flag, sys_flag, times, prepared, code, store_host, delay_ms = traits
             try:
                 appended = put(
-                    alone, body, topic, queue_id, text, born_host=host, flag=flag, sys_flag=sys_flag,
-                    reconsume_times=times, prepared_transaction_offset=prepared, tags_code=code,
-                    store_host=store_host, delay_ms=delay_ms,
+                    alone, body, topic, queue_id, text, born_host=host, flag=traits.flag,
+                    sys_flag=traits.sys_flag, reconsume_times=traits.reconsume_times,
+                    prepared_transaction_offset=traits.prepared_position, tags_code=traits.tags_code,
+                    store_host=traits.store_host, delay_ms=traits.delay_ms,
                 )  # fmt: skip
-                expected.append((ticket, appended.physical_offset, appended.queue_offset))
+                expected.append((sender, appended.physical_offset, appended.queue_offset))
             except StoreRefused:
-                expected.append(ticket)
+                expected.append(sender)
         committed(alone.commit())
         commit = committed(together.commit())
         refused = dict(commit.refused)
-        assert commit.placed == [each for each in expected if each not in refused]
+        assert placed(commit) == [each for each in expected if each not in refused]
         assert list(refused) == [each for each in expected if isinstance(each, int)]
         refusals += len(refused)
         for clock in clocks:
@@ -110,15 +116,15 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
 def test_each_hears_of_its_own_message_in_order(tmp_path):
     store = open_store(tmp_path)
     for number in range(10):
-        gather(store, f"sender {number}", b"%d" % number, "T", number % 3)
-    gather(store, None, b"oneway")
+        enqueue(store, f"sender {number}", b"%d" % number, "T", number % 3)
+    enqueue(store, None, b"oneway")
     put(store, b"at once", queue_id=2)
-    gather(store, "last", b"last", "T", 2)
+    enqueue(store, "last", b"last", "T", 2)
     commit = committed(store.commit())
-    assert [ticket for ticket, *_ in commit.placed] == [*(f"sender {n}" for n in range(10)), "last"]
+    assert senders(commit) == [*(f"sender {n}" for n in range(10)), "last"]
     log = bytes(store.log.read(0, store.log.end) or b"")
     for (_, position, offset), body, queue_id in zip(
-        commit.placed, [*(b"%d" % n for n in range(10)), b"last"], [*(n % 3 for n in range(10)), 2],
+        placed(commit), [*(b"%d" % n for n in range(10)), b"last"], [*(n % 3 for n in range(10)), 2],
         strict=True,
     ):  # fmt: skip
         record = decode_record(log, position)
@@ -132,40 +138,40 @@ def test_each_hears_of_its_own_message_in_order(tmp_path):
 def test_a_run_without_anybody_waiting_is_seen(tmp_path):
     store = open_store(tmp_path)
     assert not store.appender.waiting()
-    gather(store, None, b"x")
+    enqueue(store, None, b"x")
     assert store.appender.waiting()
-    store.appender.settle()
+    store.appender.encode_pending()
     assert store.appender.waiting()
     committed(store.commit())
     assert not store.appender.waiting()
     store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
-    gather(store, None, b"x")
-    store.appender.settle()
+    enqueue(store, None, b"x")
+    store.appender.encode_pending()
     assert store.appender.waiting()
     store.crash()
 
 
-def test_no_more_than_so_many_are_gathered(tmp_path):
+def test_no_more_than_so_many_wait(tmp_path):
     store = open_store(tmp_path)
-    for number in range(MOST_GATHERED):
-        assert len(store.appender.gathered) == number
-        gather(store, number, b"x")
-    assert not store.appender.gathered
-    gather(store, "one more", b"x")
-    assert [ticket for ticket, *_ in store.commit().placed] == [*range(MOST_GATHERED), "one more"]
+    for number in range(MOST_PENDING):
+        assert len(store.appender.pending) == number
+        enqueue(store, number, b"x")
+    assert not store.appender.pending
+    enqueue(store, "one more", b"x")
+    assert senders(store.commit()) == [*range(MOST_PENDING), "one more"]
     store.close()
 
 
 def test_what_comes_to_a_shut_store_is_refused_with_the_reason(tmp_path):
     store = open_store(tmp_path)
-    gather(store, "before", b"x")
-    store.appender.settle()
-    gather(store, "behind", b"y")
-    gather(store, None, b"oneway")
+    enqueue(store, "before", b"x")
+    store.appender.encode_pending()
+    enqueue(store, "behind", b"y")
+    enqueue(store, None, b"oneway")
     store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
     commit = committed(store.commit())
-    assert [ticket for ticket, *_ in commit.placed] == ["before"]
-    assert [ticket for ticket, _ in commit.refused] == ["behind", None]
+    assert senders(commit) == ["before"]
+    assert refused_senders(commit) == ["behind", None]
     assert "the disk is full" in commit.refused[0][1].remark
     store.flags.clear(Flag.DISK_FULL)
     send(store, b"z")
@@ -173,9 +179,9 @@ def test_what_comes_to_a_shut_store_is_refused_with_the_reason(tmp_path):
     store.close()
 
 
-def test_what_was_gathered_before_a_stop_is_stored(tmp_path):
+def test_what_waits_at_a_stop_is_stored(tmp_path):
     store = open_store(tmp_path)
-    gather(store, "sender", b"x")
+    enqueue(store, "sender", b"x")
     store.close()
     store = open_store(tmp_path)
     assert everything(store) == [b"x"]
@@ -188,15 +194,15 @@ def test_a_segment_that_cannot_be_made_refuses_what_does_not_fit(tmp_path):
     send(store, bytes(50_000))
     disk.fail("reserve", error=errno.ENOSPC, times=99)
     for number in range(12):
-        gather(store, number, b"%d" % number + bytes(2_000))
-    gather(store, "small", b"small")  # fits what is left of the segment
+        enqueue(store, number, b"%d" % number + bytes(2_000))
+    enqueue(store, "small", b"small")  # fits what is left of the segment
     commit = committed(store.commit())
-    assert [ticket for ticket, *_ in commit.placed] == [*range(7), "small"]
-    assert [ticket for ticket, _ in commit.refused] == [*range(7, 12)]
+    assert senders(commit) == [*range(7), "small"]
+    assert refused_senders(commit) == [*range(7, 12)]
     assert {refusal.response_code for _, refusal in commit.refused} == {ResponseCode.SYSTEM_ERROR}
     disk.heal()
-    gather(store, "again", bytes(2_000))
-    assert committed(store.commit()).placed == [("again", 64 << 10, 9)]
+    enqueue(store, "again", bytes(2_000))
+    assert placed(committed(store.commit())) == [("again", 64 << 10, 9)]
     store.close()
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
 
@@ -207,12 +213,12 @@ def test_a_failed_write_gives_every_offset_back(tmp_path):
     send(store, b"first")
     disk.fail("pwrite", match="commitlog")
     for number in range(3):
-        gather(store, number, b"lost", "T", number % 2)
+        enqueue(store, number, b"lost", "T", number % 2)
     commit = store.commit()
     assert commit.error is not None
-    assert [ticket for ticket, *_ in commit.placed] == [0, 1, 2]
+    assert senders(commit) == [0, 1, 2]
     for number in range(3):
-        gather(store, number, b"kept", "T", number % 2)
+        enqueue(store, number, b"kept", "T", number % 2)
     assert committed(store.commit()).refused == []
     assert everything(store) == [b"first", b"kept", b"kept"]
     store.close()
@@ -222,19 +228,19 @@ def test_a_failed_write_gives_every_offset_back(tmp_path):
 def test_an_error_nobody_expects_refuses_what_is_not_in_the_buffer(tmp_path, monkeypatch, caplog):
     store = open_store(tmp_path)
     for number in range(3):
-        gather(store, f"before {number}", b"%d" % number)
-    store.appender.settle()
+        enqueue(store, f"before {number}", b"%d" % number)
+    store.appender.encode_pending()
     real = appender.crc32
     monkeypatch.setattr(appender, "crc32", lambda body: real(body) if body != b"poison" else 1 / 0)
     for number in range(40):  # more than a segment, so that some are in the buffer before the error
-        gather(store, f"sender {number}", b"%d" % number + bytes(2_000))
-    gather(store, "poison", b"poison")
-    gather(store, "behind", b"behind")
+        enqueue(store, f"sender {number}", b"%d" % number + bytes(2_000))
+    enqueue(store, "poison", b"poison")
+    enqueue(store, "behind", b"behind")
     commit = committed(store.commit())
-    kept = [ticket for ticket, *_ in commit.placed]
+    kept = senders(commit)
     assert kept == [*(f"before {n}" for n in range(3)), *(f"sender {n}" for n in range(len(kept) - 3))]
     assert 20 < len(kept) < 43
-    assert [ticket for ticket, _ in commit.refused] == [
+    assert refused_senders(commit) == [
         *(f"sender {n}" for n in range(len(kept) - 3, 40)), "poison", "behind",
     ]  # fmt: skip
     assert commit.refused[0][1].remark == "ZeroDivisionError: division by zero"
@@ -256,10 +262,10 @@ def test_an_interrupt_leaves_whole_records_alone(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(appender, "crc32", interrupted)
-        gather(store, "sender", b"x")
+        enqueue(store, "sender", b"x")
         with pytest.raises(KeyboardInterrupt):
-            store.appender.settle()
-    assert [ticket for ticket, _ in committed(store.commit()).refused] == ["sender"]
+            store.appender.encode_pending()
+    assert refused_senders(committed(store.commit())) == ["sender"]
     send(store, b"y")
     assert everything(store) == [b"y"]
     store.close()
@@ -280,7 +286,7 @@ def test_refusals_keep_no_bodies_alive(tmp_path):
             for size in (100, 200, 300, store.appender.largest_body + 1):
                 body = Watched(size)
                 watched.append(weakref.ref(body))
-                gather(store, size, body)
+                enqueue(store, size, body)
                 del body
             if full:
                 store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
@@ -295,12 +301,12 @@ async def test_a_topic_that_is_deleted_in_the_same_tick_takes_its_messages_along
     store = open_store(tmp_path)
     store.start()
     send(store, b"old")
-    gather(store, "deleted", b"x")
-    gather(store, "elsewhere", b"y", "Other")
+    enqueue(store, "deleted", b"x")
+    enqueue(store, "elsewhere", b"y", "Other")
     assert await store.delete_topics(["T"]) == 1
-    gather(store, "new", b"z")
+    enqueue(store, "new", b"z")
     commit = committed(store.commit())
-    assert [(ticket, offset) for ticket, _, offset in commit.placed] == [
+    assert [(sender, offset) for sender, _, offset in placed(commit)] == [
         ("deleted", 1), ("elsewhere", 0), ("new", 0),
     ]  # fmt: skip
     assert everything(store) == [b"z"]

@@ -15,7 +15,8 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import ViewMessageRequestHeader
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.protocol.properties.text import encode_properties
+from cometmq.protocol.properties import values
+from cometmq.protocol.properties.values import encode_properties
 from cometmq.store.base.disk import OsDisk
 
 MIB = 1 << 20
@@ -86,7 +87,7 @@ async def test_what_the_store_refuses_is_answered_beside_what_it_takes(cluster, 
         assert [answer.code for answer in answers] == [0, ILLEGAL, 0, 0, 0, ILLEGAL]
         assert "msg body length limit 4194304B" in answers[1].remark
         assert f"this one has {4 * MIB + 2}B" in answers[5].remark
-    assert len(cluster.broker.parts.sends.known) == 1
+    assert len(cluster.broker.parts.sends.templates) == 1
     assert [len(m.body) for m in records(await peer.pull(offset=13))] == [10, 20, 40_000, 30]
 
 
@@ -97,9 +98,7 @@ async def test_a_negative_queue_id_lets_the_broker_choose(peer):
 
 
 class TestBatch:
-    ITEMS = tuple(
-        (n, b"b%d" % n, encode_properties({"TAGS": f"T{n}", "WAIT": "true"}).encode()) for n in range(3)
-    )
+    ITEMS = tuple((n, b"b%d" % n, encode_properties({"TAGS": f"T{n}", "WAIT": "true"})) for n in range(3))
 
     async def test_the_messages_of_a_batch_follow_each_other(self, peer):
         await peer.send(queue_id=1)
@@ -188,9 +187,7 @@ class TestRefusals:
         self, peer, monkeypatch, name
     ):
         hashed = []
-        for module in ("protocol.properties.edits", "protocol.properties.keys"):
-            monkeypatch.setattr(f"cometmq.{module}.{'tags_code' if module.endswith('edits') else 'java_hash'}",
-                                lambda text: hashed.append(text) or 0)  # fmt: skip
+        monkeypatch.setattr(values, "java_hash", lambda text: hashed.append(text) or 0)
         answers = [
             await peer.send(properties={name: "x" * (1 << 20), "UNIQ_KEY": "u"}),
             await peer.send(body=encode_batch([(0, b"x", b"A\x01b")]), properties={name: "x" * (1 << 20)},
@@ -325,7 +322,9 @@ class TestSyncFlush:
                     parts.store.configure(replace(parts.store.config, flush_disk_type=mode))
                     parts.writer.configure()
 
-            parts.tick._callbacks.insert(0, change)
+            for callback in (change, parts.writer.end_tick):  # the change comes first
+                parts.tick.remove(callback)
+                parts.tick.at_end(callback)
             answers = await asyncio.gather(peer.send(), peer.send(body=batch, code=BATCH, batch=True))
             parts.tick.remove(change)
             assert changes

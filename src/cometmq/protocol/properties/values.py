@@ -1,4 +1,4 @@
-"""The property string of a message, RocketMQ's names in it, and Java's string hash.
+"""The property string of a message, in bytes, with RocketMQ's names and Java's string hash.
 
 `name 0x01 value 0x02 name 0x01 value`, UTF-8. 4.9 writes no separator after the last pair, 5.x does; both are
 read. Entries of fewer than 3 characters and those with an empty name or value are ignored, as Java's reader
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 
 from cometmq.errors import MessageIllegal
 
-NAME_END = "\x01"
-VALUE_END = "\x02"
+NAME_END = b"\x01"
+VALUE_END = b"\x02"
+UNIQUE_KEY = b"UNIQ_KEY" + NAME_END
+"""What stands before the value of the unique key."""
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -95,28 +98,32 @@ def is_reserved(name: str) -> bool:
     return name in RESERVED or name.startswith(TRANSIENT_PREFIX)
 
 
-def encode_properties(properties: Mapping[str, str], last_separator: bool = False) -> str:
+# -- the whole string
+
+
+def encode_properties(properties: Mapping[str, str], last_separator: bool = False) -> bytes:
     """The property string. last_separator: end it with 0x02, as 5.x does.
 
     Raises MessageIllegal for a name or value that holds a separator: the string could not be read back.
     """
-    text = VALUE_END.join([f"{name}\x01{value}" for name, value in properties.items()])
+    text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
     # Two counts over the whole are cheaper than a look at each part, and right because each pair adds exactly
     # one of each.
     pairs = len(properties)
-    if text.count(NAME_END) != pairs or text.count(VALUE_END) != max(pairs - 1, 0):
+    if text.count("\x01") != pairs or text.count("\x02") != max(pairs - 1, 0):
         for name, value in properties.items():
             for part in (name, value):
-                if NAME_END in part or VALUE_END in part:
+                if "\x01" in part or "\x02" in part:
                     raise MessageIllegal(f"property {name!r} holds a separator (0x01 or 0x02)", field=name)
-    return text + VALUE_END if last_separator and text else text
+    encoded = text.encode("utf-8", "replace")
+    return encoded + VALUE_END if last_separator and encoded else encoded
 
 
-def decode_properties(text: str) -> dict[str, str]:
-    """The properties of a string, in its order."""
+def decode_properties(properties: bytes) -> dict[str, str]:
+    """The properties of a string, in its order. What is no UTF-8 is replaced."""
     found: dict[str, str] = {}
-    for piece in text.split(VALUE_END):
-        name, separator, value = piece.partition(NAME_END)
+    for piece in properties.decode("utf-8", "replace").split("\x02"):
+        name, separator, value = piece.partition("\x01")
         # The first 0x01 ends the name, as for Java's readers since 4.9.1; those before took no such piece.
         if separator and name and value:
             found[name] = value
@@ -134,7 +141,65 @@ def has_stray_separator(text: bytes) -> bool:
     found = text.translate(None, _OTHERS)
     if len(found) & 1 and _ALTERNATING.startswith(found):
         return False
-    return any(pair.count(b"\x01") != 1 for pair in text.split(b"\x02") if pair)
+    return any(pair.count(NAME_END) != 1 for pair in text.split(VALUE_END) if pair)
+
+
+# -- single values, without decoding the others
+
+
+def value_of(properties: bytes, name: bytes) -> bytes:
+    """The value of a property; empty if it is absent. Of several the last that is not empty, as in the map of
+    every reader."""
+    marker = name + NAME_END
+    stop = len(properties)
+    while (at := properties.rfind(marker, 0, stop)) >= 0:
+        if at == 0 or properties[at - 1] == 2:
+            end = properties.find(VALUE_END, at)
+            value = properties[at + len(marker) : end if end >= 0 else None]
+            if value:
+                return value
+        stop = at
+    return b""
+
+
+def drop(properties: bytes, name: bytes) -> bytes:
+    """The string without a property, every occurrence of it."""
+    prefix = name + NAME_END
+    if properties.find(prefix) < 0:
+        return properties
+    return VALUE_END.join(pair for pair in properties.split(VALUE_END) if not pair.startswith(prefix))
+
+
+def append(properties: bytes, pair: bytes) -> bytes:
+    """The string with `pair` (name, 0x01, value) at its end, with a separator if one is needed."""
+    return properties + pair if not properties or properties[-1] == 2 else properties + VALUE_END + pair
+
+
+def put(properties: bytes, name: bytes, value: bytes) -> bytes:
+    """The string with this property and no other of its name."""
+    return append(drop(properties, name), name + NAME_END + value)
+
+
+def index_keys(properties: bytes) -> list[bytes]:
+    """Keys to index: the unique key, then each of KEYS."""
+    unique = value_of(properties, b"UNIQ_KEY")
+    return [key for key in (unique, *value_of(properties, b"KEYS").split(b" ")) if key]
+
+
+_LONGEST_TAG = 128  # bytes of what is remembered
+
+
+def stored_tags_code(properties: bytes) -> int:
+    """What a consume queue stores for a record with these properties: Java's hash of TAGS, 0 without."""
+    tags = value_of(properties, b"TAGS")
+    if len(tags) > _LONGEST_TAG:
+        return java_hash(tags.decode("utf-8", "replace"))
+    return _short_tags_code(tags) if tags else 0
+
+
+@lru_cache(maxsize=10_000)
+def _short_tags_code(tags: bytes) -> int:
+    return java_hash(tags.decode("utf-8", "replace"))
 
 
 # -- Java's string hash

@@ -1,0 +1,87 @@
+"""What the broker stores of a client's property string: WAIT is left out, CLUSTER comes last."""
+
+from __future__ import annotations
+
+from cometmq.errors import CommandError
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.properties.template import Template, TemplateCache, template_fields
+from cometmq.protocol.properties.values import (
+    NAME_END,
+    PROPERTIES_MAX_BYTES,
+    VALUE_END,
+    append,
+    drop,
+    has_stray_separator,
+)
+
+_EMPTY_VALUE = NAME_END + VALUE_END
+_WAIT = b"WAIT\x01"
+_WAIT_INSIDE = b"\x02WAIT\x01"
+
+
+class StoredForm(Template, frozen=True, gc=False):
+    """What is stored of strings that are alike but for the value of their unique key."""
+
+    waits: bool
+    """Whether the sender waits for flush and replication."""
+    plain: bool
+    """Whether such a message has no delay and is no part of a transaction."""
+
+
+def stored_forms(cluster: str) -> TemplateCache[StoredForm]:
+    """The stored forms in a cluster of that name. Their `find` raises CommandError for what nobody could read
+    as it was meant."""
+    pair = cluster_pair(cluster)
+
+    def make(properties: bytes, unique: bytes) -> StoredForm:
+        stored, waits = stored_form(properties, pair)
+        if has_stray_separator(stored):
+            raise CommandError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a name or value of the properties holds a separator (0x01 or 0x02)",
+            )
+        plain = stored.find(b"DELAY\x01") < 0 and stored.find(b"TRAN_MSG\x01") < 0
+        return StoredForm(*template_fields(stored, unique), waits, plain)
+
+    return TemplateCache(make)
+
+
+def cluster_pair(cluster: str) -> bytes:
+    return b"CLUSTER\x01" + cluster.encode()
+
+
+def sent_properties(properties: str | None) -> bytes:
+    """The property string of a send. Raises CommandError for one that no record holds, before anything of it
+    is hashed or remembered."""
+    if not properties:
+        return b""
+    if len(properties) > PROPERTIES_MAX_BYTES:
+        raise CommandError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "the message is illegal, maybe msg body or properties length not matched. msg properties length "
+            f"limit {PROPERTIES_MAX_BYTES}B, these have {len(properties)} characters",
+        )
+    return properties.encode()
+
+
+def stored_form(properties: bytes, cluster_pair: bytes) -> tuple[bytes, bool]:
+    """What 4.9 stores of a client's properties, and whether the sender waits for flush and replication.
+
+    cluster_pair: `CLUSTER`, 0x01 and the cluster's name.
+    """
+    if properties.find(_EMPTY_VALUE) >= 0 or properties.endswith(NAME_END):  # find: half the time of `in`
+        # 4.9 passes all through a map that knows no empty values.
+        properties = VALUE_END.join(
+            pair for pair in properties.split(VALUE_END) if pair.partition(NAME_END)[2]
+        )
+    waits = True
+    start = properties.find(_WAIT_INSIDE) + 1
+    if start or properties.startswith(_WAIT):
+        stop = properties.find(VALUE_END, start)
+        if stop < 0:
+            stop = len(properties)
+        waits = properties[start + len(_WAIT) : stop].lower() != b"false"
+        properties = properties[:start] + properties[stop + 1 :]
+    if properties.find(b"CLUSTER\x01") >= 0:
+        properties = drop(properties, b"CLUSTER")
+    return append(properties, cluster_pair), waits

@@ -1,0 +1,17 @@
+"""Frames as they stand one behind the other."""
+
+from __future__ import annotations
+
+import struct
+
+from cometmq.protocol.frame import Frame, decode_frame
+
+
+def frames_of(data: bytes) -> list[Frame]:
+    """The frames of a stream that ends with the last of them."""
+    frames = []
+    while data:
+        (length,) = struct.unpack_from(">I", data)
+        frames.append(decode_frame(data[4 : 4 + length]))
+        data = data[4 + length :]
+    return frames
