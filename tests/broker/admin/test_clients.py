@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from cometmq.protocol.properties.text import java_hash
-
 from cometmq.protocol.bodies import ConsumerConnection, ProducerConnection, ProducerTableInfo
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     GetConsumerConnectionListRequestHeader,
     GetProducerConnectionListRequestHeader,
 )
+from cometmq.protocol.properties.values import java_hash
 
 
 class TestConnections:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-from cometmq.protocol.properties.text import java_hash
 from tests.broker.conftest import commit, create, queue, records
 
 from cometmq.protocol.bodies import (
@@ -24,6 +23,7 @@ from cometmq.protocol.headers import (
     QueryConsumeTimeSpanRequestHeader,
     TopicRequestHeader,
 )
+from cometmq.protocol.properties.values import java_hash
 
 NEW = 513
 

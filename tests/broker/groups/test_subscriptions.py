@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from cometmq.protocol.properties.text import java_hash
 
 from cometmq.broker.groups import subscriptions
 from cometmq.broker.groups.subscriptions import LONGEST_EXPRESSION, ExpressionError, tag_codes
+from cometmq.protocol.properties.values import java_hash
 
 
 class TestSubscriptions:
