@@ -61,7 +61,7 @@ def names_in(broker):
     offsets = [part for key in context.offsets.to_table()["offsetTable"] for part in key.split("@")]
     return {
         *context.topics.table, *context.groups.table, *offsets, *context.consumers.groups,
-        *context.producers.groups, *context.locks._groups, *locked, *context.store.topics(),
+        *context.producers.groups, *context.locks._groups, *locked, *context.store.queues.topics(),
     }  # fmt: skip
 
 

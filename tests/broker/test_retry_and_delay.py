@@ -216,7 +216,7 @@ class TestSendBack:
         assert (await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == 0
         (message,) = await take(peer, topic, 1)
         assert message.properties["a"] == "b\x01c"
-        raw = properties_of(fast.broker.parts.store.lookup(message.physical_offset))
+        raw = properties_of(fast.broker.parts.store.lookups.record_at(message.physical_offset))
         assert raw.startswith(b"TAGS\x01A\x02a\x01b\x01c\x02\xff\x01\xfe\x02junk\x02")
         assert len(records(await peer.pull(topic, expression="A"))) == 1
 
@@ -286,7 +286,7 @@ async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
         return real(self, topic, *args, **named)
 
     await peer.send(body=b"stubborn", properties={"DELAY": "1"})
-    monkeypatch.setattr(type(store), "append", append)
+    monkeypatch.setattr(type(store.appender), "append", append)
     assert [m.body for m in await take(peer, "Orders", 1)] == [b"stubborn"]
     assert len(refused) == 2
     await until(lambda: fast.broker.parts.schedule.to_table() == {"offsetTable": {1: 1}})
@@ -295,7 +295,7 @@ async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
 def store_raw(cluster, topic, properties, body=b"raw", queue_id=0, **more):
     """Store a message as it is, and let it be seen."""
     parts = cluster.broker.parts
-    stored = parts.store.append(
+    stored = parts.store.appender.append(
         topic, queue_id, body, properties, born_timestamp_ms=1, born_host=bytes(8), **more
     )
     parts.writer.appended(None)
@@ -336,7 +336,7 @@ class TestUndeliverable:
         schedule = fast.broker.parts.schedule
         await until(lambda: schedule.to_table() == {"offsetTable": {1: 4}})
         assert sum("is not delivered" in record.message for record in caplog.records) == 2
-        assert sorted(fast.broker.parts.store.topics()) == ["Orders", "SCHEDULE_TOPIC_XXXX"]
+        assert sorted(fast.broker.parts.store.queues.topics()) == ["Orders", "SCHEDULE_TOPIC_XXXX"]
         assert not list(tmp_path.rglob("*evil*")) + list(tmp_path.rglob("Good"))
 
     async def test_a_topic_that_is_not_there_is_made_where_a_send_would_make_it(self, fast, start_cluster):
@@ -375,7 +375,7 @@ class TestUndeliverable:
         await peer.send(body=b"after", properties={"DELAY": "1"})
         found = await take(peer, "Orders", 3)
         assert [m.body for m in found] == [b"before", b"odd", b"after"]
-        assert properties_of(fast.broker.parts.store.lookup(found[1].physical_offset)) == raw
+        assert properties_of(fast.broker.parts.store.lookups.record_at(found[1].physical_offset)) == raw
         assert [m.body for m in records(await peer.pull(expression="A"))] == [b"odd"]
 
     async def test_a_message_with_which_we_always_fail(self, fast, monkeypatch, caplog):
@@ -388,7 +388,7 @@ class TestUndeliverable:
                 raise RuntimeError("a bug")
             return real(self, topic, queue_id, body, *args, **named)
 
-        monkeypatch.setattr(type(fast.broker.parts.store), "append", append)
+        monkeypatch.setattr(type(fast.broker.parts.store.appender), "append", append)
         peer = fast.peer()
         for body in (b"before", b"bad", b"after"):
             await peer.send(body=body, properties={"DELAY": "1"})

@@ -139,7 +139,7 @@ class BrokerParts:
         replies = SendReplies(config.region_id, config.trace_on)
         stats = Stats(clock.time_ms(), int(clock.monotonic() * 1000))
         self.writer = Writer(store, replies, stats, tick)
-        store.on_visible = self.writer.visible
+        store.dispatcher.on_visible = self.writer.visible
         self.client = RemotingClient(tick=tick)
         self.context = context = BrokerContext(
             config=config,
@@ -169,7 +169,7 @@ class BrokerParts:
         self.vip_server: RemotingServer | None = None
         for queue in self.schedule.queues():
             self.pulls.long_poll.watch(*queue)
-        store.watched = self.pulls.long_poll.queues
+        store.dispatcher.watched = self.pulls.long_poll.queues
         self.writer.on_arrivals = self._arrived
         tick.at_end(self.writer.end_tick)
         tick.at_end(self.pulls.end_tick)
@@ -211,7 +211,7 @@ class BrokerParts:
         clients and name servers are told the name."""
         config = self._config
         store_host = pack_host(host_port(self._ip, port))
-        self.store.set_store_host(store_host)
+        self.store.appender.store_host = store_host
         self.context.replies.use_host(store_host)
         self.context.addr = host_port(config.broker_ip1, port)
         self.registrar.use_addresses(

@@ -96,9 +96,10 @@ class GroupAdmin:
 
         def times(reads: Reads) -> list[int]:
             offsets = (first, behind - 1, consumed - 1, max(consumed, first))
-            return [store.store_time_of(topic, queue_id, offset, reads) for offset in offsets]
+            queue = store.queues.find(topic, queue_id)
+            return [store.lookups.store_time_of(queue, offset, reads) for offset in offsets]
 
-        earliest, latest, reached, waiting = await store.ask(times)
+        earliest, latest, reached, waiting = await store.off_loop.ask(times)
         if consumed <= 0:
             reached = earliest
         behind_ms = 0

@@ -37,18 +37,23 @@ class PurgeAdmin:
             )
         if topics.get(name) is None:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        plan = await store.purge_plan(name, header.queue_id, header.before)
+        plan = await store.purge.plan(name, header.queue_id, header.before)
         if header.execute:
-            floors = {queue_id: floor for queue_id, _, floor, _ in plan}
+            floors = {queue.queue_id: queue.target for queue in plan}
             try:
-                await store.raise_min_offsets(name, floors)
+                await store.purge.raise_min_offsets(name, floors)
             except OSError as error:
                 raise CommandError(
                     ResponseCode.SYSTEM_ERROR, f"nothing was purged, the table could not be written: {error}"
                 ) from error
             log.info("topic %s purged by %s, minimum offsets %s", name, connection.peer, floors)
         body = PurgeResult(
-            queues=[PurgedQueue(queue_id=q, min_offset=low, purged_to=to, max_offset=high)
-                    for q, low, to, high in plan]
+            queues=[
+                PurgedQueue(
+                    queue_id=queue.queue_id, min_offset=queue.min_offset, purged_to=queue.target,
+                    max_offset=queue.max_offset,
+                )
+                for queue in plan
+            ]
         )  # fmt: skip
         return frame.response(ResponseCode.SUCCESS, body=body.encode())

@@ -88,7 +88,7 @@ class RuntimeAdmin:
         store = self._context.store
         log.info("queues and index are cleaned up for %s", connection.peer)
         store.retention.look_at_everything()
-        await store.upkeep.retire_now(log_too=False)
+        await store.retention.run_now(log_too=False)
         return frame.response(SUCCESS)
 
     async def delete_expired(self, connection: Connection, frame: Frame) -> Frame:
@@ -96,13 +96,13 @@ class RuntimeAdmin:
         store = self._context.store
         log.info("expired files are deleted for %s", connection.peer)
         store.retention.delete_now()
-        await store.upkeep.retire_now(log_too=True)
+        await store.retention.run_now(log_too=True)
         return frame.response(SUCCESS)
 
     async def clean_unused_topics(self, connection: Connection, frame: Frame) -> Frame:
         """316: delete the queues of topics that nobody configured."""
         try:
-            gone = await self._context.store.keep_topics(self._context.topics.table)
+            gone = await self._context.store.deletion.keep(self._context.topics.table)
         except OSError as error:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"not all topics were deleted: {error.strerror or error}"

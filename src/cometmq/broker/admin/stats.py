@@ -134,7 +134,8 @@ class StatsAdmin:
 
     async def _store_time(self, topic: str, queue_id: int, offset: int) -> int:
         store = self._context.store
-        return await store.ask(partial(store.store_time_of, topic, queue_id, offset))
+        queue = store.queues.find(topic, queue_id)
+        return await store.off_loop.ask(partial(store.lookups.store_time_of, queue, offset))
 
     async def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
         context = self._context
@@ -173,7 +174,9 @@ class StatsAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"Index {header.index} of {queue_id}@{topic} is not exist!"
             )
-        entries = await store.ask(partial(queue_entries, store, topic, queue_id, header.index, header.count))
+        entries = await store.off_loop.ask(
+            partial(queue_entries, store, topic, queue_id, header.index, header.count)
+        )
         body.queue_data = [
             ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=code)
             for offset, size, code in entries

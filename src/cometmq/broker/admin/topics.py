@@ -129,7 +129,7 @@ class TopicAdmin:
         context = self._context
         name = self._changeable(frame.header(DeleteTopicRequestHeader).topic, frame.version)
         try:
-            await context.store.delete_topics([name])
+            await context.store.deletion.delete([name])
         except OSError as error:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"

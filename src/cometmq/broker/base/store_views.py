@@ -18,7 +18,7 @@ def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, read
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return False
     unit = queue.unit(offset, reads)
-    return unit is not None and store.commit_log_max - unit[0] > store.reader.memory_window
+    return unit is not None and store.log.end - unit[0] > store.reader.memory_window
 
 
 def queue_entries(
@@ -41,16 +41,16 @@ def index_position(store: MessageStore) -> tuple[int, int]:
 
 def runtime_facts(store: MessageStore) -> dict[str, str]:
     """The store's part of the runtime table (docs/reference/remoting.md, Runtime table)."""
-    retention = store.retention
+    fullness = store.fullness
     return {
-        "commitLogMaxOffset": str(store.commit_log_max),
-        "commitLogMinOffset": str(store.commit_log_min),
+        "commitLogMaxOffset": str(store.log.end),
+        "commitLogMinOffset": str(store.log.min_position),
         "commitLogDirCapacity": capacity(store),
-        "commitLogDiskRatio": ratio(retention.disk_ratio),
-        **{f"commitLogDiskRatio_{path}": ratio(used) for path, used in retention.log_ratios.items()},
-        "consumeQueueDiskRatio": ratio(retention.queue_ratio),
+        "commitLogDiskRatio": ratio(fullness.log_ratio),
+        **{f"commitLogDiskRatio_{path}": ratio(used) for path, used in fullness.log_ratios.items()},
+        "consumeQueueDiskRatio": ratio(fullness.queue_ratio),
         "dispatchBehindBytes": "0",
-        "remainHowManyDataToFlush": size_text(store.commit_log_max - store.flusher.flushed),
+        "remainHowManyDataToFlush": size_text(store.log.end - store.flusher.flushed),
         "putMessageDistributeTime": json.dumps({}),
         "storeFlags": store.flags.why() or "ok",
     }

@@ -61,7 +61,7 @@ class OffsetProcessor:
         context, topic, queue_id = self._context, header.topic, header.queue_id
         store = context.store
         known = topic in context.topics.table
-        young = store.min_offset(topic, queue_id) <= 0 and not await store.ask(
+        young = store.min_offset(topic, queue_id) <= 0 and not await store.off_loop.ask(
             partial(is_on_disk, store, topic, queue_id, 0)
         )
         if compat.is_5x(frame.version):
@@ -151,5 +151,6 @@ class OffsetProcessor:
         store = self._context.store
         topic, queue_id = header.topic, header.queue_id
         first = store.min_offset(topic, queue_id)
-        when = await store.ask(partial(store.store_time_of, topic, queue_id, first))
+        queue = store.queues.find(topic, queue_id)
+        when = await store.off_loop.ask(partial(store.lookups.store_time_of, queue, first))
         return frame.response(ResponseCode.SUCCESS, ext={"timestamp": str(when)})

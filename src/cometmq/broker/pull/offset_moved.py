@@ -26,7 +26,7 @@ def store_offset_moved(
         offset_new=begin,
     )
     try:
-        context.store.append(
+        context.store.appender.append(
             OFFSET_MOVED_EVENT,
             0,
             event.encode(),

@@ -118,7 +118,7 @@ class PullProcessor:
         self._recheck: asyncio.TimerHandle | None = None
         self._cold: set[asyncio.Task[None]] = set()
         self._backlog: Backlog[PullRequest] = Backlog(
-            self._serve_late, lambda: self._store.commit_log_max, self._loop.time
+            self._serve_late, lambda: self._store.log.end, self._loop.time
         )
         self._backlog_due = False  # _serve_backlog is scheduled
 
@@ -252,7 +252,7 @@ class PullProcessor:
 
     async def _serve_cold(self, request: PullRequest, miss: NotInMemory) -> None:
         try:
-            got = await self._store.ask(partial(self._read, request), miss)
+            got = await self._store.off_loop.ask(partial(self._read, request), miss)
         except Exception as error:
             self._failed(request, error)
             return

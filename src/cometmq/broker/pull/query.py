@@ -56,7 +56,7 @@ class QueryProcessor:
         """33: the record at a commit-log offset."""
         offset = frame.header(ViewMessageRequestHeader).offset
         store = self._context.store
-        record = await store.ask(partial(store.lookup, offset))
+        record = await store.off_loop.ask(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return frame.response(ResponseCode.SUCCESS, body=bytes(record))

@@ -66,7 +66,7 @@ class SendBackProcessor:
                 f"{len(RETRY_PREFIX) + len(group)}, more than {TOPIC_LENGTH_MAX}, so it has none",
             )
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
-        record = await context.store.ask(partial(context.store.lookup, header.offset))
+        record = await context.store.off_loop.ask(partial(context.store.lookups.record_at, header.offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)
@@ -82,7 +82,7 @@ class SendBackProcessor:
         topic, queue_id, properties, delay_ms = delayed(context, plan.topic, queue_id, properties)
         stored = properties.encode("utf-8", "surrogateescape")
         try:
-            context.store.append(
+            context.store.appender.append(
                 topic,
                 queue_id,
                 message.body,

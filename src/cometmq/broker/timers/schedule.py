@@ -204,7 +204,7 @@ class ScheduleService:
 
     async def _run_cold(self, cursor: LevelCursor, miss: NotInMemory) -> None:
         try:
-            got = await self._context.store.ask(partial(self._read, cursor), miss)
+            got = await self._context.store.off_loop.ask(partial(self._read, cursor), miss)
             if not self._stopped:
                 self._deliver(cursor, got)
         except Exception:
@@ -315,7 +315,7 @@ class ScheduleService:
             raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
         topic, queue_id = self._destination(message.properties)
         try:
-            self._context.store.append(
+            self._context.store.appender.append(
                 topic,
                 queue_id,
                 message.body,

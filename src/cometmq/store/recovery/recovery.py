@@ -46,7 +46,7 @@ from cometmq.store.log.places import LogPlaces
 from cometmq.store.log.scan import Damage, SegmentScan
 from cometmq.store.recovery.queue_order import QueueOrder
 from cometmq.store.recovery.start_point import mark_holds, trusted_segment, walk_from
-from cometmq.store.tables.clean_stop import QueueEnds
+from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
@@ -142,7 +142,7 @@ class Recovery:
         index: IndexService,
         checkpoint: Checkpoint,
         deleted: DeletedTopics,
-        ends: QueueEnds,
+        ends: CleanEnds,
     ) -> None:
         self._deleted = deleted
         self._ends = ends
