@@ -454,7 +454,7 @@ class TestColdReads:
 
     async def test_so_many_reads_of_one_connection_are_in_flight_and_no_more(self, cold, monkeypatch):
         gate, reads = asyncio.Event(), 0
-        really = type(cold.parts.store).ask
+        really = type(cold.parts.store.off_loop).ask
 
         async def wait(*asked, **named):
             nonlocal reads
