@@ -277,7 +277,7 @@ async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
 
     peer = fast.peer()
     store = fast.broker.parts.store
-    real, refused = type(store).append, []
+    real, refused = type(store.appender).append, []
 
     def append(self, topic, *args, **named):
         if topic == "Orders" and len(refused) < 2:
@@ -381,7 +381,7 @@ class TestUndeliverable:
     async def test_a_message_with_which_we_always_fail(self, fast, monkeypatch, caplog):
         """Its neighbours come once, and it is given up after some tries."""
         monkeypatch.setattr("cometmq.broker.timers.schedule.ERROR_S", 0.02)
-        real = type(fast.broker.parts.store).append
+        real = type(fast.broker.parts.store.appender).append
 
         def append(self, topic, queue_id, body, *args, **named):
             if topic == "Orders" and body == b"bad":

@@ -30,7 +30,8 @@ async def main(root, first, sync):
         sent = []
         for _ in range(number % 9 + 1):
             body = b"%d:" % number + bytes(number * 7919 % 3000)
-            store.appender.append("T", number % 3, body, b"KEYS\\x01k%d" % number, born_timestamp_ms=1, born_host=HOST)
+            keys = b"KEYS\\x01k%d" % number
+            store.appender.append("T", number % 3, body, keys, born_timestamp_ms=1, born_host=HOST)
             sent.append(number)
             number += 1
         commit = store.commit()

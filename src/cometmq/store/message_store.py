@@ -1,9 +1,9 @@
-"""The store in one object: append, commit, read.
+"""The store in one object, made of its parts: opened, committed once a tick, read, closed.
 
-The way of a message: `append` encodes it into the tick's buffer and gives it its offsets, or the appender
-gathers it for that with the other messages of the tick; `commit`, once per loop tick, writes the buffer with
-one system call and dispatches (queue units, index keys, arrivals). With SYNC_FLUSH dispatch waits for the
-flush, so that nobody sees a message that a power failure could still take away.
+The way of a message: the appender encodes it into the tick's buffer and gives it its offsets; `commit`, once
+per loop tick, writes the buffer with one system call and dispatches (queue units, index keys, arrivals). With
+SYNC_FLUSH dispatch waits for the flush, so that nobody sees a message that a power failure could still take
+away.
 
 Budget on the path of a 1 KiB send with many sends per tick: append 1.5 µs, commit 1 µs per message in
 batches of 32. All methods belong to one thread (the loop's) unless they say otherwise.
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -47,15 +45,15 @@ from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.places import LogPlaces
 from cometmq.store.reading.lookup import Lookup
-from cometmq.store.reading.queue_reader import Got, QueueReader, RecordFilter, TagFilter
+from cometmq.store.reading.queue_reader import Got, QueueReader, RecordFilter, TagFilter, physical_memory
 from cometmq.store.recovery.lengths import check_lengths
 from cometmq.store.recovery.recovery import Recovered, Recovery
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
-from cometmq.store.writing.appender import Appended, Appender, BatchRecords, Lot, Placed, Refused
+from cometmq.store.writing.appender import Appender, Placed, Refused
 from cometmq.store.writing.batch_appender import BatchAppender
-from cometmq.store.writing.dispatch import Arrivals, Watched, batch_visible, last_of, plain_visible
+from cometmq.store.writing.dispatch import Arrivals, Dispatcher, last_of
 
 log = logs.logger(__name__)
 
@@ -73,11 +71,6 @@ class Commit(msgspec.Struct, gc=False):
     end_offset: int
     visible: int = 0
     arrivals: Arrivals = []
-
-
-def physical_memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class MessageStore:
@@ -101,63 +94,57 @@ class MessageStore:
         self.files = StoreFiles(disk)
         self.off_loop = off_loop = OffLoop(disk)
         self.log = CommitLog(self.files, LogPlaces(disk, config), config.mapped_file_size_commit_log)
-        self.queues = QueueTable(self.files, config)
-        self.index = IndexService(self.files, clock, config)
+        self.queues = queues = QueueTable(self.files, config)
+        self.index = index = IndexService(self.files, clock, config)
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
         self.deleted = deleted = DeletedTopics(disk, config.root)
         self._clean_ends = CleanEnds(disk, config.root)
-        self.recovered = self._recover(deleted)
+        self.recovered = self._recover()
         self.min_offsets = MinOffsets(disk, config.root)
-        self.min_offsets.apply(self.queues)
-        self.flusher = LogFlusher(self.log, disk, clock, config)
-        self.flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
-        self.flusher.on_flushed = self._flushed
-        self.flusher.on_failure = self._flush_failed
+        self.min_offsets.apply(queues)
+        self.flusher = flusher = LogFlusher(self.log, disk, clock, config)
+        flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
+        self.dispatcher = Dispatcher(queues, index, self._dispatched)
+        flusher.on_flushed = self.dispatcher.flushed
+        flusher.on_failure = self._flush_failed
         self.reader = QueueReader(self.log, config, physical_memory())
-        self.lookups = Lookup(self.log, self.queues, self.index, off_loop, config)
-        self.appender = Appender(self.log, self.queues, clock, config, flags)
-        self._batches = BatchAppender(self.appender, self.log, self.queues, clock)
+        self.lookups = Lookup(self.log, queues, index, off_loop, config)
+        self.appender = Appender(self.log, queues, clock, config, flags)
+        self.batches = BatchAppender(self.appender, self.log, queues, clock)
         self.passes = passes = Passes()
         self.space = SpaceAhead(self.log, clock)
-        self.checkpointing = Checkpointing(
-            self.checkpoint, self.flusher, self.queues, self.index, deleted, self.recovered
-        )
+        self.checkpointing = Checkpointing(self.checkpoint, flusher, queues, index, deleted, self.recovered)
         self.writer = DerivedWriter(
-            disk, clock, config, flags, off_loop, passes, self.log, self.flusher, self.queues, self.index,
+            disk, clock, config, flags, off_loop, passes, self.log, flusher, queues, index, self.min_offsets,
             self.checkpoint, self.checkpointing,
         )  # fmt: skip
         ext = ExtFiles(disk, config.root)
-        steady = SteadyTime(clock, self.flusher.written_ms)
+        steady = SteadyTime(clock, flusher.written_ms)
         self.fullness = Fullness(disk, config, flags, off_loop, self.log.places)
         self.retention = Retention(
-            disk, clock, steady, config, flags, off_loop, passes, self.fullness, self.log, self.queues,
-            self.index, ext, self.writer.make_durable_before, self.space.room_was_made,
+            disk, clock, steady, config, flags, off_loop, passes, self.fullness, self.log, queues, index, ext,
+            self.writer.make_durable_before, self.space.room_was_made,
         )  # fmt: skip
         self.topic_retention = TopicRetention(
-            steady, off_loop, passes, self.queues, self.lookups, self.min_offsets
+            steady, off_loop, passes, queues, self.lookups, self.min_offsets
         )
         self.deletion = TopicDeletion(
-            disk, off_loop, self.log, self.appender, self.queues, ext, deleted, self.min_offsets
+            disk, off_loop, self.log, self.appender, queues, ext, deleted, self.min_offsets
         )
-        self.purge = Purge(off_loop, self.queues, self.lookups, self.min_offsets)
+        self.purge = Purge(off_loop, queues, self.lookups, self.min_offsets)
         self.upkeep = Upkeep(
-            disk, config, off_loop, passes, self.log, self.flusher, self.space, self.writer, self.fullness,
+            disk, config, off_loop, passes, self.log, flusher, self.space, self.writer, self.fullness,
             self.retention, self.topic_retention,
         )  # fmt: skip
-        self.watched: Watched = None
-        """Of which queues `on_visible` and `Commit` tell the arrivals."""
-        self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
-        """Called with what became visible after a flush, and not within `commit`."""
-        self._unflushed: deque[tuple[int, list[Lot]]] = deque()
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self._closed = False
 
-    def _recover(self, deleted: DeletedTopics) -> Recovered:
+    def _recover(self) -> Recovered:
         check_lengths(self.disk, self.config, self._clean_ends)
         clean = not self._abort.exists()
         self._abort.set()
         return Recovery(
-            self.disk, self.config, self.log, self.queues, self.index, self.checkpoint, deleted,
+            self.disk, self.config, self.log, self.queues, self.index, self.checkpoint, self.deleted,
             self._clean_ends,
         ).run(clean=clean)  # fmt: skip
 
@@ -198,21 +185,13 @@ class MessageStore:
         self.appender.settle()
         self._closed, self.appender.shut = True, "the store is closed"
         try:
-            if self.commit().error is None and self._make_all_durable() and self.flags.writeable:
+            if self.commit().error is None and self.writer.make_durable() and self.flags.writeable:
                 self._clean_ends.save(self.queues, self.log.end, self.config)
                 self._abort.clear()
             else:
                 log.warning("the store stops with unwritten state; the next start will recover it")
         finally:
             self.crash()
-
-    def _make_all_durable(self) -> bool:
-        try:
-            self.min_offsets.save()
-        except OSError as failure:
-            log.error("minimum offsets could not be written: %s", failure)
-            return False
-        return self.writer.make_durable()
 
     def crash(self) -> None:
         """Let go of the directory as a killed process would: nothing more is written. For tests and for
@@ -239,66 +218,6 @@ class MessageStore:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def append(
-        self,
-        topic: str,
-        queue_id: int,
-        body: bytes | bytearray | memoryview,
-        properties: bytes,
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-        born_timestamp_ms: int,
-        born_host: bytes,
-        reconsume_times: int = 0,
-        prepared_transaction_offset: int = 0,
-        tags_code: int = 0,
-        index_keys: Sequence[str] | None = None,
-        store_host: bytes | None = None,
-        delay_ms: int | None = None,
-        stored_before: bool = False,
-    ) -> Appended:
-        """Take one message into this tick. `body` is copied at once.
-
-        index_keys: keys to index (None: taken from the properties). delay_ms: the queue unit gets store
-        time plus this as its tags code (messages that wait for their delivery). stored_before: the
-        message moves on within the store, so maxMessageSize, which may have been lowered since, does not
-        count. Raises StoreRefused; nothing has changed then.
-        """
-        return self.appender.append(
-            topic, queue_id, body, properties, flag, sys_flag, born_timestamp_ms, born_host, reconsume_times,
-            prepared_transaction_offset, tags_code, index_keys, store_host, delay_ms, stored_before,
-        )  # fmt: skip
-
-    def append_batch(
-        self,
-        topic: str,
-        queue_id: int,
-        body: bytes | bytearray | memoryview,
-        properties: bytes,
-        *,
-        sys_flag: int = 0,
-        born_timestamp_ms: int,
-        born_host: bytes,
-        reconsume_times: int = 0,
-        store_host: bytes | None = None,
-    ) -> BatchRecords:
-        """Take a batch body (items of the batch send) into this tick, all of it into one segment or nothing.
-
-        `properties` of the request are added to those of every item, as 4.9 does. Raises StoreRefused.
-        """
-        return self._batches.append(
-            topic,
-            queue_id,
-            body,
-            properties,
-            sys_flag,
-            born_timestamp_ms,
-            born_host,
-            reconsume_times,
-            store_host,
-        )
-
     def commit(self) -> Commit:
         """Write what was appended since the last call. On an error everything appended is taken back."""
         pending, placed, refused = self.appender.take()
@@ -318,40 +237,20 @@ class MessageStore:
             self.checkpointing.clock_stepped_back(now_ms)
         self.flusher.written_ms = now_ms
         self.space.reserve()
-        if (
-            self.config.sync_flush or self._unflushed
-        ):  # visible in order, also when the flush mode has just changed
-            self._unflushed.append((self.log.end, pending))
+        # Visible in order, also when the flush mode has just changed.
+        if self.config.sync_flush or self.dispatcher.waits:
+            self.dispatcher.dispatch_flushed(self.log.end, pending)
             self.flusher.request()
             return Commit(placed, refused, None, self.log.end)
         if not self.config.flush_commit_log_timed:
             self.flusher.timed()
-        return Commit(placed, refused, None, self.log.end, *self._dispatch(pending))
+        return Commit(placed, refused, None, self.log.end, *self.dispatcher.dispatch(pending))
 
-    def _dispatch(self, lots: list[Lot]) -> tuple[int, Arrivals]:
-        """Make written records visible: queue units, index keys. Returns `visible` and `arrivals` of a
-        Commit."""
-        arrivals: Arrivals = []
-        index = self.index if self.index.enabled else None
-        count = 0
-        for lot in lots:
-            if type(lot) is BatchRecords:
-                count += batch_visible(lot, self.queues, index, self.watched, arrivals)
-            else:
-                count += plain_visible(lot, self.queues, index, self.watched, arrivals)
-        self.checkpointing.dispatched(count, *last_of(lots))
+    def _dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
+        self.checkpointing.dispatched(count, last, end, stored_ms)
         if self.config.sync_flush:
             self.space.write_zeros()
         self.writer.dispatched(count)
-        return count, arrivals
-
-    def _flushed(self, end: int) -> None:
-        waiting = self._unflushed
-        pending: list[Lot] = []
-        while waiting and waiting[0][0] <= end:
-            pending += waiting.popleft()[1]
-        if pending:
-            self.on_visible(*self._dispatch(pending))
 
     def _flush_failed(self, failure: OSError) -> None:
         self.flags.raise_flag(Flag.NOT_WRITEABLE, f"the commit log could not be flushed: {failure.strerror}")

@@ -24,6 +24,7 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.recovery.recovery import Recovered
+from cometmq.store.tables.min_offsets import MinOffsets
 
 log = logs.logger(__name__)
 
@@ -81,6 +82,7 @@ class DerivedWriter:
         flusher: LogFlusher,
         queues: QueueTable,
         index: IndexService,
+        min_offsets: MinOffsets,
         checkpoint: Checkpoint,
         checkpointing: Checkpointing,
     ) -> None:
@@ -94,6 +96,7 @@ class DerivedWriter:
         self._flusher = flusher
         self._queues = queues
         self._index = index
+        self._min_offsets = min_offsets
         self._checkpoint = checkpoint
         self._checkpointing = checkpointing
         self._thorough_at = clock.monotonic()
@@ -202,6 +205,7 @@ class DerivedWriter:
         part = Flag.WRITE_LOGICS_ERROR
         try:
             self._queues.write_dirty()
+            self._min_offsets.save()
             part = Flag.WRITE_INDEX_ERROR
             self._index.write(slots=slots)
         except OSError as failure:

@@ -56,7 +56,7 @@ Body: TypeAlias = bytes | bytearray | memoryview
 
 Traits = tuple[int, int, int, int, int, "bytes | None", "int | None"]
 """What many messages have in common: flag, sysFlag, reconsume times, prepared position, tags code, store
-host, delay in ms (see MessageStore.append)."""
+host, delay in ms (see Appender.append)."""
 
 Incoming = tuple[Any, ConsumeQueue, Body, bytes, int, bytes, Keys, Traits]
 """A message that is to be encoded: ticket, queue, body, properties, born time in ms, born host, keys, traits.
@@ -167,16 +167,40 @@ class Appender:
                     queue.next_offset = queue_offset
 
     def append(
-        self, topic: str, queue_id: int, body: Body, properties: bytes, flag: int,
-        sys_flag: int, born_ms: int, born_host: bytes, reconsume_times: int, prepared_position: int,
-        tags_code: int, keys: Keys, store_host: bytes | None, delay_ms: int | None, stored_before: bool,
-    ) -> Appended:  # fmt: skip
-        """See MessageStore.append."""
+        self,
+        topic: str,
+        queue_id: int,
+        body: Body,
+        properties: bytes,
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+        tags_code: int = 0,
+        index_keys: Keys = None,
+        store_host: bytes | None = None,
+        delay_ms: int | None = None,
+        stored_before: bool = False,
+    ) -> Appended:
+        """Take one message into this tick. `body` is copied at once.
+
+        index_keys: keys to index (None: taken from the properties). delay_ms: the queue unit gets store
+        time plus this as its tags code (messages that wait for their delivery). stored_before: the
+        message moves on within the store, so maxMessageSize, which may have been lowered since, does not
+        count. Raises StoreRefused; nothing has changed then.
+        """
         queue = self.queue_of(topic, queue_id)
         self.settle()
         refused = len(self._refused)
-        traits = (flag, sys_flag, reconsume_times, prepared_position, tags_code, store_host, delay_ms)
-        self.gathered.append((queue, queue, body, properties, born_ms, born_host, keys, traits))
+        traits = (
+            flag, sys_flag, reconsume_times, prepared_transaction_offset, tags_code, store_host, delay_ms
+        )  # fmt: skip
+        self.gathered.append(
+            (queue, queue, body, properties, born_timestamp_ms, born_host, index_keys, traits)
+        )
         largest = self.largest_body, self.largest_record
         if stored_before:
             self.largest_body = self.largest_record = self._log.segment_size - BLANK_SIZE
