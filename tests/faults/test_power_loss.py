@@ -31,6 +31,7 @@ from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.zero_ahead import ZeroAhead
 from cometmq.store.recovery.recovery import Recovery
+from cometmq.store.recovery.replay import Replay
 from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import RecordingDisk
@@ -255,22 +256,22 @@ def trust_the_checkpoint_without_its_margin(patch: Patch) -> None:
 
 
 def truncate_one_record_too_many(patch: Patch) -> None:
-    right = Recovery._runs
+    right = Replay._runs
 
-    def wrong(self: Recovery, start: int, result: Any) -> Any:
-        held = None
-        for run in right(self, start, result):
+    def wrong(self: Replay, start: int) -> Any:
+        held, result = None, self._result
+        for run in right(self, start):
             if held is not None:
                 yield held
             held = run
         if held is not None and result.end == held.end:
             *kept, last = held.facts()
-            result.end, self._dirt = last.position, True
+            result.end, self.torn = last.position, True
             held = scan_module.Run.of(kept) if kept else None
         if held is not None:
             yield held
 
-    patch.setattr(Recovery, "_runs", wrong)
+    patch.setattr(Replay, "_runs", wrong)
 
 
 def index_before_the_log(patch: Patch) -> None:

@@ -47,7 +47,8 @@ from cometmq.store.log.places import LogPlaces
 from cometmq.store.reading.lookup import Lookup
 from cometmq.store.reading.queue_reader import Got, QueueReader, RecordFilter, TagFilter, physical_memory
 from cometmq.store.recovery.lengths import check_lengths
-from cometmq.store.recovery.recovery import Recovered, Recovery
+from cometmq.store.recovery.recovered import Recovered
+from cometmq.store.recovery.recovery import Recovery
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets

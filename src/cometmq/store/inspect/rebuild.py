@@ -38,7 +38,7 @@ from cometmq.store.inspect.log_walk import LogWalk, no_pause
 from cometmq.store.inspect.queue_check import LIGHT, QueueCheck
 from cometmq.store.inspect.verify import Progress
 from cometmq.store.recovery.queue_order import QueueOrder
-from cometmq.store.recovery.recovery import tags_code_of
+from cometmq.store.recovery.replay import tags_code_of
 from cometmq.store.recovery.store_layout import StoreLayout, read_layout
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
