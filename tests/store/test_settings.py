@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests.store.background.test_retention import age, filled
 from tests.store.kit import (
     START_MS,
     by_key,
@@ -19,7 +20,6 @@ from tests.store.kit import (
     put,
     send,
 )
-from tests.store.test_retention import age, filled
 
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused

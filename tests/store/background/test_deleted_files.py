@@ -142,7 +142,7 @@ assert most < limit, most
 def test_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FEW_DESCRIPTORS, str(tmp_path / "store")],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=200,
