@@ -30,7 +30,7 @@ NOT_YET = {
     *("BrokerStatsData", "CheckTransactionStateRequestHeader", "EndTransactionRequestHeader", "FrameDecoder"),
     *("Periodic", "QueryMessageResponseHeader", "ReplyMessageRequestHeader", "SHARDING_KEY"),
     *("ViewBrokerStatsDataRequestHeader", "at_tick_end", "disconnect", "encode_record", "find_client"),
-    *("holder", "query_by_key", "statistics"),
+    *("holder", "statistics"),
 }
 # Bases that call nothing of their classes by name.
 PLAIN_BASES = {"abc", "dataclasses", "enum", "msgspec", "typing"}
