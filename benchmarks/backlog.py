@@ -10,7 +10,7 @@ from benchmarks.processes import TICKS_PER_SECOND, cached_share, cpu_seconds, de
 from benchmarks.servers import COMET, Running
 from benchmarks.starts import fill
 from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
-from cometmq.store.message_store import physical_memory
+from cometmq.store.reading.queue_reader import physical_memory
 
 MESSAGES = 10_000_000
 QUEUES = 8

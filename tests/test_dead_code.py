@@ -32,7 +32,7 @@ NOT_YET = {
     *("BrokerStatsData", "CheckTransactionStateRequestHeader", "EndTransactionRequestHeader", "FrameDecoder"),
     *("QueryMessageResponseHeader", "ReplyMessageRequestHeader", "SHARDING_KEY"),
     *("ViewBrokerStatsDataRequestHeader", "at_tick_end", "disconnect", "encode_record"),
-    *("query_by_key", "statistics"),
+    *("statistics",),
 }
 # A handler is found by the name of its request.
 HANDLERS = {code.name.lower() for code in RequestCode}

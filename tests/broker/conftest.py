@@ -224,7 +224,7 @@ async def take(peer, topic, count, group="Taker", timeout_s=10.0):
 def store_raw(cluster, topic, properties, body=b"raw", queue_id=0, **more):
     """Store a message as it is, and let it be seen."""
     parts = cluster.broker.parts
-    stored = parts.store.append(
+    stored = parts.store.appender.append(
         topic, queue_id, body, properties, born_timestamp_ms=1, born_host=bytes(8), **more
     )
     parts.writer.appended(None)

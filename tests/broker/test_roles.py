@@ -67,11 +67,11 @@ class TestSlave:
     async def test_offsets_stay_what_they_are(self, slave, asked):
         broker, peer = await slave(slaveReadEnable="true")
         broker.parts.tables.groups.table["G"].broker_id = 3
-        end = broker.parts.store.commit_log_max
+        end = broker.parts.store.log.end
         answer = await peer.pull(offset=asked)
         assert (answer.code, begin(answer)) == (ResponseCode.PULL_RETRY_IMMEDIATELY, asked)
         assert answer.ext["suggestWhichBrokerId"] == "3"
-        assert broker.parts.store.commit_log_max == end
+        assert broker.parts.store.log.end == end
 
     async def test_offsets_are_corrected_where_that_is_asked_for(self, slave):
         _, peer = await slave(offsetCheckInSlave="true")
@@ -176,7 +176,7 @@ class TestOffsetMovedEvents:
         broker = cluster.broker.parts
         held = asyncio.create_task(peer.pull(offset=1, hold_ms=20_000))
         await until(lambda: len(broker.pulls.long_poll))
-        await broker.store.delete_topics(["Orders"])
+        await broker.store.deletion.delete(["Orders"])
         broker.pulls.topic_gone("Orders")
         assert (await held).code == ResponseCode.PULL_OFFSET_MOVED
         (event,) = records(await other.pull("OFFSET_MOVED_EVENT", hold_ms=5000))

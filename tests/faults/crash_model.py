@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from tests.store.kit import by_key
 
 from cometmq.protocol.properties.values import index_hash
 from cometmq.protocol.record.one import decode_record
@@ -152,7 +153,7 @@ def examine(store: MessageStore, expected: Expected) -> Found:
         raise Wrong(f"promised records are not served: {_places(expected, lost)}")
     if alive := expected.gone & there:
         raise Wrong(f"deleted records are served: {_places(expected, alive)}")
-    low = store.commit_log_min
+    low = store.log.min_position
     silent = {p for p in in_log - there - expected.optional - expected.gone if p >= low}
     if silent:
         raise Wrong(f"records of the log are in no queue: {_places(expected, silent)}")
@@ -168,7 +169,7 @@ def examine(store: MessageStore, expected: Expected) -> Found:
             if queue.max_offset
         )
     )
-    return Found(low, store.commit_log_max, queues, tuple(served), indexed)
+    return Found(low, store.log.end, queues, tuple(served), indexed)
 
 
 def _places(expected: Expected, positions: Iterable[int]) -> str:
@@ -228,7 +229,7 @@ def _index(store: MessageStore, expected: Expected, served: set[int]) -> tuple[t
     for position in served - expected.optional - expected.unindexed:
         entry = expected.may[position]
         for key in entry.keys:
-            if entry.data not in store.query_by_key(entry.topic, key, 64, 0, 1 << 60):
+            if entry.data not in by_key(store, entry.topic, key, 64):
                 raise Wrong(f"key {key} of {entry.topic} at {position} is not in the index")
     store.index.write(slots=True)
     entries: list[tuple[int, int]] = []
@@ -241,7 +242,7 @@ def _index(store: MessageStore, expected: Expected, served: set[int]) -> tuple[t
         rows = np.frombuffer(data, ENTRY_DTYPE, offset=start)[1 : max(1, count)]
         entries += [(int(row["position"]), int(row["hash"])) for row in rows]
     for position, key_hash in entries:
-        if position < store.commit_log_min:
+        if position < store.log.min_position:
             continue
         known = expected.may.get(position)
         if known is None or key_hash not in [index_hash(f"{known.topic}#{key}") for key in known.keys]:
@@ -261,7 +262,7 @@ def _nothing_behind_the_end(store: MessageStore) -> None:
             continue
         directory, name = os.path.split(path)
         if directory == f"{ROOT}/commitlog":
-            rest = content[max(0, store.commit_log_max - int(name)) :]
+            rest = content[max(0, store.log.end - int(name)) :]
         elif directory.startswith(f"{ROOT}/consumequeue/"):
             topic, queue_id = directory.split("/")[-2:]
             queue = store.queues.find(topic, int(queue_id))

@@ -172,7 +172,7 @@ def _go_on(store: MessageStore, found: Found, chance: random.Random) -> list[Ent
     added: list[Entry] = []
     for topic, queue_id, offset in chosen:
         before = len(store.disk.history)  # type: ignore[attr-defined]
-        appended = store.append(
+        appended = store.appender.append(
             topic, queue_id, chance.randbytes(chance.choice((10, 600))), b"KEYS\x01new",
             born_timestamp_ms=LATER_MS, born_host=HOST,
         )  # fmt: skip

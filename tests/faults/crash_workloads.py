@@ -84,12 +84,6 @@ class LaterLoop:
 class StepByStep(OffLoop):
     """Work off the loop that the workload does step by step, with other things in between."""
 
-    stopping = False
-
-    @property
-    def ending(self) -> bool:
-        return self.stopping
-
     async def run(self, work: Callable[..., Any], *given: Any) -> Any:
         await _turn()
         return work(*given)
@@ -128,14 +122,12 @@ class Worker:
     def open(self) -> None:
         self.store = MessageStore.open(config(self.sync), self.disk, self.clock)
         self.pool, self.loop = LaterPool(), LaterLoop()
-        self.steps = self.store.off_loop = StepByStep(self.store.disk)
+        self.store.off_loop.__class__ = StepByStep
         self.retirement: Coroutine[Any, Any, object] | None = None
         if self.threads:
             self.store.flusher.attach(self.loop, ThreadSyncer(self.disk, self.loop, self.pool))  # type: ignore[arg-type]
-            self.store.upkeep._pool = self.pool  # type: ignore[assignment]
-            zeros = ZeroAhead(self.store.log, self.disk, self.pool)  # type: ignore[arg-type]
-            self.store.upkeep._zeros = zeros
-            self.store.log.before_write = zeros.let_pass
+            self.store.space.attach(self.pool)  # type: ignore[arg-type]
+            self.store.space.add_zeros(ZeroAhead(self.store.log, self.disk, self.pool))  # type: ignore[arg-type]
         self._note_flushed()
 
     # -- steps ------------------------------------------------------------------------------------
@@ -152,7 +144,7 @@ class Worker:
         keys = (f"k{self.number % 9}",) if self.chance.random() < 0.8 else ()
         tag = f"tag{self.number % 3}"
         properties = b"TAGS\x01" + tag.encode() + b"".join(b"\x02KEYS\x01" + key.encode() for key in keys)
-        appended = self.store.append(
+        appended = self.store.appender.append(
             topic, queue_id, self._body(size), properties, born_timestamp_ms=self.clock.now_ms,
             born_host=HOST, tags_code=java_hash(tag),
         )  # fmt: skip
@@ -163,7 +155,7 @@ class Worker:
         for _ in range(self.chance.randint(1, 6)):
             self.number += 1
             items.append((0, self._body(self.chance.randint(1, 300)), b"KEYS\x01k%d" % (self.number % 9)))
-        appended = self.store.append_batch(
+        appended = self.store.batches.append(
             self.chance.choice(TOPICS), self.chance.randrange(2), encode_batch(items), b"",
             born_timestamp_ms=self.clock.now_ms, born_host=HOST,
         )  # fmt: skip
@@ -190,7 +182,7 @@ class Worker:
                 if ok:
                     self.ledger.promised += [(self.now, position) for position in positions]
 
-            self.store.when_flushed(commit.end_offset, acknowledge)
+            self.store.flusher.wait_for(commit.end_offset, acknowledge)
 
     def send(self) -> None:
         for _ in range(self.chance.choice((1, 1, 1, 2, 4))):
@@ -208,7 +200,7 @@ class Worker:
 
     def settle(self) -> None:
         self._finish_threads()
-        assert self.store.upkeep.settle_all(slots=False)
+        assert self.store.writer.make_durable(slots=False)
         self._note_flushed()
 
     def _note_flushed(self) -> None:
@@ -236,7 +228,7 @@ class Worker:
 
     def stop_and_start(self) -> None:
         self._detach()
-        self.steps.stopping = True
+        self.store.off_loop.end()
         self._finish_retirement()
         self.store.close()
         self._note_flushed()
@@ -281,7 +273,7 @@ class Worker:
                 self.retirement.send(None)
             except StopIteration:
                 self.retirement = None
-        self.ledger.retired.append((self.now, self.store.retention._synced_min))
+        self.ledger.retired.append((self.now, self.store.retention.synced_min))
 
     def _finish_retirement(self) -> None:
         while self.retirement is not None:
@@ -290,10 +282,10 @@ class Worker:
     def purge(self) -> None:
         """The messages of a topic, or the older half of them, are hidden for good."""
         topic, keep = self.chance.choice(TOPICS), self.chance.choice((1, 2))
-        plan = self._now_done(self.store.purge_plan(topic))
+        plan = self._now_done(self.store.purge.plan(topic))
         floors = {queue: low + (end - low) // keep for queue, low, _, end in plan}
-        begun, end = self.now, self.store.commit_log_max
-        self._now_done(self.store.raise_min_offsets(topic, floors))
+        begun, end = self.now, self.store.log.end
+        self._now_done(self.store.purge.raise_min_offsets(topic, floors))
         self.ledger.hidden.append((begun, self.now, topic, floors, end))
 
     def limit_topic(self) -> None:
@@ -302,9 +294,9 @@ class Worker:
         self.store.topic_retention.set_limits(
             {topic: TopicLimit(bytes_per_queue=self.chance.choice((1, 3000)))}
         )
-        begun, end = self.now, self.store.commit_log_max
+        begun, end = self.now, self.store.log.end
         self._now_done(self.store.topic_retention.topic_pass())
-        floors = dict(self.store.floors.floors.get(topic, {}))
+        floors = dict(self.store.min_offsets.by_topic.get(topic, {}))
         self.ledger.hidden.append((begun, self.now, topic, floors, end))
 
     @staticmethod
@@ -317,8 +309,8 @@ class Worker:
             return outcome
 
     def delete_topic(self) -> None:
-        begun, topic, end = self.now, self.chance.choice(TOPICS), self.store.commit_log_max
-        self._now_done(self.store.delete_topics([topic]))
+        begun, topic, end = self.now, self.chance.choice(TOPICS), self.store.log.end
+        self._now_done(self.store.deletion.delete([topic]))
         self.ledger.deletions.append((begun, self.now, topic, end))
 
     def save_table(self) -> None:

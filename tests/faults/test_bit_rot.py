@@ -55,13 +55,13 @@ def sound_store() -> tuple[Image, dict[tuple[str, int, int], bytes]]:
     for number in range(MESSAGES):
         clock.advance(chance.random() * 9)
         topic, tag = f"T{number % 2}", f"tag{number % 5}"
-        appended = store.append(
+        appended = store.appender.append(
             topic, number % QUEUES, chance.randbytes(chance.choice((9, 100, 400, 1100))),
             f"TAGS\x01{tag}\x02KEYS\x01k{number}".encode(), born_timestamp_ms=clock.now_ms, born_host=HOST,
             tags_code=java_hash(tag),
         )  # fmt: skip
         assert store.commit().error is None
-        data = store.lookup(appended.physical_offset)
+        data = store.lookups.record_at(appended.physical_offset)
         assert data is not None
         records[topic, number % QUEUES, appended.queue_offset] = data
     store.close()
@@ -275,9 +275,9 @@ def test_the_store_starts_and_serves_the_rest(kind: str, start: str) -> None:
             disk = RecordingDisk(left | {f"{ROOT}/abort": b""})
         store = MessageStore.open(CONFIG, disk, ManualClock())
         found = served(store)
-        appended = store.append("T0", 0, b"after", b"", born_timestamp_ms=1, born_host=HOST)
+        appended = store.appender.append("T0", 0, b"after", b"", born_timestamp_ms=1, born_host=HOST)
         assert store.commit().error is None
-        assert store.lookup(appended.physical_offset), where
+        assert store.lookups.record_at(appended.physical_offset), where
         store.close()
         hit = _touched(path, place, count) if "/commitlog/" in path else set()
         if start == "clean" and "/consumequeue/" in path:

@@ -19,8 +19,8 @@ from tests.faults.crash_workloads import WORKLOADS
 
 from cometmq.errors import StoreError
 from cometmq.store import JsonTable, ManualClock, MessageStore
+from cometmq.store.background.derived_writer import DerivedWriter
 from cometmq.store.background.retention import Retention
-from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.guards import AbortFile
 from cometmq.store.derived.consume_queue import ConsumeQueue
@@ -31,7 +31,8 @@ from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.zero_ahead import ZeroAhead
 from cometmq.store.recovery.recovery import Recovery
-from cometmq.store.tables.min_offsets import QueueFloors
+from cometmq.store.recovery.replay import Replay
+from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import RecordingDisk
 
@@ -224,30 +225,29 @@ def forget_the_directory_after_a_rename(patch: Patch) -> None:
 
 
 def move_the_checkpoint_first(patch: Patch) -> None:
-    right = Upkeep.settle_all
+    right = DerivedWriter.make_durable
 
-    def wrong(self: Upkeep, *, slots: bool = True) -> bool:
-        store = self._store
-        store.flusher.flush_now()
-        checkpoint = store.checkpoint
-        checkpoint.physic_ms = checkpoint.logics_ms = checkpoint.index_ms = store.clock.time_ms() + 10_000
+    def wrong(self: DerivedWriter, *, slots: bool = True) -> bool:
+        self._flusher.flush_now()
+        checkpoint = self._checkpoint
+        checkpoint.physic_ms = checkpoint.logics_ms = checkpoint.index_ms = self._clock.time_ms() + 10_000
         checkpoint.flush()
         return right(self, slots=slots)
 
-    patch.setattr(Upkeep, "settle_all", wrong)
+    patch.setattr(DerivedWriter, "make_durable", wrong)
 
 
 def mark_what_is_only_written(patch: Patch) -> None:
     """Where recovery begins moves on before the sync that should come first."""
-    right = Upkeep.settle_all
+    right = DerivedWriter.make_durable
 
-    def wrong(self: Upkeep, *, slots: bool = True) -> bool:
-        store = self._store
-        store.checkpoint.mark = store.index.mark(store.log.end, self._last, self._queue_ends())
-        store.checkpoint.flush()
+    def wrong(self: DerivedWriter, *, slots: bool = True) -> bool:
+        covered = self._checkpointing.covered()
+        self._checkpoint.mark = self._index.mark(self._log.end, covered.last, covered.queue_ends)
+        self._checkpoint.flush()
         return right(self, slots=slots)
 
-    patch.setattr(Upkeep, "settle_all", wrong)
+    patch.setattr(DerivedWriter, "make_durable", wrong)
 
 
 def trust_the_checkpoint_without_its_margin(patch: Patch) -> None:
@@ -256,22 +256,22 @@ def trust_the_checkpoint_without_its_margin(patch: Patch) -> None:
 
 
 def truncate_one_record_too_many(patch: Patch) -> None:
-    right = Recovery._runs
+    right = Replay._runs
 
-    def wrong(self: Recovery, start: int, result: Any) -> Any:
-        held = None
-        for run in right(self, start, result):
+    def wrong(self: Replay, start: int) -> Any:
+        held, result = None, self._result
+        for run in right(self, start):
             if held is not None:
                 yield held
             held = run
         if held is not None and result.end == held.end:
             *kept, last = held.facts()
-            result.end, self._dirt = last.position, True
+            result.end, self.torn = last.position, True
             held = scan_module.Run.of(kept) if kept else None
         if held is not None:
             yield held
 
-    patch.setattr(Recovery, "_runs", wrong)
+    patch.setattr(Replay, "_runs", wrong)
 
 
 def index_before_the_log(patch: Patch) -> None:
@@ -296,27 +296,27 @@ def forget_the_directory_of_deleted_segments(patch: Patch) -> None:
     """They may come back, one by one, and leave holes."""
 
     async def wrong(self: Retention, directory: str, log_min: int = -1) -> bool:
-        self._synced_min = max(self._synced_min, log_min)
+        self.synced_min = max(self.synced_min, log_min)
         return True
 
     patch.setattr(Retention, "_sync", wrong)
 
 
 def purge_in_memory_only(patch: Patch) -> None:
-    patch.setattr(QueueFloors, "save", lambda self: None)
+    patch.setattr(MinOffsets, "save", lambda self: None)
 
 
 def keep_floors_above_lost_messages(patch: Patch) -> None:
     """A floor hides the messages that take the offsets of lost ones."""
 
-    def wrong(self: QueueFloors, queues: QueueTable) -> None:
-        for topic, floors in self.floors.items():
+    def wrong(self: MinOffsets, queues: QueueTable) -> None:
+        for topic, floors in self.by_topic.items():
             for queue_id, floor in floors.items():
                 queue = queues.find(topic, queue_id)
                 if queue is not None:
                     queue.min_offset = max(queue.min_offset, floor)
 
-    patch.setattr(QueueFloors, "apply", wrong)
+    patch.setattr(MinOffsets, "apply", wrong)
 
 
 PLANTED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [

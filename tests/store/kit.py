@@ -41,7 +41,7 @@ def put(
 ) -> TickMessage:
     """Append without commit."""
     settings: dict[str, Any] = {"born_timestamp_ms": START_MS, "born_host": HOST, **more}
-    return store.append(topic, queue_id, body, properties, **settings)
+    return store.appender.append(topic, queue_id, body, properties, **settings)
 
 
 def send(
@@ -71,9 +71,27 @@ async def pulled(store: MessageStore, topic: str, queue_id: int, offset: int, co
     try:
         return store.get_messages(topic, queue_id, offset, count)
     except NotInMemory as miss:
-        return await store.ask(
+        return await store.off_loop.ask(
             lambda reads: store.get_messages(topic, queue_id, offset, count, reads=reads), miss
         )
+
+
+def by_key(
+    store: MessageStore, topic: str, key: str, limit: int = 9, begin_ms: int = 0, end_ms: int = 1 << 60
+) -> list[bytes]:
+    """Records that the index finds."""
+    return in_place(store.lookups.by_key(topic, key, limit, begin_ms, end_ms, 1 << 24))
+
+
+def offset_by_time(
+    store: MessageStore, topic: str, queue_id: int, timestamp_ms: int, mode: str | None = None
+) -> int:
+    return in_place(store.lookups.offset_by_time(store.queues.find(topic, queue_id), timestamp_ms, mode))
+
+
+def delete_topic(store: MessageStore, topic: str) -> int:
+    """For a store without a loop."""
+    return in_place(store.deletion.delete([topic]))
 
 
 def drop_first_segment(store: MessageStore, *, derived: bool = True) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.interop.store_input import TINY_SLOTS
-from tests.store.kit import everything
+from tests.store.kit import by_key, everything
 
 from cometmq.protocol.record.one import iter_records
 from cometmq.store import MessageStore, StoreConfig
@@ -61,7 +61,7 @@ def test_every_message_is_served(root: Path) -> None:
     assert store.recovered.clean
     assert store.recovered.notes == []
     expected: dict[tuple[str, int], list[bytes]] = {}
-    for record in iter_records(log[: store.commit_log_max]):
+    for record in iter_records(log[: store.log.end]):
         expected.setdefault((record.topic, record.queue_id), []).append(bytes(record.body))
     found = {(q.topic, q.queue_id): everything(store, q.topic, q.queue_id) for q in store.queues}
     store.close()
@@ -97,11 +97,11 @@ def test_every_key_in_it_is_found(root: Path) -> None:
     log = next((root / "commitlog").iterdir()).read_bytes()
     store = MessageStore.open(configured(root))
     asked = 0
-    for record in iter_records(log[: store.commit_log_max]):
+    for record in iter_records(log[: store.log.end]):
         at = record.physical_offset
         for key in [record.properties.get("UNIQ_KEY", ""), *record.properties.get("KEYS", "").split(" ")]:
             if key:
-                found = store.query_by_key(record.topic, key, 64, 0, 1 << 60)
+                found = by_key(store, record.topic, key, 64, 0, 1 << 60)
                 assert log[at : at + record.store_size] in found
                 asked += 1
     store.close()

@@ -7,7 +7,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, everything, open_store, put, send
+from tests.store.kit import bodies, by_key, committed, everything, open_store, put, send
 
 from cometmq.store import JsonTable, StoreRefused
 from cometmq.testing.faulty_disk import FaultyDisk
@@ -47,7 +47,7 @@ def test_a_failed_write_takes_the_whole_tick_back(tmp_path: Path, partial: float
     disk = FaultyDisk()
     store = open_store(tmp_path, disk)
     send(store, b"first")
-    end = store.commit_log_max
+    end = store.log.end
     for number in range(5):
         put(store, b"refused %d" % number, queue_id=number % 2)
     disk.fail("pwrite", match="commitlog", partial=partial)
@@ -55,7 +55,7 @@ def test_a_failed_write_takes_the_whole_tick_back(tmp_path: Path, partial: float
     assert commit.error is not None
     assert commit.error.response_code == 1
     assert "Input/output error" in commit.error.remark
-    assert (commit.arrivals, store.commit_log_max) == ([], end)
+    assert (commit.arrivals, store.log.end) == ([], end)
     again = send(store, b"again")
     assert (again.physical_offset, again.queue_offset) == (end, 1)
     store.crash()
@@ -69,13 +69,13 @@ def test_a_failed_write_over_a_roll_takes_both_segments_back(tmp_path: Path) -> 
     disk = FaultyDisk()
     store = open_store(tmp_path, disk)
     send(store, bytes(40_000))
-    end = store.commit_log_max
+    end = store.log.end
     put(store, b"in the old segment")
     put(store, bytes(40_000))
     put(store, b"in the new segment")
     disk.fail("pwrite", match=f"{65536:020d}", partial=0.5)
     assert store.commit().error is not None
-    assert store.commit_log_max == end
+    assert store.log.end == end
     assert send(store, b"kept").physical_offset == end
     assert send(store, bytes(40_000)).physical_offset == 65536
     store.crash()
@@ -113,20 +113,20 @@ async def test_queues_and_index_wait_in_memory_while_they_cannot_be_written(
     for number in range(10):
         put(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)
     committed(store.commit())
-    await store.upkeep._write_derived()
+    await store.writer.write_round()
     assert len(bodies(store.get_messages("T", 0, 0, 32))) == 10
     with pytest.raises(StoreRefused, match="No space left") as refused:
         put(store)
     assert refused.value.response_code == 14
     disk.heal()
-    await store.upkeep._write_derived()
+    await store.writer.write_round()
     send(store, b"works again")
-    assert len(store.query_by_key("T", "k3", 9, 0, 1 << 60)) == 1
+    assert len(by_key(store, "T", "k3")) == 1
     store.close()
     assert not (tmp_path / "abort").exists()
     store = open_store(tmp_path)
     assert len(everything(store)) == 11
-    assert len(store.query_by_key("T", "k3", 9, 0, 1 << 60)) == 1
+    assert len(by_key(store, "T", "k3")) == 1
     store.close()
 
 
@@ -148,7 +148,7 @@ def workload(root: Path, disk: FaultyDisk) -> tuple[list[bytes], list[bytes]]:
             except StoreRefused:
                 open_ended.append(body)
             if number % 20 == 19:
-                store.upkeep.settle_all(slots=False)
+                store.writer.make_durable(slots=False)
     finally:
         try:
             store.close()
@@ -181,7 +181,7 @@ def test_an_error_at_every_single_operation_loses_nothing_acknowledged(
         assert len(found) == len(set(found))
         for body in acknowledged:
             key = "k" + body.split(b":")[0].decode()
-            assert len(store.query_by_key("T", key, 9, 0, 1 << 60)) == 1, (number, key)
+            assert len(by_key(store, "T", key)) == 1, (number, key)
         store.close()
 
 
@@ -220,7 +220,7 @@ async def test_a_disk_that_turns_read_only_is_still_read(tmp_path: Path) -> None
     with pytest.raises(StoreRefused, match="Read-only file system"):
         put(store, bytes(65_000))
     assert everything(store) == [b"0", b"1", b"2"]
-    assert len(store.query_by_key("T", "k", 9, 0, 1 << 60)) == 0
+    assert len(by_key(store, "T", "k")) == 0
     store.retention.delete_now()
     store.retention.round()
     disk.heal()

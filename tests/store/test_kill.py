@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.store.kit import everything, open_store
+from tests.store.kit import by_key, everything, open_store
 
 from cometmq.store import MessageStore
 
@@ -30,7 +30,8 @@ async def main(root, first, sync):
         sent = []
         for _ in range(number % 9 + 1):
             body = b"%d:" % number + bytes(number * 7919 % 3000)
-            store.append("T", number % 3, body, b"KEYS\\x01k%d" % number, born_timestamp_ms=1, born_host=HOST)
+            keys = b"KEYS\\x01k%d" % number
+            store.appender.append("T", number % 3, body, keys, born_timestamp_ms=1, born_host=HOST)
             sent.append(number)
             number += 1
         commit = store.commit()
@@ -38,7 +39,7 @@ async def main(root, first, sync):
         line = b"".join(b"%d\\n" % each for each in sent)
         if sync:
             answer = lambda ok, line=line: os.write(1, line) if ok else os._exit(7)
-            store.when_flushed(commit.end_offset, answer)
+            store.flusher.wait_for(commit.end_offset, answer)
         else:
             os.write(1, line)
         await asyncio.sleep(0)
@@ -58,7 +59,7 @@ def check(store: MessageStore, acknowledged: set[int], keys: list[int]) -> int:
         found += numbers
     assert acknowledged <= set(found)
     for key in keys:
-        assert len(store.query_by_key("T", f"k{key}", 9, 0, 1 << 60)) == 1, key
+        assert len(by_key(store, "T", f"k{key}")) == 1, key
     return max(found, default=-1) + 1
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.store.kit import HOST, START_MS, bodies, committed, got, open_store, put
+from tests.store import kit
+from tests.store.kit import HOST, START_MS, bodies, by_key, committed, got, offset_by_time, open_store, put
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.record.one import decode_record
@@ -85,7 +86,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
             body = b"%d:batch" % self.number
             items.append((0, body, b"KEYS\x01k%d" % (self.number % 7)))
             self.pending.append((topic, queue_id, body, self.clock.now_ms))
-        appended = self.store.append_batch(
+        appended = self.store.batches.append(
             topic, queue_id, encode_batch(items), b"", born_timestamp_ms=START_MS, born_host=HOST
         )
         assert (appended.queue_offset, len(appended.sizes)) == (expected, count)
@@ -116,7 +117,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
 
     @rule()
     def make_durable(self) -> None:
-        assert self.store.upkeep.settle_all(slots=False)
+        assert self.store.writer.make_durable(slots=False)
 
     # -- stopping
 
@@ -177,7 +178,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
     @rule(topic=topics)
     def delete_topic(self, topic: str) -> None:
         self.commit()
-        self.store.delete_topic(topic)
+        kit.delete_topic(self.store, topic)
         for queue_id in range(3):
             self.queues.pop((topic, queue_id), None)
             self.ends.pop((topic, queue_id), None)
@@ -186,7 +187,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
     def retire_log(self) -> None:
         """Delete all segments but the last, after everything is durable."""
         self.commit()
-        assert self.store.upkeep.settle_all(slots=False)
+        assert self.store.writer.make_durable(slots=False)
         for path in sorted((self.root / "commitlog").iterdir()):
             os.utime(path, (1, 1))
         self.store.retention.delete_now()
@@ -195,7 +196,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self.forget_before_log_min()
 
     def forget_before_log_min(self) -> None:
-        low = self.store.commit_log_min
+        low = self.store.log.min_position
         for (topic, queue_id), queue in self.queues.items():
             store_queue = self.store.queues.find(topic, queue_id)
             gone = 0 if store_queue is None else store_queue.min_offset - queue.first
@@ -241,9 +242,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         expected = self.keys.get((topic, f"k{key}"), [])
         alive = {body for (at, _), queue in self.queues.items() if at == topic for body, _ in queue.messages}
         expected = [body for body in expected if body in alive][-64:]
-        found = [
-            decode_record(data).body for data in self.store.query_by_key(topic, f"k{key}", 64, 0, 1 << 60)
-        ]
+        found = [decode_record(data).body for data in by_key(self.store, topic, f"k{key}", 64, 0, 1 << 60)]
         assert set(expected) <= set(found) or len(found) == 64
 
     @rule(topic=topics, queue_id=queue_ids, share=st.floats(0, 1))
@@ -252,7 +251,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         if queue.messages:
             asked = int(START_MS - 10 + share * (self.clock.now_ms - START_MS + 20))
             expected = sum(1 for _, at in queue.messages if at < asked)
-            assert self.store.offset_by_time(topic, queue_id, asked, "LOWER") == queue.first + expected
+            assert offset_by_time(self.store, topic, queue_id, asked, "LOWER") == queue.first + expected
 
 
 StoreAgainstLists.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

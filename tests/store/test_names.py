@@ -8,7 +8,18 @@ import shutil
 from contextlib import contextmanager
 
 import pytest
-from tests.store.kit import HOST, START_MS, committed, everything, open_store, put, send, small
+from tests.store.kit import (
+    HOST,
+    START_MS,
+    by_key,
+    committed,
+    delete_topic,
+    everything,
+    open_store,
+    put,
+    send,
+    small,
+)
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import ResponseCode
@@ -54,7 +65,7 @@ def test_no_queue_is_made_for_a_name_that_is_none(tmp_path, topic, queue_id):
     assert refusal.value.response_code == ResponseCode.MESSAGE_ILLEGAL
     assert pickle.loads(pickle.dumps(refusal.value)).remark == refusal.value.remark
     with pytest.raises(QueueRefused):
-        store.append_batch(
+        store.batches.append(
             topic, queue_id, encode_batch([(0, b"x", b"")]), b"", born_timestamp_ms=START_MS, born_host=HOST
         )
     assert store.log.next == before
@@ -69,11 +80,11 @@ def test_no_deletion_reaches_beyond_the_topics(tmp_path, topic):
     root = tmp_path / "a" / "store"
     store = open_store(root)
     send(store, topic="Good")
-    store.upkeep.settle_all()
+    store.writer.make_durable()
     (root / "config").mkdir(exist_ok=True)
     (root / "config" / "topics.json").write_text("{}")
     before = tree(tmp_path)
-    assert store.delete_topic(topic) == 0
+    assert delete_topic(store, topic) == 0
     assert set(before) <= set(tree(tmp_path))
     assert everything(store, "Good") == [b"hello"]
     store.close()
@@ -149,7 +160,7 @@ def test_what_a_directory_with_an_odd_name_holds_stays_readable(tmp_path, monkey
     rebuild(str(tmp_path), config=small(tmp_path))
     store = open_store(tmp_path)
     assert everything(store, topic) == [b"first", b"second"]
-    assert store.delete_topic(topic) == 1
+    assert delete_topic(store, topic) == 1
     store.close()
     assert os.listdir(tmp_path / "consumequeue") == []
 
@@ -190,7 +201,7 @@ def test_a_numbered_file_of_somebody_elses_is_not_deleted_with_a_damaged_index(t
     other = tmp_path / "index" / "99"
     other.touch()
     store = open_store(tmp_path)
-    assert store.query_by_key("T", "k", 1, 0, 1 << 62)
+    assert by_key(store, "T", "k", 1, 0, 1 << 62)
     store.close()
     assert other.exists()
 

@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import struct
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, committed, drop_first_segment, everything, got, open_store, put, send
-from tests.store.test_retention import age, filled
+from tests.store.background.test_retention import age, filled
+from tests.store.kit import (
+    START_MS,
+    by_key,
+    committed,
+    drop_first_segment,
+    everything,
+    got,
+    open_store,
+    put,
+    send,
+)
 
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
@@ -24,7 +33,7 @@ LATE = 1 << 62
 
 
 def found(store: MessageStore, key: str, topic: str = "T") -> list[bytes]:
-    return [decode_record(record).body for record in store.query_by_key(topic, key, 64, 0, LATE)]
+    return [decode_record(record).body for record in by_key(store, topic, key, 64, 0, LATE)]
 
 
 def keyed(store: MessageStore, number: int, size: int = 0) -> None:
@@ -124,7 +133,7 @@ def test_a_safe_index_moves_the_start_of_a_recovery_back_to_its_last_full_file(t
         for number in range(300):
             clock.now_ms += 1000
             keyed(store, number, 1000)
-        store.upkeep.settle_all()
+        store.writer.make_durable()
         store.checkpoint.mark = None
         store.checkpoint.index_ms = START_MS + 20_000
         store.checkpoint.flush()
@@ -168,8 +177,8 @@ class TestRecordsByPosition:
         data[second + 90] ^= 1
         log.write_bytes(data)
         store = open_store(tmp_path)
-        assert decode_record(store.lookup(first) or b"").body == b"first"
-        assert store.lookup(second) is None
+        assert decode_record(store.lookups.record_at(first) or b"").body == b"first"
+        assert store.lookups.record_at(second) is None
         store.close()
 
     @pytest.mark.parametrize("away", [-1, 1, 4, 91])
@@ -177,8 +186,8 @@ class TestRecordsByPosition:
         store = open_store(tmp_path)
         send(store, bytes(100))
         place = send(store, bytes(100)).physical_offset
-        assert store.lookup(place) is not None
-        assert store.lookup(place + away) is None
+        assert store.lookups.record_at(place) is not None
+        assert store.lookups.record_at(place + away) is None
         store.close()
 
 
@@ -225,7 +234,7 @@ class TestBatchLimits:
         for _ in range(40):
             put(store, bytes(1000 + 3))
         committed(store.commit())
-        assert store.commit_log_max == 40 * 1095
+        assert store.log.end == 40 * 1095
         keeps = (lambda _record: True) if way == "records" else None
         answer = got(store.get_messages("T", 0, 0, 64, record_filter=keeps))
         assert (answer.count, answer.next_begin_offset) == (count, count)
@@ -291,7 +300,7 @@ class TestIndexFiles:
             data[place + 90] ^= 1
         log.write_bytes(data)
         store = open_store(tmp_path, clock=clock)
-        records = store.query_by_key("T", "k", most, 0, LATE)
+        records = by_key(store, "T", "k", most, 0, LATE)
         assert [decode_record(record).body for record in records] == [b"body %d" % n for n in bodies_found]
         store.close()
 
@@ -300,9 +309,9 @@ class TestIndexFiles:
         store = open_store(tmp_path, max_msgs_num_batch=most)
         for _ in range(5):
             send(store, properties=b"KEYS\x01k")
-        assert len(store.query_by_key("T", "k", 32, 0, LATE)) == min(most, 5)
+        assert len(by_key(store, "T", "k", 32, 0, LATE)) == min(most, 5)
         store.configure(store.config.replace(max_msgs_num_batch=2))
-        assert len(store.query_by_key("T", "k", 32, 0, LATE)) == 2
+        assert len(by_key(store, "T", "k", 32, 0, LATE)) == 2
         store.close()
 
 
@@ -349,7 +358,7 @@ class TestRetentionSettings:
     ) -> None:
         store, disk, _ = filled(tmp_path, 2, disk_space_warning_level_ratio=given)
         disk.percent = percent
-        in_place(store.retention.measure())
+        in_place(store.fullness.measure())
         assert store.flags.writeable is writeable
         store.crash()
 
@@ -392,10 +401,10 @@ def test_when_the_timer_flushes(
     clock = ManualClock(START_MS)
     store = open_store(tmp_path, FaultyDisk(), clock, **changes)
     send(store, bytes(size))
-    assert store.commit_log_max == size + 92
+    assert store.log.end == size + 92
     clock.advance(seconds)
     store.flusher.timed()
-    assert (store.flusher.flushed == store.commit_log_max) is flushed
+    assert (store.flusher.flushed == store.log.end) is flushed
     store.close()
 
 
@@ -412,7 +421,7 @@ def test_fields_of_another_version_in_the_checkpoint_are_carried_through(tmp_pat
     for crash in (False, True):
         store = open_store(tmp_path, clock=ManualClock(START_MS + 5000))
         send(store)
-        store.upkeep.settle_all()
+        store.writer.make_durable()
         if crash:
             store.crash()
         else:
@@ -435,11 +444,11 @@ async def test_how_full_the_disks_are_is_known_before_the_first_pass(tmp_path: P
     keyed(store, 1)
     store.index.write()
     store.start()
-    await asyncio.wait(list(store.upkeep._passes.values()))
-    ratios = store.retention.disk_ratio, store.retention.queue_ratio, store.retention.index_ratio
+    await store.passes.idle()
+    ratios = store.fullness.log_ratio, store.fullness.queue_ratio, store.fullness.index_ratio
     assert ratios == (0.6, 0.3, 0.2)
     store.configure(store.config.replace(disk_space_warning_level_ratio=50))
-    await store.retention.measure()
+    await store.fullness.measure()
     with pytest.raises(StoreRefused, match=r"CL:  0.60 CQ:  0.30 INDEX:  0.20"):
         put(store)
     await store.stop()
@@ -453,7 +462,7 @@ def test_a_full_disk_of_the_queues_alone_stops_writing(tmp_path: Path) -> None:
 
     store = open_store(tmp_path, Disks())
     send(store)
-    in_place(store.retention.measure())
+    in_place(store.fullness.measure())
     assert not store.flags.writeable
     store.crash()
 
@@ -470,12 +479,12 @@ def test_flags_tell_queues_and_index_apart(tmp_path: Path, part: str, flag: Flag
     store = open_store(tmp_path, disk)
     keyed(store, 1)
     disk.fail("pwrite", match=f"/{part}/", times=1000)
-    assert not store.upkeep.settle_all()
+    assert not store.writer.make_durable()
     assert set(store.flags.reasons) == {flag}
     with pytest.raises(StoreRefused, match=f"{why} could not be written"):
         put(store)
     disk.heal()
-    assert store.upkeep.settle_all()
+    assert store.writer.make_durable()
     assert store.flags.writeable
     keyed(store, 2)
     assert (found(store, "k1"), found(store, "k2")) == ([b"1:"], [b"2:"])

@@ -68,7 +68,7 @@ class BrokerParts:
         self.stats = Stats(clock.time_ms(), mono_ms(clock))
         self.replies = SendReplies(config.region_id, config.trace_on)
         self.writer = Writer(store, self.replies, self.stats, tick, self._arrived)
-        store.on_visible = self.writer.visible
+        store.dispatcher.on_visible = self.writer.visible
         self.tables = DurableTables(config, clock, store, self._topics_changed)
         self.consumers = ConsumerTable()
         self.producers = ProducerTable()
@@ -77,7 +77,7 @@ class BrokerParts:
         self._make_processors(DelayLevels.of(config.store))
         for queue in self.schedule.queues():
             self.pulls.long_poll.watch(*queue)
-        store.watched = self.pulls.long_poll.queues
+        store.dispatcher.watched = self.pulls.long_poll.queues
         self.handlers = self._all_handlers()
         self.server = self._server(without=())
         self.vip_server: RemotingServer | None = None
@@ -179,7 +179,7 @@ class BrokerParts:
     def use_port(self, port: int) -> None:
         """The port is known: from now on records and answers carry it."""
         self._address.port = port
-        self.store.set_store_host(self._address.packed)
+        self.store.appender.store_host = self._address.packed
         self.replies.use_host(self._address.packed)
 
     # -- start and stop

@@ -146,9 +146,9 @@ async def test_expired_segments_and_queue_files_go_on_request(start_cluster):
     os.utime(store.log.path_of(store.log.segments[0]), (1, 1))
     os.utime(store.log.path_of(store.log.segments[1]), (1, 1))
 
-    assert store.commit_log_min == 0
+    assert store.log.min_position == 0
     assert (await peer.call(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == 0
-    assert store.commit_log_min == 2 * 65536
+    assert store.log.min_position == 2 * 65536
     assert store.min_offset("Orders", 0) > 30
     assert len(first.positions) < files
     assert (await peer.pull(offset=0)).code == TOO_SMALL

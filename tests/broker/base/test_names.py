@@ -61,7 +61,7 @@ def names_in(broker):
     offsets = [part for key in parts.tables.offsets.to_table()["offsetTable"] for part in key.split("@")]
     return {
         *parts.tables.topics.table, *parts.tables.groups.table, *offsets, *parts.consumers.groups,
-        *parts.producers.groups, *parts.locks.groups, *locked, *parts.store.topics(),
+        *parts.producers.groups, *parts.locks.groups, *locked, *parts.store.queues.topics(),
     }  # fmt: skip
 
 

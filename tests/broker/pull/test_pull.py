@@ -443,7 +443,7 @@ class TestColdReads:
 
     async def test_so_many_reads_of_one_connection_are_in_flight_and_no_more(self, cold, monkeypatch):
         gate, reads = asyncio.Event(), 0
-        really = type(cold.parts.store).ask
+        really = type(cold.parts.store.off_loop).ask
 
         async def wait(*asked, **named):
             nonlocal reads
@@ -451,7 +451,7 @@ class TestColdReads:
             await gate.wait()
             return await really(*asked, **named)
 
-        monkeypatch.setattr(type(cold.parts.store), "ask", wait)
+        monkeypatch.setattr(type(cold.parts.store.off_loop), "ask", wait)
         greedy, other = Peer(cold.addr), Peer(cold.addr)
         most = Limits().handlers
         pulls = [asyncio.create_task(greedy.pull(group=f"G{n}")) for n in range(2 * most)]
@@ -469,7 +469,7 @@ class TestColdReads:
         async def fail(*_args, **_named):
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(type(cold.parts.store), "ask", fail)
+        monkeypatch.setattr(type(cold.parts.store.off_loop), "ask", fail)
         answer = await peer.pull()
         assert answer.code == 1
         assert "Input/output error" in answer.remark

@@ -296,7 +296,7 @@ class TestSyncFlush:
         store = cluster.broker.parts.store
         answers = await asyncio.gather(*(peer.send(body=b"%d" % n) for n in range(50)))
         assert all(answer.code == 0 for answer in answers)
-        assert store.flusher.flushed == store.commit_log_max
+        assert store.flusher.flushed == store.log.end
         assert len(records(await peer.pull())) == 32
 
     async def test_a_held_pull_wakes_when_the_message_is_flushed(self, start_cluster):

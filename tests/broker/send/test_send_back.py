@@ -75,7 +75,7 @@ class TestSendBack:
         assert (await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == 0
         (message,) = await take(peer, topic, 1)
         assert message.properties["a"] == "b\x01c"
-        raw = properties_of(fast.broker.parts.store.lookup(message.physical_offset))
+        raw = properties_of(fast.broker.parts.store.lookups.record_at(message.physical_offset))
         assert raw.startswith(b"TAGS\x01A\x02a\x01b\x01c\x02\xff\x01\xfe\x02junk\x02")
         assert len(records(await peer.pull(topic, expression="A"))) == 1
 

@@ -252,7 +252,7 @@ class TestDeletionOfATopic:
                 )  # the log is flushed: its failure is another story
                 store = broker.parts.store
                 store.queues.write_dirty()
-                await store.raise_min_offsets("T", {0: 0})
+                await store.purge.raise_min_offsets("T", {0: 0})
                 delete = DeleteTopicRequestHeader(topic="T")
                 fault = disk.fail("*", first=number, match=str(root / ""), error=errno.ENOSPC)
                 answer = await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, delete)

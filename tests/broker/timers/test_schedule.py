@@ -137,7 +137,7 @@ async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
 
     peer = fast.peer()
     store = fast.broker.parts.store
-    real, refused = type(store).append, []
+    real, refused = type(store.appender).append, []
 
     def append(self, topic, *args, **named):
         if topic == "Orders" and len(refused) < 2:
@@ -146,7 +146,7 @@ async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
         return real(self, topic, *args, **named)
 
     await peer.send(body=b"stubborn", properties={"DELAY": "1"})
-    monkeypatch.setattr(type(store), "append", append)
+    monkeypatch.setattr(type(store.appender), "append", append)
     assert [m.body for m in await take(peer, "Orders", 1)] == [b"stubborn"]
     assert len(refused) == 2
     await until(lambda: fast.broker.parts.tables.delays.to_table() == {"offsetTable": {1: 1}})
@@ -186,7 +186,7 @@ class TestUndeliverable:
         delays = fast.broker.parts.tables.delays
         await until(lambda: delays.to_table() == {"offsetTable": {1: 4}})
         assert sum("is not delivered" in record.message for record in caplog.records) == 2
-        assert sorted(fast.broker.parts.store.topics()) == ["Orders", "SCHEDULE_TOPIC_XXXX"]
+        assert sorted(fast.broker.parts.store.queues.topics()) == ["Orders", "SCHEDULE_TOPIC_XXXX"]
         assert not list(tmp_path.rglob("*evil*")) + list(tmp_path.rglob("Good"))
 
     async def test_a_topic_that_is_not_there_is_made_where_a_send_would_make_it(self, fast, start_cluster):
@@ -225,20 +225,20 @@ class TestUndeliverable:
         await peer.send(body=b"after", properties={"DELAY": "1"})
         found = await take(peer, "Orders", 3)
         assert [m.body for m in found] == [b"before", b"odd", b"after"]
-        assert properties_of(fast.broker.parts.store.lookup(found[1].physical_offset)) == raw
+        assert properties_of(fast.broker.parts.store.lookups.record_at(found[1].physical_offset)) == raw
         assert [m.body for m in records(await peer.pull(expression="A"))] == [b"odd"]
 
     async def test_a_message_with_which_we_always_fail(self, fast, monkeypatch, caplog):
         """Its neighbours come once, and it is given up after some tries."""
         monkeypatch.setattr("cometmq.broker.timers.schedule.ERROR_S", 0.02)
-        real = type(fast.broker.parts.store).append
+        real = type(fast.broker.parts.store.appender).append
 
         def append(self, topic, queue_id, body, *args, **named):
             if topic == "Orders" and body == b"bad":
                 raise RuntimeError("a bug")
             return real(self, topic, queue_id, body, *args, **named)
 
-        monkeypatch.setattr(type(fast.broker.parts.store), "append", append)
+        monkeypatch.setattr(type(fast.broker.parts.store.appender), "append", append)
         peer = fast.peer()
         for body in (b"before", b"bad", b"after"):
             await peer.send(body=body, properties={"DELAY": "1"})

@@ -62,14 +62,17 @@ QUESTIONS: dict[str, tuple[Callable[[MessageStore], Awaitable[object]], object]]
         lambda store: store.lookups.offset_by_time(queue_of(store), START_MS + 123_400, "LOWER"),
         124,
     ),
-    "store time": (lambda store: store.ask(partial(store.store_time_of, "T", 0, 77)), START_MS + 77_000),
+    "store time": (
+        lambda store: store.off_loop.ask(partial(store.lookups.store_time_of, store.queues.find("T", 0), 77)),
+        START_MS + 77_000,
+    ),
     "by key": (lambda store: offsets(by_key(store)), [7]),
     "by position": (
-        lambda store: store.ask(lambda reads: len(store.lookup(0, reads) or b"")),
+        lambda store: store.off_loop.ask(lambda reads: len(store.lookups.record_at(0, reads) or b"")),
         91 + 800 + 1 + 7,
     ),
     "purge plan": (
-        lambda store: store.purge_plan("T", before_ms=START_MS + 250_000),
+        lambda store: store.purge.plan("T", before_ms=START_MS + 250_000),
         [(0, 0, 250, 500)],
     ),
 }
@@ -95,7 +98,7 @@ async def test_what_is_in_memory_is_answered_without_a_thread(cold: tuple[Messag
     store, disk = cold
     disk.cold = False
     before = disk.calls["pread"]
-    coroutine = store.ask(partial(store.store_time_of, "T", 0, 77))
+    coroutine = store.off_loop.ask(partial(store.lookups.store_time_of, store.queues.find("T", 0), 77))
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
     assert done.value.value == START_MS + 77_000
@@ -120,8 +123,8 @@ async def test_a_read_that_fails_fails_its_question_only(cold: tuple[MessageStor
     store, disk = cold
     disk.fail("pread", times=2)
     with pytest.raises(OSError, match="Input/output error"):
-        await store.ask(partial(store.lookup, 0))
-    assert await store.ask(partial(store.lookup, 0))
+        await store.off_loop.ask(partial(store.lookups.record_at, 0))
+    assert await store.off_loop.ask(partial(store.lookups.record_at, 0))
     disk.cold = False
     assert len(everything(store)) == 500
     await store.stop()
@@ -266,5 +269,5 @@ async def test_bytes_that_look_like_a_record_longer_than_any_frame_are_not_read(
     monkeypatch.setattr(
         CommitLog, "read", lambda _log, _at, length, _reads: lengths.append(length) or b"\3\0\0\0"
     )
-    assert store.lookup(sent.physical_offset + 88) is None
+    assert store.lookups.record_at(sent.physical_offset + 88) is None
     assert lengths == [4]

@@ -10,6 +10,7 @@ from tests.store.kit import (
     START_MS,
     bodies,
     committed,
+    delete_topic,
     drop_first_segment,
     everything,
     open_store,
@@ -201,7 +202,7 @@ def test_ext_files_of_a_deleted_topic_go_with_it(tmp_path: Path) -> None:
     other.touch()
     store = reopen(tmp_path)
     send(store, topic="Other")
-    store.delete_topic("T")
+    delete_topic(store, "T")
     assert [path.name for path in (tmp_path / "consumequeue_ext").iterdir()] == ["Other"]
     assert other.exists()
     store.close()
@@ -215,7 +216,7 @@ def test_what_a_crash_left_of_a_deleted_topic_goes_after_the_next_start(tmp_path
     disk = FaultyDisk(really_sync=False)
     store = reopen(tmp_path, disk)
     disk.fail("unlink", match="consumequeue_ext")
-    store.delete_topic("T")
+    delete_topic(store, "T")
     assert len(ext_files(tmp_path)) == 8
     store.crash()
     store = reopen(tmp_path)

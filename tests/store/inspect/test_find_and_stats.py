@@ -15,7 +15,7 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock, OsDisk
 from cometmq.store.inspect.find import RecordFinder
 from cometmq.store.inspect.stats import store_stats
-from cometmq.store.tables.min_offsets import QueueFloors
+from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.testing.faulty_disk import FaultyDisk
 
 HOUR_MS = 3_600_000
@@ -172,7 +172,7 @@ class TestStats:
         assert stats.first_position == 64 << 10
 
     def test_purged_messages_do_not_count(self, root: Path) -> None:
-        floors = QueueFloors(OsDisk(), str(root))
+        floors = MinOffsets(OsDisk(), str(root))
         floors.note("T", {1: 100})
         floors.save()
         stats = store_stats(str(root), config=small(root))

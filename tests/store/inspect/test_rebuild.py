@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.store.kit import everything, open_store, put, send, small
+from tests.store.kit import by_key, delete_topic, everything, open_store, put, send, small
 from tests.store.planted import (
     UNCOVERED_PLACES,
     alter,
@@ -82,7 +82,7 @@ def test_a_rebuilt_store_opens_as_cleanly_stopped_and_serves_everything(root: Pa
         assert store.recovered.clean
         assert store.recovered.notes == []
         assert [store.max_offset("T", queue_id) for queue_id in range(3)] == [134, 133, 133]
-        assert len(store.query_by_key("T", "k399", 9, 0, 1 << 60)) == 1
+        assert len(by_key(store, "T", "k399")) == 1
     finally:
         store.close()
 
@@ -122,7 +122,7 @@ def test_a_queue_that_contradicts_the_log_throughout_is_made_from_the_log(root: 
 
 def test_records_of_a_topic_that_apache_deleted_and_made_again_do_not_come_back(root: Path) -> None:
     store = open_store(root)
-    store.delete_topic("T")
+    delete_topic(store, "T")
     for number in range(5):
         send(store, b"new %d" % number, queue_id=1)
     store.close()
@@ -146,7 +146,7 @@ def test_queues_that_do_not_follow_from_the_log_are_not_thrown_away(root: Path) 
 
 def test_deleted_topics_stay_deleted(root: Path) -> None:
     store = open_store(root)
-    store.delete_topic("T")
+    delete_topic(store, "T")
     put(store, topic="Other")
     store.close()
     report = rebuild(str(root), config=small(root))
@@ -207,7 +207,7 @@ def test_killed_at_any_operation_the_next_start_has_everything(sound: Path, tmp_
             run(root, disk)
         store = MessageStore.open(small(root), FaultyDisk(really_sync=False), ManualClock(AT_MS))
         done = sum(store.max_offset("T", queue_id) for queue_id in range(3))
-        found = len(store.query_by_key("T", "k59", 9, 0, 1 << 60))
+        found = len(by_key(store, "T", "k59"))
         store.close()
         assert (number, done, found) == (number, 60, 1)
         run(root)

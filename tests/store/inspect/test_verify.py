@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 from tests.store.inspect.verifying import check, kinds, only
-from tests.store.kit import committed, drop_first_segment, everything, got, open_store, put, send, small
+from tests.store.kit import (
+    by_key,
+    committed,
+    drop_first_segment,
+    everything,
+    got,
+    open_store,
+    put,
+    send,
+    small,
+)
 from tests.store.planted import (
     alter,
     extract_golden,
@@ -99,7 +109,7 @@ class TestSoundStores:
         store = open_store(tmp_path, FaultyDisk(really_sync=False), check_crc_on_read=True)
         assert everything(store) == [b"%d:" % n + bytes(n) for n in range(200)]
         assert got(store.get_messages("T", 0, 0, 32, filter={tags_code("t1")})).next_begin_offset > 60
-        (found,) = store.query_by_key("T", "k77", 9, 0, 1 << 60)
+        (found,) = by_key(store, "T", "k77")
         message = decode_record(found)
         assert (message.tags, message.keys, len(message.properties["__CRC32#"])) == ("t1", ("k77",), 10)
         store.close()

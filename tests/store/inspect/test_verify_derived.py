@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.store.inspect.verifying import check, kinds, only
-from tests.store.kit import open_store, send, small
+from tests.store.kit import delete_topic, open_store, send, small
 from tests.store.planted import (
     ENTRIES_AT,
     UNCOVERED_PLACES,
@@ -159,7 +159,7 @@ class TestQueues:
 
     def test_a_topic_deleted_by_our_broker_and_made_again(self, root: Path) -> None:
         store = open_store(root)
-        store.delete_topic("T")
+        delete_topic(store, "T")
         for _ in range(5):
             send(store, queue_id=1)
         store.close()
@@ -169,14 +169,14 @@ class TestQueues:
 
     def test_a_topic_deleted_by_our_broker_whose_entries_are_the_last(self, root: Path) -> None:
         store = open_store(root)
-        store.delete_topic("T")
+        delete_topic(store, "T")
         send(store, topic="Other")  # without a key
         store.close()
         assert check(root).findings == []
 
     def test_a_topic_that_apache_deleted_and_made_again(self, root: Path) -> None:
         store = open_store(root)
-        store.delete_topic("T")
+        delete_topic(store, "T")
         for _ in range(5):
             send(store, queue_id=1)
         store.close()

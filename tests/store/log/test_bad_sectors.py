@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.kit import bodies, committed, open_store, pulled, put, send
-from tests.store.test_recovery import contents, fill, quick, segment, unclean
+from tests.store.recovery.test_recovery import contents, fill, quick, segment, unclean
 
 from cometmq.store import NotInMemory
 from cometmq.store.base.disk import Buffer

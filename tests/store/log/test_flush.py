@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, everything, open_store, put, send, small
+from tests.store.kit import bodies, by_key, committed, everything, open_store, put, send, small
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.log.flush import LogFlusher
@@ -59,7 +59,7 @@ async def resolved(future: asyncio.Future[bool]) -> bool:
 
 def waiter(store: MessageStore) -> asyncio.Future[bool]:
     future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    store.when_flushed(store.commit_log_max, future.set_result)
+    store.flusher.wait_for(store.log.end, future.set_result)
     return future
 
 
@@ -68,12 +68,12 @@ async def test_messages_become_visible_with_their_flush_and_not_before(
 ) -> None:
     store, disk = sync_store
     events: list[object] = []
-    store.on_visible = lambda _count, arrivals: events.extend(arrival[2] for arrival in arrivals)
+    store.dispatcher.on_visible = lambda _count, arrivals: events.extend(arrival[2] for arrival in arrivals)
     put(store, b"a")
     assert committed(store.commit()).arrivals == []
     done = waiter(store)
     done.add_done_callback(lambda _: events.append("acknowledged"))
-    store.when_flushed(store.commit_log_max, lambda ok: events.append(ok))
+    store.flusher.wait_for(store.log.end, lambda ok: events.append(ok))
     await disk.sync_arrives()
     assert store.get_messages("T", 0, 0, 32).status is GetStatus.NO_MESSAGE_IN_QUEUE
     assert events == []
@@ -89,11 +89,11 @@ async def test_waiters_share_syncs_and_are_answered_in_order(
     store, disk = sync_store
     order: list[int] = []
     send(store)
-    store.when_flushed(store.commit_log_max, lambda ok: order.append(0))
+    store.flusher.wait_for(store.log.end, lambda ok: order.append(0))
     await disk.sync_arrives()  # the first sync is in flight; everything from here on shares the second
     for number in range(1, 101):
         send(store)
-        store.when_flushed(store.commit_log_max, lambda ok, number=number: order.append(number))
+        store.flusher.wait_for(store.log.end, lambda ok, number=number: order.append(number))
     last = waiter(store)
     disk.gate.release()
     await disk.sync_arrives()
@@ -113,10 +113,10 @@ async def test_who_comes_just_as_a_sync_ends_shares_the_next(
 
     def come() -> None:
         send(store, b"just now")
-        store.when_flushed(store.commit_log_max, done.set_result)
+        store.flusher.wait_for(store.log.end, done.set_result)
 
     send(store)
-    store.when_flushed(store.commit_log_max, lambda ok: loop.call_soon(come))  # answered, it sends again
+    store.flusher.wait_for(store.log.end, lambda ok: loop.call_soon(come))  # answered, it sends again
     await disk.sync_arrives()
     send(store, b"meanwhile")
     disk.gate.release()
@@ -139,10 +139,10 @@ async def test_a_store_let_go_between_two_syncs_asks_for_none(tmp_path: Path) ->
         loop.call_later(0.05, crashed.set_result, None)
 
     send(store)
-    store.when_flushed(store.commit_log_max, lambda ok: loop.call_soon(crash))
+    store.flusher.wait_for(store.log.end, lambda ok: loop.call_soon(crash))
     await disk.sync_arrives()
     send(store)
-    store.when_flushed(store.commit_log_max, answers.append)
+    store.flusher.wait_for(store.log.end, answers.append)
     disk.gate.release()
     await asyncio.wait_for(crashed, 20)
     assert answers == []
@@ -158,7 +158,7 @@ async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
     def broken(_ok: bool) -> None:
         raise RuntimeError("no")
 
-    store.when_flushed(store.commit_log_max, broken)
+    store.flusher.wait_for(store.log.end, broken)
     done = waiter(store)
     disk.open_gate()
     assert await resolved(done)
@@ -172,7 +172,7 @@ async def test_a_slow_flush_times_out_but_the_message_is_stored(tmp_path: Path) 
     store.start()
     send(store, b"slow")
     assert await resolved(waiter(store)) is False
-    assert store.flush_failure is None
+    assert store.flusher.failure is None
     disk.open_gate()
     await store.stop()
     store = open_store(tmp_path)
@@ -191,7 +191,7 @@ async def test_nothing_is_acknowledged_after_a_failed_sync(
     disk.fail("fdatasync", error=errno.EIO, match="commitlog")  # once: a later success would prove nothing
     send(store, b"lost")
     assert await resolved(waiter(store)) is False
-    assert isinstance(store.flush_failure, OSError)
+    assert isinstance(store.flusher.failure, OSError)
     assert await resolved(waiter(store)) is False
     with pytest.raises(StoreRefused, match="could not be flushed") as refused:
         put(store)
@@ -210,10 +210,10 @@ async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_pa
     assert store.flusher.flushed == 0  # less than four pages
     clock.advance(10)
     store.flusher.timed()
-    assert store.flusher.flushed == store.commit_log_max
+    assert store.flusher.flushed == store.log.end
     send(store, bytes(16_384))
     store.flusher.timed()
-    assert store.flusher.flushed == store.commit_log_max
+    assert store.flusher.flushed == store.log.end
     syncs = disk.calls["fdatasync"]
     store.flusher.timed()
     assert disk.calls["fdatasync"] == syncs
@@ -227,7 +227,7 @@ async def test_a_full_segment_is_flushed_whatever_the_pages(tmp_path: Path) -> N
     assert store.flusher.flushed == 0
     send(store, bytes(10_000))  # goes to the next segment
     store.flusher.timed()
-    assert store.flusher.flushed == store.commit_log_max
+    assert store.flusher.flushed == store.log.end
     store.close()
 
 
@@ -237,7 +237,7 @@ async def test_without_the_timer_alone_each_commit_looks_whether_to_flush(tmp_pa
     send(store, bytes(3000))
     assert store.flusher.flushed == 0
     send(store, bytes(3000))
-    assert store.flusher.flushed == store.commit_log_max
+    assert store.flusher.flushed == store.log.end
     store.close()
 
 
@@ -253,7 +253,7 @@ async def test_the_background_makes_everything_durable_and_moves_the_checkpoint(
     for number in range(300):
         put(store, bytes(100), queue_id=number % 7, properties=b"KEYS\x01k%d" % number)
     committed(store.commit())
-    last_ms = store.dispatched_ms
+    last_ms = store.checkpointing.stored_ms
     deadline = asyncio.get_running_loop().time() + 20
     while store.checkpoint.logics_ms < last_ms:
         assert asyncio.get_running_loop().time() < deadline
@@ -272,7 +272,7 @@ async def test_the_background_keeps_to_the_intervals_of_the_moment(
     due: list[tuple[float, Callable[[], None]]] = []
 
     def note(seconds: float, work: Callable[..., None], *given: object) -> asyncio.TimerHandle:
-        if work.__qualname__.startswith("Upkeep._every"):
+        if work.__qualname__.startswith("Periodic."):
             due.append((seconds, work))
         return call_later(seconds, work, *given)
 
@@ -288,6 +288,8 @@ async def test_the_background_keeps_to_the_intervals_of_the_moment(
     )
     for _, turn in due[:3]:
         turn()
+    while len(due) < 6:
+        await asyncio.sleep(0)
     assert [seconds for seconds, _ in due] == [0.5, 1, 10, 70, 80, 90]
     await store.stop()
 
@@ -299,8 +301,8 @@ async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) ->
     send(store)
     for seconds, moved in ((0, False), (59.9, False), (60, True)):
         clock.now_s = 1000 + seconds
-        await store.upkeep._write_derived()
-        assert (store.checkpoint.logics_ms == store.dispatched_ms) is moved
+        await store.writer.write_round()
+        assert (store.checkpoint.logics_ms == store.checkpointing.stored_ms) is moved
     await store.stop()
 
 
@@ -312,12 +314,12 @@ def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
     disk = FaultyDisk()
     store = open_store(tmp_path, disk)
     send(store, b"0", properties=b"KEYS\x01k0")
-    assert store.upkeep.settle_all()
+    assert store.writer.make_durable()
     kept = (tmp_path / "checkpoint").read_bytes()
     disk.fail("fdatasync", error=errno.EIO, match=f"/{part}/")
     for number in (1, 2):
         send(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)  # still taken
-        assert not store.upkeep.settle_all()
+        assert not store.writer.make_durable()
         assert (tmp_path / "checkpoint").read_bytes() == kept
     assert caplog.text.count("could not be synced, the checkpoint stays where it is") == 1
     store.close()
@@ -325,7 +327,7 @@ def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
     store = open_store(tmp_path)
     assert (store.recovered.clean, store.recovered.records > 0) == (False, True)
     assert everything(store) == [b"0", b"1", b"2"]
-    assert all(len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1 for number in range(3))
+    assert all(len(by_key(store, "T", f"k{number}")) == 1 for number in range(3))
     store.close()
     assert not (tmp_path / "abort").exists()
 
@@ -342,22 +344,20 @@ async def test_what_a_round_that_timed_out_did_not_sync_the_next_one_does(
     vouched = store.checkpoint.mark
     with monkeypatch.context() as slow:
         slow.setattr(LogFlusher, "wait_for", lambda _self, _position, waiter: waiter(False))
-        store.upkeep._behind = 1 << 40
-        await store.upkeep._write_derived()
+        await store.writer.write_round(thorough=True)
     assert store.checkpoint.mark == vouched
     synced: list[str] = []
     disk.before = lambda call, path: synced.append(path) if call in ("fdatasync", "fsync_dir") else None
     if in_background:
-        store.upkeep._behind = 1 << 40
-        await store.upkeep._write_derived()
+        await store.writer.write_round(thorough=True)
         assert store.checkpoint.mark != vouched
     else:
-        assert store.upkeep.settle_all()
+        assert store.writer.make_durable()
     (index_file,) = (tmp_path / "index").iterdir()
     queue = tmp_path / "consumequeue/T/0"
     assert {str(queue), str(queue / f"{0:020d}"), str(index_file.parent), str(index_file)} <= set(synced)
     synced.clear()
-    assert store.upkeep.settle_all()
+    assert store.writer.make_durable()
     assert not [path for path in synced if "consumequeue" in path]
     await store.stop()
 

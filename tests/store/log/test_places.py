@@ -99,12 +99,12 @@ def test_a_full_directory_gets_no_new_segment_until_all_are_full(tmp_path, paths
     disk = Partitions()
     store = open_store(tmp_path / "store", disk, **paths)
     disk.percent[str(tmp_path / "b")] = 86
-    in_place(store.retention.measure())
+    in_place(store.fullness.measure())
     fill(store, 4)
     assert segments_in(tmp_path / "b") == []
-    assert store.retention.disk_ratio == pytest.approx(0.10)  # the emptiest counts
+    assert store.fullness.log_ratio == pytest.approx(0.10)  # the emptiest counts
     disk.percent[str(tmp_path / "a")] = 87
-    in_place(store.retention.measure())
+    in_place(store.fullness.measure())
     fill(store, 8)
     assert segments_in(tmp_path / "b") != []
     store.close()

@@ -49,7 +49,7 @@ class CountingDisk(OsDisk):
 
 
 def child_of(store: MessageStore) -> int:
-    child = store.upkeep._child
+    child = store.upkeep.sync_process
     assert child is not None
     assert child.pid is not None
     return child.pid
@@ -73,7 +73,7 @@ def held_by(pid: int) -> list[str]:
 
 async def flushed(store: MessageStore) -> bool:
     future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    store.when_flushed(store.commit_log_max, future.set_result)
+    store.flusher.wait_for(store.log.end, future.set_result)
     return await asyncio.wait_for(future, 20)
 
 
@@ -103,8 +103,8 @@ class TestLife:
         pidfd = os.pidfd_open(child_of(store))
         send(store, b"a")
         assert await flushed(store)
-        assert store.upkeep._child is not None
-        assert store.upkeep._child._held == [0]  # the process did it
+        assert store.upkeep.sync_process is not None
+        assert store.upkeep.sync_process._held == [0]  # the process did it
         await store.stop()
         assert ends(pidfd)
         assert not (tmp_path / "abort").exists()
@@ -155,7 +155,7 @@ class TestLife:
         config = small(tmp_path)
         store = MessageStore.open(config)
         store.start()
-        assert store.upkeep._child is None
+        assert store.upkeep.sync_process is None
         store.configure(small(tmp_path, flush_disk_type="SYNC_FLUSH"))
         pidfd = os.pidfd_open(child_of(store))
         send(store)
@@ -174,8 +174,8 @@ class TestFailure:
         store = start(tmp_path / "store")
         send(store, b"lost")
         assert await flushed(store) is False
-        assert store.flush_failure is not None
-        assert store.flush_failure.errno == errno.EIO
+        assert store.flusher.failure is not None
+        assert store.flusher.failure.errno == errno.EIO
         with pytest.raises(StoreRefused, match="could not be flushed"):
             put(store)
         assert everything(store) == []
@@ -234,7 +234,7 @@ class TestFailure:
         for number in range(count):
             body = b"%d:" % number + bytes(number * 7919 % 3000)
             send(store, body)
-            store.when_flushed(store.commit_log_max, lambda ok, body=body: answered(body, ok))
+            store.flusher.wait_for(store.log.end, lambda ok, body=body: answered(body, ok))
             await asyncio.sleep(0.001 if number % 5 else 0)
         await asyncio.wait_for(everybody, 20)
         assert not failed
@@ -251,8 +251,8 @@ class TestFailure:
         assert ends(pidfd)
         send(store)
         assert await flushed(store)
-        assert store.upkeep._child is not None
-        assert store.upkeep._child.pid is None
+        assert store.upkeep.sync_process is not None
+        assert store.upkeep.sync_process.pid is None
 
     async def test_killed_under_load_another_one_serves_and_no_sync_is_skipped(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -275,7 +275,7 @@ class TestFailure:
                 assert time.monotonic() < deadline
                 await send_one()
 
-        child = store.upkeep._child
+        child = store.upkeep.sync_process
         assert child is not None
         for _ in range(2):
             disk.syncs = 0
@@ -326,7 +326,7 @@ class TestFailure:
         assert ends(pidfd)
         send(store)
         assert await flushed(store)
-        child = store.upkeep._child
+        child = store.upkeep.sync_process
         assert child is not None
         again = child._again
         assert again is not None
@@ -346,7 +346,7 @@ class TestFailure:
         disk.fail("fdatasync", error=errno.EIO, match="commitlog")
         os.kill(pid, signal.SIGKILL)
         assert await waiting is False
-        assert store.flush_failure is not None
+        assert store.flusher.failure is not None
         await store.stop()
 
     async def test_without_a_process_a_thread_syncs(

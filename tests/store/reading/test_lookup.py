@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.store.kit import drop_first_segment, everything, open_store, put
+from tests.store.kit import drop_first_segment, everything, offset_by_time, open_store, put
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.base.off_loop import in_place
@@ -70,8 +70,8 @@ def build(root: str, plan: Plan) -> tuple[MessageStore, list[Sent]]:
         drop_first_segment(store)
     first = store.min_offset("T", 0)
     first += int((store.max_offset("T", 0) - first) * plan.purged)
-    in_place(store.raise_min_offsets("T", {0: first}))
-    low = store.commit_log_min
+    in_place(store.purge.raise_min_offsets("T", {0: first}))
+    low = store.log.min_position
     return store, [each for each, position in sent if position >= low and each.offset >= first]
 
 
@@ -97,7 +97,7 @@ def test_every_answer_is_that_of_a_list(plan: Plan) -> None:
         assert len(everything(store)) == len(sent)
         times = {each.stored_ms for each in sent} | {BEGIN_MS, BEGIN_MS + sum(plan.steps)}
         for asked in sorted({at + by for at in times for by in (-1, 0, 1, 5, 500)} | {-1, 0, 1 << 60}):
-            answers = tuple(store.offset_by_time("T", 0, asked, mode) for mode in (None, "LOWER", "UPPER"))
+            answers = tuple(offset_by_time(store, "T", 0, asked, mode) for mode in (None, "LOWER", "UPPER"))
             expected = (
                 nearest(sent, asked) if sent else low,
                 next((each.offset for each in sent if each.stored_ms >= asked), high),
@@ -119,8 +119,8 @@ def test_a_wide_gap_is_crossed_in_strides(tmp_path: object, mode: str | None) ->
     clock.now_ms += 1000
     put(store)
     assert store.commit().error is None
-    assert store.offset_by_time("T", 0, BEGIN_MS + 999, mode) == (0 if mode == "UPPER" else 200_000)
-    assert store.offset_by_time("T", 0, BEGIN_MS + 1, mode) == (200_000 if mode == "LOWER" else 0)
+    assert offset_by_time(store, "T", 0, BEGIN_MS + 999, mode) == (0 if mode == "UPPER" else 200_000)
+    assert offset_by_time(store, "T", 0, BEGIN_MS + 1, mode) == (200_000 if mode == "LOWER" else 0)
     store.close()
 
 
@@ -141,5 +141,5 @@ def test_a_damaged_record_does_not_lead_the_search_astray(tmp_path: object) -> N
     for number in (3, 14, 15, 16, 30):
         asked = BEGIN_MS + (number + 1) * 10
         expected = 16 if number == 15 else number
-        assert store.offset_by_time("T", 0, asked, "LOWER") == expected
+        assert offset_by_time(store, "T", 0, asked, "LOWER") == expected
     store.close()

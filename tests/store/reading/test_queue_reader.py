@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import bodies, committed, drop_first_segment, everything, open_store, pulled, put, send
+from tests.store.kit import (
+    bodies,
+    by_key,
+    committed,
+    drop_first_segment,
+    everything,
+    offset_by_time,
+    open_store,
+    pulled,
+    put,
+    send,
+)
 
 from cometmq.protocol.properties.values import java_hash
 from cometmq.protocol.record.layout import MIN_SIZE
@@ -241,9 +252,9 @@ def test_queues_drained_side_by_side_share_what_was_read(tmp_path: Path, sizes: 
             pulls += answer.count > 0
     # Each pull reads units; by themselves are read the runs that cross the border of two blocks, and the
     # records behind the last whole block.
-    blocks, behind = divmod(store.commit_log_max, 1 << 17)
+    blocks, behind = divmod(store.log.end, 1 << 17)
     crossing = 0 if run == 1 else blocks
-    behind //= store.commit_log_max // 3000
+    behind //= store.log.end // 3000
     assert disk.calls["pread_cached"] - pulls - crossing < blocks * 4 + behind
     drop_first_segment(store, derived=False)
     assert store.get_messages("T", 0, 0, 32).status is GetStatus.MESSAGE_WAS_REMOVING
@@ -376,21 +387,23 @@ def test_offsets_by_time_are_exact_at_the_edges(tmp_path: Path) -> None:
         10_350: (4, 5, 4), 10_351: (5, 5, 4), 10_500: (5, 5, 5), 10_501: (5, 6, 5), 1 << 60: (5, 6, 5),
     }  # fmt: skip
     for asked, expected in cases.items():
-        answers = tuple(store.offset_by_time("T", 0, asked, mode) for mode in (None, "LOWER", "UPPER"))
+        answers = tuple(offset_by_time(store, "T", 0, asked, mode) for mode in (None, "LOWER", "UPPER"))
         assert answers == expected, asked
-    assert [store.store_time_of("T", 0, offset) for offset in (-1, 0, 5, 6)] == [-1, 10_000, 10_500, -1]
-    assert store.offset_by_time("other", 0, 0) == 0
+    queue = store.queues.find("T", 0)
+    times = [store.lookups.store_time_of(queue, offset) for offset in (-1, 0, 5, 6)]
+    assert times == [-1, 10_000, 10_500, -1]
+    assert offset_by_time(store, "other", 0, 0) == 0
     store.close()
 
 
 def test_records_are_found_by_position_only_where_one_begins(store: MessageStore) -> None:
     places = [send(store, b"%d" % number) for number in range(3)]
-    record = store.lookup(places[1].physical_offset)
+    record = store.lookups.record_at(places[1].physical_offset)
     assert record is not None
     assert decode_record(record).body == b"1"
     assert len(record) == places[1].size
-    for wrong in (-1, places[1].physical_offset + 1, store.commit_log_max, 1 << 40):
-        assert store.lookup(wrong) is None
+    for wrong in (-1, places[1].physical_offset + 1, store.log.end, 1 << 40):
+        assert store.lookups.record_at(wrong) is None
 
 
 def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> None:
@@ -408,7 +421,7 @@ def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> Non
     committed(store.commit())
 
     def ask(key: str, limit: int = 64, begin: int = 0, end: int = 1 << 60, topic: str = "T") -> list[bytes]:
-        return [decode_record(data).body for data in store.query_by_key(topic, key, limit, begin, end)]
+        return [decode_record(data).body for data in by_key(store, topic, key, limit, begin, end)]
 
     assert ask("U777") == [b"777"]
     assert len(store.index.files) == 8  # 3000 keys, 399 a file

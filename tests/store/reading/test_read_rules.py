@@ -161,7 +161,7 @@ def test_every_pull_follows_the_rules(
         store.reader.memory_bytes = rules.memory
         if expired and len(store.log.segments) > 1:
             drop_first_segment(store)
-        low, end = store.min_offset("T", 0), store.commit_log_max
+        low, end = store.min_offset("T", 0), store.log.end
         queue = store.queues.find("T", 0)
         cached_from = 0 if queue is None else queue.window_start
         for pull in asked:
@@ -195,7 +195,7 @@ def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path) -> No
     store.files.delete(f"{queue.path}/{2000:020d}")
     answer = store.get_messages("T", 0, 120, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 120)
-    store.config = store.config.replace(offset_check_in_slave=True)
+    store.configure(store.config.replace(offset_check_in_slave=True))
     answer = store.get_messages("T", 0, 120, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 200)
     store.crash()
@@ -227,7 +227,7 @@ def test_the_limits_count_to_the_byte(tmp_path: Path) -> None:
         answer = store.reader.get(queue, offset, most)
         return answer.count, answer.suggest_slave
 
-    store.reader.memory_bytes = store.commit_log_max - places[6].physical_offset
+    store.reader.memory_bytes = store.log.end - places[6].physical_offset
     store.reader.configure(store.config.replace(max_transfer_count_on_message_in_disk=1))
     assert pull(6, 1) == (1, False)  # as far from the end as the window is wide: in memory
     assert pull(5, 1) == (1, True)

@@ -80,7 +80,7 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
                 data = encode_batch([(0, body[:100], b"UNIQ_KEY\x01%d" % n) for n in range(3)])
                 for store in (alone, together):
                     batch = {"born_timestamp_ms": START_MS, "born_host": HOST}
-                    store.append_batch(topic, queue_id, data, b"", **batch)
+                    store.batches.append(topic, queue_id, data, b"", **batch)
                 continue
             text = b"KEYS\x01k%d\x02" % chance.randrange(9)
             host = chance.choice((HOST, HOST, HOST_V6))
@@ -303,7 +303,7 @@ async def test_a_topic_that_is_deleted_in_the_same_tick_takes_its_messages_along
     send(store, b"old")
     enqueue(store, "deleted", b"x")
     enqueue(store, "elsewhere", b"y", "Other")
-    assert await store.delete_topics(["T"]) == 1
+    assert await store.deletion.delete(["T"]) == 1
     enqueue(store, "new", b"z")
     commit = committed(store.commit())
     assert [(sender, offset) for sender, _, offset in placed(commit)] == [

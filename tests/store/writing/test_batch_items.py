@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.properties.strategies import PROPERTIES
-from tests.store.kit import HOST, START_MS, committed, open_store, small
+from tests.store.kit import HOST, START_MS, by_key, committed, open_store, small
 
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
@@ -189,7 +189,7 @@ def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp
     """4.9 adds the properties of the request behind those of each item; clients of 5.x give both an id."""
     store = open_store(tmp_path)
     items = [(0, b"%d" % number, b"UNIQ_KEY\x01ITEM%d\x02TAGS\x01t" % number) for number in range(3)]
-    store.append_batch(
+    store.batches.append(
         "T", 0, encode_batch(items), b"UNIQ_KEY\x01BATCH", born_timestamp_ms=START_MS, born_host=HOST
     )
     committed(store.commit())
@@ -200,10 +200,10 @@ def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp
         shutil.rmtree(tmp_path / "index", ignore_errors=True)
     if end != "running":
         store = open_store(tmp_path)
-    found = store.query_by_key("T", "BATCH", 32, 0, START_MS + 1)
+    found = by_key(store, "T", "BATCH", 32, 0, START_MS + 1)
     assert [decode_record(record).body for record in found] == [b"0", b"1", b"2"]
     assert decode_record(found[0]).properties["UNIQ_KEY"] == "BATCH"
-    assert store.query_by_key("T", "ITEM0", 32, 0, START_MS + 1) == []
+    assert by_key(store, "T", "ITEM0", 32, 0, START_MS + 1) == []
     store.close()
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
 
@@ -213,12 +213,12 @@ def test_messages_of_batches_with_keys_of_any_length_are_found(tmp_path):
     groups = [["a1", "a2"], ["bb1", "bb2"], ["é1", "é2"], ["c"]]
     for keys in groups:
         items = [(0, key.encode(), b"UNIQ_KEY\x01" + key.encode()) for key in keys]
-        store.append_batch(
+        store.batches.append(
             "T", 0, encode_batch(items), b"CLUSTER\x01c", born_timestamp_ms=START_MS, born_host=HOST
         )
     committed(store.commit())
     for key in chain.from_iterable(groups):
-        found = store.query_by_key("T", key, 32, 0, START_MS + 1)
+        found = by_key(store, "T", key, 32, 0, START_MS + 1)
         assert [decode_record(record).body for record in found] == [key.encode()]
     store.close()
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
@@ -236,11 +236,11 @@ def test_a_batch_of_one_form_is_refused_whole_when_properties_grow_too_long(tmp_
         if refused:
             before = store.log.next
             with pytest.raises(StoreRefused) as refusal:
-                store.append_batch("T", 0, data, extra, born_timestamp_ms=START_MS, born_host=HOST)
+                store.batches.append("T", 0, data, extra, born_timestamp_ms=START_MS, born_host=HOST)
             assert refusal.value.response_code == ResponseCode.MESSAGE_ILLEGAL
             assert store.log.next == before
         else:
-            store.append_batch("T", 0, data, extra, born_timestamp_ms=START_MS, born_host=HOST)
+            store.batches.append("T", 0, data, extra, born_timestamp_ms=START_MS, born_host=HOST)
     committed(store.commit())
     store.close()
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []

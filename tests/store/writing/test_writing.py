@@ -7,7 +7,20 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.store.kit import HOST, START_MS, bodies, committed, everything, got, open_store, put, send, small
+from tests.store.kit import (
+    HOST,
+    START_MS,
+    bodies,
+    by_key,
+    committed,
+    delete_topic,
+    everything,
+    got,
+    open_store,
+    put,
+    send,
+    small,
+)
 
 from cometmq.errors import ConfigError, StoreError
 from cometmq.protocol.batch import encode_batch
@@ -34,11 +47,11 @@ def log_bytes(root: Path, name: str = f"{0:020d}") -> bytes:
 def test_the_worked_example_is_written_byte_for_byte(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_005)
     store = open_store(tmp_path, clock=clock, mapped_file_size_commit_log=1 << 30)
-    store.set_store_host(bytes.fromhex("c0a8000a00002a9f"))
+    store.appender.store_host = bytes.fromhex("c0a8000a00002a9f")
     store.log.resume([], 0x400000B0 - 0)
     store.queues.get("TopicTest", 3).push(0, 1, 0, 6)
     store.queues.get("TopicTest", 3).next_offset = 7
-    appended = store.append(
+    appended = store.appender.append(
         "TopicTest", 3, memoryview(b"Hello"), b"KEYS\x01k1\x02TAGS\x01TagA", flag=0,
         born_timestamp_ms=1_700_000_000_000, born_host=bytes.fromhex("c0a8000a0000c350"), tags_code=2598919,
     )  # fmt: skip
@@ -151,7 +164,7 @@ def test_hosts_of_ipv6_set_their_flags(tmp_path: Path) -> None:
     ]
     flags = []
     for place in places:
-        record = store.lookup(place.physical_offset)
+        record = store.lookups.record_at(place.physical_offset)
         assert record is not None
         flags.append(decode_record(record).sys_flag)
     assert flags == [0x11, 0x20, 0x30]
@@ -167,8 +180,8 @@ def test_prepared_and_rolled_back_messages_get_no_queue_unit(tmp_path: Path) -> 
     assert place.queue_offset == 0
     for stop in ("close", "crash"):
         assert everything(store) == [b"done"]
-        assert len(store.query_by_key("T", "half", 9, 0, 1 << 60)) == 1
-        assert store.query_by_key("T", "gone", 9, 0, 1 << 60) == []
+        assert len(by_key(store, "T", "half")) == 1
+        assert by_key(store, "T", "gone") == []
         getattr(store, stop)()
         store = open_store(tmp_path)
     store.close()
@@ -178,7 +191,7 @@ def test_a_batch_becomes_neighbours_with_the_request_s_properties(tmp_path: Path
     store = open_store(tmp_path)
     send(store, b"before")
     body = encode_batch([(1, b"one", b"TAGS\x01TagA\x02"), (2, b"two", b"TAGS\x01TagB"), (3, b"three", b"")])
-    appended = store.append_batch(
+    appended = store.batches.append(
         "T", 0, memoryview(body), b"CLUSTER\x01c", born_timestamp_ms=START_MS, born_host=HOST, sys_flag=0
     )
     commit = committed(store.commit())
@@ -186,7 +199,7 @@ def test_a_batch_becomes_neighbours_with_the_request_s_properties(tmp_path: Path
     assert [arrival[2:4] for arrival in commit.arrivals] == [(2, 2598919), (3, 2598920), (4, 0)]
     records = []
     for position in appended.physical_offsets:
-        data = store.lookup(position)
+        data = store.lookups.record_at(position)
         assert data is not None
         records.append(decode_record(data))
     assert [(r.flag, r.body, r.properties) for r in records] == [
@@ -199,10 +212,10 @@ def test_a_batch_becomes_neighbours_with_the_request_s_properties(tmp_path: Path
 
 def test_only_arrivals_of_watched_queues_are_told_if_it_is_said_which(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    store.watched = {("T", 1)}
+    store.dispatcher.watched = {("T", 1)}
     for queue_id in (0, 1):
         put(store, queue_id=queue_id)
-        store.append_batch(
+        store.batches.append(
             "T", queue_id, encode_batch([(0, b"x", b"")] * 2), b"", born_timestamp_ms=START_MS, born_host=HOST
         )
     commit = committed(store.commit())
@@ -215,7 +228,7 @@ def test_a_batch_stays_in_one_segment(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     send(store, bytes(60_000))
     body = encode_batch([(0, bytes(1000), b"")] * 5)
-    appended = store.append_batch("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
+    appended = store.batches.append("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
     committed(store.commit())
     assert appended.physical_offsets[0] == 65536
     store.close()
@@ -227,7 +240,7 @@ def test_a_batch_stays_in_one_segment(tmp_path: Path) -> None:
 def test_a_malformed_batch_is_refused_whole(tmp_path: Path, body: bytes) -> None:
     store = open_store(tmp_path)
     with pytest.raises(StoreRefused) as refused:
-        store.append_batch("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
+        store.batches.append("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
     assert refused.value.response_code == 13
     assert committed(store.commit()).arrivals == []
     assert send(store).queue_offset == 0
@@ -253,7 +266,7 @@ def test_what_a_record_cannot_hold_is_refused_and_leaves_nothing(
     assert refused.value.response_code == code
     assert refused.value.remark
     assert send(store, b"next").queue_offset == 0
-    assert store.commit_log_max == store.log.next
+    assert store.log.end == store.log.next
     assert bodies(store.get_messages("T", 0, 0, 32)) == [b"next"]
     store.close()
 
@@ -307,16 +320,16 @@ def test_deleted_topics_leave_nothing_and_can_be_used_again(tmp_path: Path) -> N
         send(store, topic="stays", queue_id=queue_id)
     store.queues.write_dirty()
     put(store, b"in flight", topic="gone")
-    assert store.delete_topic("gone") == 3
+    assert delete_topic(store, "gone") == 3
     committed(store.commit())
-    assert store.topics() == ["stays"]
+    assert store.queues.topics() == ["stays"]
     assert not (tmp_path / "consumequeue" / "gone").exists()
     assert send(store, b"new", topic="gone").queue_offset == 0
     assert everything(store, "gone") == [b"new"]
-    assert in_place(store.keep_topics({"gone"})) == ["stays"]
+    assert in_place(store.deletion.keep({"gone"})) == ["stays"]
     store.close()
     store = open_store(tmp_path)
-    assert store.topics() == ["gone"]
+    assert store.queues.topics() == ["gone"]
     store.close()
 
 

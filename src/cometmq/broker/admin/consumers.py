@@ -139,7 +139,7 @@ class ConsumerAdmin:
         if header.msg_id:
             offset = decode_offset_id(header.msg_id).physical_offset
             store = self.store
-            record = await store.ask(partial(store.lookup, offset))
+            record = await store.off_loop.ask(partial(store.lookups.record_at, offset))
             if record is None:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"no message at the offset of {header.msg_id}")
         told = msgspec.structs.replace(header, broker_name=self.config.broker_name)

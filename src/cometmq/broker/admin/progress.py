@@ -103,7 +103,7 @@ class ProgressAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"Index {header.index} of {queue_id}@{topic} is not exist!"
             )
-        body.queue_data = await store.ask(partial(self._entries, header))
+        body.queue_data = await store.off_loop.ask(partial(self._entries, header))
         return frame.response(body=body.encode())
 
     def _entries(self, header: QueryConsumeQueueRequestHeader, reads: Reads) -> list[ConsumeQueueData]:
@@ -136,9 +136,10 @@ class ProgressAdmin:
 
         def times(reads: Reads) -> list[int]:
             offsets = (first, behind - 1, consumed - 1, max(consumed, first))
-            return [store.store_time_of(topic, queue_id, offset, reads) for offset in offsets]
+            queue = store.queues.find(topic, queue_id)
+            return [store.lookups.store_time_of(queue, offset, reads) for offset in offsets]
 
-        earliest, latest, reached, waiting = await store.ask(times)
+        earliest, latest, reached, waiting = await store.off_loop.ask(times)
         if consumed <= 0:
             reached = earliest
         behind_ms = 0
@@ -159,8 +160,9 @@ class ProgressAdmin:
         """Store time (ms) of the message before this offset; 0 without one."""
         if offset <= 0:
             return 0
-        question = partial(self.store.store_time_of, topic, queue_id, offset - 1)
-        return max(await self.store.ask(question), 0)
+        queue = self.store.queues.find(topic, queue_id)
+        question = partial(self.store.lookups.store_time_of, queue, offset - 1)
+        return max(await self.store.off_loop.ask(question), 0)
 
     # -- groups
 

@@ -74,7 +74,7 @@ class RuntimeAdmin:
         store = self.store
         log.info("queues and index are cleaned up for %s", connection.peer)
         store.retention.look_at_everything()
-        await store.upkeep.retire_now(log_too=False)
+        await store.retention.run_now(log_too=False)
         return frame.response()
 
     async def delete_expired_commitlog(self, connection: Connection, frame: Frame) -> Frame:
@@ -82,7 +82,7 @@ class RuntimeAdmin:
         store = self.store
         log.info("expired files are deleted for %s", connection.peer)
         store.retention.delete_now()
-        await store.upkeep.retire_now(log_too=True)
+        await store.retention.run_now(log_too=True)
         return frame.response()
 
     def get_broker_runtime_info(self, _connection: Connection, frame: Frame) -> Frame:
@@ -134,16 +134,16 @@ class RuntimeAdmin:
 
 def store_facts(store: MessageStore) -> dict[str, str]:
     """The store's part of the runtime table (docs/reference/remoting.md, Runtime table)."""
-    retention = store.retention
+    fullness = store.fullness
     return {
-        "commitLogMaxOffset": str(store.commit_log_max),
-        "commitLogMinOffset": str(store.commit_log_min),
+        "commitLogMaxOffset": str(store.log.end),
+        "commitLogMinOffset": str(store.log.min_position),
         "commitLogDirCapacity": capacity(store),
-        "commitLogDiskRatio": ratio(retention.disk_ratio),
-        **{f"commitLogDiskRatio_{path}": ratio(used) for path, used in retention.log_ratios.items()},
-        "consumeQueueDiskRatio": ratio(retention.queue_ratio),
+        "commitLogDiskRatio": ratio(fullness.log_ratio),
+        **{f"commitLogDiskRatio_{path}": ratio(used) for path, used in fullness.log_ratios.items()},
+        "consumeQueueDiskRatio": ratio(fullness.queue_ratio),
         "dispatchBehindBytes": "0",
-        "remainHowManyDataToFlush": size_text(store.commit_log_max - store.flusher.flushed),
+        "remainHowManyDataToFlush": size_text(store.log.end - store.flusher.flushed),
         "putMessageDistributeTime": "{}",
         "storeFlags": store.flags.why() or "ok",
     }

@@ -130,7 +130,7 @@ class TopicAdmin:
         tables = self.tables
         name = self._changeable(frame.header(DeleteTopicRequestHeader).topic, frame.version)
         try:
-            await self.store.delete_topics([name])
+            await self.store.deletion.delete([name])
         except OSError as error:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"
@@ -164,26 +164,31 @@ class TopicAdmin:
         header = frame.header(PurgeTopicRequestHeader)
         name = self._changeable(header.topic, frame.version)
         self._known(name)
-        plan = await self.store.purge_plan(name, header.queue_id, header.before)
+        plan = await self.store.purge.plan(name, header.queue_id, header.before)
         if header.execute:
-            floors = {queue_id: floor for queue_id, _, floor, _ in plan}
+            floors = {queue.queue_id: queue.target for queue in plan}
             try:
-                await self.store.raise_min_offsets(name, floors)
+                await self.store.purge.raise_min_offsets(name, floors)
             except OSError as error:
                 raise CommandError(
                     ResponseCode.SYSTEM_ERROR, f"nothing was purged, the table could not be written: {error}"
                 ) from error
             log.info("topic %s purged by %s, minimum offsets %s", name, connection.peer, floors)
         queues = [
-            PurgedQueue(queue_id=queue_id, min_offset=low, purged_to=to, max_offset=high)
-            for queue_id, low, to, high in plan
+            PurgedQueue(
+                queue_id=queue.queue_id,
+                min_offset=queue.min_offset,
+                purged_to=queue.target,
+                max_offset=queue.max_offset,
+            )
+            for queue in plan
         ]
         return frame.response(body=PurgeResult(queues=queues).encode())
 
     async def clean_unused_topic(self, connection: Connection, frame: Frame) -> Frame:
         """Delete the queues of topics that nobody configured."""
         try:
-            gone = await self.store.keep_topics(self.tables.topics.table)
+            gone = await self.store.deletion.keep(self.tables.topics.table)
         except OSError as error:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"not all topics were deleted: {error.strerror or error}"

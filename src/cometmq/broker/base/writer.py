@@ -142,14 +142,14 @@ class Writer:
                 self._idle.set()
             if ok and not self._alone:
                 self._answer(sends, outcomes)
-            elif self.store.flush_failure is not None:
-                remark = f"the flush to disk failed: {self.store.flush_failure.strerror}"
+            elif self.store.flusher.failure is not None:
+                remark = f"the flush to disk failed: {self.store.flusher.failure.strerror}"
                 self._refuse([send.sender for send in sends], outcomes, SYSTEM_ERROR, remark)
             else:
                 code = SLAVE_NOT_AVAILABLE if self._alone else FLUSH_DISK_TIMEOUT
                 self._stored_only(code, sends, outcomes)
 
-        self.store.when_flushed(end_offset, flushed)
+        self.store.flusher.wait_for(end_offset, flushed)
 
     def _stored_only(self, code: int, sends: list[TickMessage], outcomes: list[Outcome]) -> None:
         """The flush takes longer than syncFlushTimeout, or there is no slave: say so, with the ids, for the

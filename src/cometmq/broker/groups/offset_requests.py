@@ -50,7 +50,7 @@ class OffsetProcessor:
         """The offset of a group that has none in this queue yet."""
         store, topic, queue_id = self.store, header.topic, header.queue_id
         known = topic in self.tables.topics.table
-        young = store.min_offset(topic, queue_id) <= 0 and not await store.ask(
+        young = store.min_offset(topic, queue_id) <= 0 and not await store.off_loop.ask(
             partial(is_on_disk, store, topic, queue_id, 0)
         )
         if compat.is_5x(frame.version):
@@ -134,7 +134,8 @@ class OffsetProcessor:
         store = self.store
         topic, queue_id = header.topic, header.queue_id
         first = store.min_offset(topic, queue_id)
-        when = await store.ask(partial(store.store_time_of, topic, queue_id, first))
+        queue = store.queues.find(topic, queue_id)
+        when = await store.off_loop.ask(partial(store.lookups.store_time_of, queue, first))
         return frame.response(ext={"timestamp": str(when)})
 
 
@@ -152,4 +153,4 @@ def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, read
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return False
     unit = queue.unit(offset, reads)
-    return unit is not None and store.commit_log_max - unit[0] > store.reader.memory_window
+    return unit is not None and store.log.end - unit[0] > store.reader.memory_window

@@ -38,7 +38,7 @@ class OffsetMovedEvents:
             offset_new=begin,
         )
         try:
-            self.store.append(
+            self.store.appender.append(
                 OFFSET_MOVED_EVENT,
                 0,
                 event.encode(),

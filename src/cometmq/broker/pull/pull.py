@@ -119,7 +119,7 @@ class PullProcessor:
         self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of held pulls")
         self._cold: set[asyncio.Task[None]] = set()
         self._backlog: Backlog[PullRequest] = Backlog(
-            self.serve_late, lambda: self._store.commit_log_max, self._loop.time
+            self.serve_late, lambda: self._store.log.end, self._loop.time
         )
         self._backlog_due = False  # _serve_backlog is scheduled
 
@@ -174,7 +174,7 @@ class PullProcessor:
 
     async def _serve_cold(self, request: PullRequest, miss: NotInMemory) -> None:
         try:
-            got = await self._store.ask(partial(self._read, request), miss)
+            got = await self._store.off_loop.ask(partial(self._read, request), miss)
         except Exception as error:
             self._failed(request, error)
             return

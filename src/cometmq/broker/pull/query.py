@@ -54,7 +54,7 @@ class QueryProcessor:
 
     async def _by_id(self, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
-        record = await self.store.ask(partial(self.store.lookup, offset))
+        record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return frame.response(body=bytes(record))

@@ -182,7 +182,7 @@ class SendProcessor:
         born_host = connection.peer_host
         sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
         try:
-            batch = self._store.append_batch(
+            batch = self._store.batches.append(
                 header.topic,
                 queue_id,
                 frame.body,

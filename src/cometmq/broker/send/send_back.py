@@ -81,7 +81,7 @@ class SendBackProcessor:
                 f"{len(RETRY_PREFIX) + len(group)}, more than {TOPIC_LENGTH_MAX}, so it has none",
             )
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
-        record = await self._store.ask(partial(self._store.lookup, header.offset))
+        record = await self._store.off_loop.ask(partial(self._store.lookups.record_at, header.offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)
@@ -96,7 +96,7 @@ class SendBackProcessor:
         properties = put(properties, b"DELAY", b"%d" % plan.delay_level)
         topic, queue_id, properties, delay_ms = delayed(self._delays, plan.topic, queue_id, properties)
         try:
-            self._store.append(
+            self._store.appender.append(
                 topic,
                 queue_id,
                 message.body,

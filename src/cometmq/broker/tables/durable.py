@@ -77,9 +77,9 @@ class DurableTables:
         """The log as it is now is on the device. Raises OSError if it does not get there."""
         store = self._store
         done: asyncio.Future[bool] = self._loop.create_future()
-        store.when_flushed(store.commit_log_max, lambda ok: None if done.done() else done.set_result(ok))
+        store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
         if not await done:
-            raise store.flush_failure or OSError(errno.ETIMEDOUT, "the commit log was not flushed in time")
+            raise store.flusher.failure or OSError(errno.ETIMEDOUT, "the commit log was not flushed in time")
 
     def load(self) -> None:
         """Fill the tables from the files. Raises StoreCorrupt, OSError."""

@@ -199,7 +199,7 @@ class ScheduleService:
 
     async def _run_cold(self, cursor: LevelCursor, miss: NotInMemory) -> None:
         try:
-            got = await self._store.ask(partial(self._read, cursor), miss)
+            got = await self._store.off_loop.ask(partial(self._read, cursor), miss)
             if not self._stopped:
                 self._deliver(cursor, got)
         except Exception:
@@ -306,7 +306,7 @@ class ScheduleService:
             raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
         topic, queue_id = self._destination(message.properties)
         try:
-            self._store.append(
+            self._store.appender.append(
                 topic,
                 queue_id,
                 message.body,

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from cometmq import logs
+from cometmq.store.background.passes import Passes
+from cometmq.store.base.clock import SteadyTime
 from cometmq.store.base.files import Reads
-from cometmq.store.base.off_loop import in_place
+from cometmq.store.base.off_loop import OffLoop, in_place
 from cometmq.store.derived.consume_queue import FILLER_SIZE, ConsumeQueue
-
-if TYPE_CHECKING:
-    from cometmq.store.message_store import MessageStore
+from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.reading.lookup import Lookup
+from cometmq.store.tables.min_offsets import MinOffsets
 
 log = logs.logger(__name__)
 
@@ -55,8 +56,21 @@ class _Counted(msgspec.Struct):
 class TopicRetention:
     """Moves the minimum offsets of topics with a limit of their own. Loop thread only."""
 
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
+    def __init__(
+        self,
+        steady: SteadyTime,
+        off_loop: OffLoop,
+        passes: Passes,
+        queues: QueueTable,
+        lookups: Lookup,
+        min_offsets: MinOffsets,
+    ) -> None:
+        self._steady = steady
+        self._off_loop = off_loop
+        self._passes = passes
+        self._queues = queues
+        self._lookups = lookups
+        self._min_offsets = min_offsets
         self._limits: dict[str, TopicLimit] = {}
         self._counted: dict[ConsumeQueue, _Counted] = {}
         self._turn = 0
@@ -71,6 +85,10 @@ class TopicRetention:
             if queue.topic in limits and not queue.deleted
         }
 
+    def begin(self) -> None:
+        """Every cleanResourceInterval: begin a pass in the background."""
+        self._passes.begin("retention (topics)", self.topic_pass)
+
     def round(self) -> int:
         """One pass, in place: for a store without a loop."""
         return in_place(self.topic_pass())
@@ -81,9 +99,9 @@ class TopicRetention:
         The new minimum offsets are kept on the device first, so what has once been hidden stays hidden;
         when they cannot be written they count all the same, until the next start.
         """
-        store, limits = self._store, self._limits
-        now_ms = store.steady.now_ms()
-        queues = [queue for queue in store.queues if queue.topic in limits]
+        limits = self._limits
+        now_ms = self._steady.now_ms()
+        queues = [queue for queue in self._queues if queue.topic in limits]
         if not queues:
             return 0
         self._units_left = _UNITS_PER_PASS
@@ -93,24 +111,23 @@ class TopicRetention:
         self._turn = first + len(due)
         for number, queue in enumerate(due):
             if number % _QUEUES_PER_TURN == _QUEUES_PER_TURN - 1:
-                await store.off_loop.pause(0)
+                await self._off_loop.pause(0)
             floor = await self._floor(queue, limits[queue.topic], now_ms)
             if floor > queue.min_offset:
                 moved[queue] = floor
-            if store.off_loop.ending:
+            if self._off_loop.ending:
                 break
         return await self._move(moved) if moved else 0
 
     async def _move(self, moved: Mapping[ConsumeQueue, int]) -> int:
-        store = self._store
         topics: dict[str, dict[int, int]] = {}
         for queue, floor in moved.items():
             if not queue.deleted:
                 topics.setdefault(queue.topic, {})[queue.queue_id] = floor
         for topic, floors in topics.items():
-            store.floors.note(topic, floors)
+            self._min_offsets.note(topic, floors)
         try:
-            await store.off_loop.run(store.floors.save)
+            await self._off_loop.run(self._min_offsets.save)
         except OSError as failure:
             log.error("minimum offsets could not be written, trying again with the next: %s", failure)
         for topic, floors in topics.items():
@@ -121,11 +138,11 @@ class TopicRetention:
         """The first offset within the limits."""
         floor = queue.min_offset
         if limit.age_ms is not None and queue.max_offset > floor:
-            young = await self._store.lookups.first_since(queue, now_ms - limit.age_ms)
+            young = await self._lookups.first_since(queue, now_ms - limit.age_ms)
             floor = max(floor, young)
         if limit.bytes_per_queue is not None:
             count = partial(self._by_bytes, queue, floor, limit.bytes_per_queue)
-            floor = max(floor, await self._store.off_loop.ask(count))
+            floor = max(floor, await self._off_loop.ask(count))
         return floor
 
     def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int, reads: Reads) -> int:

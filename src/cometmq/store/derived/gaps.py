@@ -15,7 +15,7 @@ from cometmq.store.derived.consume_queue import ConsumeQueue
 _WIDEST = 1_000_000  # units; a jump wider than this is a damaged header, not a loss
 _SPARE = 100_000
 """Units, of all queues together, without room: the newest segment may have been lost, and the log has gone on
-where it began, but the queues behind their former ends, and the table of those (see QueueEnds) with it."""
+where it began, but the queues behind their former ends, and the table of those (see CleanEnds) with it."""
 
 
 class Gaps:

@@ -27,7 +27,7 @@ from cometmq.store.inspect.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHIN
 from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.recovery.recovery import tags_code_of
+from cometmq.store.recovery.replay import tags_code_of
 from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 
 _MOST_SEARCHES = 100  # in vain, for the true place of a record

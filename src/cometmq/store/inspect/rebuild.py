@@ -21,7 +21,7 @@ from cometmq.errors import StoreError
 from cometmq.protocol.properties.key_hashes import key_prefix
 from cometmq.protocol.record.layout import TRANSACTION_MASK
 from cometmq.protocol.record.one import Facts
-from cometmq.store.background.upkeep import sync_paths
+from cometmq.store.background.derived_writer import sync_paths
 from cometmq.store.base.clock import Clock, SystemClock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
@@ -38,9 +38,9 @@ from cometmq.store.inspect.log_walk import LogWalk, no_pause
 from cometmq.store.inspect.queue_check import LIGHT, QueueCheck
 from cometmq.store.inspect.verify import Progress
 from cometmq.store.recovery.queue_order import QueueOrder
-from cometmq.store.recovery.recovery import tags_code_of
+from cometmq.store.recovery.replay import tags_code_of
 from cometmq.store.recovery.store_layout import StoreLayout, read_layout
-from cometmq.store.tables.clean_stop import QueueEnds
+from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 SCRATCH = "rebuild.tmp"
@@ -147,7 +147,7 @@ class Rebuild:
         self._queues = QueueTable(files, config)
         self._index = IndexService(files, clock, config)
         self._deleted = DeletedTopics(disk, root)
-        self._order = QueueOrder(QueueEnds(disk, root).ends, self._push, self._out_of_order)
+        self._order = QueueOrder(CleanEnds(disk, root).ends, self._push, self._out_of_order)
         self._delays = layout.config.delay_levels_ms
         self._findings = Findings()
         self._not_served = self._hidden = self._records = 0

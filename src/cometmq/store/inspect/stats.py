@@ -22,7 +22,7 @@ from cometmq.store.inspect.index_files import read_header
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout, read_layout
-from cometmq.store.tables.min_offsets import QueueFloors
+from cometmq.store.tables.min_offsets import MinOffsets
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 86_400_000
@@ -109,7 +109,7 @@ def store_stats(
     layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
     with ReadOnlyFiles(disk) as files:
         log = LogReader(files, layout.config)
-        floors = QueueFloors(disk, layout.root).floors
+        floors = MinOffsets(disk, layout.root).by_topic
         queues = []
         for queue in layout.queues:
             floor = floors.get(queue.topic, {}).get(queue.queue_id, 0)

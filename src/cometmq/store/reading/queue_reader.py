@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import os
 import struct
 from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
@@ -87,6 +88,11 @@ class Got(msgspec.Struct, frozen=True, gc=False):
     max_offset: int
     suggest_slave: bool
     behind: int = 0
+
+
+def physical_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class QueueReader:

@@ -18,14 +18,14 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
 from cometmq.store.recovery.store_layout import StoreFile, log_files, numbered_files, queue_files
-from cometmq.store.tables.clean_stop import QueueEnds, sizes_of
+from cometmq.store.tables.clean_stop import CleanEnds, sizes_of
 
 # Queue files that are asked first: those of ten thousand queues took half a second of a start (profiled).
 _WITNESSES = 100
 _ANEW = "remove this directory: the next start makes it anew from the log"
 
 
-def check_lengths(disk: Disk, config: StoreConfig, ends: QueueEnds) -> None:
+def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     """Raises StoreError, with both lengths, when files were written with other ones; OSError."""
     of_segments, of_queues, of_index = sizes_of(config)
     last_of_segments, last_of_queues, last_of_index = ends.sizes

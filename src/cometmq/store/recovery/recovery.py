@@ -12,118 +12,27 @@ life. Damage with valid records behind it is skipped and named; everything behin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import compress
-from typing import Any
-
-import numpy as np
-
 from cometmq import logs
-from cometmq.errors import StoreError
-from cometmq.protocol.codes import SCHEDULE_TOPIC
-from cometmq.protocol.properties.key_hashes import Keys, key_prefix
-from cometmq.protocol.properties.template import codes_and_keys
-from cometmq.protocol.properties.values import stored_tags_code, value_of
-from cometmq.protocol.record.layout import TRANSACTION_MASK
-from cometmq.protocol.record.many import Run
-from cometmq.protocol.record.one import Facts
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.disk import NO_FILE, Disk, is_numbered, zero_out
+from cometmq.store.base.disk import Disk, zero_out
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.base.refusal import QueueRefused
-from cometmq.store.derived.consume_queue import FILLER_SIZE, ConsumeQueue
+from cometmq.store.derived.consume_queue import FILLER_SIZE
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.log.places import LogPlaces
-from cometmq.store.log.scan import Damage, SegmentScan
-from cometmq.store.recovery.queue_order import QueueOrder
+from cometmq.store.recovery.recovered import Recovered
+from cometmq.store.recovery.replay import Replay, StartEarlier
+from cometmq.store.recovery.segments import list_segments
 from cometmq.store.recovery.start_point import mark_holds, trusted_segment, walk_from
-from cometmq.store.tables.clean_stop import QueueEnds
+from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
 _WIDEST_GAP = 1_000_000  # units; as in Gaps
-_WRITE_UNITS = 4096
-_MOST_NAMED = 200  # of the records that are not served; a stranger may have sent any number
-
-
-@dataclass
-class Recovered:
-    """What recovery found. Positions are bytes in the log, times epoch ms."""
-
-    clean: bool
-    start: int = 0
-    end: int = 0
-    last_store_ms: int = 0
-    last_position: int = -1  # of the last record walked over
-    records: int = 0
-    rebuilt: bool = False  # queues or index were built anew, and are not durable yet
-    not_served: int = 0  # records of the walk that fit no queue; the first of them are among the notes
-    notes: list[str] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
-
-
-class _StartEarlier(Exception):
-    """A queue lacks units from before the start of the walk."""
-
-
-def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
-    """Tags code of a record's queue unit: hash of TAGS, or for a delayed message the time of its delivery."""
-    if facts.topic == SCHEDULE_TOPIC:
-        level = value_of(facts.properties, b"DELAY")
-        if level.isdigit() and int(level) > 0:
-            number = min(int(level), max(delays_ms, default=0))
-            return facts.store_ms + delays_ms.get(number, 1000)
-    return stored_tags_code(facts.properties)
-
-
-def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[list[int], list[str]]:
-    """First positions of the segments, and notes; files of a wrong but possible length are set right.
-
-    Raises StoreError for files that belong to another segment size: going on would tear the log apart.
-    """
-    bases: list[int] = []
-    notes: list[str] = []
-    short: list[tuple[str, int]] = []
-    for directory, name in places.files():
-        path = f"{directory}/{name}"
-        if not is_numbered(name, 20):
-            if not disk.is_dir(path):
-                notes.append(f"{path}: not a segment, left alone")
-            continue
-        facts = disk.facts(path)
-        if facts is None:
-            continue
-        if not facts.regular:
-            raise StoreError(NO_FILE, path)
-        base = int(name)
-        if base % segment_size or facts.size > segment_size:
-            raise StoreError(
-                f"{facts.size} bytes from {base} on do not fit mappedFileSizeCommitLog={segment_size}", path
-            )
-        if facts.size < segment_size:
-            short.append((path, facts.size))
-        bases.append(base)
-    places.check(bases)
-    for path, size in short:
-        notes.append(f"{path}: {size} bytes instead of {segment_size}, filled up with zeros")
-        fd = disk.open(path)
-        try:
-            disk.truncate(fd, segment_size)
-        finally:
-            disk.close(fd)
-    return bases, notes
-
-
-def _not_served(result: Recovered, note: str) -> None:
-    result.not_served += 1
-    if result.not_served <= _MOST_NAMED:
-        result.notes.append(note)
 
 
 class Recovery:
@@ -138,7 +47,7 @@ class Recovery:
         index: IndexService,
         checkpoint: Checkpoint,
         deleted: DeletedTopics,
-        ends: QueueEnds,
+        ends: CleanEnds,
     ) -> None:
         self._deleted = deleted
         self._ends = ends
@@ -152,7 +61,6 @@ class Recovery:
         self._checkpoint = checkpoint
         self._segments: list[int] = []
         self._index_until = 1 << 62  # records up to here are dispatched to the index
-        self._delays = config.delay_levels_ms
 
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything and leave log, queues and index ready for appends. Raises StoreError,
@@ -201,8 +109,8 @@ class Recovery:
         if not clean and (mark is None or index_from < mark.position):
             self._checkpoint.distrust_index()
         self._index.resume(clean=clean, cut_at=None if clean and not index_lost else index_from)
-        self._walk_all(start, index_from, result)
-        self._finish(result)
+        replay = self._replay_all(start, index_from, result)
+        self._finish(replay, result)
         return result
 
     @property
@@ -277,16 +185,22 @@ class Recovery:
 
     # -- the walk ---------------------------------------------------------------------------------
 
-    def _walk_all(self, start: int, index_from: int, result: Recovered) -> None:
+    def _replay(self, start: int, index_from: int, result: Recovered) -> Replay:
+        replay = Replay(
+            self._disk, self._config, self._log, self._segments, self._queues, self._index, self._deleted,
+            self._ends.ends, self._index_until, start, result,
+        )  # fmt: skip
+        replay.run(index_from)
+        return replay
+
+    def _replay_all(self, start: int, index_from: int, result: Recovered) -> Replay:
         """Walk the log; when a queue turns out to be short, once more from the beginning."""
         try:
-            self._walk(start, index_from, result)
+            replay = self._replay(start, index_from, result)
             shorter = self._shorter(result)
             if shorter and (result.clean or start > self._first):
-                raise _StartEarlier(
-                    "consume queue {}/{} does not reach its former end {}".format(*shorter[0])
-                )
-        except _StartEarlier as reason:
+                raise StartEarlier("consume queue {}/{} does not reach its former end {}".format(*shorter[0]))
+        except StartEarlier as reason:
             log.warning("%s: all queues are built anew from the log", reason)
             result.notes.append(f"{reason}: all queues were built anew from the log")
             self._checkpoint.distrust()
@@ -295,7 +209,7 @@ class Recovery:
             self._reload(start, result)
             self._index.forget_waiting()
             self._index.resume(clean=False, cut_at=start)
-            self._walk(start, start, result)
+            replay = self._replay(start, start, result)
         for topic, queue_id, end in self._shorter(result):
             # Its last messages are lost, or have expired with its files: no offset is given out twice.
             try:
@@ -307,6 +221,7 @@ class Recovery:
                 queue.write()
                 if not queue.positions:
                     queue.make_last_file()
+        return replay
 
     def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
         """Queues that end before where they did at the last clean stop. After a clean stop that was
@@ -315,155 +230,11 @@ class Recovery:
             return []
         return self._ends.shorter(self._queues, self._deleted)
 
-    def _walk(self, start: int, index_from: int, result: Recovered) -> None:
-        result.start = start
-        result.records = result.not_served = 0
-        result.damage.clear()
-        end = start
-        touched: set[ConsumeQueue] = set()
-        order = self._order(touched, result)
-        for run in self._runs(min(start, index_from), result):
-            end = run.end
-            result.last_store_ms = int(run.store_ms[-1])
-            result.last_position = int(run.position[-1])
-            result.records += len(run.properties)
-            codes, keys = codes_and_keys(run.properties)
-            self._index_run(run, keys, index_from)
-            self._queue_run(run, codes, start, touched, order, result)
-        order.finish()
-        for queue in touched:
-            queue.new_names = True  # a file made just before the process died may have no lasting name yet
-            queue.write()
-        result.end = max(end, result.end)
-
-    def _runs(self, start: int, result: Recovered) -> Iterator[Run]:
-        size = self._log.segment_size
-        result.end = start
-        self._last_used = -1
-        self._dirt = False
-        previous = None
-        empty: list[Damage] = []
-        for base in self._segments:
-            if base + size <= start:
-                continue
-            if previous is not None and base != previous + size:
-                result.damage.append(Damage(self._log.path_of(previous + size), previous + size, base))
-            previous = base
-            scan = SegmentScan(
-                self._disk,
-                self._log.path_of(base),
-                base,
-                size,
-                check_crc=self._config.check_crc_on_recover,
-            )
-            yield from scan.runs(max(start, base))
-            if scan.end > max(start, base) or base <= start:
-                result.damage += empty  # no valid record in them, but in this one
-                empty.clear()
-                result.damage += scan.damage
-                if self._dirt:
-                    result.damage.append(
-                        Damage(self._log.path_of(self._last_used), result.end, self._last_used + size)
-                    )
-                result.end = scan.end
-                self._last_used = base
-                self._dirt = scan.dirt
-            else:
-                empty.append(Damage(self._log.path_of(base), base, base + size))
-
-    def _index_run(self, run: Run, keys: list[bytes] | None, index_from: int) -> None:
-        """Dispatch records to the index; `keys` as in `codes_and_keys`."""
-        positions = run.position
-        wanted = (index_from <= positions) & (positions <= self._index_until)
-        if self._deleted:
-            hides, names = self._deleted.hides, run.names
-            places = zip(run.topic.tolist(), positions.tolist(), strict=True)
-            wanted &= [not hides(names[number], position) for number, position in places]
-        given: list[Keys] = [None] * len(positions) if keys is None else [*keys]
-        for row in np.flatnonzero(run.rolled_back).tolist():
-            given[row] = ()
-        prefixes = [key_prefix(name) for name in run.names]
-        columns: list[Sequence[Any]] = [
-            [prefixes[number] for number in run.topic.tolist()], positions.tolist(), run.store_ms.tolist(),
-            run.properties, given,
-        ]  # fmt: skip
-        if not wanted.all():
-            columns = [list(compress(column, wanted.tolist())) for column in columns]
-        self._index.add(*columns)
-        if self._index.has_batch_waiting():
-            self._index.index_waiting_keys()
-
-    def _order(self, touched: set[ConsumeQueue], result: Recovered) -> QueueOrder:
-        def push(queue: ConsumeQueue, facts: Facts) -> None:
-            queue.push(facts.position, facts.size, tags_code_of(facts, self._delays), facts.queue_offset)
-            touched.add(queue)
-            if facts.queue_offset - queue.written >= _WRITE_UNITS:
-                queue.write()
-
-        def leave_out(facts: Facts, end: int, _following: Facts | None) -> None:
-            place = f"queue offset {facts.queue_offset} of {facts.topic}/{facts.queue_id}"
-            _not_served(result, f"record at {facts.position}: {place} where {end} was expected, not served")
-
-        return QueueOrder(self._ends.ends, push, leave_out)
-
-    def _queue_run(
-        self,
-        run: Run,
-        codes: list[int],
-        start: int,
-        touched: set[ConsumeQueue],
-        order: QueueOrder,
-        result: Recovered,
-    ) -> None:
-        """Dispatch records to their queues, from log position `start` on."""
-        by_key, waiting, names, properties = self._queues.by_key, order.waiting, run.names, run.properties
-        careful = bool(self._deleted)
-        columns = [column.tolist() for column in run[:7]]
-        for row, (position, size, queue_id, offset, sys_flag, store_ms, number) in enumerate(
-            zip(*columns, strict=True)
-        ):
-            topic = names[number]
-            queue = by_key.get((topic, queue_id))
-            if (
-                queue is None
-                or offset != queue.max_offset
-                or position < start
-                or sys_flag & TRANSACTION_MASK
-                or topic == SCHEDULE_TOPIC
-                or waiting
-                or careful
-            ):
-                if position >= start:
-                    facts = Facts(
-                        position, size, queue_id, offset, sys_flag, store_ms, topic, properties[row]
-                    )
-                    self._queue_one(facts, start, order, result)
-                continue
-            queue.push(position, size, codes[row], offset)
-            touched.add(queue)
-            if offset - queue.written >= _WRITE_UNITS:
-                queue.write()
-
-    def _queue_one(self, facts: Facts, start: int, order: QueueOrder, result: Recovered) -> None:
-        """One record that may not follow on its queue's end."""
-        topic, queue_id = facts.topic, facts.queue_id
-        if not facts.queued or (self._deleted and self._deleted.hides(topic, facts.position)):
-            return
-        try:
-            queue = self._queues.of_record(topic, queue_id)
-        except QueueRefused as refusal:
-            _not_served(result, f"record at {facts.position}: {refusal.remark}, not served")
-            return
-        if not order.add(queue, facts, may_wait=start <= self._first):
-            raise _StartEarlier(
-                f"consume queue {topic}/{queue_id} ends at {queue.max_offset}, not at {facts.queue_offset}"
-            )
-
     # -- afterwards -------------------------------------------------------------------------------
 
-    def _finish(self, result: Recovered) -> None:
+    def _finish(self, replay: Replay, result: Recovered) -> None:
         size = self._log.segment_size
-        keep = [base for base in self._segments if base < result.end or base <= self._last_used]
+        keep = [base for base in self._segments if base < result.end or base <= replay.last_used]
         for base in self._segments[len(keep) :]:
             self._disk.unlink(self._log.path_of(base))
         if not self._segments:
@@ -476,8 +247,8 @@ class Recovery:
                 )
             for topic in self._queues.topics():
                 self._queues.delete_topic(topic)
-        if self._dirt and self._last_used >= 0 and result.end < self._last_used + size:
-            self._zero_tail(self._last_used, result)
+        if replay.torn and replay.last_used >= 0 and result.end < replay.last_used + size:
+            self._zero_tail(replay.last_used, result)
         for queue in self._queues:
             if not result.clean:
                 queue.cut()
@@ -486,7 +257,7 @@ class Recovery:
         self._log.resume(keep, result.end)
         for damage in result.damage:
             log.error("damage in %s: no valid record in positions %d to %d, skipped", *damage)
-        if result.not_served > _MOST_NAMED:
+        if result.some_not_named:
             result.notes.append(f"{result.not_served} records in all are not served")
         for note in result.notes:
             log.warning("%s", note)

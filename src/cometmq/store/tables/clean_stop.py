@@ -30,7 +30,7 @@ def sizes_of(config: StoreConfig) -> tuple[int, int, int]:
     return config.mapped_file_size_commit_log, config.consume_queue_file_size, of_index
 
 
-class QueueEnds:
+class CleanEnds:
     """`config/consumeQueueEnds.json`: topic -> queue id -> offset behind the last message.
 
     sizes: as `sizes_of` gives them; 0 if unknown.

@@ -14,26 +14,26 @@ from collections.abc import Iterable, Mapping
 from cometmq.store.base.disk import Disk
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.tables.json_table import JsonTable
-from cometmq.store.tables.table_checks import FLOORS, QueueFloorTable
+from cometmq.store.tables.table_checks import MIN_OFFSETS, MinOffsetTable
 
 Floors = Mapping[str, Mapping[int, int]]
 
 
-class QueueFloors:
+class MinOffsets:
     """`config/queueMinOffsets.json`: topic -> queue id -> first offset that readers may see.
 
-    Changed by the loop's thread only; `save` may run in another one. `floors` is replaced, never changed.
+    Changed by the loop's thread only; `save` may run in another one. `by_topic` is replaced, never changed.
     """
 
-    __slots__ = ("_lock", "_saved", "_table", "floors")
+    __slots__ = ("_lock", "_saved", "_table", "by_topic")
 
     def __init__(self, disk: Disk, root: str) -> None:
         """A table that cannot be read, nor its `.bak`, counts as empty: purged messages may come back, none
         gets lost. Raises OSError."""
-        self._table = JsonTable(os.path.join(root, "config", FLOORS), disk)
+        self._table = JsonTable(os.path.join(root, "config", MIN_OFFSETS), disk)
         self._lock = threading.Lock()
-        self.floors: Floors = QueueFloorTable.from_plain(self._table.load_or_empty()).min_offsets
-        self._saved: Floors = self.floors
+        self.by_topic: Floors = MinOffsetTable.from_plain(self._table.load_or_empty()).min_offsets
+        self._saved: Floors = self.by_topic
 
     def apply(self, queues: QueueTable) -> None:
         """After a start: raise the queues' minimum offsets. Raises OSError.
@@ -42,7 +42,7 @@ class QueueFloors:
         that follow, so it comes down to the end.
         """
         kept: dict[str, Mapping[int, int]] = {}
-        for topic, floors in self.floors.items():
+        for topic, floors in self.by_topic.items():
             for queue_id, floor in floors.items():
                 queue = queues.find(topic, queue_id)
                 if queue is None:
@@ -51,43 +51,43 @@ class QueueFloors:
                 queue.min_offset = max(queue.min_offset, floor)
                 if floor:
                     kept[topic] = {**kept.get(topic, {}), queue_id: floor}
-        self.floors = kept
+        self.by_topic = kept
         self.save()
 
     def note(self, topic: str, moved: Mapping[int, int]) -> None:
         """Take over floors of a topic, in memory."""
-        present = self.floors.get(topic, {})
+        present = self.by_topic.get(topic, {})
         higher = {queue_id: max(offset, present.get(queue_id, 0)) for queue_id, offset in moved.items()}
-        self.floors = {**self.floors, topic: {**present, **higher}}
+        self.by_topic = {**self.by_topic, topic: {**present, **higher}}
 
     def take_back(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
         """Undo `note` where nothing has raised the floor further since."""
-        kept = dict(self.floors.get(topic, {}))
+        kept = dict(self.by_topic.get(topic, {}))
         for queue_id, offset in moved.items():
             if kept.get(queue_id) == offset:
                 kept[queue_id] = before.get(queue_id, 0)
         rest = {queue_id: offset for queue_id, offset in kept.items() if offset}
-        others = {name: floors for name, floors in self.floors.items() if name != topic}
-        self.floors = {**others, topic: rest} if rest else others
+        others = {name: floors for name, floors in self.by_topic.items() if name != topic}
+        self.by_topic = {**others, topic: rest} if rest else others
 
     def drop(self, topics: Iterable[str]) -> None:
         """Forget the floors of topics, in memory."""
         gone = set(topics)
-        self.floors = {topic: floors for topic, floors in self.floors.items() if topic not in gone}
+        self.by_topic = {topic: floors for topic, floors in self.by_topic.items() if topic not in gone}
 
     def save_without(self, topics: Iterable[str]) -> None:
         """Bring it onto the device that these topics were dropped. Raises OSError. Any thread."""
         with self._lock:
             if not set(topics).isdisjoint(self._saved):
-                self._write(self.floors)
+                self._write(self.by_topic)
                 # Once more for the backup: from there it could hide messages of a new topic of that name.
-                self._write(self.floors)
+                self._write(self.by_topic)
 
     def save(self) -> None:
         """Bring the newest floors onto the device, if they have changed. Raises OSError. Any thread."""
         with self._lock:
-            if self.floors != self._saved:
-                self._write(self.floors)
+            if self.by_topic != self._saved:
+                self._write(self.by_topic)
 
     def _write(self, floors: Floors) -> None:
         self._table.save(

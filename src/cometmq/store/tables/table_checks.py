@@ -40,7 +40,7 @@ GROUPS = "subscriptionGroup.json"
 OFFSETS = "consumerOffset.json"
 DELAYS = "delayOffset.json"
 ENDS = "consumeQueueEnds.json"
-FLOORS = "queueMinOffsets.json"
+MIN_OFFSETS = "queueMinOffsets.json"
 DELETED = "deletedTopics.json"
 
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
@@ -57,7 +57,7 @@ class QueueEndTable(Body, forbid_unknown_fields=True):
     index_file_size: int = 0
 
 
-class QueueFloorTable(Body, forbid_unknown_fields=True):
+class MinOffsetTable(Body, forbid_unknown_fields=True):
     """`queueMinOffsets.json`."""
 
     min_offsets: dict[str, dict[int, int]] = empty(dict)
@@ -187,8 +187,8 @@ SHAPES: dict[str, Shape] = {
     OFFSETS: _holds("offsetTable", ConsumerOffsetTable, _topic_and_group),
     DELAYS: _holds("offsetTable", DelayOffsetTable, lambda _levels: None),
     ENDS: _own(QueueEndTable),
-    FLOORS: _own(QueueFloorTable),
+    MIN_OFFSETS: _own(MinOffsetTable),
     DELETED: _own(DeletedTopicTable),
 }
 """File name -> shape."""
-SEALED = frozenset({ENDS, FLOORS, DELETED})
+SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED})

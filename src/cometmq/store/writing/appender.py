@@ -179,10 +179,39 @@ class Appender:
                 if message.in_queue:
                     message.queue.next_offset = message.queue_offset
 
-    def append(self, message: TickMessage, *, stored_before: bool) -> None:
-        """Encode one message at once; see MessageStore.append. Raises StoreRefused."""
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        body: Body,
+        properties: bytes,
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+        tags_code: int = 0,
+        index_keys: Keys = None,
+        store_host: bytes | None = None,
+        delay_ms: int | None = None,
+        stored_before: bool = False,
+    ) -> TickMessage:
+        """Take one message into this tick. `body` is copied at once.
+
+        index_keys: keys to index (None: taken from the properties). delay_ms: the queue unit gets store
+        time plus this as its tags code (messages that wait for their delivery). stored_before: the
+        message moves on within the store, so maxMessageSize, which may have been lowered since, does not
+        count. Raises StoreRefused; nothing has changed then.
+        """
+        queue = self.queue_of(topic, queue_id)
         self.encode_pending()
         refused = len(self._refused)
+        traits = Traits(
+            flag, sys_flag, reconsume_times, prepared_transaction_offset, tags_code, store_host, delay_ms
+        )
+        message = TickMessage(None, queue, body, properties, born_timestamp_ms, born_host, index_keys, traits)
         self.pending.append(message)
         largest = self.largest_body, self.largest_record
         if stored_before:
@@ -193,6 +222,7 @@ class Appender:
             self.largest_body, self.largest_record = largest
         if len(self._refused) > refused:
             raise self._refused.pop().refusal
+        return message
 
     def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made if need be. Raises StoreRefused."""

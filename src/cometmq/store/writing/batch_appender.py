@@ -28,10 +28,22 @@ class BatchAppender:
         self._time_ms = clock.time_ms
 
     def append(
-        self, topic: str, queue_id: int, body: bytes | bytearray | memoryview, properties: bytes,
-        sys_flag: int, born_ms: int, born_host: bytes, reconsume_times: int, store_host: bytes | None,
-    ) -> BatchRecords:  # fmt: skip
-        """See MessageStore.append_batch."""
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes | bytearray | memoryview,
+        properties: bytes,
+        *,
+        sys_flag: int = 0,
+        born_timestamp_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        store_host: bytes | None = None,
+    ) -> BatchRecords:
+        """Take a batch body (items of the batch send) into this tick, all of it into one segment or nothing.
+
+        `properties` of the request are added to those of every item, as 4.9 does. Raises StoreRefused.
+        """
         appender = self._appender
         appender.encode_pending()
         appender.refuse_if_shut()
@@ -61,7 +73,7 @@ class BatchAppender:
         now = self._time_ms()
         offset = queue.next_offset
         positions = list(accumulate(sizes[:-1], initial=log.next))
-        rest = (sys_flag, born_ms, born_host, now, host, reconsume_times, 0)
+        rest = (sys_flag, born_timestamp_ms, born_host, now, host, reconsume_times, 0)
         common = Common(head, queue.magic, queue_id, offset, rest, topic_bytes)
         try:
             records = items.records(common, sizes, positions)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections import deque
+from collections.abc import Callable, Container
 from itertools import repeat
 
 from cometmq.store.derived.consume_queue import UNIT_STRUCT
@@ -97,3 +98,51 @@ def batch_visible(
         else:
             index.add(prefixes, positions, times, repeat(b"", count), keys)
     return count
+
+
+class Dispatcher:
+    """Makes what was written visible, in the order of the log: at once, or with its flush."""
+
+    def __init__(
+        self, queues: QueueTable, index: IndexService, dispatched: Callable[[int, int, int, int], None]
+    ) -> None:
+        """dispatched: called with the number of records, and position, end and store time of the last."""
+        self._queues = queues
+        self._index = index
+        self._dispatched = dispatched
+        self._unflushed: deque[tuple[int, list[EncodedRun]]] = deque()
+        self.watched: Watched = None
+        """Of which queues the arrivals are told."""
+        self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
+        """Called with what became visible with a flush."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether some records wait for their flush: those behind them must, too."""
+        return bool(self._unflushed)
+
+    def dispatch(self, runs: list[EncodedRun]) -> tuple[int, Arrivals]:
+        """Make records visible. Returns how many, and the arrivals in watched queues."""
+        arrivals: Arrivals = []
+        index = self._index if self._index.enabled else None
+        count = 0
+        for run in runs:
+            if type(run) is BatchRecords:
+                count += batch_visible(run, self._queues, index, self.watched, arrivals)
+            else:
+                count += plain_visible(run, self._queues, index, self.watched, arrivals)
+        self._dispatched(count, *last_of(runs))
+        return count, arrivals
+
+    def dispatch_flushed(self, end: int, runs: list[EncodedRun]) -> None:
+        """Make records visible when the log has been flushed up to `end`."""
+        self._unflushed.append((end, runs))
+
+    def flushed(self, end: int) -> None:
+        """The log is on the device up to `end`."""
+        waiting = self._unflushed
+        runs: list[EncodedRun] = []
+        while waiting and waiting[0][0] <= end:
+            runs += waiting.popleft()[1]
+        if runs:
+            self.on_visible(*self.dispatch(runs))

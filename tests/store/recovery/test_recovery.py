@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, everything, got, open_store, put, send
+from tests.store.kit import bodies, by_key, committed, delete_topic, everything, got, open_store, put, send
 
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore
@@ -72,7 +72,7 @@ def assert_serves_all(root: Path, sent: dict[int, list[bytes]]) -> MessageStore:
     store = quick(root)
     assert contents(store) == sent
     for number in (0, 7, 150, 299):
-        assert len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1, number
+        assert len(by_key(store, "T", f"k{number}")) == 1, number
     assert all(len(sent[queue_id]) == store.max_offset("T", queue_id) for queue_id in range(QUEUES))
     return store
 
@@ -311,7 +311,7 @@ def test_queues_that_point_behind_the_log_are_cut(tmp_path: Path) -> None:
     expected = {q: [body for body in sent[q] if body not in lost] for q in range(QUEUES)}
     assert contents(store) == expected
     assert all(store.max_offset("T", q) == len(sent[q]) for q in range(QUEUES))  # no offset is used twice
-    assert store.query_by_key("T", "k299", 9, 0, 1 << 60) == []
+    assert by_key(store, "T", "k299") == []
     store.close()
 
 
@@ -330,7 +330,7 @@ def test_recovering_twice_is_the_same_as_once(tmp_path: Path) -> None:
 def test_an_empty_store_can_be_opened_again_and_again(tmp_path: Path) -> None:
     for stop in ("close", "crash", "close", "crash"):
         store = quick(tmp_path)
-        assert (store.commit_log_min, store.commit_log_max, store.topics()) == (0, 0, [])
+        assert (store.log.min_position, store.log.end, store.queues.topics()) == (0, 0, [])
         getattr(store, stop)()
     store = quick(tmp_path)
     send(store, b"at last")
@@ -343,14 +343,14 @@ def test_deleted_messages_stay_deleted_and_do_not_hide_new_ones(tmp_path: Path) 
     for number in range(5):
         send(store, b"old %d" % number, topic="again")
         send(store, b"old %d" % number, topic="gone")
-    store.delete_topic("again")
-    store.delete_topic("gone")
+    delete_topic(store, "again")
+    delete_topic(store, "gone")
     send(store, b"new", topic="again")
     for _ in range(2):
         store.crash()
         shutil.rmtree(tmp_path / "consumequeue")
         store = quick(tmp_path)
-        assert (everything(store, "again"), store.topics()) == ([b"new"], ["again"])
+        assert (everything(store, "again"), store.queues.topics()) == ([b"new"], ["again"])
     store.close()
 
 
@@ -360,7 +360,7 @@ def test_a_clock_far_behind_the_newest_index_file_is_no_trouble(tmp_path: Path) 
     for number in range(1000):
         clock.now_ms -= 86_400_000
         send(store, b"x", properties=b"KEYS\x01k%d" % number)
-    assert len(store.query_by_key("T", "k999", 9, 0, 1 << 60)) == 1
+    assert len(by_key(store, "T", "k999")) == 1
     names = [path.name for path in sorted((tmp_path / "index").iterdir())]
     assert len(names) == len(store.index.files) == 3
     assert names == [os.path.basename(file.path) for file in store.index.files]
@@ -387,7 +387,7 @@ def killed_behind_a_checkpoint(root: Path) -> dict[int, list[bytes]]:
         send(store, body, queue_id=number % QUEUES, properties=b"KEYS\x01k%d" % number)
         sent[number % QUEUES].append(body)
         if number == 900:
-            assert store.upkeep.settle_all(slots=False)
+            assert store.writer.make_durable(slots=False)
     store.queues.write_dirty()
     store.index.write()
     store.crash()
@@ -401,7 +401,7 @@ def test_after_an_unclean_stop_only_what_follows_the_checkpoint_is_walked(tmp_pa
     assert contents(store) == sent
     assert store.recovered.records == 99
     for number in (0, 500, 896, 900, 901, 999):
-        assert len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1
+        assert len(by_key(store, "T", f"k{number}")) == 1
     store.crash()  # and what the recovery made durable need not be walked again
     store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(), **LARGE)
     assert contents(store) == sent
@@ -428,7 +428,7 @@ def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
             for _ in store.index.write_slots():
                 pass
         if number == 900:
-            assert store.upkeep.settle_all(slots=False)
+            assert store.writer.make_durable(slots=False)
     store.index.write()
     store.crash()
     mark = store.checkpoint.mark
@@ -437,7 +437,7 @@ def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
     store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, **sizes)
     assert store.recovered.records == 99
     for number in range(1000):
-        assert len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1
+        assert len(by_key(store, "T", f"k{number}")) == 1
     store.close()
 
 
@@ -493,7 +493,7 @@ def test_an_index_that_lacks_what_the_checkpoint_covers_is_built_anew(tmp_path: 
     store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(), **LARGE)
     assert contents(store) == sent
     for number in range(0, 1000, 7):
-        assert len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1
+        assert len(by_key(store, "T", f"k{number}")) == 1
     store.close()
 
 
@@ -504,7 +504,7 @@ def test_a_clock_that_steps_back_does_not_make_new_messages_look_durable(tmp_pat
     for number in range(50):
         clock.now_ms += 1000
         send(store, b"%d" % number)
-    assert store.upkeep.settle_all(slots=False)
+    assert store.writer.make_durable(slots=False)
     clock.now_ms -= 3_600_000
     for number in range(50, 90):
         clock.now_ms += 1000
@@ -514,7 +514,7 @@ def test_a_clock_that_steps_back_does_not_make_new_messages_look_durable(tmp_pat
     store.crash()
     store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, mapped_file_size_commit_log=1 << 20)
     assert everything(store) == [b"%d" % number for number in range(90)]
-    assert all(len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1 for number in range(50, 90))
+    assert all(len(by_key(store, "T", f"k{number}")) == 1 for number in range(50, 90))
     store.close()
 
 
@@ -529,7 +529,7 @@ def test_a_lower_maximum_size_loses_no_message_that_was_larger(tmp_path: Path, c
     store = open_store(tmp_path, max_message_size=1000, **files)
     assert store.recovered.damage == []
     assert [body[:1] for body in everything(store, "T", 0)] == [b"A", b"B", b"C", b"D"]
-    assert all(store.lookup(each.physical_offset) for each in sent)
+    assert all(store.lookups.record_at(each.physical_offset) for each in sent)
     store.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import everything, open_store, send
+from tests.store.kit import by_key, everything, open_store, send
 
 from cometmq.errors import StoreError
 from cometmq.store import MessageStore
@@ -185,7 +185,7 @@ def indexed(root: Path, count: int) -> None:
 def finds(root: Path, count: int) -> None:
     store = open_store(root, FaultyDisk(really_sync=False))
     for n in (0, count // 2, count - 1):
-        assert len(store.query_by_key("T", f"k{n}", 9, 0, 1 << 60)) == 1
+        assert len(by_key(store, "T", f"k{n}")) == 1
     store.close()
 
 
@@ -222,7 +222,7 @@ def test_without_its_index_a_store_takes_another_size(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "index")
     for stop in ("crash", "close"):
         store = open_store(tmp_path, FaultyDisk(really_sync=False), max_index_num=300)
-        assert len(store.query_by_key("T", "k7", 9, 0, 1 << 60)) == 1
+        assert len(by_key(store, "T", "k7")) == 1
         store.index.write()
         getattr(store, stop)()
     assert {path.stat().st_size for path in (tmp_path / "index").iterdir()} == {6440}

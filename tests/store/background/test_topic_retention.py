@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, everything, got, open_store, put, send
+from tests.store.kit import START_MS, delete_topic, everything, got, open_store, put, send
 
 from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.store.background.topic_retention import TopicLimit
@@ -142,7 +142,7 @@ def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(tmp_path: Pat
     for _ in range(10):
         send(store, bytes(2500))
     store.topic_retention.round()
-    store.delete_topic("T")
+    delete_topic(store, "T")
     for _ in range(50):
         send(store, bytes(100))
     assert store.topic_retention.round() == 0
@@ -152,11 +152,11 @@ def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(tmp_path: Pat
 
 def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
-    assert in_place(store.purge_plan("T")) == [(0, 0, 10, 10)]
-    assert in_place(store.purge_plan("T", before_ms=START_MS + 4 * MINUTE)) == [(0, 0, 4, 10)]
-    assert in_place(store.purge_plan("T", queue_id=3)) == []
+    assert in_place(store.purge.plan("T")) == [(0, 0, 10, 10)]
+    assert in_place(store.purge.plan("T", before_ms=START_MS + 4 * MINUTE)) == [(0, 0, 4, 10)]
+    assert in_place(store.purge.plan("T", queue_id=3)) == []
 
-    in_place(store.raise_min_offsets("T", {0: 4}))
+    in_place(store.purge.raise_min_offsets("T", {0: 4}))
     assert len(everything(store)) == 6
     store.close()
     store = open_store(tmp_path, clock=clock)
@@ -173,8 +173,8 @@ def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> 
 
 def test_a_deleted_topic_takes_its_purge_along(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
-    in_place(store.raise_min_offsets("T", {0: 10}))
-    store.delete_topic("T")
+    in_place(store.purge.raise_min_offsets("T", {0: 10}))
+    delete_topic(store, "T")
     assert send(store, b"new").queue_offset == 0
     store.close()
 
@@ -185,8 +185,8 @@ def test_a_deleted_topic_takes_its_purge_along(tmp_path: Path) -> None:
 
 def test_the_backup_of_the_floors_does_not_hide_a_topic_made_again(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
-    in_place(store.raise_min_offsets("T", {0: 10}))
-    store.delete_topic("T")
+    in_place(store.purge.raise_min_offsets("T", {0: 10}))
+    delete_topic(store, "T")
     for n in range(12):
         send(store, b"%d" % n)
     store.close()
@@ -204,7 +204,7 @@ def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> Non
     shutil.copytree(tmp_path, short)
     store = open_store(tmp_path, clock=clock)
     send(store)
-    in_place(store.raise_min_offsets("T", {0: 6}))
+    in_place(store.purge.raise_min_offsets("T", {0: 6}))
     store.close()
     shutil.copy(tmp_path / "config" / "queueMinOffsets.json", short / "config")
 
@@ -226,10 +226,10 @@ def test_a_purge_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
 
     (tmp_path / "config" / "queueMinOffsets.json.tmp").mkdir(parents=True)
     with pytest.raises(OSError):
-        in_place(store.raise_min_offsets("T", {0: 1}))
+        in_place(store.purge.raise_min_offsets("T", {0: 1}))
     assert store.min_offset("T", 0) == 0
     (tmp_path / "config" / "queueMinOffsets.json.tmp").rmdir()
-    in_place(store.raise_min_offsets("T", {0: 1}))
+    in_place(store.purge.raise_min_offsets("T", {0: 1}))
     assert len(everything(store)) == 1
     store.close()
 
@@ -253,7 +253,7 @@ def test_flush_modes_change_while_the_store_runs(tmp_path: Path) -> None:
     store.configure(replace(store.config, flush_disk_type="SYNC_FLUSH"))
     first = put(store)
     store.commit()
-    store.when_flushed(first.physical_offset + first.size, answers.append)
+    store.flusher.wait_for(first.physical_offset + first.size, answers.append)
     store.configure(replace(store.config, flush_disk_type="ASYNC_FLUSH", mapped_file_size_commit_log=1 << 30))
     send(store)
 
@@ -272,13 +272,13 @@ def test_a_topic_made_anew_meanwhile_keeps_its_messages(
 
     async def run_later(work: Callable[..., object], *given: object) -> object:
         monkeypatch.undo()
-        store.delete_topic("T")
+        delete_topic(store, "T")
         send(store, b"new")
         return await run(work, *given)
 
     monkeypatch.setattr(store.off_loop, "run", run_later)
     if way == "purge":
-        in_place(store.raise_min_offsets("T", {0: 8}))
+        in_place(store.purge.raise_min_offsets("T", {0: 8}))
     else:
         store.topic_retention.set_limits({"T": TopicLimit(age_ms=MINUTE)})
         store.topic_retention.round()

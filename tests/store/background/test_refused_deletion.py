@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from tests.store.kit import committed, everything, open_store, put, send
+from tests.store.kit import committed, delete_topic, everything, open_store, put, send
 
 from cometmq.store import MessageStore
 from cometmq.store.base.off_loop import in_place
@@ -22,8 +22,8 @@ def filled(root: Path, disk: FaultyDisk) -> MessageStore:
             put(store, b"%d" % n, queue_id=queue_id)
         put(store, b"%d" % n, topic="Other")
     committed(store.commit())
-    store.upkeep.settle_all()
-    in_place(store.raise_min_offsets("T", {0: 3}))
+    store.writer.make_durable()
+    in_place(store.purge.raise_min_offsets("T", {0: 3}))
     return store
 
 
@@ -43,24 +43,24 @@ def test_wherever_it_is_refused_the_topic_goes_on(tmp_path: Path, unclean: bool)
         store = filled(root, disk)
         fault = disk.fail("*", first=number, error=errno.ENOSPC)
         try:
-            assert store.delete_topic("T") == 2
+            assert delete_topic(store, "T") == 2
         except OSError:
             refused += 1
             disk.heal()
             assert send(store, b"after").queue_offset == SENT
             serves(store, b"after")
             if unclean:
-                store.upkeep.settle_all()
+                store.writer.make_durable()
                 store.crash()
             else:
                 store.close()
             store = open_store(root, disk)
             assert send(store, b"more").queue_offset == SENT + 1
             serves(store, b"after", b"more")
-            assert store.delete_topic("T") == 2
+            assert delete_topic(store, "T") == 2
         untouched = fault.times
         disk.heal()
-        assert "T" not in store.topics()
+        assert "T" not in store.queues.topics()
         assert send(store, b"new").queue_offset == 0
         assert everything(store) == [b"new"]
         store.close()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, everything, open_store, send
+from tests.store.kit import START_MS, by_key, delete_topic, everything, open_store, send
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.base.checkpoint import Checkpoint
@@ -66,9 +66,9 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
     for number in range(700):  # two index files
         for topic in ("T", "Other"):
             send(store, topic=topic, properties=b"KEYS\x01k%d" % number)
-    assert store.upkeep.settle_all(slots=False)
+    assert store.writer.make_durable(slots=False)
     assert store.checkpoint.index_ms > 0
-    store.delete_topic("T")
+    delete_topic(store, "T")
     store.crash()
     disk = FaultyDisk(really_sync=False)
     seen: list[Checkpoint] = []
@@ -82,7 +82,7 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
     assert [(at.mark, at.index_ms, at.physic_ms) for at in seen] == [(None, 0, store.checkpoint.physic_ms)]
     assert (store.checkpoint.mark is not None, store.checkpoint.index_ms > 0) == (True, True)
     for number in (0, 350, 699):
-        assert len(store.query_by_key("Other", f"k{number}", 9, 0, 1 << 60)) == 1
+        assert len(by_key(store, "Other", f"k{number}")) == 1
     store.close()
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
     store = start(tmp_path, FaultyDisk(really_sync=False))
     for number in range(700):  # two index files
         send(store, properties=b"KEYS\x01k%d" % number)
-    assert store.upkeep.settle_all(slots=False)
+    assert store.writer.make_durable(slots=False)
     store.crash()
     store.checkpoint.mark = None  # as another broker leaves it
     store.checkpoint.flush()
@@ -109,7 +109,7 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
     store = start(tmp_path, disk)
     assert seen == [0]
     for number in (0, 350, 699):
-        assert len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1
+        assert len(by_key(store, "T", f"k{number}")) == 1
     store.close()
 
 
@@ -119,7 +119,7 @@ def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_move
     store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(START_MS), **large)
     for number in range(100):  # a whole queue file
         send(store, b"%d" % number)
-    assert store.upkeep.settle_all(slots=False)
+    assert store.writer.make_durable(slots=False)
     end = store.log.end
     for number in range(10):  # of these only the units get onto the device
         send(store, b"%d" % number)

@@ -17,9 +17,9 @@ from cometmq.errors import StoreCorrupt
 from cometmq.protocol.bodies import DelayOffsetTable, SubscriptionGroupTable, TopicConfigTable
 from cometmq.store import JsonTable
 from cometmq.store.base.disk import write_new_file
-from cometmq.store.tables.clean_stop import QueueEnds
+from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
-from cometmq.store.tables.min_offsets import QueueFloors
+from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.store.tables.table_text import render
 from cometmq.testing.recording_disk import RecordingDisk
 
@@ -240,7 +240,7 @@ class TestOwnTables:
     def test_a_damaged_table_of_ends_counts_as_empty_and_its_backup_is_not_asked(self) -> None:
         new, old = saved("consumeQueueEnds.json", OWN["consumeQueueEnds.json"])
         image = table_of("consumeQueueEnds.json", new.replace(b"60", b"70"), old)
-        ends = QueueEnds(image._disk, "/store")
+        ends = CleanEnds(image._disk, "/store")
         assert (ends.log_end, ends.ends) == (-1, {})
 
     @pytest.mark.parametrize("damage", [b"60", b"6000"])
@@ -251,14 +251,14 @@ class TestOwnTables:
             new, old = saved(name, OWN[name])
             disk = table_of(name, new.replace(damage, b"7" + damage[1:]), old)._disk
             if damage in new:
-                assert QueueFloors(disk, "/store").floors == (
+                assert MinOffsets(disk, "/store").by_topic == (
                     {"T": {0: 30, 1: 2}} if name == "queueMinOffsets.json" else {}
                 )
                 assert DeletedTopics(disk, "/store").hides("T", 2999) is (name == "deletedTopics.json")
                 assert not DeletedTopics(disk, "/store").hides("T", 3000)
             write_new_file(disk, f"{CONFIG}/{name}", b"{")
             write_new_file(disk, f"{CONFIG}/{name}.bak", b"\xff")
-            assert QueueFloors(disk, "/store").floors == {}
+            assert MinOffsets(disk, "/store").by_topic == {}
             assert not DeletedTopics(disk, "/store")
 
     @pytest.mark.parametrize("name", OWN)

@@ -94,7 +94,7 @@ async def test_room_that_retention_makes_is_used_at_once(tmp_path: Path) -> None
     store.retention.delete_now()
     for segment in (tmp_path / "commitlog").iterdir():
         os.utime(segment, (0, 0))
-    await store.upkeep.retire_now(log_too=True)
+    await store.retention.run_now(log_too=True)
     await sent(store, 2)
     assert store.log.segments == [base]
     assert disk.calls["tried"] == tried + 1

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, everything, open_store, put, send
+from tests.store.kit import bodies, by_key, committed, everything, open_store, put, send
 
 from cometmq.store import GetStatus, MessageStore, StoreRefused
 
@@ -34,7 +34,7 @@ def test_a_segment_deleted_under_a_running_store_costs_its_messages_only(tmp_pat
     assert left[:58] == list(range(58))
     assert left[-1] == 299
     assert 230 < len(left) < 250
-    assert store.query_by_key("T", "k100", 9, 0, 1 << 60) == []
+    assert by_key(store, "T", "k100") == []
     assert send(store, b"300").queue_offset == 300
     store.close()
     store = open_store(tmp_path)
@@ -83,12 +83,12 @@ def test_directories_deleted_under_a_running_store_come_back_with_the_next_start
         put(store, b"%d" % number + bytes(1000), properties=b"KEYS\x01k%d" % number)
         committed(store.commit())
     store.get_messages("T", 0, 0, 32)
-    store.query_by_key("T", "k3", 9, 0, 1 << 60)
+    by_key(store, "T", "k3")
     store.close()
     store = open_store(tmp_path)
     assert numbers(everything(store)) == list(range(320))
     for number in (0, 150, 299, 319):
-        assert len(store.query_by_key("T", f"k{number}", 9, 0, 1 << 60)) == 1
+        assert len(by_key(store, "T", f"k{number}")) == 1
     store.close()
 
 
@@ -142,7 +142,7 @@ assert most < limit, most
 def test_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FEW_DESCRIPTORS, str(tmp_path / "store")],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=200,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, everything, open_store, send, small
+from tests.store.kit import START_MS, delete_topic, everything, open_store, send, small
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.inspect.rebuild import rebuild
@@ -36,7 +36,7 @@ def killed(root: Path) -> None:
         for queue_id in range(2):
             send(store, b"%d" % number, queue_id=queue_id)
     send(store, b"0", topic="Other")
-    assert store.upkeep.settle_all(slots=False)
+    assert store.writer.make_durable(slots=False)
     send(store, b"1", topic="Other")
     store.queues.write_dirty()
     store.crash()
@@ -92,17 +92,17 @@ def test_without_a_loss_only_what_follows_the_mark_is_walked(tmp_path: Path) -> 
 def test_a_topic_deleted_since_is_no_loss(tmp_path: Path) -> None:
     killed(tmp_path)
     store = start(tmp_path)
-    store.delete_topic("T")
+    delete_topic(store, "T")
     store.crash()
     store = start(tmp_path)
     assert (store.recovered.records, store.recovered.notes) == (0, [])
     send(store, b"2", topic="Other")
-    assert store.upkeep.settle_all(slots=False)  # this mark knows that the topic is gone
+    assert store.writer.make_durable(slots=False)  # this mark knows that the topic is gone
     store.crash()
     shutil.rmtree(tmp_path / "consumequeue" / "Other")
     store = start(tmp_path)
     assert everything(store, "Other") == [b"0", b"1", b"2"]
-    assert store.topics() == ["Other"]
+    assert store.queues.topics() == ["Other"]
     store.close()
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_has_expired_since_is_no_loss(tmp_path: Path) -> None:
     for number in range(100):  # a whole file
         send(store, b"%d" % number)
     send(store, topic="Other")
-    assert store.upkeep.settle_all(slots=False)
+    assert store.writer.make_durable(slots=False)
     send(store, b"100")
     store.queues.write_dirty()
     store.crash()
@@ -136,14 +136,14 @@ async def test_a_topic_whose_deletion_was_under_way_at_the_mark_is_no_loss(tmp_p
             assert go_on.wait(20)
 
     disk.before = hold
-    deleting = asyncio.create_task(store.delete_topics(["T"]))
+    deleting = asyncio.create_task(store.deletion.delete(["T"]))
     assert await asyncio.to_thread(noting.wait, 20)
     send(store, b"2", topic="Other")  # so the mark lies behind the end that is noted with the deletion
-    assert store.upkeep.settle_all(slots=False)
+    assert store.writer.make_durable(slots=False)
     go_on.set()
     assert await deleting == 2
     store.crash()
     store = start(tmp_path)
     assert (store.recovered.records, store.recovered.notes) == (0, [])
-    assert store.topics() == ["Other"]
+    assert store.queues.topics() == ["Other"]
     store.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import committed, everything, got, open_store, put, send
+from tests.store.kit import by_key, committed, everything, got, open_store, put, send
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
@@ -72,7 +72,7 @@ def test_outside_the_hour_and_with_room_nothing_is_deleted(tmp_path: Path) -> No
 
 def test_in_the_hour_expired_segments_go_ten_at_a_time_and_never_the_last(tmp_path: Path) -> None:
     store, _, clock = filled(tmp_path, delete_when="99")
-    store.config = store.config.replace(delete_when=f"30;{hour_of(clock)}")
+    store.configure(store.config.replace(delete_when=f"30;{hour_of(clock)}"))
     assert len([path for path in store.retention.round() if "commitlog" in path]) == 10
     assert len([path for path in store.retention.round() if "commitlog" in path]) == 3
     assert store.retention.round() == []
@@ -169,14 +169,18 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
     deleted = store.retention.round()
     first = store.queues.get("T", 0).unit(store.min_offset("T", 0))
     assert first is not None
-    assert first[0] in (store.commit_log_min, store.commit_log_min + 2_110, store.commit_log_min + 2_111)
+    assert first[0] in (
+        store.log.min_position,
+        store.log.min_position + 2_110,
+        store.log.min_position + 2_111,
+    )
     assert 0 < store.min_offset("T", 0) < count
     assert any("consumequeue" in path for path in deleted)
     assert len(store.index.files) < index_files
     answer = got(store.get_messages("T", 0, 0, 32))
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, store.min_offset("T", 0))
     assert len(everything(store)) == count - store.min_offset("T", 0)
-    assert store.query_by_key("T", "k0", 9, 0, 1 << 60) == []
+    assert by_key(store, "T", "k0") == []
     low, high = store.min_offset("T", 0), store.max_offset("T", 0)
     for stop in ("close", "crash"):
         getattr(store, stop)()
@@ -226,7 +230,7 @@ async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
     disk.before = lambda operation, path: done.append((operation, path))
     if background:
         store.start()
-        await store.upkeep.retire_now(log_too=True)
+        await store.retention.run_now(log_too=True)
     else:
         store.retention.round()
     disk.before = lambda *_: None
@@ -278,7 +282,7 @@ async def test_the_loop_goes_on_while_a_segment_is_deleted(tmp_path: Path) -> No
     disk.before = watch
     store.start()
     store.retention.delete_now()
-    retired = asyncio.create_task(store.upkeep.retire_now(log_too=True))
+    retired = asyncio.create_task(store.retention.run_now(log_too=True))
     await asyncio.to_thread(under_way.wait, 20)
 
     send(store, b"meanwhile")
@@ -305,8 +309,8 @@ async def test_every_deletion_lasts_before_the_next_and_queues_wait_for_the_log(
         else None
     )
     store.retention.delete_now()
-    await store.upkeep.retire_now(log_too=True)
-    await until(lambda: not store.upkeep._passes)
+    await store.retention.run_now(log_too=True)
+    await store.passes.idle()
     disk.before = lambda *_: None
     await store.stop()
 
@@ -340,11 +344,11 @@ async def test_deletions_are_paced_by_the_settings_of_the_moment(
     monkeypatch.setattr(store.off_loop, "pause", pause)
     store.configure(store.config.replace(delete_commit_log_files_interval=33, delete_file_batch_max=8))
     store.retention.delete_now()
-    await store.upkeep.retire_now(log_too=True)
+    await store.retention.run_now(log_too=True)
     assert pauses == [33, 33, 33, 33, 7, 7, 7]
     assert len(store.log.segments) == 22
     pauses.clear()
-    await until(lambda: not store.upkeep._passes)
+    await store.passes.idle()
     assert set(pauses) == {100}
     await store.stop()
 
@@ -353,7 +357,7 @@ async def test_a_stop_does_not_wait_for_the_pace(tmp_path: Path) -> None:
     store, _, _ = filled(tmp_path, delete_commit_log_files_interval=3_600_000)
     store.start()
     store.retention.delete_now()
-    retired = asyncio.create_task(store.upkeep.retire_now(log_too=True))
+    retired = asyncio.create_task(store.retention.run_now(log_too=True))
     await until(lambda: len(store.log.segments) == 13)
     async with asyncio.timeout(20):
         await store.stop()

@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, bodies, everything, open_store, send, small
+from tests.store.kit import START_MS, bodies, delete_topic, everything, open_store, send, small
 
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.background.upkeep import sync_paths
+from cometmq.store.background.derived_writer import sync_paths
 from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -47,7 +47,7 @@ def running(root: Path, queues: int = 3, **changes: int) -> tuple[MessageStore, 
     for queue_id in range(queues):
         send(store, b"%d" % queue_id, queue_id=queue_id)
         send(store, b"%d" % queue_id, topic="Other", queue_id=queue_id)
-    store.upkeep.settle_all()
+    store.writer.make_durable()
     store.start()
     disk.in_the_loop.clear()
     return store, disk
@@ -59,9 +59,9 @@ def directories(root: Path) -> list[str]:
 
 async def test_the_loop_waits_for_no_device(tmp_path: Path) -> None:
     store, disk = running(tmp_path, 300)
-    assert await store.delete_topics(["T"]) == 300
+    assert await store.deletion.delete(["T"]) == 300
     assert disk.in_the_loop == []
-    assert (directories(tmp_path), store.topics()) == (["Other"], ["Other"])
+    assert (directories(tmp_path), store.queues.topics()) == (["Other"], ["Other"])
     await store.stop()
 
 
@@ -69,22 +69,22 @@ async def test_many_topics_cost_as_many_syncs_as_one(tmp_path: Path) -> None:
     store, disk = running(tmp_path, 1)
     for number in range(50):
         send(store, topic=f"T{number}")
-    store.upkeep.settle_all()
+    store.writer.make_durable()
     disk.in_the_loop.clear()
     calls = disk.calls["fdatasync"] + disk.calls["fsync_dir"]
-    gone = await store.keep_topics({"Other"})
+    gone = await store.deletion.keep({"Other"})
     assert gone == sorted(["T", *(f"T{number}" for number in range(50))])
     assert disk.in_the_loop == []
     assert disk.calls["fdatasync"] + disk.calls["fsync_dir"] - calls < 15
     assert directories(tmp_path) == ["Other"]
-    assert await store.keep_topics({"Other"}) == []
+    assert await store.deletion.keep({"Other"}) == []
     await store.stop()
 
 
 async def held_up(store: MessageStore, disk: Watched, operation: str, path: str) -> asyncio.Task[int]:
     """A deletion of T that stands before this operation of its thread."""
     disk.hold = (operation, path)
-    deleting = asyncio.create_task(store.delete_topics(["T"]))
+    deleting = asyncio.create_task(store.deletion.delete(["T"]))
     assert await asyncio.to_thread(disk.held.wait, 20)
     return deleting
 
@@ -115,9 +115,9 @@ async def test_deletions_at_the_same_time_do_not_get_in_each_others_way(
     store, disk = running(tmp_path, 1)
     for number in range(20):
         send(store, topic=f"T{number}")
-    store.upkeep.settle_all()
+    store.writer.make_durable()
     deleting = await held_up(store, disk, "unlink", ".deleted")
-    others = [asyncio.ensure_future(store.delete_topics([f"T{number}"])) for number in range(20)]
+    others = [asyncio.ensure_future(store.deletion.delete([f"T{number}"])) for number in range(20)]
     await asyncio.sleep(0)
     disk.go_on.set()
 
@@ -127,7 +127,7 @@ async def test_deletions_at_the_same_time_do_not_get_in_each_others_way(
     assert caplog.records == []
     store.crash()
     store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
-    assert store.topics() == ["Other"]
+    assert store.queues.topics() == ["Other"]
 
 
 async def test_a_topic_that_never_rests_is_deleted_all_the_same(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_a_topic_that_never_rests_is_deleted_all_the_same(tmp_path: Path) 
             done.result(20)
 
     disk.before = interfere
-    assert await store.delete_topics(["T"]) == 3
+    assert await store.deletion.delete(["T"]) == 3
     assert send(store, b"new").queue_offset == 0
     store.crash()
     store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
@@ -171,7 +171,7 @@ async def test_two_deletions_of_one_topic_at_once(tmp_path: Path) -> None:
     first = await held_up(store, disk, "unlink", ".deleted")
     send(store, b"between")
     store.queues.write_dirty()
-    second = asyncio.create_task(store.delete_topics(["T"]))
+    second = asyncio.create_task(store.deletion.delete(["T"]))
     disk.go_on.set()
     assert (await first, await second) == (3, 1)
     assert directories(tmp_path) == ["Other"]
@@ -184,7 +184,7 @@ async def test_whoever_still_holds_a_queue_reads_nothing_of_its_successor(tmp_pa
         send(store, b"old %d" % number)
     old = store.queues.get("T", 0)
     store.queues.write_dirty()
-    await store.delete_topics(["T"])
+    await store.deletion.delete(["T"])
     for number in range(300):
         send(store, b"new %d" % number)
     store.queues.write_dirty()
@@ -200,14 +200,14 @@ def test_what_a_crash_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
     send(store, topic="Other")
     store.queues.write_dirty()
     store.disk.fail("unlink", match=".deleted")  # type: ignore[attr-defined]
-    assert store.delete_topic("T") == 1
+    assert delete_topic(store, "T") == 1
     assert directories(tmp_path) == [".deleted", "Other"]
     store.crash()
     assert not [
         each for each in verify(str(tmp_path), config=small(tmp_path)).findings if each.kind == "stray"
     ]
     store = open_store(tmp_path)
-    assert (directories(tmp_path), store.topics()) == (["Other"], ["Other"])
+    assert (directories(tmp_path), store.queues.topics()) == (["Other"], ["Other"])
     store.close()
 
 
@@ -217,17 +217,17 @@ def test_somebody_elses_files_stay(tmp_path: Path, caplog: pytest.LogCaptureFixt
     store.queues.write_dirty()
     (tmp_path / "consumequeue" / "T" / "notes.txt").write_text("mine")
     (tmp_path / "consumequeue" / "T" / "0" / "more.txt").write_text("mine too")
-    store.delete_topic("T")
+    delete_topic(store, "T")
     kept = tmp_path / "consumequeue" / ".deleted" / "gone-0"
     assert (kept / "notes.txt").read_text() == "mine"
     assert os.listdir(kept / "0") == ["more.txt"]
     assert "is not empty and stays" in caplog.text
     send(store)
     store.queues.write_dirty()
-    store.delete_topic("T")
+    delete_topic(store, "T")
     store.close()
     store = open_store(tmp_path)
-    assert store.topics() == []
+    assert store.queues.topics() == []
     assert (kept / "notes.txt").exists()
     store.close()
 
@@ -251,7 +251,7 @@ def test_directories_that_go_while_they_are_synced_are_no_failure(tmp_path: Path
 
 async def test_a_refusal_after_a_message_came_between_takes_everything_back(tmp_path: Path) -> None:
     store, disk = running(tmp_path)
-    await store.raise_min_offsets("T", {0: 1})
+    await store.purge.raise_min_offsets("T", {0: 1})
     deleting = await held_up(store, disk, "rename", "deletedTopics.json")
     send(store, b"late")
     disk.fail("rename", first=2, times=1000, match="deletedTopics.json")  # the second noting
@@ -261,5 +261,5 @@ async def test_a_refusal_after_a_message_came_between_takes_everything_back(tmp_
     disk.heal()
     assert (everything(store), everything(store, queue_id=1)) == ([b"late"], [b"1"])
     assert send(store, b"more").queue_offset == 2
-    assert store.floors.floors == {"T": {0: 1}}
+    assert store.min_offsets.by_topic == {"T": {0: 1}}
     await store.stop()

@@ -1,0 +1,110 @@
+"""What was dispatched, and the checkpoint that follows as far as queues and index are on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cometmq import logs
+from cometmq.store.base.checkpoint import Checkpoint, Mark
+from cometmq.store.derived.index_service import IndexService
+from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.log.flush import LogFlusher
+from cometmq.store.recovery.recovered import Recovered
+from cometmq.store.tables.deleted_topics import DeletedTopics
+
+log = logs.logger(__name__)
+
+_MOST_BEHIND = 300_000  # records; walked in a second or two
+_MOST_BYTES_BEHIND = 384 << 20
+
+
+class Covered(NamedTuple):
+    """The records that were dispatched at one moment: all before a log position, the last of them at a
+    position and of a time; where the queues end with them, as in a `Mark`; how many of them the checkpoint
+    does not cover; and how often the clock had stepped back then."""
+
+    position: int
+    last: int
+    stored_ms: int
+    queue_ends: int
+    behind: int
+    step_backs: int
+
+
+class Checkpointing:
+    """Keeps the checkpoint of one store. Loop thread only."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        flusher: LogFlusher,
+        queues: QueueTable,
+        index: IndexService,
+        deleted: DeletedTopics,
+        recovered: Recovered,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._flusher = flusher
+        self._queues = queues
+        self._index = index
+        self._deleted = deleted
+        known = checkpoint.mark
+        self._last = recovered.last_position if recovered.records else known.last if known else -1
+        self._position = self._tried = flusher.flushed
+        self._behind = 0  # records dispatched since the checkpoint was last moved
+        self._changed = recovered.rebuilt  # a store in which nothing has changed gets no mark
+        self._step_backs = 0
+        self.stored_ms = flusher.written_ms  # store time of the last record that was dispatched
+
+    def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
+        """`count` records became visible, the last of them at log positions `last` to `end`."""
+        self._behind += count
+        self._changed = True
+        self._last, self._position, self.stored_ms = last, end, stored_ms
+
+    @property
+    def far_behind(self) -> bool:
+        """Whether a recovery would have much to walk: a busy store moves its checkpoint more often."""
+        return self._behind >= _MOST_BEHIND or self._position - self._tried >= _MOST_BYTES_BEHIND
+
+    def covered(self) -> Covered:
+        """What a round that begins now writes."""
+        # Unknown during a deletion, which is noted for the log as it was before: a recovery would miss queues
+        # that it does not know to be deleted since.
+        ends = 0 if self._deleted.under_way else self._queues.offset_sum
+        return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
+
+    def written(self, covered: Covered) -> tuple[Mark | None, int]:
+        """Queues and index were written and are to be synced now. Returns what `move` needs to know of the
+        index as it is now: the mark, and the time until which its files are full."""
+        self._behind -= covered.behind
+        self._tried = covered.position
+        mark = None
+        if self._checkpoint.mark is not None or self._changed:
+            mark = self._index.mark(covered.position, covered.last, covered.queue_ends)
+        return mark, self._index.full_until_ms
+
+    def move(self, covered: Covered, mark: Mark | None, full_ms: int) -> None:
+        """All that is covered is on the device. `flush` of the checkpoint is left to the caller."""
+        checkpoint = self._checkpoint
+        if covered.step_backs == self._step_backs:
+            checkpoint.physic_ms = max(checkpoint.physic_ms, self._flusher.flushed_ms)
+            checkpoint.logics_ms = max(checkpoint.logics_ms, covered.stored_ms)
+            checkpoint.index_ms = max(checkpoint.index_ms, full_ms)
+        checkpoint.mark = mark
+
+    def clock_stepped_back(self, now_ms: int) -> None:
+        """New records are stamped with times that the checkpoint already covers: lower it before a
+        recovery takes them for durable."""
+        checkpoint = self._checkpoint
+        self._step_backs += 1
+        self._flusher.flushed_ms = min(self._flusher.flushed_ms, now_ms)
+        if max(checkpoint.physic_ms, checkpoint.logics_ms) <= now_ms:
+            return
+        log.warning("the clock stepped back to %d ms, the checkpoint follows", now_ms)
+        checkpoint.physic_ms = min(checkpoint.physic_ms, now_ms)
+        checkpoint.logics_ms = min(checkpoint.logics_ms, now_ms)
+        try:
+            checkpoint.flush()
+        except OSError as failure:
+            log.error("the checkpoint could not be lowered: %s", failure)

@@ -1,0 +1,275 @@
+"""Writing consume queues and index, and bringing them onto the device.
+
+Time on the loop is bounded: queues are written a few hundred at a time, and a thread waits for the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from cometmq import logs
+from cometmq.store.background.checkpointing import Checkpointing, Covered
+from cometmq.store.background.passes import Passes
+from cometmq.store.base.checkpoint import Checkpoint
+from cometmq.store.base.clock import Clock
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import Disk
+from cometmq.store.base.flags import Flag, RunningFlags
+from cometmq.store.base.off_loop import OffLoop
+from cometmq.store.derived.index_service import IndexService
+from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.flush import LogFlusher
+from cometmq.store.recovery.recovered import Recovered
+from cometmq.store.tables.min_offsets import MinOffsets
+
+log = logs.logger(__name__)
+
+_EAGER_LOOK = 4096
+_MANY_FILES = 256  # from here on one call for the whole file system is cheaper than one a file
+_SLICES_A_ROUND = 2  # so ten thousand busy queues are written every 20 s, a few hundred every second
+_SLICE = 256  # queues written per turn of the loop
+_ROUND = "writing queues and index"
+
+
+def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
+    """Bring files, and names in directories, onto the device; what is gone is fine. Raises OSError. For a
+    thread."""
+    if len(paths) > _MANY_FILES and _synced_at_once(disk, paths):
+        return
+    for directory in directories:
+        if disk.is_dir(directory):
+            try:
+                disk.fsync_dir(directory)
+            except FileNotFoundError:
+                continue  # its topic was deleted just now
+    for path in paths:
+        try:
+            fd = disk.open(path)
+        except FileNotFoundError:
+            continue
+        try:
+            disk.fdatasync(fd)
+        finally:
+            disk.close(fd)
+
+
+def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
+    """Sync the whole file system of these files, by a directory of theirs that is still there."""
+    for path in paths:
+        try:
+            return disk.sync_filesystem(os.path.dirname(path))
+        except FileNotFoundError:
+            continue  # its topic was deleted
+    return False
+
+
+class DerivedWriter:
+    """Writes queues and index of one store. Loop thread only."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        config: StoreConfig,
+        flags: RunningFlags,
+        off_loop: OffLoop,
+        passes: Passes,
+        commit_log: CommitLog,
+        flusher: LogFlusher,
+        queues: QueueTable,
+        index: IndexService,
+        min_offsets: MinOffsets,
+        checkpoint: Checkpoint,
+        checkpointing: Checkpointing,
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._config = config
+        self._flags = flags
+        self._off_loop = off_loop
+        self._passes = passes
+        self._log = commit_log
+        self._flusher = flusher
+        self._queues = queues
+        self._index = index
+        self._min_offsets = min_offsets
+        self._checkpoint = checkpoint
+        self._checkpointing = checkpointing
+        self._thorough_at = clock.monotonic()
+        self._unwritten = 0  # records since queues were last looked over for large windows
+        self._look_at = _EAGER_LOOK  # so many of them are due for the next look
+        self._lost: OSError | None = None  # why the checkpoint stays where it is
+        self._unsynced_files: set[str] = set()  # of queues and index, taken for a sync that has not succeeded
+        self._unsynced_names: set[str] = set()  # likewise directories
+        self._durable_until = 0  # queues and index are on the device for all records before this position
+
+    def configure(self, config: StoreConfig) -> None:
+        """Take over parameters; they may change while the store runs."""
+        self._config = config
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def dispatched(self, count: int) -> None:
+        """So many more records became visible: keep windows and waiting keys small, however long the write
+        interval is."""
+        self._unwritten += count
+        index = self._index
+        if self._unwritten < self._look_at and not index.has_batch_waiting():
+            return
+        part = Flag.WRITE_INDEX_ERROR
+        try:
+            if index.has_batch_waiting():
+                index.index_waiting_keys()
+            part = Flag.WRITE_LOGICS_ERROR
+            if self._unwritten >= self._look_at:
+                self._unwritten = 0
+                self._queues.write_eager()
+                self._look_at = max(_EAGER_LOOK, 8 * self._queues.waiting)
+        except OSError as failure:
+            self._failed(part, failure)
+
+    def begin_round(self) -> None:
+        """Every flushIntervalConsumeQueue: write in the background what is in memory, and every thorough
+        interval make it durable."""
+        self._passes.begin(_ROUND, self.write_round)
+
+    async def write_round(self, *, thorough: bool = False) -> None:
+        """One round; a thorough one also makes durable what it has written."""
+        now = self._clock.monotonic()
+        interval_s = self._config.flush_consume_queue_thorough_interval / 1000
+        thorough = thorough or now - self._thorough_at >= interval_s or self._checkpointing.far_behind
+        covered = self._checkpointing.covered() if thorough else None
+        part = Flag.WRITE_LOGICS_ERROR
+        try:
+            self._queues.write_eager()
+            for _ in range(len(self._queues) // _SLICE + 1 if thorough else _SLICES_A_ROUND):
+                if self._queues.write_dirty(_SLICE):
+                    break
+                await asyncio.sleep(0)  # other work of the loop between two slices
+            part = Flag.WRITE_INDEX_ERROR
+            self._index.write()
+            if thorough:
+                for _ in self._index.write_slots():
+                    await asyncio.sleep(0)
+                self._index.write()
+        except OSError as failure:
+            self._failed(part, failure)
+            return
+        self._healed()
+        if covered is not None:
+            self._thorough_at = now
+            await self._make_durable(covered)
+
+    def _failed(self, part: Flag, failure: OSError) -> None:
+        what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
+        log.error("%s could not be written, trying again: %s", what, failure)
+        self._flags.raise_flag(part, f"{what} could not be written: {failure.strerror or failure}")
+
+    def _healed(self) -> None:
+        if self._flags.reasons.keys() & {Flag.WRITE_LOGICS_ERROR, Flag.WRITE_INDEX_ERROR}:
+            log.warning("queues and index can be written again")
+            self._flags.clear(Flag.WRITE_LOGICS_ERROR)
+            self._flags.clear(Flag.WRITE_INDEX_ERROR)
+
+    # -- making durable ---------------------------------------------------------------------------
+
+    async def _make_durable(self, covered: Covered) -> None:
+        """Sync log, queues and index in the thread, then move the checkpoint behind what they cover."""
+        if self._off_loop.ending or self._lost is not None or self._flusher.failure is not None:
+            return
+        mark, full_ms = self._checkpointing.written(covered)
+        work = self._take_unsynced()
+        flushed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._flusher.wait_for(self._log.end, lambda ok: None if flushed.done() else flushed.set_result(ok))
+        if not await flushed:
+            return  # too slow: `work` is left to the next round; or failed: the checkpoint never moves again
+        try:
+            await self._off_loop.run(sync_paths, self._disk, *work)
+        except OSError as failure:
+            self._sync_failed(failure)
+            return
+        self._synced(covered)
+        self._checkpointing.move(covered, mark, full_ms)
+        await self._off_loop.run(self._checkpoint.flush)
+
+    def make_durable(self, *, slots: bool = True) -> bool:
+        """Write and sync everything in place, the checkpoint last. slots: the index's hash slots, too. False
+        if something could not be written."""
+        self._flusher.flush_now()
+        if self._flusher.failure is not None:
+            return False
+        part = Flag.WRITE_LOGICS_ERROR
+        try:
+            self._queues.write_dirty()
+            self._min_offsets.save()
+            part = Flag.WRITE_INDEX_ERROR
+            self._index.write(slots=slots)
+        except OSError as failure:
+            self._failed(part, failure)
+            return False
+        self._healed()
+        if self._lost is not None:
+            return False
+        covered = self._checkpointing.covered()
+        mark, full_ms = self._checkpointing.written(covered)
+        try:
+            sync_paths(self._disk, *self._take_unsynced())
+        except OSError as failure:
+            self._sync_failed(failure)
+            return False
+        self._synced(covered)
+        self._checkpointing.move(covered, mark, full_ms)
+        try:
+            self._checkpoint.flush()
+        except OSError as failure:
+            log.error("the checkpoint could not be written: %s", failure)
+            return False
+        return True
+
+    async def make_durable_before(self, position: int) -> bool:
+        """Bring queues and index onto the device for all records before a position of the log, if they are
+        not there yet. False if that cannot be done."""
+        if self._durable_until < position and not self._off_loop.ending:
+            if self._passes.attached:
+                await self._passes.begin_anew(_ROUND, partial(self.write_round, thorough=True))
+            else:
+                self.make_durable(slots=False)
+        return self._durable_until >= position
+
+    def make_recovery_durable(self, found: Recovered) -> None:
+        """After an unclean stop: make what recovery found durable before anything is built on it. Raises
+        OSError."""
+        if not found.rebuilt:
+            self._durable_until = self._log.end
+            return
+        size = self._log.segment_size
+        paths = [self._log.path_of(base) for base in self._log.segments if base + size > found.start]
+        sync_paths(self._disk, paths, self._log.places.all)
+        self._flusher.flushed_ms = found.last_store_ms
+        if not self.make_durable(slots=False):
+            raise OSError("the recovered store could not be written")
+
+    def _take_unsynced(self) -> tuple[list[str], list[str]]:
+        """(files, directories) of queues and index that the next sync must bring onto the device; they stay
+        so until one succeeds."""
+        for paths, directories in (self._queues.take_unsynced(), self._index.take_unsynced()):
+            self._unsynced_files.update(paths)
+            self._unsynced_names.update(directories)
+        return sorted(self._unsynced_files), sorted(self._unsynced_names)
+
+    def _synced(self, covered: Covered) -> None:
+        """What was taken last is on the device."""
+        self._unsynced_files.clear()
+        self._unsynced_names.clear()
+        self._durable_until = covered.position
+
+    def _sync_failed(self, failure: OSError) -> None:
+        """What a failed sync leaves is unknown, so the checkpoint stays where it is: the next start will
+        compute queues and index anew from there."""
+        if self._lost is None:
+            log.error("queues or index could not be synced, the checkpoint stays where it is: %s", failure)
+        self._lost = failure

@@ -1,0 +1,60 @@
+"""Space of the commit log that is made ready before records need it: the next segment, and zeros."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+
+from cometmq import logs
+from cometmq.store.base.clock import Clock
+from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.zero_ahead import ZeroAhead
+
+log = logs.logger(__name__)
+
+_RESERVE_AGAIN_S = 10.0  # after a failed reservation, unless retention has made room
+
+
+class SpaceAhead:
+    """Reserves the next segment, in a thread. Loop thread only; does nothing before `attach`."""
+
+    def __init__(self, commit_log: CommitLog, clock: Clock) -> None:
+        self._log = commit_log
+        self._clock = clock
+        self._pool: Executor | None = None
+        self._zeros: ZeroAhead | None = None
+        self._again_at = 0.0  # monotonic time; after a failure
+        self._short_of = -1  # the segment whose successor could not be reserved, as the log says
+
+    def attach(self, pool: Executor) -> None:
+        self._pool = pool
+
+    def add_zeros(self, zeros: ZeroAhead) -> None:
+        """From now on the space that a reserved segment consists of is written before records are."""
+        self._zeros = zeros
+        self._log.before_write = zeros.let_pass
+
+    def detach(self) -> None:
+        self._pool = self._zeros = self._log.before_write = None
+
+    def reserve(self) -> None:
+        """Have the next segment reserved when the present one is half full."""
+        failure = self._log.reservation_done()
+        if failure is not None:
+            if self._short_of != self._log.segment_base:
+                self._short_of = self._log.segment_base
+                log.warning("next segment could not be reserved, trying again: %s", failure)
+            self._again_at = self._clock.monotonic() + _RESERVE_AGAIN_S
+        if self._pool is None:
+            return
+        base = self._log.wants_reservation()
+        if base is not None and (not self._again_at or self._clock.monotonic() >= self._again_at):
+            self._log.reservation_started(base, self._pool.submit(self._log.reserve_file, base))
+
+    def room_was_made(self) -> None:
+        """Files were deleted: a reservation that failed may succeed now."""
+        self._again_at = 0.0
+
+    def write_zeros(self) -> None:
+        """Under SYNC_FLUSH: have the next part of the segment's space written."""
+        if self._zeros is not None:
+            self._zeros.look()

@@ -1,0 +1,102 @@
+"""Passes of the background: each kind at most once at a time (store/background/passes.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from cometmq.store.background.passes import Passes
+
+
+class Work:
+    """Passes that are under way until `gate` opens."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+        self.gate = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.begun += 1
+        await self.gate.wait()
+        self.ended += 1
+
+
+@pytest.fixture
+async def passes() -> Passes:
+    made = Passes()
+    made.attach(asyncio.get_running_loop())
+    return made
+
+
+async def test_a_pass_does_not_begin_while_one_of_its_name_is_at_work(passes: Passes) -> None:
+    work, other = Work(), Work()
+    for _ in range(3):
+        passes.begin("work", work)
+        passes.begin("other", other)
+        await asyncio.sleep(0)
+
+    assert (work.begun, other.begun) == (1, 1)
+
+    work.gate.set()
+    await passes.idle("work")
+    passes.begin("work", work)
+    await passes.idle("work")
+
+    assert (work.begun, other.ended) == (2, 0)
+    passes.cancel()
+
+
+async def test_a_pass_begun_anew_follows_the_one_at_work(passes: Passes) -> None:
+    work = Work()
+    passes.begin("work", work)
+    await asyncio.sleep(0)
+    anew = asyncio.create_task(passes.begin_anew("work", work))
+    await asyncio.sleep(0)
+
+    assert work.begun == 1
+
+    work.gate.set()
+    await anew
+
+    assert work.ended == 2
+
+
+async def test_a_failure_is_logged_and_the_next_pass_begins(
+    passes: Passes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise ValueError("bad luck")
+
+    with caplog.at_level(logging.ERROR, "cometmq"):
+        await passes.begin_anew("sweeping", fail)
+        await passes.begin_anew("sweeping", fail)
+
+    assert caplog.text.count("sweeping failed, trying again") == 2
+
+
+@pytest.mark.parametrize(("cancel", "ended"), [(False, 1), (True, 0)])
+async def test_stop_waits_for_passes_at_work_and_cancel_does_not(
+    passes: Passes, cancel: bool, ended: int
+) -> None:
+    work = Work()
+    passes.begin("work", work)
+    await asyncio.sleep(0)
+    if cancel:
+        passes.cancel()
+    asyncio.get_running_loop().call_soon(work.gate.set)
+    await passes.stop()
+    passes.begin("work", work)
+    await asyncio.sleep(0)
+
+    assert (work.begun, work.ended) == (1, ended)
+    assert not passes.attached
+
+
+async def test_without_a_loop_no_pass_begins() -> None:
+    passes, work = Passes(), Work()
+    passes.begin("work", work)
+    await passes.begin_anew("work", work)
+
+    assert work.begun == 0
