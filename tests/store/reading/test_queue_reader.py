@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.store.kit import (
+    START_MS,
     bodies,
     by_key,
     committed,
@@ -39,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 def reopened(store: MessageStore) -> MessageStore:
     """The store with nothing of its own in memory: reads go to the files."""
     store.close()
-    return MessageStore.open(store.config, store.disk, store.clock)
+    return MessageStore.open(store.config, store.disk, ManualClock(START_MS))
 
 
 @pytest.mark.parametrize(
