@@ -43,6 +43,7 @@ async def listen(server: RemotingServer, host: str, port: int) -> int:
     try:
         return await server.start(host, port)
     except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:
+        # asyncio of 3.13 skips addresses that are not available; its error that none was left has no errno.
+        if error.errno in (errno.EADDRNOTAVAIL, None):
             raise ConfigError("bindAddress", host, "an address of this machine") from error
         raise
