@@ -110,9 +110,6 @@ class BrokerParts:
             stats=self.stats,
             writer=writer,
         )
-        self.send_backs = SendBackProcessor(
-            config=config, store=store, tables=tables, delays=levels, stats=self.stats, writer=writer
-        )
         self.schedule = ScheduleService(
             clock=self._clock,
             store=store,
@@ -132,8 +129,17 @@ class BrokerParts:
 
     def _all_handlers(self) -> dict[int, Handler]:
         config, store, tables, consumers = self._config, self.store, self.tables, self.consumers
-        handlers: dict[int, Handler] = {**self.sends.handlers(), **self.send_backs.handlers()}
+        handlers: dict[int, Handler] = {}
         for part in (
+            self.sends,
+            SendBackProcessor(
+                config=config,
+                store=store,
+                tables=tables,
+                delays=self.schedule.levels,
+                stats=self.stats,
+                writer=self.writer,
+            ),
             self.pulls,
             self.clients,
             self.schedule,

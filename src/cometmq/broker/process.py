@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
@@ -50,15 +51,15 @@ async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_pare
         await broker.stop()
 
 
+@dataclass(eq=False)
 class EndOfInput(asyncio.Protocol):
     """Sets an event when a pipe ends."""
 
-    def __init__(self, event: asyncio.Event) -> None:
-        self._event = event
+    event: asyncio.Event
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
         """The other end is closed."""
-        self._event.set()
+        self.event.set()
 
 
 def say_ready(broker: Broker) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,15 +30,15 @@ log = logs.logger(__name__)
 UNREGISTER_TIMEOUT_S = 3.0
 
 
+@dataclass(eq=False)
 class NamesrvLink:
     """What one name server knows of us."""
 
-    def __init__(self, namesrv: str, registrar: Registrar) -> None:
-        self.namesrv = namesrv
-        self._registrar = registrar
-        self._task: asyncio.Task[None] | None = None
-        self._again = False
-        self._known = False
+    namesrv: str
+    registrar: Registrar
+    _task: asyncio.Task[None] | None = None
+    _again: bool = False
+    _known: bool = False
 
     def register(self) -> asyncio.Task[None]:
         """Send the table, after a registration that is under way; done when the answer to it is in."""
@@ -60,7 +61,7 @@ class NamesrvLink:
                 return
 
     async def _register(self) -> None:
-        registrar = self._registrar
+        registrar = self.registrar
         header, body = registrar.registration()
         frame = Frame.request(RequestCode.REGISTER_BROKER, header, body)
         answer = await registrar.client.call(self.namesrv, frame, registrar.timeout_s)
@@ -81,28 +82,27 @@ class NamesrvLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        registrar = self._registrar
-        frame = Frame.request(RequestCode.UNREGISTER_BROKER, registrar.leaving())
+        frame = Frame.request(RequestCode.UNREGISTER_BROKER, self.registrar.leaving())
         try:
-            await registrar.client.call(self.namesrv, frame, UNREGISTER_TIMEOUT_S)
+            await self.registrar.client.call(self.namesrv, frame, UNREGISTER_TIMEOUT_S)
         except CometError as error:
             log.info("name server %s: not unregistered: %s", self.namesrv, error)
 
 
+@dataclass(eq=False)
 class Registrar:
     """Keeps the name servers informed of one broker."""
 
-    def __init__(
-        self, config: BrokerConfig, topics: TopicTable, address: BrokerAddress, client: RemotingClient
-    ) -> None:
-        self.topics = topics
-        self.client = client
-        self._config = config
-        self._address = address
+    config: BrokerConfig
+    topics: TopicTable
+    address: BrokerAddress
+    client: RemotingClient
+
+    def __post_init__(self) -> None:
         self._links: dict[str, NamesrvLink] = {}
         self._timer = Periodic(
             asyncio.get_running_loop(),
-            lambda: config.register_period_ms / 1000,
+            lambda: self.config.register_period_ms / 1000,
             self.register,
             name="registration with the name servers",
         )
@@ -111,7 +111,7 @@ class Registrar:
     @property
     def timeout_s(self) -> float:
         """How long a name server may take."""
-        return self._config.register_broker_timeout_mills / 1000
+        return self.config.register_broker_timeout_mills / 1000
 
     async def start(self) -> None:
         """Register once, then periodically. A name server that does not answer is logged and asked again
@@ -124,7 +124,7 @@ class Registrar:
         """Send the topic table to every name server of the configuration, which may have changed."""
         if self._stopped:
             return []
-        addresses = self._config.namesrv_addresses
+        addresses = self.config.namesrv_addresses
         for addr in addresses:
             if addr not in self._links:
                 self._links[addr] = NamesrvLink(addr, self)
@@ -140,7 +140,7 @@ class Registrar:
 
     def registration(self) -> tuple[RegisterBrokerRequestHeader, bytes]:
         """Header and body of REGISTER_BROKER as of now."""
-        config = self._config
+        config = self.config
         topics = self.topics.table
         if config.broker_permission & READ_WRITE != READ_WRITE:
             # A broker with restricted permission announces its topics with that permission.
@@ -153,7 +153,7 @@ class Registrar:
         )
         header = RegisterBrokerRequestHeader(
             **self._identity(),
-            ha_server_addr=self._address.ha_text,
+            ha_server_addr=self.address.ha_text,
             compressed=config.compressed_register,
             body_crc32=zlib.crc32(body) & 0x7FFF_FFFF,
         )
@@ -165,10 +165,10 @@ class Registrar:
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "broker_name": self._config.broker_name,
-            "broker_addr": self._address.text,
-            "cluster_name": self._config.broker_cluster_name,
-            "broker_id": self._config.broker_id,
+            "broker_name": self.config.broker_name,
+            "broker_addr": self.address.text,
+            "cluster_name": self.config.broker_cluster_name,
+            "broker_id": self.config.broker_id,
         }
 
     async def stop(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 from zlib import crc32
 
@@ -50,17 +51,17 @@ HEARTBEAT_TIMEOUT_MAX_MS = 3_600_000
 Answer: TypeAlias = "Frame | Awaitable[Frame | None]"
 
 
+@dataclass(eq=False)
 class RequestProcessor:
     """Answers requests from the tables. Everything but file writing happens inline."""
 
-    def __init__(
-        self, tables: RouteTables, kv_file: KvFile, config: RunningConfig, now_ms: Callable[[], int]
-    ) -> None:
-        self._tables = tables
-        self._kv = kv_file.tables
-        self._kv_file = kv_file
-        self._config = config
-        self._now_ms = now_ms
+    tables: RouteTables
+    kv_file: KvFile
+    config: RunningConfig
+    now_ms: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        self._kv = self.kv_file.tables
 
     # -- key-value configuration
 
@@ -71,7 +72,7 @@ class RequestProcessor:
             self._kv.put(asked.namespace, asked.key, asked.value)
         except KvRefused as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        return self._answered(request, self._kv_file.save, "kvConfigPath")
+        return self._answered(request, self.kv_file.save, "kvConfigPath")
 
     def get_kv_config(self, _connection: Connection, request: Frame) -> Answer:
         """A value of a namespace."""
@@ -86,7 +87,7 @@ class RequestProcessor:
         """Remove a value of a namespace."""
         asked = request.header(headers.DeleteKVConfigRequestHeader)
         self._kv.delete(asked.namespace, asked.key)
-        return self._answered(request, self._kv_file.save, "kvConfigPath")
+        return self._answered(request, self.kv_file.save, "kvConfigPath")
 
     def get_kvlist_by_namespace(self, _connection: Connection, request: Frame) -> Answer:
         """All values of a namespace."""
@@ -116,15 +117,15 @@ class RequestProcessor:
         body = RegisterBrokerBody()  # without one the broker has no topics
         if request.body:
             body = RegisterBrokerBody.decode(request.body, bool(asked.compressed), request.version)
-        replaces = self._config.now.delete_topic_with_broker_registration
+        replaces = self.config.now.delete_topic_with_broker_registration
         said = registration(request, asked, body, replaces)
-        registered = self._tables.register(self._now_ms(), said, connection)
+        registered = self.tables.register(self.now_ms(), said, connection)
         if registered.refusal:
             raise CommandError(ResponseCode.SYSTEM_ERROR, registered.refusal)
         if registered.left_out:
             log.warning("no room for %d topics of broker %s", registered.left_out, asked.broker_addr)
         order = None
-        if self._config.now.return_order_topic_config_to_broker:
+        if self.config.now.return_order_topic_config_to_broker:
             order = self._order_topics()
         return request.response(
             header=headers.RegisterBrokerResponseHeader(
@@ -143,14 +144,14 @@ class RequestProcessor:
     def unregister_broker(self, _connection: Connection, request: Frame) -> Answer:
         """A broker leaves."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
-        self._tables.unregister(asked.broker_addr, asked.broker_name)
+        self.tables.unregister(asked.broker_addr, asked.broker_name)
         return request.response()
 
     def query_data_version(self, _connection: Connection, request: Frame) -> Answer:
         """Whether a broker's topics differ from those that are held here."""
         asked = request.header(headers.QueryDataVersionRequestHeader)
         version = DataVersion.decode(request.body)
-        changed, held = self._tables.query_data_version(self._now_ms(), asked.broker_addr, version)
+        changed, held = self.tables.query_data_version(self.now_ms(), asked.broker_addr, version)
         return request.response(
             header=headers.QueryDataVersionResponseHeader(changed=changed),
             body=b"" if held is None else held.encode(),
@@ -159,26 +160,26 @@ class RequestProcessor:
     def broker_heartbeat(self, _connection: Connection, request: Frame) -> Answer:
         """A broker lives. Success even for one that is not known, as 5.x answers."""
         asked = request.header(headers.BrokerHeartbeatRequestHeader)
-        self._tables.heartbeat(self._now_ms(), asked.broker_addr)
+        self.tables.heartbeat(self.now_ms(), asked.broker_addr)
         return request.response()
 
     def get_broker_member_group(self, _connection: Connection, request: Frame) -> Answer:
         """The processes of a broker name."""
         asked = request.header(headers.GetBrokerMemberGroupRequestHeader)
-        group = self._tables.member_group(asked.cluster_name, asked.broker_name)
+        group = self.tables.member_group(asked.cluster_name, asked.broker_name)
         return request.response(body=BrokerMemberGroup(group).encode())
 
     def wipe_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
         """Take the write permission from the topics of a broker name."""
         asked = request.header(headers.WipeWritePermOfBrokerRequestHeader)
-        count = self._tables.wipe_write_perm(asked.broker_name)
+        count = self.tables.wipe_write_perm(asked.broker_name)
         log.info("%s wiped the write permission of %s: %d topics", connection.peer, asked.broker_name, count)
         return request.response(header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
     def add_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
         """Give it back."""
         asked = request.header(headers.AddWritePermOfBrokerRequestHeader)
-        count = self._tables.add_write_perm(asked.broker_name)
+        count = self.tables.add_write_perm(asked.broker_name)
         log.info("%s restored write permission of %s: %d topics", connection.peer, asked.broker_name, count)
         return request.response(header=headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count))
 
@@ -187,13 +188,13 @@ class RequestProcessor:
     def get_routeinfo_by_topic(self, _connection: Connection, request: Frame) -> Answer:
         """Where a topic lives."""
         asked = request.header(headers.GetRouteInfoRequestHeader)
-        route = self._tables.route(asked.topic)
+        route = self.tables.route(asked.topic)
         if route is None:
             raise CommandError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {asked.topic}",
             )
-        if self._config.now.order_message_enable:
+        if self.config.now.order_message_enable:
             route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, asked.topic)
         quoted = request.version >= VERSION_4_9_4 or bool(asked.accept_standard_json_only)
         if request.version >= VERSION_5_0_0:
@@ -203,7 +204,7 @@ class RequestProcessor:
 
     def get_broker_cluster_info(self, _connection: Connection, request: Frame) -> Answer:
         """All brokers and clusters."""
-        return request.response(body=self._tables.cluster_info().encode())
+        return request.response(body=self.tables.cluster_info().encode())
 
     def register_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
         """Queues of one topic."""
@@ -216,31 +217,31 @@ class RequestProcessor:
             problem = topic_problem(asked.topic, queue.read_queue_nums, queue.write_queue_nums)
             if problem:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
-        if not self._tables.register_topic(asked.topic, route.queue_datas):
+        if not self.tables.register_topic(asked.topic, route.queue_datas):
             raise CommandError(ResponseCode.SYSTEM_ERROR, "no more topics are kept")
         return request.response()
 
     def delete_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
         """Forget a topic, everywhere or in one cluster."""
         asked = request.header(headers.TopicRequestHeader)
-        self._tables.delete_topic(asked.topic, (request.ext or {}).get("clusterName"))
+        self.tables.delete_topic(asked.topic, (request.ext or {}).get("clusterName"))
         return request.response()
 
     def get_all_topic_list_from_nameserver(self, _connection: Connection, request: Frame) -> Answer:
         """All topics."""
-        if not self._config.now.enable_all_topic_list:
+        if not self.config.now.enable_all_topic_list:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "disable")
-        return topic_list(request, self._tables.topics())
+        return topic_list(request, self.tables.topics())
 
     def get_topics_by_cluster(self, _connection: Connection, request: Frame) -> Answer:
         """The topics of a cluster."""
         asked = request.header(headers.GetTopicsByClusterRequestHeader)
         self._check_lists_enabled()
-        return topic_list(request, self._tables.topics_of_cluster(asked.cluster))
+        return topic_list(request, self.tables.topics_of_cluster(asked.cluster))
 
     def get_system_topic_list_from_ns(self, _connection: Connection, request: Frame) -> Answer:
         """The names of clusters and brokers, which are topics too."""
-        topics, broker_addr = self._tables.system_topics()
+        topics, broker_addr = self.tables.system_topics()
         return topic_list(request, topics, broker_addr)
 
     def get_unit_topic_list(self, _connection: Connection, request: Frame) -> Answer:
@@ -258,10 +259,10 @@ class RequestProcessor:
 
     def _topics_with(self, request: Frame, want: Callable[[int], bool]) -> Frame:
         self._check_lists_enabled()
-        return topic_list(request, self._tables.topics_with(want))
+        return topic_list(request, self.tables.topics_with(want))
 
     def _check_lists_enabled(self) -> None:
-        if not self._config.now.enable_topic_list:
+        if not self.config.now.enable_topic_list:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "disable")
 
     # -- the server's own configuration
@@ -269,7 +270,7 @@ class RequestProcessor:
     def update_namesrv_config(self, connection: Connection, request: Frame) -> Answer:
         """Change settings, and write them."""
         changes = requested_settings(request.body)
-        config = self._config.now
+        config = self.config.now
         refused = sorted(key for key in changes if config.black_listed(key))
         if refused:
             raise CommandError(
@@ -278,15 +279,15 @@ class RequestProcessor:
         known = config.to_properties()
         try:
             # Apache takes over what it knows and ignores the rest.
-            self._config.update({key: value for key, value in changes.items() if key in known})
+            self.config.update({key: value for key, value in changes.items() if key in known})
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         log.info("%s changed the configuration: %s", connection.peer, ", ".join(sorted(changes)))
-        return self._answered(request, self._config.save, "configStorePath")
+        return self._answered(request, self.config.save, "configStorePath")
 
     def get_namesrv_config(self, _connection: Connection, request: Frame) -> Answer:
         """Every setting."""
-        return request.response(body=format_properties(self._config.now.to_properties()).encode())
+        return request.response(body=format_properties(self.config.now.to_properties()).encode())
 
 
 def registration(

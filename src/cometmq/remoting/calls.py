@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cometmq.errors import RemotingError, RequestTimeout
 from cometmq.protocol.frame import Frame
@@ -16,16 +17,14 @@ OPAQUE_MASK = 0x7FFF_FFFF
 TIMER_GRAIN_S = 0.02
 
 
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """One outstanding request: its future, request code and deadline on the loop's clock."""
 
-    __slots__ = ("code", "deadline", "future", "timeout_s")
-
-    def __init__(self, future: asyncio.Future[Frame], code: int, deadline: float, timeout_s: float) -> None:
-        self.future = future
-        self.code = code
-        self.deadline = deadline
-        self.timeout_s = timeout_s
+    future: asyncio.Future[Frame]
+    code: int
+    deadline: float
+    timeout_s: float
 
 
 class CallTable:

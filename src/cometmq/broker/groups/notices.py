@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
@@ -21,6 +22,7 @@ log = logs.logger(__name__)
 REST_S = 0.2
 
 
+@dataclass(eq=False)
 class GroupNotices:
     """Tells the members of a group that its membership changed (NOTIFY_CONSUMER_IDS_CHANGED), in the next
     iteration of the loop: once, however often it did.
@@ -29,10 +31,11 @@ class GroupNotices:
     busy with rebalancing.
     """
 
-    def __init__(self, config: BrokerConfig, groups: SubscriptionGroups, consumers: ConsumerTable) -> None:
-        self._config = config
-        self._groups = groups
-        self._consumers = consumers
+    config: BrokerConfig
+    groups: SubscriptionGroups
+    consumers: ConsumerTable
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._changed: dict[str, bool] = {}  # of groups that rest or are about to be told
 
@@ -51,13 +54,13 @@ class GroupNotices:
             del self._changed[group]
 
     def _tell(self, group: str) -> None:
-        settings = self._groups.table.get(group)
-        if not self._config.notify_consumer_ids_changed_enable or (
+        settings = self.groups.table.get(group)
+        if not self.config.notify_consumer_ids_changed_enable or (
             settings is not None and not settings.notify_consumer_ids_changed_enable
         ):
             return
         header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
-        for client in self._consumers.online(group):
+        for client in self.consumers.online(group):
             send_oneway(client.channel, Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
 
 

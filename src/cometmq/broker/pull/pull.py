@@ -89,27 +89,19 @@ class PullRequest:
         return header.consumer_group, header.topic, header.queue_id
 
 
+@dataclass(eq=False, kw_only=True)
 class PullProcessor:
     """Handles pulls of a broker. `end_tick` runs after the writer's, so acknowledgements leave first."""
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        store: MessageStore,
-        tick: Tick,
-        tables: DurableTables,
-        stats: Stats,
-        checks: PullChecks,
-        moved: OffsetMovedEvents,
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._tick = tick
-        self._tables = tables
-        self._stats = stats
-        self._checks = checks
-        self._moved_events = moved
+    config: BrokerConfig
+    store: MessageStore
+    tick: Tick
+    tables: DurableTables
+    stats: Stats
+    checks: PullChecks
+    moved: OffsetMovedEvents
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.long_poll = LongPoll()
         self._ready: deque[PullRequest] = deque()
@@ -119,22 +111,22 @@ class PullProcessor:
         self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of held pulls")
         self._cold: set[asyncio.Task[None]] = set()
         self._backlog: Backlog[PullRequest] = Backlog(
-            self.serve_late, lambda: self._store.log.end, self._loop.time
+            self.serve_late, lambda: self.store.log.end, self._loop.time
         )
         self._backlog_due = False  # _serve_backlog is scheduled
 
     def pull_message(self, connection: Connection, frame: Frame) -> None:
         """Serve, park or refuse a pull."""
         header = frame.header(PullMessageRequestHeader)
-        codes = self._checks.check(connection, frame.version, header)
+        codes = self.checks.check(connection, frame.version, header)
         may_hold = bool(header.sys_flag & SUSPEND)
         request = PullRequest(connection, frame.opaque, frame.version, header, codes, may_hold)
-        commits = may_hold and header.sys_flag & COMMIT_OFFSET and not self._store.slave
+        commits = may_hold and header.sys_flag & COMMIT_OFFSET and not self.store.slave
         if commits and header.commit_offset is not None:
-            self._tables.offsets.commit(*request.reader, header.commit_offset)
+            self.tables.offsets.commit(*request.reader, header.commit_offset)
         backlog = self._backlog
         if backlog.readers and request.reader in backlog.readers and backlog.wait(request):
-            self._tick.schedule()
+            self.tick.schedule()
         else:
             self._serve(request)
 
@@ -144,7 +136,7 @@ class PullProcessor:
 
     def _read(self, request: PullRequest, reads: Reads = CACHED) -> Got:
         header = request.header
-        return self._store.get_messages(
+        return self.store.get_messages(
             header.topic,
             header.queue_id,
             header.queue_offset,
@@ -174,7 +166,7 @@ class PullProcessor:
 
     async def _serve_cold(self, request: PullRequest, miss: NotInMemory) -> None:
         try:
-            got = await self._store.off_loop.ask(partial(self._read, request), miss)
+            got = await self.store.off_loop.ask(partial(self._read, request), miss)
         except Exception as error:
             self._failed(request, error)
             return
@@ -187,7 +179,7 @@ class PullProcessor:
             connection.release()
         if not connection.closed:
             try:
-                request.codes = self._checks.check(connection, request.version, request.header)
+                request.codes = self.checks.check(connection, request.version, request.header)
                 self._serve(request)
             except Exception as error:
                 self._failed(request, error)
@@ -207,7 +199,7 @@ class PullProcessor:
         if got.behind < NEAR and self._backlog.readers:
             self._backlog.readers.discard(request.reader)
         status, header = got.status, request.header
-        stats = self._stats
+        stats = self.stats
         stats.get += 1
         if status is GetStatus.FOUND:
             code = FOUND
@@ -245,20 +237,20 @@ class PullProcessor:
         in a topic; a slave that does not sends the client to the group's broker."""
         group, topic, queue_id = request.reader
         offset = request.header.queue_offset
-        if not self._store.corrects_offsets:
-            settings = self._tables.groups.table.get(group)
+        if not self.store.corrects_offsets:
+            settings = self.tables.groups.table.get(group)
             return RETRY, suggested if settings is None else settings.broker_id
         where = offset, topic, queue_id
         log.info("offset %d of %s/%d, asked for by group %s, becomes %d", *where, group, begin)
-        self._moved_events.store_event(group, topic, queue_id, offset, begin)
+        self.moved.store_event(group, topic, queue_id, offset, begin)
         # At the end of a tick it is too late to take part in it, and too early to ask for the next one.
-        self._loop.call_soon(self._tick.schedule)
+        self._loop.call_soon(self.tick.schedule)
         return MOVED, suggested
 
     def _suggested_broker(self, group: str, suggest_slave: bool) -> int:
-        if not self._config.slave_read_enable:
+        if not self.config.slave_read_enable:
             return 0
-        settings = self._tables.groups.table.get(group)
+        settings = self.tables.groups.table.get(group)
         if settings is None:
             return 0
         return settings.which_broker_when_consume_slowly if suggest_slave else settings.broker_id
@@ -266,7 +258,7 @@ class PullProcessor:
     # -- waiting
 
     def _park(self, request: PullRequest) -> None:
-        config = self._config
+        config = self.config
         header, connection = request.header, request.connection
         hold_ms = (
             (header.suspend_timeout_millis or 0)
@@ -315,7 +307,7 @@ class PullProcessor:
 
     def recheck(self) -> None:
         """Serve the pulls whose queue has got something newer, whatever its tag."""
-        self.wake(self.long_poll.recheck(self._store.max_offset))
+        self.wake(self.long_poll.recheck(self.store.max_offset))
 
     async def stop(self) -> None:
         """Answer everything that is parked, and finish what is being read: the broker stops."""
@@ -349,7 +341,7 @@ class PullProcessor:
         """Serve these in this tick and those that follow."""
         if pulls:
             self._ready.extend(pull.request for pull in pulls)
-            self._tick.schedule()
+            self.tick.schedule()
 
     def end_tick(self) -> None:
         """Serve woken pulls, a share per tick; then, once answers have left, those of the backlog."""
@@ -361,7 +353,7 @@ class PullProcessor:
             self.serve_late(ready.popleft())
         if ready:
             # The running tick cannot schedule itself: ask for the next one from the loop.
-            self._loop.call_soon(self._tick.schedule)
+            self._loop.call_soon(self.tick.schedule)
         if len(self._backlog) and not self._backlog_due:
             self._backlog_due = True
             self._loop.call_soon(self._serve_backlog)
@@ -369,4 +361,4 @@ class PullProcessor:
     def _serve_backlog(self) -> None:
         self._backlog_due = False
         if self._backlog.serve_some():
-            self._tick.schedule()
+            self.tick.schedule()

@@ -13,6 +13,7 @@ store take the larger part; about 3 µs belong to this module.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cometmq.broker.base import compat
@@ -34,14 +35,13 @@ from cometmq.protocol.codes import (
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     Perm,
-    RequestCode,
     ResponseCode,
     SysFlag,
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from cometmq.protocol.properties.values import append, drop, put, value_of
-from cometmq.remoting import Connection, Handler, Shortcut
+from cometmq.remoting import Connection, Shortcut
 from cometmq.store import Clock, MessageStore, StoreRefused, TickMessage, Traits
 from cometmq.text import printable
 
@@ -66,40 +66,24 @@ class SendRules(NamedTuple):
     sys_flag: int
 
 
+@dataclass(eq=False, kw_only=True)
 class SendProcessor:
     """Handles sends of a broker."""
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        clock: Clock,
-        store: MessageStore,
-        tables: DurableTables,
-        delays: DelayLevels,
-        stats: Stats,
-        writer: Writer,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._store = store
-        self._tables = tables
-        self._delays = delays
-        self._stats = stats
-        self._writer = writer
-        self._appender = store.appender
-        self._cluster_pair = cluster_pair(config.broker_cluster_name)
-        self._rules: dict[str, SendRules] = {}
-        self._forms = stored_forms(config.broker_cluster_name)
-        self.templates = SendTemplates(store.appender, store.queues, self._forms)
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    tables: DurableTables
+    delays: DelayLevels
+    stats: Stats
+    writer: Writer
 
-    def handlers(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {
-            RequestCode.SEND_MESSAGE: self.send_message,
-            RequestCode.SEND_MESSAGE_V2: self.send_message,
-            RequestCode.SEND_BATCH_MESSAGE: self.send_message,
-        }
+    def __post_init__(self) -> None:
+        self._appender = self.store.appender
+        self._cluster_pair = cluster_pair(self.config.broker_cluster_name)
+        self._rules: dict[str, SendRules] = {}
+        self._forms = stored_forms(self.config.broker_cluster_name)
+        self.templates = SendTemplates(self.store.appender, self.store.queues, self._forms)
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
         """How a JSON header begins -> what may take the request undecoded."""
@@ -160,6 +144,8 @@ class SendProcessor:
         )
         return None
 
+    send_message_v2 = send_batch_message = send_message
+
     def _send_batch(
         self,
         connection: Connection,
@@ -182,7 +168,7 @@ class SendProcessor:
         born_host = connection.peer_host
         sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
         try:
-            batch = self._store.batches.append(
+            batch = self.store.batches.append(
                 header.topic,
                 queue_id,
                 frame.body,
@@ -195,9 +181,9 @@ class SendProcessor:
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
         if frame.is_oneway:
-            self._writer.appended()
+            self.writer.appended()
             return None
-        replies = self._writer.replies
+        replies = self.writer.replies
         ids = replies.message_ids(batch.physical_offsets)
         opaque, queue_offset = frame.opaque, batch.queue_offset
 
@@ -207,21 +193,21 @@ class SendProcessor:
             else:
                 connection.write(replies.reply(code, opaque, ids, queue_id, queue_offset))
 
-        self._writer.appended(answer, waits)
+        self.writer.appended(answer, waits)
         return None
 
     def _refused(self, refusal: StoreRefused) -> CommandError:
-        self._stats.put_failed += 1
+        self.stats.put_failed += 1
         return CommandError(refusal.response_code, refusal.remark)
 
     def _admit(self, frame: Frame, header: SendMessageRequestHeader) -> SendRules:
         """The checks that need not be made for each message; the topic is created if that is allowed."""
-        config = self._config
-        now_ms = self._clock.time_ms()
+        config = self.config
+        now_ms = self.clock.time_ms()
         if now_ms < config.start_accept_send_request_time_stamp:
             until = config.start_accept_send_request_time_stamp
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
-        topics = self._tables.topics
+        topics = self.tables.topics
         writeable = bool(config.broker_permission & Perm.WRITE)
         if not writeable and topics.is_order(header.topic):
             raise CommandError(
@@ -241,7 +227,7 @@ class SendProcessor:
     def _bad_queue(
         self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
     ) -> CommandError:
-        known = self._tables.topics.get(header.topic)
+        known = self.tables.topics.get(header.topic)
         return CommandError(
             compat.invalid_parameter(frame.version),
             f"request queueId[{header.queue_id}] is illegal, {known} Producer: {connection.peer}",
@@ -253,21 +239,21 @@ class SendProcessor:
         """Where a message that is not plain is stored."""
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
-            settings = self._tables.groups.find(group)
+            settings = self.tables.groups.find(group)
             if settings is None:
                 raise CommandError(
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
                 )
             maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
             if is_dead_by_send(header.reconsume_times or 0, maximum):
-                self._tables.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
+                self.tables.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
                 return Place(DLQ_PREFIX + group, 0, put(properties, b"DELAY", b"0"))
         if value_of(properties, b"TRAN_MSG").lower() == b"true":
             raise CommandError(
                 ResponseCode.NO_PERMISSION,
-                f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden",
+                f"the broker[{self.config.broker_ip1}] sending transaction message is forbidden",
             )
-        return delayed(self._delays, topic, queue_id, properties)
+        return delayed(self.delays, topic, queue_id, properties)
 
 
 def topic_of_send(

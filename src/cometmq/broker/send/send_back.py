@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from functools import partial
 
 from cometmq.broker.base import compat
@@ -17,60 +18,40 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import TopicConfig
-from cometmq.protocol.codes import (
-    RETRY_PREFIX,
-    TOPIC_LENGTH_MAX,
-    Perm,
-    RequestCode,
-    ResponseCode,
-    has_retry_topic,
-)
+from cometmq.protocol.codes import RETRY_PREFIX, TOPIC_LENGTH_MAX, Perm, ResponseCode, has_retry_topic
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties.values import put, stored_tags_code
 from cometmq.protocol.record.one import decode_record, properties_of
-from cometmq.remoting import Connection, Handler
+from cometmq.remoting import Connection
 from cometmq.store import MessageStore, StoreRefused
 
 
+@dataclass(eq=False, kw_only=True)
 class SendBackProcessor:
     """Stores the message again: in the group's retry topic after a delay, or in its dead-letter topic."""
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        store: MessageStore,
-        tables: DurableTables,
-        delays: DelayLevels,
-        stats: Stats,
-        writer: Writer,
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._tables = tables
-        self._delays = delays
-        self._stats = stats
-        self._writer = writer
-
-    def handlers(self) -> dict[int, Handler]:
-        """Request code -> handler."""
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.consumer_send_msg_back}
+    config: BrokerConfig
+    store: MessageStore
+    tables: DurableTables
+    delays: DelayLevels
+    stats: Stats
+    writer: Writer
 
     async def consumer_send_msg_back(self, connection: Connection, frame: Frame) -> Frame | None:
         """Answer 0 once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
         group = header.group
-        settings = self._tables.groups.find(group)
+        settings = self.tables.groups.find(group)
         if settings is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
             )
-        if not self._config.broker_permission & Perm.WRITE:
+        if not self.config.broker_permission & Perm.WRITE:
             raise CommandError(
                 ResponseCode.NO_PERMISSION,
-                f"the broker[{self._config.broker_ip1}] sending message is forbidden",
+                f"the broker[{self.config.broker_ip1}] sending message is forbidden",
             )
         if settings.retry_queue_nums <= 0:
             return frame.response(ResponseCode.SUCCESS)
@@ -81,7 +62,7 @@ class SendBackProcessor:
                 f"{len(RETRY_PREFIX) + len(group)}, more than {TOPIC_LENGTH_MAX}, so it has none",
             )
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
-        record = await self._store.off_loop.ask(partial(self._store.lookups.record_at, header.offset))
+        record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, header.offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)
@@ -90,13 +71,13 @@ class SendBackProcessor:
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
         queue_id = 0
         if plan.dead:
-            self._tables.topics.ensure(plan.topic, DLQ_QUEUES)
+            self.tables.topics.ensure(plan.topic, DLQ_QUEUES)
         else:
             queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
         properties = put(properties, b"DELAY", b"%d" % plan.delay_level)
-        topic, queue_id, properties, delay_ms = delayed(self._delays, plan.topic, queue_id, properties)
+        topic, queue_id, properties, delay_ms = delayed(self.delays, plan.topic, queue_id, properties)
         try:
-            self._store.appender.append(
+            self.store.appender.append(
                 topic,
                 queue_id,
                 message.body,
@@ -111,7 +92,7 @@ class SendBackProcessor:
                 stored_before=True,
             )
         except StoreRefused as refusal:
-            self._stats.put_failed += 1
+            self.stats.put_failed += 1
             raise CommandError(ResponseCode.SYSTEM_ERROR, refusal.remark) from None
 
         def answer(code: int, remark: str | None) -> None:
@@ -119,12 +100,12 @@ class SendBackProcessor:
                 code, remark = int(ResponseCode.SYSTEM_ERROR), "FLUSH_DISK_TIMEOUT"
             connection.respond(frame, code, remark=remark)
 
-        self._writer.appended(answer)
+        self.writer.appended(answer)
         return None
 
     def _retry_topic(self, group: str, queues: int, unit_mode: bool) -> TopicConfig:
         """The group's retry topic, made if need be. Raises CommandError if nobody may write to it."""
-        known = self._tables.topics.ensure_retry(group, queues, unit_mode)
+        known = self.tables.topics.ensure_retry(group, queues, unit_mode)
         if not known.perm & Perm.WRITE:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"the topic[{known.topic_name}] sending message is forbidden"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from cometmq import logs
@@ -69,46 +70,38 @@ class Undeliverable(CommandError):
         super().__init__(ResponseCode.SYSTEM_ERROR, why)
 
 
+@dataclass(slots=True, eq=False)
 class LevelCursor:
     """One level: where it stands, and whether it waits, delivers or sleeps."""
 
-    __slots__ = ("busy", "due", "errors", "level", "offset", "refusals", "timer")
-
-    def __init__(self, level: int, due: DueTimes) -> None:
-        self.level = level
-        self.due = due
-        self.offset = 0
-        self.busy = False
-        self.refusals = 0  # in a row, of the message at `offset`
-        self.errors = 0  # the same, of those that nobody foresaw
-        self.timer: asyncio.TimerHandle | None = None
+    level: int
+    due: DueTimes
+    offset: int = 0
+    busy: bool = False
+    refusals: int = 0  # in a row, of the message at `offset`
+    errors: int = 0  # the same, of those that nobody foresaw
+    timer: asyncio.TimerHandle | None = None
 
 
+@dataclass(eq=False, kw_only=True)
 class ScheduleService:
     """Delivers delayed messages of a master."""
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        store: MessageStore,
-        topics: TopicTable,
-        levels: DelayLevels,
-        offsets: DelayOffsets,
-        writer: Writer,
-    ) -> None:
-        self._clock = clock
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
-        self._writer = writer
+    clock: Clock
+    store: MessageStore
+    topics: TopicTable
+    levels: DelayLevels
+    offsets: DelayOffsets
+    writer: Writer
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._budget = LogBudget()
         now_ms, monotonic_ms = self._times()
         self._ahead_ms = monotonic_ms - now_ms  # at the last arrival
         self.cursors = {}
-        for level, delay_ms in enumerate(levels.delays_ms, 1):
-            stored = store.max_offset(SCHEDULE_TOPIC, level - 1)
+        for level, delay_ms in enumerate(self.levels.delays_ms, 1):
+            stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             self.cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -121,27 +114,27 @@ class ScheduleService:
         """level -> (delivered, stored) offsets of the levels in use, for the runtime table."""
         found = {}
         for level in self.cursors:
-            maximum = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
+            maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             if maximum:
-                found[level] = (self._offsets.get(level), maximum)
+                found[level] = (self.offsets.get(level), maximum)
         return found
 
     def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """The delivery offsets, for a slave."""
-        return frame.response(body=DelayOffsetTable.from_plain(self._offsets.to_table()).encode())
+        return frame.response(body=DelayOffsetTable.from_plain(self.offsets.to_table()).encode())
 
     def start(self) -> None:
         """Begin where the last run stopped, within what the queues hold."""
         for level, cursor in self.cursors.items():
-            minimum = self._store.min_offset(SCHEDULE_TOPIC, level - 1)
-            maximum = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
-            self._move(cursor, min(max(self._offsets.get(level), minimum), maximum))
+            minimum = self.store.min_offset(SCHEDULE_TOPIC, level - 1)
+            maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
+            self._move(cursor, min(max(self.offsets.get(level), minimum), maximum))
             if cursor.offset < maximum:
                 self._wake(cursor)
 
     def _move(self, cursor: LevelCursor, offset: int) -> None:
         cursor.offset = offset
-        self._offsets.move(cursor.level, offset)
+        self.offsets.move(cursor.level, offset)
 
     async def stop(self) -> None:
         """Deliver nothing more."""
@@ -175,7 +168,7 @@ class ScheduleService:
     def _times(self) -> tuple[int, int]:
         """Wall and monotonic time in ms, in this order: a pause in between makes messages later, never
         earlier."""
-        return self._clock.time_ms(), mono_ms(self._clock)
+        return self.clock.time_ms(), mono_ms(self.clock)
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
         if not self._stopped:
@@ -195,11 +188,11 @@ class ScheduleService:
             self._failed(cursor)
 
     def _read(self, cursor: LevelCursor, reads: Reads = CACHED) -> Got:
-        return self._store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH, reads=reads)
+        return self.store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH, reads=reads)
 
     async def _run_cold(self, cursor: LevelCursor, miss: NotInMemory) -> None:
         try:
-            got = await self._store.off_loop.ask(partial(self._read, cursor), miss)
+            got = await self.store.off_loop.ask(partial(self._read, cursor), miss)
             if not self._stopped:
                 self._deliver(cursor, got)
         except Exception:
@@ -235,11 +228,11 @@ class ScheduleService:
                 cursor.due.passed(reached)
             if wait_s:
                 self._wake(cursor, wait_s)
-            elif reached < self._store.max_offset(SCHEDULE_TOPIC, cursor.level - 1):
+            elif reached < self.store.max_offset(SCHEDULE_TOPIC, cursor.level - 1):
                 self._wake(cursor)
 
         if appended:
-            self._writer.appended(outcome)
+            self.writer.appended(outcome)
         else:
             outcome(int(ResponseCode.SUCCESS), None)
 
@@ -306,7 +299,7 @@ class ScheduleService:
             raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
         topic, queue_id = self._destination(message.properties)
         try:
-            self._store.appender.append(
+            self.store.appender.append(
                 topic,
                 queue_id,
                 message.body,
@@ -332,7 +325,7 @@ class ScheduleService:
         if not topic or not queue_text or not queue_text.isdecimal() or len(queue_text) > 10:
             raise Undeliverable(f"it has no destination: topic {topic}, queue {queue_text}")
         queue_id = int(queue_text)
-        known = topic_of_send(self._topics, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
+        known = topic_of_send(self.topics, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
         queues = max(known.read_queue_nums, known.write_queue_nums)
         if queue_id < queues:
             return topic, queue_id
