@@ -16,12 +16,12 @@ from cometmq.protocol.headers import (
     GetConsumeStatsRequestHeader,
     GetEarliestMsgStoretimeRequestHeader,
     GetMaxOffsetRequestHeader,
-    GetTopicStatsInfoRequestHeader,
     QueryConsumeQueueRequestHeader,
     QueryConsumerOffsetRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
     QueryMessageRequestHeader,
     SearchOffsetRequestHeader,
+    TopicRequestHeader,
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
@@ -45,7 +45,7 @@ REQUESTS = {
         RequestCode.CONSUMER_SEND_MSG_BACK,
         ConsumerSendMsgBackRequestHeader(offset=0, group="G", delay_level=3),
     ),
-    "202 topic status": (RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="Orders")),
+    "202 topic status": (RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="Orders")),
     "208 progress": (RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="G")),
     "303 time span": (
         RequestCode.QUERY_CONSUME_TIME_SPAN,

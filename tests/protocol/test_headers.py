@@ -38,10 +38,6 @@ WIRE_NAMES = {
     "SendMessageResponseHeader": (
         "msgId! queueId! queueOffset! transactionId batchUniqId recallHandle MSG_REGION TRACE_ON"
     ),
-    "EndTransactionRequestHeader": (
-        "producerGroup! tranStateTableOffset! commitLogOffset! commitOrRollback! fromTransactionCheck "
-        "msgId transactionId topic bname"
-    ),
     "PullMessageRequestHeader": (
         "consumerGroup! topic! queueId! queueOffset! maxMsgNums! sysFlag! commitOffset "
         "suspendTimeoutMillis subscription subVersion expressionType bname maxMsgBytes requestSource "
@@ -60,11 +56,7 @@ WIRE_NAMES = {
     "GetMinOffsetRequestHeader": "topic! queueId! bname",
     "GetEarliestMsgStoretimeRequestHeader": "topic! queueId! bname",
     "QueryMessageRequestHeader": "topic! key! maxNum! beginTimestamp! endTimestamp! _UNIQUE_KEY_QUERY",
-    "QueryMessageResponseHeader": "indexLastUpdateTimestamp! indexLastUpdatePhyoffset!",
     "ViewMessageRequestHeader": "offset! topic",
-    "CheckTransactionStateRequestHeader": (
-        "tranStateTableOffset! commitLogOffset! msgId transactionId offsetMsgId bname topic"
-    ),
     "NotifyConsumerIdsChangedRequestHeader": "consumerGroup!",
     "ResetOffsetRequestHeader": "topic! group! timestamp! isForce queueId offset",
     "GetConsumerStatusRequestHeader": "topic! group! clientAddr",
@@ -79,7 +71,6 @@ WIRE_NAMES = {
     ),
     "RegisterBrokerResponseHeader": "haServerAddr masterAddr",
     "UnregisterBrokerRequestHeader": "brokerName! brokerAddr! clusterName! brokerId!",
-    "QueryDataVersionRequestHeader": "brokerName! brokerAddr! clusterName! brokerId!",
     "BrokerHeartbeatRequestHeader": (
         "clusterName! brokerAddr! brokerName! brokerId epoch maxOffset confirmOffset "
         "heartbeatTimeoutMills electionPriority"
@@ -96,7 +87,6 @@ WIRE_NAMES = {
     "GetConsumeStatsRequestHeader": "consumerGroup! topic topicList",
     "CloneGroupOffsetRequestHeader": "srcGroup! destGroup! topic offline",
     "QueryConsumeQueueRequestHeader": "topic! queueId! index! count! consumerGroup",
-    "ViewBrokerStatsDataRequestHeader": "statsName! statsKey!",
 }
 
 VALUES = {
@@ -233,7 +223,7 @@ def test_region_and_trace_of_a_send_answer() -> None:
 
 
 def test_headers_hold_only_what_the_codec_knows() -> None:
-    assert len(CLASSES) > 55
+    assert len(CLASSES) >= 50
     for cls in CLASSES:
         assert all(kind in VALUES for _, _, kind, _ in plan_of(cls))
         assert len({field.encode_name for field in msgspec.structs.fields(cls)}) == len(plan_of(cls))

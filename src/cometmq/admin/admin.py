@@ -37,7 +37,7 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.bodies_admin import PurgedQueue
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, RequestCode
-from cometmq.protocol.headers import GetTopicStatsInfoRequestHeader
+from cometmq.protocol.headers import TopicRequestHeader
 
 __all__ = ["Admin", "TopicSettings"]
 
@@ -210,7 +210,7 @@ class Admin(Client):
             answer = await self.client.brokers.call(
                 addr,
                 RequestCode.GET_TOPIC_STATS_INFO,
-                GetTopicStatsInfoRequestHeader(topic=topic),
+                TopicRequestHeader(topic=topic),
                 topic=topic,
             )
             for queue, offsets in TopicStatsTable.decode(answer.body).offset_table.items():

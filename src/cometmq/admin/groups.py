@@ -23,7 +23,7 @@ from cometmq.protocol.headers import (
     GetConsumerConnectionListRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumeStatsRequestHeader,
-    QueryTopicConsumeByWhoRequestHeader,
+    TopicRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
 
@@ -36,7 +36,7 @@ async def groups_of_topic(client: ClientInstance, route: TopicRouteData, topic: 
     names: set[str] = set()
     for addr in broker_addrs(route).values():
         answer = await client.brokers.call(
-            addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, QueryTopicConsumeByWhoRequestHeader(topic=topic)
+            addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequestHeader(topic=topic)
         )
         names.update(GroupList.decode(answer.body).group_list)
     return sorted(names)

@@ -121,9 +121,9 @@ async def has_offsets(client: ClientInstance, addr: str, group: str, topic: str)
     """Whether a broker has offsets of a group on a topic."""
     from cometmq.protocol.bodies import GroupList
     from cometmq.protocol.codes import RequestCode
-    from cometmq.protocol.headers import QueryTopicConsumeByWhoRequestHeader
+    from cometmq.protocol.headers import TopicRequestHeader
 
-    header = QueryTopicConsumeByWhoRequestHeader(topic=topic)
+    header = TopicRequestHeader(topic=topic)
     answer = await client.brokers.call(addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, topic=topic)
     return group in GroupList.decode(answer.body).group_list
 

@@ -85,7 +85,7 @@ class RequestProcessor:
 
     def delete_kv_config(self, _connection: Connection, request: Frame) -> Answer:
         """Remove a value of a namespace."""
-        asked = request.header(headers.DeleteKVConfigRequestHeader)
+        asked = request.header(headers.GetKVConfigRequestHeader)
         self._kv.delete(asked.namespace, asked.key)
         return self._answered(request, self.kv_file.save, "kvConfigPath")
 
@@ -149,7 +149,7 @@ class RequestProcessor:
 
     def query_data_version(self, _connection: Connection, request: Frame) -> Answer:
         """Whether a broker's topics differ from those that are held here."""
-        asked = request.header(headers.QueryDataVersionRequestHeader)
+        asked = request.header(headers.UnregisterBrokerRequestHeader)
         version = DataVersion.decode(request.body)
         changed, held = self.tables.query_data_version(self.now_ms(), asked.broker_addr, version)
         return request.response(
@@ -171,14 +171,14 @@ class RequestProcessor:
 
     def wipe_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
         """Take the write permission from the topics of a broker name."""
-        asked = request.header(headers.WipeWritePermOfBrokerRequestHeader)
+        asked = request.header(headers.BrokerNameRequestHeader)
         count = self.tables.wipe_write_perm(asked.broker_name)
         log.info("%s wiped the write permission of %s: %d topics", connection.peer, asked.broker_name, count)
         return request.response(header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
     def add_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
         """Give it back."""
-        asked = request.header(headers.AddWritePermOfBrokerRequestHeader)
+        asked = request.header(headers.BrokerNameRequestHeader)
         count = self.tables.add_write_perm(asked.broker_name)
         log.info("%s restored write permission of %s: %d topics", connection.peer, asked.broker_name, count)
         return request.response(header=headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count))
@@ -208,7 +208,7 @@ class RequestProcessor:
 
     def register_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
         """Queues of one topic."""
-        asked = request.header(headers.RegisterTopicRequestHeader)
+        asked = request.header(headers.TopicRequestHeader)
         if len(request.body) > ROUTE_BODY_MAX:
             problem = f"{len(request.body)} bytes of one topic's queues are more than {ROUTE_BODY_MAX}"
             raise CommandError(ResponseCode.SYSTEM_ERROR, problem)

@@ -166,22 +166,6 @@ class QueryConsumeTimeSpanBody(Body):
     consume_time_span_set: list[ConsumeTimeSpan] = empty(list)
 
 
-class BrokerStatsItem(Body):
-    """A statistic over a period: sum, per second, and average per message."""
-
-    sum: int = always(0)
-    tps: float = always(0.0)
-    avgpt: float = always(0.0)
-
-
-class BrokerStatsData(Body):
-    """A statistic over the last minute, hour and day (code 315)."""
-
-    stats_minute: BrokerStatsItem | None = None
-    stats_hour: BrokerStatsItem | None = None
-    stats_day: BrokerStatsItem | None = None
-
-
 # -- tables that slaves copy, and the files in the store's config directory
 
 

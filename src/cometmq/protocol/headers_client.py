@@ -89,17 +89,9 @@ class GetConsumerStatusRequestHeader(Header, gc=False):
 
 
 class TopicRequestHeader(Header, gc=False):
-    """Any request whose only field is a topic (202, 300, 305 ...)."""
+    """Any request whose only field is a topic (202, 217, 300, 351 ...)."""
 
     topic: str
-
-
-class GetTopicStatsInfoRequestHeader(TopicRequestHeader, gc=False):
-    """Code 202."""
-
-
-class QueryTopicConsumeByWhoRequestHeader(TopicRequestHeader, gc=False):
-    """Code 300."""
 
 
 class QueryConsumeTimeSpanRequestHeader(Header, gc=False):
@@ -116,13 +108,6 @@ class CloneGroupOffsetRequestHeader(Header, gc=False):
     dest_group: str
     topic: str | None = None
     offline: bool | None = None
-
-
-class ViewBrokerStatsDataRequestHeader(Header, gc=False):
-    """Code 315."""
-
-    stats_name: str
-    stats_key: str
 
 
 class GetBrokerConsumeStatsRequestHeader(Header, gc=False):

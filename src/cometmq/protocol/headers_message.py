@@ -74,32 +74,6 @@ class ConsumerSendMsgBackRequestHeader(Header, gc=False):
     bname: str | None = None
 
 
-class EndTransactionRequestHeader(Header, gc=False):
-    """Code 37. commit_or_rollback: 8 commit, 12 rollback, 0 unknown."""
-
-    producer_group: str
-    tran_state_table_offset: I64
-    commit_log_offset: I64
-    commit_or_rollback: I32
-    from_transaction_check: bool | None = None
-    msg_id: str | None = None
-    transaction_id: str | None = None
-    topic: str | None = None
-    bname: str | None = None
-
-
-class CheckTransactionStateRequestHeader(Header, gc=False):
-    """Code 39, broker to producer."""
-
-    tran_state_table_offset: I64
-    commit_log_offset: I64
-    msg_id: str | None = None
-    transaction_id: str | None = None
-    offset_msg_id: str | None = None
-    topic: str | None = None
-    bname: str | None = None
-
-
 # -- pulling
 
 
@@ -214,13 +188,6 @@ class QueryMessageRequestHeader(Header, gc=False):
     begin_timestamp: I64
     end_timestamp: I64
     unique_key_query: bool | None = field(name="_UNIQUE_KEY_QUERY", default=None)
-
-
-class QueryMessageResponseHeader(Header, gc=False):
-    """Answer to 12."""
-
-    index_last_update_timestamp: I64
-    index_last_update_phyoffset: I64
 
 
 class ViewMessageRequestHeader(Header, gc=False):

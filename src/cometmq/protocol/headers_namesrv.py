@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cometmq.protocol.ext import I32, I64, Header
-from cometmq.protocol.headers_client import TopicRequestHeader
 
 
 class GetRouteInfoRequestHeader(Header, gc=False):
@@ -36,16 +35,12 @@ class RegisterBrokerResponseHeader(Header, gc=False):
 
 
 class UnregisterBrokerRequestHeader(Header, gc=False):
-    """Code 104."""
+    """Codes 104 and 322."""
 
     broker_name: str
     broker_addr: str
     cluster_name: str
     broker_id: I64
-
-
-class QueryDataVersionRequestHeader(UnregisterBrokerRequestHeader, gc=False):
-    """Code 322."""
 
 
 class QueryDataVersionResponseHeader(Header, gc=False):
@@ -69,10 +64,6 @@ class GetKVConfigRequestHeader(Header, gc=False):
     key: str
 
 
-class DeleteKVConfigRequestHeader(GetKVConfigRequestHeader, gc=False):
-    """Code 102."""
-
-
 class GetKVConfigResponseHeader(Header, gc=False):
     """Answer to 101."""
 
@@ -91,18 +82,10 @@ class BrokerNameRequestHeader(Header, gc=False):
     broker_name: str
 
 
-class WipeWritePermOfBrokerRequestHeader(BrokerNameRequestHeader, gc=False):
-    """Code 205."""
-
-
 class WipeWritePermOfBrokerResponseHeader(Header, gc=False):
     """Answer to 205."""
 
     wipe_topic_count: I32
-
-
-class AddWritePermOfBrokerRequestHeader(BrokerNameRequestHeader, gc=False):
-    """Code 327."""
 
 
 class AddWritePermOfBrokerResponseHeader(Header, gc=False):
@@ -115,10 +98,6 @@ class GetTopicsByClusterRequestHeader(Header, gc=False):
     """Code 224."""
 
     cluster: str
-
-
-class RegisterTopicRequestHeader(TopicRequestHeader, gc=False):
-    """Code 217 (5.x)."""
 
 
 class GetBrokerMemberGroupRequestHeader(Header, gc=False):

@@ -20,9 +20,9 @@ from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
     GetBrokerConsumeStatsRequestHeader,
     GetConsumeStatsRequestHeader,
-    GetTopicStatsInfoRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
     ResetOffsetRequestHeader,
+    TopicRequestHeader,
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
 
@@ -111,7 +111,7 @@ LOCKS = LockBatchBody(consumer_group="G", client_id="c", mq_set=QUEUES).encode()
 @pytest.mark.parametrize(
     ("code", "header", "body", "turns"),
     [
-        (RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="Wide"), b"", 10),
+        (RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="Wide"), b"", 10),
         (RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="G"), b"", 20),
         (RequestCode.GET_BROKER_CONSUME_STATS, GetBrokerConsumeStatsRequestHeader(is_order=False), b"", 20),
         (

@@ -33,11 +33,10 @@ from cometmq.protocol.headers import (
     CloneGroupOffsetRequestHeader,
     GetBrokerConsumeStatsRequestHeader,
     GetConsumeStatsRequestHeader,
-    GetTopicStatsInfoRequestHeader,
     Header,
     QueryConsumeQueueRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
-    QueryTopicConsumeByWhoRequestHeader,
+    TopicRequestHeader,
 )
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
@@ -73,7 +72,7 @@ class ProgressAdmin:
 
     async def get_topic_stats_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Bounds and last store time of each queue of a topic."""
-        topic = frame.header(GetTopicStatsInfoRequestHeader).topic
+        topic = frame.header(TopicRequestHeader).topic
         config = self.tables.topics.existing(topic)
         table = {}
         async for queue_id in Turns().each(range(config.write_queue_nums)):
@@ -237,7 +236,7 @@ class ProgressAdmin:
 
     def query_topic_consume_by_who(self, _connection: Connection, frame: Frame) -> Frame:
         """Groups that subscribe a topic or have offsets in it."""
-        topic = frame.header(QueryTopicConsumeByWhoRequestHeader).topic
+        topic = frame.header(TopicRequestHeader).topic
         groups = self.consumers.groups_of_topic(topic) | self.tables.offsets.groups_of(topic)
         return frame.response(body=GroupList(group_list=sorted(groups)).encode())
 

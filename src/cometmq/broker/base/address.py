@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.protocol.ids import pack_host
 
 HA_OFFSET = 1
 
 
+@dataclass(eq=False)
 class BrokerAddress:
-    """The addresses of a broker; `port` is known once it listens.
+    """The addresses of a broker; `port` is known once it listens. ip: the numeric address of brokerIP1.
 
     Records and answers have room for numbers only; clients and name servers are told the name of brokerIP1.
     """
 
-    def __init__(self, config: BrokerConfig, ip: str) -> None:
-        """ip: the numeric address of brokerIP1."""
-        self._config = config
-        self._ip = ip
-        self.port = 0
-        # The interface to listen on: all of them unless one is set.
-        self.interface = config.bind_address or ("::" if ":" in ip else "0.0.0.0")
+    config: BrokerConfig
+    ip: str
+    port: int = 0
+
+    @property
+    def interface(self) -> str:
+        """The interface to listen on: all of them unless one is set."""
+        return self.config.bind_address or ("::" if ":" in self.ip else "0.0.0.0")
 
     @property
     def text(self) -> str:
         """ "host:port", as the name servers know it."""
-        return host_port(self._config.broker_ip1, self.port)
+        return host_port(self.config.broker_ip1, self.port)
 
     @property
     def ha_text(self) -> str:
         """ "host:port" for slaves."""
-        return host_port(self._config.broker_ip2 or self._config.broker_ip1, self.port + HA_OFFSET)
+        return host_port(self.config.broker_ip2 or self.config.broker_ip1, self.port + HA_OFFSET)
 
     @property
     def packed(self) -> bytes:
         """8 or 20 bytes, as in records."""
-        return pack_host(host_port(self._ip, self.port))
+        return pack_host(host_port(self.ip, self.port))
 
 
 def host_port(host: str, port: int) -> str:

@@ -33,7 +33,7 @@ _TAIL = b'},"flag":1,"language":"JAVA","opaque":%d%b,"serializeTypeCurrentRPC":"
     b"%d}" % VERSION_4_9_7
 )
 _SEND = (
-    b'{"code":%d,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b","queueId":"%d","queueOffset":"%d"%b'
+    b'{"code":%d,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b","queueId":"%d","queueOffset":"%d"'
     + _TAIL
 )
 # The same for success, to be filled in twice: with what holds for all answers, and with those of one message.
@@ -102,20 +102,9 @@ class SendReplies:
             size = len(header)
             sender.connection.write(_WORDS[size] + header if size < 512 else frame_of(header))
 
-    def reply(
-        self,
-        code: int,
-        opaque: int,
-        ids: bytes,
-        queue_id: int,
-        queue_offset: int,
-        more: dict[str, str] | None = None,
-    ) -> bytes:
+    def reply(self, code: int, opaque: int, ids: bytes, queue_id: int, queue_offset: int) -> bytes:
         """Any answer that carries ids: success, or stored but not flushed or replicated in time."""
-        extra = b"".join(
-            b',"%b":%b' % (key.encode(), json.dumps(value).encode()) for key, value in (more or {}).items()
-        )
-        return frame_of(self._before % (code, ids, queue_id, queue_offset, extra, opaque, b""))
+        return frame_of(self._before % (code, ids, queue_id, queue_offset, opaque, b""))
 
 
 def pull_reply(
@@ -128,14 +117,5 @@ def pull_reply(
 ) -> bytes:
     """Header of a pull's answer. offsets: (next begin, min, max); the body of `body_size` bytes follows."""
     next_begin, minimum, maximum = offsets
-    header = _PULL % (
-        code,
-        maximum,
-        minimum,
-        next_begin,
-        suggested_broker,
-        opaque,
-        b',"remark":"%b"' % remark,
-    )
-    size = len(header)
-    return _lengths(4 + size + body_size, size) + header
+    more = b',"remark":"%b"' % remark
+    return frame_of(_PULL % (code, maximum, minimum, next_begin, suggested_broker, opaque, more), body_size)

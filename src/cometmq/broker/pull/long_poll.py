@@ -13,6 +13,7 @@ share it. The number of pulls of a connection, of pulls on a queue and of filter
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cometmq.store import tag_matches
@@ -31,25 +32,21 @@ Codes = frozenset[int] | None
 K = TypeVar("K")
 
 
+@dataclass(slots=True, eq=False)
 class HeldPull:
     """One parked request. `request` is whatever the pull processor needs to run it again; weight: how much of
     its owner's room it takes."""
 
-    __slots__ = (
-        "bucket", "codes", "key", "of_owner", "on_queue", "owner", "pull_from", "request", "weight",
-    )  # fmt: skip
-
-    def __init__(self, owner: object, request: Any, pull_from: int, codes: Codes, weight: int = 1) -> None:
-        self.owner = owner
-        self.request = request
-        self.pull_from = pull_from
-        self.codes = codes
-        self.weight = weight
-        # Its places in the tables.
-        self.bucket = 0
-        self.key: Key = ("", 0)
-        self.on_queue: OnQueue | None = None
-        self.of_owner: OfOwner
+    owner: object
+    request: Any
+    pull_from: int
+    codes: Codes
+    weight: int = 1
+    # Its places in the tables.
+    bucket: int = 0
+    key: Key = ("", 0)
+    on_queue: OnQueue | None = None
+    of_owner: OfOwner = field(init=False)
 
 
 class OnQueue:

@@ -5,6 +5,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
@@ -36,18 +37,19 @@ def is_system_group(group: str) -> bool:
     return group.startswith(CID_RMQ_SYS_PREFIX) or group in BUILT_IN
 
 
+@dataclass(eq=False)
 class SubscriptionGroups:
-    """group -> settings."""
+    """group -> settings. changed: called after each change."""
 
-    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int], changed: Callable[[], None]) -> None:
-        """changed: called after each change."""
-        self._config = config
-        self._now_ms = now_ms
-        self._changed = changed
+    config: BrokerConfig
+    now_ms: Callable[[], int]
+    changed: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.table: dict[str, SubscriptionGroupConfig] = {
             name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True) for name in BUILT_IN
         }
-        self.version = DataVersion(timestamp=now_ms(), counter=0)
+        self.version = DataVersion(timestamp=self.now_ms(), counter=0)
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
         """A group's settings, created if that is allowed; None if the group is unknown, or cannot be one."""
@@ -55,7 +57,7 @@ class SubscriptionGroups:
         if (
             known is None
             and group
-            and (self._config.auto_create_subscription_group or is_system_group(group))
+            and (self.config.auto_create_subscription_group or is_system_group(group))
             and len(self.table) < MOST_BY_ITSELF
             and is_legal_name(group, GROUP_LENGTH_MAX)
         ):
@@ -88,7 +90,7 @@ class SubscriptionGroups:
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
         """Merge the file's entries over the built-in ones: the file wins, up to maxTopicQueueNums. Those with
         illegal names are left out."""
-        most = self._config.max_topic_queue_nums
+        most = self.config.max_topic_queue_nums
         legal = {name: config for name, config in groups.items() if is_legal_name(name, GROUP_LENGTH_MAX)}
         if len(legal) < len(groups):
             log.warning("groups with illegal names are left out: %s", ", ".join(groups.keys() - legal.keys()))
@@ -104,5 +106,5 @@ class SubscriptionGroups:
             self.version = version
 
     def _bump(self) -> None:
-        self.version = DataVersion(timestamp=self._now_ms(), counter=self.version.counter + 1)
-        self._changed()
+        self.version = DataVersion(timestamp=self.now_ms(), counter=self.version.counter + 1)
+        self.changed()

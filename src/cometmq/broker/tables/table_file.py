@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from cometmq import logs
@@ -22,6 +23,7 @@ RETRY_S = 1.0
 MOST_RETRY_S = 30.0
 
 
+@dataclass(eq=False)
 class TableFile:
     """Keeps one file up to date with its table. Loop thread only.
 
@@ -29,16 +31,13 @@ class TableFile:
     raises OSError if it cannot.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        path: str,
-        content: Callable[[], dict[str, Any]],
-        flush_first: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._file = JsonTable(path, disk)
-        self._content = content
-        self._flush_first = flush_first
+    disk: Disk
+    path: str
+    content: Callable[[], dict[str, Any]]
+    flush_first: Callable[[], Awaitable[None]] | None = None
+
+    def __post_init__(self) -> None:
+        self._file = JsonTable(self.path, self.disk)
         self._task: asyncio.Task[None] | None = None
         self._asked = 0  # changes so far
         self._saved = 0  # those of them on the device
@@ -106,9 +105,9 @@ class TableFile:
 
     async def _write(self) -> OSError | None:
         try:
-            content = self._content()
-            if self._flush_first is not None:
-                await self._flush_first()
+            content = self.content()
+            if self.flush_first is not None:
+                await self.flush_first()
             await asyncio.to_thread(self._file.save, content)
         except OSError as error:
             return error

@@ -7,6 +7,7 @@ servers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
@@ -49,23 +50,25 @@ BYTES_MAX = MAX_FRAME_LENGTH - (256 << 10)
 TOPIC_BYTES = 168
 
 
+@dataclass(eq=False)
 class TopicTable:
-    """topic -> configuration, with the data version that name servers compare."""
+    """topic -> configuration, with the data version that name servers compare. changed: called after each
+    change."""
 
-    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int], changed: Callable[[], None]) -> None:
-        """changed: called after each change."""
-        self._config = config
-        self._now_ms = now_ms
-        self._changed = changed
+    config: BrokerConfig
+    now_ms: Callable[[], int]
+    changed: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.table: dict[str, TopicConfig] = {}
-        self.version = DataVersion(timestamp=now_ms(), counter=0)
+        self.version = DataVersion(timestamp=self.now_ms(), counter=0)
         self.system: set[str] = set(SYSTEM_TOPICS)
         self.registered_bytes = 0  # what name servers are told of all topics, at most
         self._create_built_in()
 
     def _create_built_in(self) -> None:
         """The topics that a broker makes (docs/reference/storage.md, Topics and groups at start)."""
-        config = self._config
+        config = self.config
         inherit = Perm.INHERIT
         of_cluster = inherit | READ_WRITE if config.cluster_topic_enable else inherit
         of_broker = inherit | READ_WRITE if config.broker_topic_enable else inherit
@@ -112,7 +115,7 @@ class TopicTable:
 
     def queue(self, topic: str, queue_id: int) -> MessageQueue:
         """A queue of this broker."""
-        return MessageQueue(topic, self._config.broker_name, queue_id)
+        return MessageQueue(topic, self.config.broker_name, queue_id)
 
     def is_system(self, topic: str) -> bool:
         """Whether administration may not create or delete it."""
@@ -141,12 +144,12 @@ class TopicTable:
         if template is None:
             log.warning("topic %s not created: the template %s does not exist", topic, default_topic)
             return None
-        if default_topic == TBW102 and not self._config.auto_create_topic_enable:
+        if default_topic == TBW102 and not self.config.auto_create_topic_enable:
             template.perm = int(READ_WRITE)
         if not template.perm & Perm.INHERIT:
             log.warning("topic %s not created: the template %s may not be inherited", topic, default_topic)
             return None
-        queues = max(0, min(queue_nums, template.write_queue_nums, self._config.max_topic_queue_nums))
+        queues = max(0, min(queue_nums, template.write_queue_nums, self.config.max_topic_queue_nums))
         created = topic_of(topic, queues, template.perm & ~int(Perm.INHERIT), sys_flag)
         created.topic_filter_type = template.topic_filter_type
         log.info("topic %s created by a send: %d queues, perm %d", topic, queues, created.perm)
@@ -159,7 +162,7 @@ class TopicTable:
         known = self.table.get(topic)
         if known is None:
             self._check_room(topic, BYTES_BY_GROUPS, ResponseCode.SYSTEM_ERROR)
-            queues = max(0, min(queue_nums, self._config.max_topic_queue_nums))
+            queues = max(0, min(queue_nums, self.config.max_topic_queue_nums))
             known = topic_of(topic, queues, READ_WRITE, sys_flag)
             log.info("topic %s created: %d queues", topic, queues)
             self.put(known)
@@ -203,8 +206,8 @@ class TopicTable:
 
     def touch(self) -> None:
         """Count the version up, also without a change of the table (brokerPermission changed)."""
-        self.version = DataVersion(timestamp=self._now_ms(), counter=self.version.counter + 1)
-        self._changed()
+        self.version = DataVersion(timestamp=self.now_ms(), counter=self.version.counter + 1)
+        self.changed()
 
     def load(
         self,
@@ -228,13 +231,13 @@ class TopicTable:
         for name, config in legal.items():
             asked = max(config.read_queue_nums, config.write_queue_nums)
             built_in = self.table.get(name)
-            most = max(self._config.max_topic_queue_nums, built_in.write_queue_nums if built_in else 0)
+            most = max(self.config.max_topic_queue_nums, built_in.write_queue_nums if built_in else 0)
             if asked > most:
                 most = min(max(most, stored(name)), TOPIC_QUEUES_MAX)
             if asked > most:
                 log.warning(
                     "topic %s had %d queues, more than maxTopicQueueNums=%d: it is served with %d",
-                    name, asked, self._config.max_topic_queue_nums, most,
+                    name, asked, self.config.max_topic_queue_nums, most,
                 )  # fmt: skip
                 config.read_queue_nums = min(config.read_queue_nums, most)
                 config.write_queue_nums = min(config.write_queue_nums, most)
