@@ -29,8 +29,9 @@ CLIENT_MAX = 16 << 20
 BYTES_OF_A_VALUE = 16
 """Queues and subscriptions have fewer values for their length."""
 
-_SCALARS = frozenset((int, str, float, bool))
-_encode = msgspec.json.encode
+_encode = msgspec.json.Encoder(order="sorted").encode
+_standard: set[type] = set()
+"""Classes whose values fastjson writes as everybody does, as far as they have been met."""
 _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 
 
@@ -137,19 +138,25 @@ def write_fastjson(value: Any, bare: bool = True) -> bytes:
     Keys are sorted; fields of a body that are None are left out.
     """
     kind = value.__class__
+    if kind is list:
+        if {*map(type, value)} <= _standard:
+            return _encode(value)
+        return b"[" + b",".join([write_fastjson(item, bare) for item in value]) + b"]"
     if kind is dict:
         parts = [
-            _key_text(key, bare)
-            + (_encode(item) if type(item := value[key]) in _SCALARS else write_fastjson(item, bare))
+            (b"%d:" % key if bare and key.__class__ is int else _key_text(key))
+            + (_encode(item) if (item := value[key]).__class__ in _standard else write_fastjson(item, bare))
             for key in sorted(value)
         ]
-    elif kind is list:
-        return b"[" + b",".join([write_fastjson(item, bare) for item in value]) + b"]"
-    elif isinstance(value, Body) and value.FASTJSON:
-        items = [(key, getattr(value, field)) for key, field in _fields_of(kind)]
-        parts = [key + write_fastjson(item, bare) for key, item in items if item is not None]
+    elif issubclass(kind, Body) and kind.FASTJSON:
+        parts = [
+            key + (_encode(item) if item.__class__ in _standard else write_fastjson(item, bare))
+            for key, field in _fields_of(kind)
+            if (item := getattr(value, field)) is not None
+        ]
     else:
-        return _encode(value, order="sorted")
+        _standard.add(kind)
+        return _encode(value)
     return b"{" + b",".join(parts) + b"}"
 
 
@@ -157,17 +164,15 @@ def write_fastjson(value: Any, bare: bool = True) -> bytes:
 def _fields_of(kind: type[Body]) -> list[tuple[bytes, str]]:
     """Name on the wire as a key, and name, of each field in the order of the wire."""
     names = sorted(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
-    return [(_key_text(name, True), field) for name, field in names]
+    return [(_key_text(name), field) for name, field in names]
 
 
-def _key_text(key: str | int | MessageQueue, bare: bool) -> bytes:
-    if type(key) is int:
-        return b"%d:" % key if bare else b'"%d":' % key
-    if isinstance(key, MessageQueue):
-        # Its fields stand in this order (docs/reference/remoting.md, JSON dialect).
-        name, topic = _encode(key.broker_name), _encode(key.topic)
-        return b'{"brokerName":%b,"queueId":%d,"topic":%b}:' % (name, key.queue_id, topic)
-    return _encode(str(key)) + b":"
+def _key_text(key: str | int | MessageQueue) -> bytes:
+    if not isinstance(key, MessageQueue):
+        return _encode(str(key)) + b":"
+    # Its fields stand in this order (docs/reference/remoting.md, JSON dialect).
+    name, topic = _encode(key.broker_name), _encode(key.topic)
+    return b'{"brokerName":%b,"queueId":%d,"topic":%b}:' % (name, key.queue_id, topic)
 
 
 def ascii_json(data: bytes) -> bytes:
