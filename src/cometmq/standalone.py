@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -194,15 +195,15 @@ async def finish_loop() -> None:
     await loop.shutdown_default_executor()
 
 
+@dataclass(slots=True, eq=False)
 class BrokerChild:
     """A broker in a child process; it dies with us, whatever happens to us."""
 
-    def __init__(self, name: str, conf: str, settings: Mapping[str, str]) -> None:
-        self.name = name
-        self.addr = ""
-        self._settings = settings
-        self._conf = conf
-        self.process: asyncio.subprocess.Process | None = None
+    name: str
+    _conf: str
+    _settings: Mapping[str, str]
+    addr: str = ""
+    process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it and wait until it serves."""

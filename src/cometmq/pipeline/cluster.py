@@ -39,7 +39,7 @@ from cometmq.pipeline.options import SYSTEM_GROUP, Position, Topics
 from cometmq.pipeline.plan import Bounds, shrunk
 from cometmq.pipeline.pulling import Reply
 from cometmq.pipeline.requests import BUSY, pull_reply
-from cometmq.pipeline.wire import Wire
+from cometmq.pipeline.wire import IdleWires
 from cometmq.protocol.bodies import ClusterInfo, TopicList
 from cometmq.protocol.codes import TBW102, RequestCode, ResponseCode, is_system_topic
 from cometmq.protocol.frame import Frame
@@ -64,7 +64,7 @@ class Cluster:
     def __init__(self, namesrv: Sequence[str], *, timeout_ms: int) -> None:
         self._namesrv = tuple(namesrv)
         self._timeout_s = timeout_ms / 1000
-        self._wires: dict[str, Wire] = {}
+        self._wires = IdleWires()
         self._routes = RouteTable()
         self._away: dict[str, _Away] = {}  # by broker name
 
@@ -402,21 +402,15 @@ class Cluster:
                 self._routes = RouteTable()
 
     def _call(self, address: str, frames: Sequence[Frame]) -> list[Frame]:
-        wire = self._wires.pop(address, None)
-        if wire is not None and not wire.usable():
-            wire.close()
-            wire = None
-        wire = wire or Wire(address, self._timeout_s)
+        wire = self._wires.connect(address, self._timeout_s)
         answers: list[Frame] = []
         for first in range(0, len(frames), _AT_ONCE):
             answers += wire.call_many(frames[first : first + _AT_ONCE])
-        self._wires[address] = wire
+        self._wires.keep(wire)
         return answers
 
     def close(self) -> None:
-        for wire in self._wires.values():
-            wire.close()
-        self._wires.clear()
+        self._wires.close()
 
     def __enter__(self) -> Self:
         return self

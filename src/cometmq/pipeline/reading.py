@@ -34,7 +34,7 @@ from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.pulling import Chunk, PullWindow, Reply, Request, Segment, Verdict
 from cometmq.pipeline.requests import BUSY, pull_reply
-from cometmq.pipeline.wire import Wire
+from cometmq.pipeline.wire import IdleWires, Wire
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.record.arrow import MAX_RAW_BYTES, BadRecord, ColumnDecoder, Origin
@@ -46,9 +46,8 @@ _NOT_YET_S = 2.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between attempts: at first, and doubled up to
 _ROLE_S = 1.0  # how long a look at who is master counts
 
-idle_wires: dict[tuple[str, float], Wire] = {}
-"""Connections of this worker process with nothing in flight, by address and time-out: connections of two
-queries differ in nothing else."""
+idle_wires = IdleWires()
+"""Of this worker process: connections of two queries differ in nothing but address and time-out."""
 _TAGS = "__tags__"
 
 
@@ -129,7 +128,8 @@ class _BrokerReader:
         self._assembler = _Assembler(schema, broker_name, options, filtered)
         self._flying: dict[int, Segment] = {}
         self._patience: dict[Segment, float] = {}  # until when a segment may be answered "not yet"
-        self._backoff = _Backoff(options.timeout_ms / 1000)
+        self._timeout_s = options.timeout_ms / 1000
+        self._backoff = _Backoff(self._timeout_s)
         self._role = (0.0, False)  # until when that is taken for known, and whether a replica answers
 
     def parts(self) -> Iterator[Part]:
@@ -157,7 +157,7 @@ class _BrokerReader:
             # Also GeneratorExit (Spark's `limit`): answers are still on their way on this connection.
             wire.close()
             raise
-        idle_wires[wire.address, wire.timeout_s] = wire
+        idle_wires.keep(wire)
 
     def _send(self, wire: Wire, requests: list[Request]) -> None:
         if not requests:
@@ -175,7 +175,7 @@ class _BrokerReader:
     def _answered(self, segment: Segment, reply: Reply) -> None:
         missing = not reply.body and reply.code in PULL_STATUS.keys() - {ResponseCode.PULL_RETRY_IMMEDIATELY}
         if missing and self._on_replica():
-            if not self._waited(segment, self._options.timeout_ms / 1000):
+            if not self._waited(segment, self._timeout_s):
                 return
             if reply.next_begin <= segment.at:
                 raise ReplicaBehindError(
@@ -187,7 +187,7 @@ class _BrokerReader:
         elif verdict is Verdict.NOT_YET:
             if self._waited(segment, _NOT_YET_S):
                 self._window.give_up(segment, reply)
-        elif reply.code not in BUSY or self._waited(segment, self._options.timeout_ms / 1000):
+        elif reply.code not in BUSY or self._waited(segment, self._timeout_s):
             raise BrokerError(
                 reply.code, remark=reply.remark, broker_addr=self._address, topic=segment.source.queue.topic
             )
@@ -206,7 +206,7 @@ class _BrokerReader:
     def _connect(self) -> Wire:
         if self._address:
             try:
-                return _wire_to(self._address, self._options)
+                return idle_wires.connect(self._address, self._timeout_s)
             except ConnectError:
                 pass  # the broker may have moved since this was planned: the name server knows
         return self._find()
@@ -223,7 +223,7 @@ class _BrokerReader:
             while True:
                 try:
                     self._address, self._role = cluster.address_of(self._queue), (0.0, False)
-                    return _wire_to(self._address, self._options)
+                    return idle_wires.connect(self._address, self._timeout_s)
                 except CometError as error:
                     self._backoff.failed(error)
 
@@ -265,17 +265,6 @@ class _Backoff:
             raise error
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-
-
-def _wire_to(address: str, options: PullOptions) -> Wire:
-    """The connection that an earlier task of this process left, or a new one. Raises ConnectError."""
-    timeout_s = options.timeout_ms / 1000
-    wire = idle_wires.pop((address, timeout_s), None)
-    if wire is not None:
-        if wire.usable():
-            return wire
-        wire.close()
-    return Wire(address, timeout_s)
 
 
 def _loss(segment: Segment) -> DataLossError:

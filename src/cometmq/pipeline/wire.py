@@ -153,3 +153,25 @@ class Wire:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class IdleWires(dict[tuple[str, float], Wire]):
+    """Connections with nothing in flight, by address and time-out."""
+
+    def connect(self, address: str, timeout_s: float) -> Wire:
+        """The idle connection, taken out of here, if it still stands, else a new one. Raises ConnectError."""
+        wire = self.pop((address, timeout_s), None)
+        if wire is not None:
+            if wire.usable():
+                return wire
+            wire.close()
+        return Wire(address, timeout_s)
+
+    def keep(self, wire: Wire) -> None:
+        self[wire.address, wire.timeout_s] = wire
+
+    def close(self) -> None:
+        """Close all of them."""
+        for wire in self.values():
+            wire.close()
+        self.clear()

@@ -16,7 +16,7 @@ OK = ConsumeStatus.SUCCESS
 
 
 def batches(count: int) -> list[Batch]:
-    queue = ProcessQueue(QUEUE, 0, now=0.0)
+    queue = ProcessQueue(QUEUE, 0, 0.0)
     return queue.put([MessageExt("T", b"x", queue_offset=offset) for offset in range(count)], 1)
 
 

@@ -38,7 +38,7 @@ def make(offset: int, body: bytes) -> MessageExt:
 
 
 def held(*offsets: int, batch_size: int = 1) -> tuple[ProcessQueue, list]:  # type: ignore[type-arg]
-    queue = ProcessQueue(QUEUE, 0, now=0.0)
+    queue = ProcessQueue(QUEUE, 0, 0.0)
     return queue, queue.put(messages(*offsets), batch_size)
 
 
@@ -85,7 +85,7 @@ def test_whatever_the_order_no_unfinished_offset_is_passed(
     for gap in gaps:
         at += gap
         offsets.append(at)
-    queue = ProcessQueue(QUEUE, 0, now=0.0)
+    queue = ProcessQueue(QUEUE, 0, 0.0)
     pending = []
     cut = data.draw(st.integers(0, len(offsets)))
     for part in (offsets[:cut], offsets[cut:]):
@@ -115,7 +115,7 @@ def test_flow_control_says_why(limits: FlowLimits, word: str | None) -> None:
 
 
 def test_flow_control_by_size_counts_whole_mebibytes() -> None:
-    queue = ProcessQueue(QUEUE, 0, now=0.0)
+    queue = ProcessQueue(QUEUE, 0, 0.0)
     queue.put(messages(1, 2, body=b"x" * (1024 * 1024 - 1)), 1)
     assert queue.over_limit(FlowLimits(max_mib=1)) is None
     queue.put(messages(3, body=b"xx"), 1)

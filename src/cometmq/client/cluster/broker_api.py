@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from cometmq.client.cluster.decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
@@ -55,12 +56,12 @@ MEMBERS_MAX = 100_000
 """Members of a group: all are sorted and shared out at each rebalance, some 0.1 s for this many."""
 
 
+@dataclass(eq=False)
 class Calls:
     """Base of the typed APIs. `timeout_s` holds where a call names no other."""
 
-    def __init__(self, remoting: RemotingClient, timeout_s: float = 3.0) -> None:
-        self.remoting = remoting
-        self.timeout_s = timeout_s
+    remoting: RemotingClient
+    timeout_s: float = 3.0
 
     async def call(
         self,

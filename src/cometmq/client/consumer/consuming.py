@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 
 from cometmq import logs
 from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus
@@ -29,25 +30,25 @@ _FAILING = 3
 """Failures in a row after which a listener is a problem and no accident."""
 
 
+@dataclass(slots=True, eq=False)
 class ConcurrentConsuming:
     """Worker tasks that call the listener with batches, as they come."""
 
-    def __init__(self, listener: BoundListener, concurrency: int, acknowledge: Acknowledge) -> None:
-        self._listener = listener
-        self._concurrency = concurrency
-        self._acknowledge = acknowledge
-        self._ready: deque[Batch] = deque()
-        self._idle: deque[asyncio.Future[None]] = deque()
-        self._workers: list[asyncio.Task[None]] = []
-        self._stopping = False
-        self.running = 0
-        """Listener calls under way."""
-        self.consumed = 0
-        self.failed = 0
-        """Messages whose listener failed or asked for later."""
-        self._failures_in_a_row = 0
-        self._last_failure = ""
-        self.last_error: BaseException | None = None
+    _listener: BoundListener
+    _concurrency: int
+    _acknowledge: Acknowledge
+    _ready: deque[Batch] = field(default_factory=deque)
+    _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _workers: list[asyncio.Task[None]] = field(default_factory=list)
+    _stopping: bool = False
+    running: int = 0
+    """Listener calls under way."""
+    consumed: int = 0
+    failed: int = 0
+    """Messages whose listener failed or asked for later."""
+    _failures_in_a_row: int = 0
+    _last_failure: str = ""
+    last_error: BaseException | None = None
 
     @property
     def waiting(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
@@ -34,15 +35,15 @@ WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, E
 """Persist a table; answers what failed."""
 
 
+@dataclass(slots=True, eq=False)
 class OffsetStore:
     """read: the stored offset, None if there is none, or it raises; write: stores a table."""
 
-    def __init__(self, read: ReadOffset, write: WriteOffset) -> None:
-        self._read = read
-        self._write = write
-        self._offsets: dict[MessageQueue, int] = {}
-        self._dirty: set[MessageQueue] = set()
-        self._persisting = asyncio.Lock()
+    _read: ReadOffset
+    _write: WriteOffset
+    _offsets: dict[MessageQueue, int] = field(default_factory=dict)
+    _dirty: set[MessageQueue] = field(default_factory=set)
+    _persisting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def update(self, queue: MessageQueue, offset: int, *, increase_only: bool = True) -> None:
         current = self._offsets.get(queue)
@@ -130,12 +131,12 @@ class OffsetStore:
         self._dirty.discard(queue)
 
 
+@dataclass(slots=True)
 class RemoteOffsets:
     """The offsets of a group, on the brokers that hold its queues."""
 
-    def __init__(self, client: ClientInstance, group: str) -> None:
-        self._client = client
-        self._group = group
+    _client: ClientInstance
+    _group: str
 
     async def read(self, queue: MessageQueue) -> int | None:
         return await self._client.brokers.consumer_offset(

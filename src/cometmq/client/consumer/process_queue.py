@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cometmq.message import MessageExt, MessageQueue
 
@@ -28,50 +28,43 @@ class FlowLimits:
     max_span: int = 2000
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """Consecutive messages of one queue that one listener call gets."""
 
-    __slots__ = ("done", "first_offset", "messages", "queue", "refusal", "size", "started_at")
+    queue: ProcessQueue
+    messages: list[MessageExt]
+    size: int
+    """Body bytes."""
+    started_at: float = 0.0
+    """Monotonic seconds at which a listener got it, 0 before that."""
+    done: bool = False
+    refusal: Exception | None = None
+    """Why no listener gets it: it fails at once."""
 
-    def __init__(self, queue: ProcessQueue, messages: list[MessageExt], size: int) -> None:
-        self.queue = queue
-        self.messages = messages
-        self.first_offset = messages[0].queue_offset
-        self.size = size
-        """Body bytes."""
-        self.started_at = 0.0
-        """Monotonic seconds at which a listener got it, 0 before that."""
-        self.done = False
-        self.refusal: Exception | None = None
-        """Why no listener gets it: it fails at once."""
+    @property
+    def first_offset(self) -> int:
+        return self.messages[0].queue_offset
 
 
+@dataclass(slots=True, eq=False)
 class ProcessQueue:
     """One held queue. `dropped` once it is no longer ours: results that come later change nothing."""
 
-    __slots__ = (
-        "_batches",
-        "_highest",
-        "body_bytes",
-        "count",
-        "dropped",
-        "last_consume_at",
-        "last_pull_at",
-        "message_queue",
-        "next_offset",
-    )
+    message_queue: MessageQueue
+    next_offset: int
+    """Offset of the next pull."""
+    last_pull_at: float
+    """Monotonic seconds; at first those of its making."""
+    last_consume_at: float = field(init=False)
+    dropped: bool = False
+    count: int = 0
+    body_bytes: int = 0
+    _batches: deque[Batch] = field(default_factory=deque)
+    _highest: int = -1
 
-    def __init__(self, message_queue: MessageQueue, next_offset: int, now: float) -> None:
-        self.message_queue = message_queue
-        self.next_offset = next_offset
-        """Offset of the next pull."""
-        self.last_pull_at = now
-        self.last_consume_at = now
-        self.dropped = False
-        self.count = 0
-        self.body_bytes = 0
-        self._batches: deque[Batch] = deque()
-        self._highest = -1
+    def __post_init__(self) -> None:
+        self.last_consume_at = self.last_pull_at
 
     def put(self, messages: Sequence[MessageExt], batch_size: int) -> list[Batch]:
         """Take pulled messages (ascending offsets, above all before); the batches to hand to listeners."""
@@ -107,7 +100,6 @@ class ProcessQueue:
         self.count -= len(batch.messages) - len(kept)
         self.body_bytes -= batch.size - size
         batch.messages = kept
-        batch.first_offset = kept[0].queue_offset
         batch.size = size
         batch.started_at = 0.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from cometmq import logs
@@ -34,32 +35,27 @@ _FIRST_ERRORS_DELAY_S = 0.1
 OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
 
 
+@dataclass(slots=True, eq=False)
 class QueuePuller:
     """`run` ends when the queue is dropped. A failure is logged once per kind and tried again."""
 
-    def __init__(
-        self,
-        group: ConsumerGroup,
-        queue: ProcessQueue,
-        consuming: ConcurrentConsuming,
-        limits: Callable[[], FlowLimits],
-        offset_illegal: OffsetIllegal,
-    ) -> None:
-        self._group = group
-        self.queue = queue
-        self._consuming = consuming
-        self._limits = limits
-        self._offset_illegal = offset_illegal
-        self._broker_id = 0
-        self._room = asyncio.Event()
-        self._resumed = asyncio.Event()
+    _group: ConsumerGroup
+    queue: ProcessQueue
+    _consuming: ConcurrentConsuming
+    _limits: Callable[[], FlowLimits]
+    _offset_illegal: OffsetIllegal
+    _broker_id: int = 0
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _resumed: asyncio.Event = field(default_factory=asyncio.Event)
+    _errors_in_a_row: int = 0
+    waiting: str | None = None
+    """Why no more is asked for (flow control, suspended), None while pulling."""
+    _problem: str | None = None
+    _asked_at: float | None = None
+    """When the pull that is under way began."""
+
+    def __post_init__(self) -> None:
         self._resumed.set()
-        self._errors_in_a_row = 0
-        self.waiting: str | None = None
-        """Why no more is asked for (flow control, suspended), None while pulling."""
-        self._problem: str | None = None
-        self._asked_at: float | None = None
-        """When the pull that is under way began."""
 
     @property
     def message_queue(self) -> MessageQueue:
