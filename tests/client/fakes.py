@@ -8,13 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from cometmq.errors import CommandError
-from cometmq.protocol.bodies import (
-    BrokerData,
-    ConsumerList,
-    HeartbeatData,
-    QueueData,
-    TopicRouteData,
-)
+from cometmq.protocol.bodies import BrokerData, ConsumerList, HeartbeatData, QueueData, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (

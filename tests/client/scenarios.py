@@ -514,10 +514,7 @@ async def first(consumer: PullConsumer, count: int):  # type: ignore[no-untyped-
 async def a_blocking_pull_ends_when_a_message_comes(namesrv: str) -> None:
     name = names("wait")
     await fill(namesrv, name.topic, [b"first"])
-    async with (
-        reading(namesrv, name.group) as consumer,
-        sending(namesrv, "p-wait") as producer,
-    ):
+    async with reading(namesrv, name.group) as consumer, sending(namesrv, "p-wait") as producer:
         queue = (await consumer.fetch_queues(name.topic))[0]
         end = await consumer.max_offset(queue)
         waiting = asyncio.create_task(consumer.pull_blocking(queue, end))

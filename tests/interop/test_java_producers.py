@@ -47,10 +47,7 @@ def test_a_selector_keeps_one_key_on_one_queue(space: Space) -> None:
     producer = space.producer()
     for key in range(4):
         results = space.java.send(
-            producer,
-            [message(space.topic, f"{key}:{n}".encode()) for n in range(10)],
-            "selector",
-            select=key,
+            producer, [message(space.topic, f"{key}:{n}".encode()) for n in range(10)], "selector", select=key
         )
         assert {each["queueId"] for each in results} == {key}
     for key in range(4):

@@ -168,11 +168,7 @@ def test_after_a_kill_there_are_warnings_only(written: dict[str, Path]) -> None:
     found = report("verify", written["killed"])
     assert not found["clean"]
     assert {finding["severity"] for finding in found["findings"]} <= {"warning"}
-    assert {finding["kind"] for finding in found["findings"]} <= {
-        "queue-short",
-        "index-short",
-        "checkpoint",
-    }
+    assert {finding["kind"] for finding in found["findings"]} <= {"queue-short", "index-short", "checkpoint"}
     assert found["records"] == 814
 
 

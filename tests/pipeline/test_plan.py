@@ -12,14 +12,7 @@ from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.errors import DataLossError
 from cometmq.pipeline.offsets import batch_range, from_tree, parse_offsets, to_tree, with_start
-from cometmq.pipeline.plan import (
-    Bounds,
-    QueueRange,
-    default_tasks,
-    limit_ends,
-    pack,
-    queue_ranges,
-)
+from cometmq.pipeline.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
 
 
 def queue(number: int, topic: str = "T", broker: str = "broker-a") -> MessageQueue:

@@ -21,13 +21,7 @@ TOPIC = "Placed"
 
 def options(namesrv: str, **changed: int) -> WriteOptions:
     given = {"batch_bytes": 1 << 18, "batch_records": 4, "timeout_ms": 5000, "retries": 3, **changed}
-    return WriteOptions(
-        namesrv=(namesrv,),
-        topic=TOPIC,
-        producer_group="g",
-        write_id=None,
-        **given,
-    )
+    return WriteOptions(namesrv=(namesrv,), topic=TOPIC, producer_group="g", write_id=None, **given)
 
 
 def row(number: int, key: str | None = None) -> RowMessage:

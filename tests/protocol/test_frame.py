@@ -13,13 +13,7 @@ from tests.protocol.frames import frames_of
 
 from cometmq.errors import FrameError, HeaderError
 from cometmq.protocol.codes import LANGUAGES, VERSION_4_9_7
-from cometmq.protocol.frame import (
-    BINARY,
-    JSON,
-    Frame,
-    decode_frame,
-    encode_frame,
-)
+from cometmq.protocol.frame import BINARY, JSON, Frame, decode_frame, encode_frame
 from cometmq.protocol.headers import (
     GetRouteInfoRequestHeader,
     PullMessageRequestHeader,

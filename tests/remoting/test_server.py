@@ -448,11 +448,7 @@ async def test_answers_piling_up_without_requests_cut_the_connection() -> None:
 
 async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
     limits = Limits(idle_s=0.4)
-    async with (
-        serving(limits=limits, scan_s=0.05) as (server, port),
-        peer(port) as idle,
-        peer(port) as busy,
-    ):
+    async with serving(limits=limits, scan_s=0.05) as (server, port), peer(port) as idle, peer(port) as busy:
         await until(lambda: len(server.connections) == 2)
         ended = asyncio.create_task(idle.read_end())
         while not ended.done():
