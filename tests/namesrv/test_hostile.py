@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.namesrv.test_name_server import (
+from tests.namesrv.conftest import (
     TOPIC_A,
     ask,
     config_in,
@@ -21,6 +21,7 @@ from tests.namesrv.test_name_server import (
     route,
     running,
 )
+from tests.remoting.peers import RawPeer
 
 from cometmq.errors import BodyError
 from cometmq.namesrv import kv, requests, tables
@@ -38,11 +39,10 @@ async def put(raw: Any, namespace: str, key: str, value: str) -> tuple[int, str]
 
 
 class TestKeyValues:
-    async def test_values_that_would_fill_the_answers_of_brokers_are_refused(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            answers = [await put(raw, ORDER, f"t{n}", "x" * (9 << 20)) for n in range(2)]
-            header, _ = await register(raw)
-            found = await route(raw)
+    async def test_values_that_would_fill_the_answers_of_brokers_are_refused(self, raw: RawPeer) -> None:
+        answers = [await put(raw, ORDER, f"t{n}", "x" * (9 << 20)) for n in range(2)]
+        header, _ = await register(raw)
+        found = await route(raw)
 
         assert [code for code, _ in answers] == [1, 1]
         assert all("value" in remark and "1048576" in remark for _, remark in answers)
@@ -101,11 +101,10 @@ class TestRegistrations:
         ],
     )  # fmt: skip
     async def test_what_no_client_could_use_is_refused_by_name(
-        self, tmp_path: Path, field: str, value: str
+        self, raw: RawPeer, field: str, value: str
     ) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            header, _ = await ask(raw, 103, {**identity(), field: value}, registration([TOPIC_A]))
-            found = await route(raw)
+        header, _ = await ask(raw, 103, {**identity(), field: value}, registration([TOPIC_A]))
+        found = await route(raw)
 
         assert header["code"] == 1
         assert field in header["remark"]
@@ -119,32 +118,30 @@ class TestRegistrations:
         ],
     )  # fmt: skip
     async def test_topics_that_no_broker_may_have_are_left_out(
-        self, tmp_path: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
+        self, raw: RawPeer, change: dict[str, Any], caplog: pytest.LogCaptureFixture
     ) -> None:
         bad = {**TOPIC_A, "topicName": "Bad", **change}
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw, TOPIC_A, bad)
-            good, worse = await route(raw), await route(raw, bad["topicName"])
-            alone = {"brokerName": "broker-a", "readQueueNums": 4, "writeQueueNums": 4, **change}
-            header, _ = await ask(
-                raw, 217, {"topic": bad["topicName"]}, json.dumps({"queueDatas": [alone]}).encode()
-            )
+        await register(raw, TOPIC_A, bad)
+        good, worse = await route(raw), await route(raw, bad["topicName"])
+        alone = {"brokerName": "broker-a", "readQueueNums": 4, "writeQueueNums": 4, **change}
+        header, _ = await ask(
+            raw, 217, {"topic": bad["topicName"]}, json.dumps({"queueDatas": [alone]}).encode()
+        )
 
         assert (good[0], worse[0], header["code"]) == (0, 17, 1)
         assert sum("is left out" in record.message for record in caplog.records) == 1
 
-    async def test_filter_servers_that_cannot_be_dialled_are_left_out(self, tmp_path: Path) -> None:
+    async def test_filter_servers_that_cannot_be_dialled_are_left_out(self, raw: RawPeer) -> None:
         body = json.loads(registration([TOPIC_A]))
         good = [f"10.0.0.2:{port}" for port in range(1, 101)]
         body["filterServerList"] = ["..:1", "a\0:1", *good]
-        async with running(tmp_path) as server, peer(server) as raw:
-            await ask(raw, 103, identity(), json.dumps(body).encode())
-            _, found = await route(raw)
+        await ask(raw, 103, identity(), json.dumps(body).encode())
+        _, found = await route(raw)
 
         (servers,) = found["filterServerTable"].values()
         assert servers == good[: requests.FILTER_SERVERS_MAX - 2]
 
-    async def test_a_small_registration_cannot_become_a_large_one(self, tmp_path: Path) -> None:
+    async def test_a_small_registration_cannot_become_a_large_one(self, raw: RawPeer) -> None:
         version = b'{"counter":1,"timestamp":3}'
         topic = b"T0 4 4 6 SINGLE_TAG"
 
@@ -158,10 +155,9 @@ class TestRegistrations:
             ("not standard JSON", of_topics(topic + b" {" + b"a:1," * 3_000_000 + b"a:1}", 1)),
             ("not standard JSON", of_topics(topic + b" {" + b"a:1," * 30 + b"a:1}", 90_000)),
         ]
-        async with running(tmp_path) as server, peer(server) as raw:
-            for words, plain in bombs:
-                header, _ = await ask(raw, 103, identity(compressed="true"), zlib.compress(plain, 9))
-                assert (header["code"], words in header["remark"]) == (1, True), header
+        for words, plain in bombs:
+            header, _ = await ask(raw, 103, identity(compressed="true"), zlib.compress(plain, 9))
+            assert (header["code"], words in header["remark"]) == (1, True), header
 
     def test_a_plain_one_has_the_same_bound(self) -> None:
         one = json.dumps(TOPIC_A)
@@ -186,10 +182,9 @@ class TestRegistrations:
         with pytest.raises(BodyError, match="topic attributes"):
             compressed([b"T 1 1 6 S [," + b"{}," * 40_000 + b"]"], b"[]")
 
-    async def test_the_queues_of_one_topic_are_few(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            body = b"{'queueDatas':[" + b"{}," * 50_000 + b"]}"
-            header, _ = await ask(raw, 217, {"topic": "TopicA"}, body)
+    async def test_the_queues_of_one_topic_are_few(self, raw: RawPeer) -> None:
+        body = b"{'queueDatas':[" + b"{}," * 50_000 + b"]}"
+        header, _ = await ask(raw, 217, {"topic": "TopicA"}, body)
 
         assert header["code"] == 1
         assert "150017 bytes" in header["remark"]

@@ -6,120 +6,33 @@ import contextlib
 import json
 import struct
 import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.namesrv.conftest import (
+    TOPIC_A,
+    Clock,
+    ask,
+    config_in,
+    identity,
+    peer,
+    register,
+    registration,
+    route,
+    running,
+)
 from tests.remoting.peers import RawPeer, raw_frame, until
 
 from cometmq.errors import BodyError
-from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
 from cometmq.protocol.java_properties import parse_properties
 
-TOPIC_A = {"topicName": "TopicA", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "topicSysFlag": 0}
-
-
-class Clock:
-    """A clock that tests turn by hand."""
-
-    def __init__(self) -> None:
-        self.ms = 1_700_000_000_000
-
-    def __call__(self) -> int:
-        return self.ms
-
-
-def config_in(path: Path, **properties: str) -> NamesrvConfig:
-    return NamesrvConfig.from_properties(
-        {
-            "listenPort": "0",
-            "bindAddress": "127.0.0.1",
-            "kvConfigPath": str(path / "kvConfig.json"),
-            "configStorePath": str(path / "namesrv.properties"),
-            **properties,
-        }
-    )
-
-
-@contextlib.asynccontextmanager
-async def running(path: Path, clock: Clock | None = None, **properties: str) -> AsyncIterator[NameServer]:
-    server = NameServer(config_in(path, **properties), now_ms=clock or Clock())
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop(1)
-
-
-@contextlib.asynccontextmanager
-async def peer(server: NameServer) -> AsyncIterator[RawPeer]:
-    raw = await RawPeer.connect(server.port)
-    try:
-        yield raw
-    finally:
-        await raw.close()
-
-
-async def ask(
-    raw: RawPeer, code: int, ext: dict[str, str] | None = None, body: bytes = b"", version: int = 407
-) -> tuple[dict[str, Any], bytes]:
-    header = {"code": code, "flag": 0, "language": "JAVA", "opaque": 1, "version": version}
-    if ext is not None:
-        header["extFields"] = ext  # type: ignore[assignment]
-    text = json.dumps(header).encode()
-    await raw.send(struct.pack(">II", 4 + len(text) + len(body), len(text)) + text + body)
-    return await raw.read()
-
-
-def registration(
-    topics: list[dict[str, Any]], counter: int = 1, filter_servers: list[str] | None = None
-) -> bytes:
-    return json.dumps(
-        {
-            "filterServerList": filter_servers or [],
-            "topicConfigSerializeWrapper": {
-                "dataVersion": {"counter": counter, "timestamp": 1795170712333},
-                "topicConfigTable": {topic["topicName"]: topic for topic in topics},
-            },
-        }
-    ).encode()
-
-
-def identity(
-    name: str = "broker-a", addr: str = "10.0.0.1:10911", broker_id: int = 0, **more: str
-) -> dict[str, str]:
-    return {
-        "brokerName": name,
-        "brokerAddr": addr,
-        "clusterName": "DefaultCluster",
-        "haServerAddr": addr.replace("10911", "10912"),
-        "brokerId": str(broker_id),
-        **more,
-    }
-
-
-async def register(
-    raw: RawPeer, *topics: dict[str, Any], counter: int = 1, version: int = 407, **who: Any
-) -> Any:
-    body = registration(list(topics) or [TOPIC_A], counter)
-    header, answer = await ask(raw, 103, identity(**who), body, version)
-    assert header["code"] == 0, header
-    return header, answer
-
-
-async def route(raw: RawPeer, topic: str = "TopicA", version: int = 409) -> tuple[int, Any]:
-    header, body = await ask(raw, 105, {"topic": topic}, version=version)
-    return header["code"], json.loads(body) if body else None
-
 
 class TestRoutes:
-    async def test_a_registered_topic_is_routed(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw)
-            await register(raw, name="broker-a", addr="10.0.0.2:10911", broker_id=1)
-            code, found = await route(raw)
+    async def test_a_registered_topic_is_routed(self, raw: RawPeer) -> None:
+        await register(raw)
+        await register(raw, name="broker-a", addr="10.0.0.2:10911", broker_id=1)
+        code, found = await route(raw)
 
         assert code == 0
         assert found == {
@@ -153,17 +66,15 @@ class TestRoutes:
         ],
     )
     async def test_the_form_of_broker_ids_follows_the_version(
-        self, tmp_path: Path, version: int, ext: dict[str, str], form: bytes
+        self, raw: RawPeer, version: int, ext: dict[str, str], form: bytes
     ) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw)
-            _, body = await ask(raw, 105, {"topic": "TopicA", **ext}, version=version)
+        await register(raw)
+        _, body = await ask(raw, 105, {"topic": "TopicA", **ext}, version=version)
 
         assert b'"brokerAddrs":' + form in body
 
-    async def test_an_unknown_topic_is_answered_17(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            header, body = await ask(raw, 105, {"topic": "Nowhere"})
+    async def test_an_unknown_topic_is_answered_17(self, raw: RawPeer) -> None:
+        header, body = await ask(raw, 105, {"topic": "Nowhere"})
 
         assert (header["code"], body) == (17, b"")
         assert header["remark"].startswith("No topic route info in name server for the topic: Nowhere")
@@ -179,17 +90,15 @@ class TestRoutes:
 
         assert found.get("orderTopicConf") == expected
 
-    async def test_filter_servers_are_routed(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await ask(raw, 103, identity(), registration([TOPIC_A], filter_servers=["10.0.0.1:30001"]))
-            _, found = await route(raw)
+    async def test_filter_servers_are_routed(self, raw: RawPeer) -> None:
+        await ask(raw, 103, identity(), registration([TOPIC_A], filter_servers=["10.0.0.1:30001"]))
+        _, found = await route(raw)
 
         assert found["filterServerTable"] == {"10.0.0.1:10911": ["10.0.0.1:30001"]}
 
-    async def test_cluster_info_has_bare_ids_for_everyone(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw)
-            _, body = await ask(raw, 106, version=513)
+    async def test_cluster_info_has_bare_ids_for_everyone(self, raw: RawPeer) -> None:
+        await register(raw)
+        _, body = await ask(raw, 106, version=513)
 
         assert b'"brokerAddrs":{0:"10.0.0.1:10911"}' in body
         assert json.loads(body.replace(b"{0:", b'{"0":'))["clusterAddrTable"] == {
@@ -198,25 +107,23 @@ class TestRoutes:
 
 
 class TestRegistration:
-    async def test_a_slave_learns_its_master(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            first, _ = await register(raw)
-            header, _ = await register(raw, addr="10.0.0.2:10911", broker_id=1)
+    async def test_a_slave_learns_its_master(self, raw: RawPeer) -> None:
+        first, _ = await register(raw)
+        header, _ = await register(raw, addr="10.0.0.2:10911", broker_id=1)
 
         assert first["extFields"] == {}
         assert header["extFields"] == {"haServerAddr": "10.0.0.1:10912", "masterAddr": "10.0.0.1:10911"}
 
-    async def test_brokers_get_the_order_configuration(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            _, nothing = await register(raw)
-            await ask(raw, 100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:8"})
-            _, body = await register(raw)
+    async def test_brokers_get_the_order_configuration(self, raw: RawPeer) -> None:
+        _, nothing = await register(raw)
+        await ask(raw, 100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:8"})
+        _, body = await register(raw)
 
         assert nothing == b""
         assert json.loads(body) == {"table": {"TopicA": "broker-a:8"}}
 
     @pytest.mark.parametrize("attributes", ["", ' {"+delete":"x"}'], ids=["4.9 words", "5.x words"])
-    async def test_a_compressed_registration_is_read(self, tmp_path: Path, attributes: str) -> None:
+    async def test_a_compressed_registration_is_read(self, raw: RawPeer, attributes: str) -> None:
         def sized(data: bytes) -> bytes:
             return struct.pack(">i", len(data)) + data
 
@@ -230,58 +137,51 @@ class TestRegistration:
         body = zlib.compress(plain, 9)
         crc = zlib.crc32(body) & 0x7FFF_FFFF
         ext = identity(compressed="true", bodyCrc32=str(crc))
-        async with running(tmp_path) as server, peer(server) as raw:
-            header, _ = await ask(raw, 103, ext, body)
-            _, found = await route(raw, "TopicZ")
+        header, _ = await ask(raw, 103, ext, body)
+        _, found = await route(raw, "TopicZ")
 
         assert header["code"] == 0
         assert (found["queueDatas"][0]["readQueueNums"], found["queueDatas"][0]["writeQueueNums"]) == (8, 4)
         assert found["filterServerTable"] == {"10.0.0.1:10911": ["10.0.0.1:30001"]}
 
-    async def test_a_wrong_checksum_is_refused(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            header, _ = await ask(raw, 103, identity(bodyCrc32="1"), registration([TOPIC_A]))
-            assert (await route(raw))[0] == 17
+    async def test_a_wrong_checksum_is_refused(self, raw: RawPeer) -> None:
+        header, _ = await ask(raw, 103, identity(bodyCrc32="1"), registration([TOPIC_A]))
+        assert (await route(raw))[0] == 17
 
         assert (header["code"], header["remark"]) == (1, "crc32 not match")
 
-    async def test_a_very_old_broker_sends_its_topics_without_a_wrapper(self, tmp_path: Path) -> None:
+    async def test_a_very_old_broker_sends_its_topics_without_a_wrapper(self, raw: RawPeer) -> None:
         inner = json.loads(registration([TOPIC_A]))["topicConfigSerializeWrapper"]
-        async with running(tmp_path) as server, peer(server) as raw:
-            header, _ = await ask(raw, 103, identity(), json.dumps(inner).encode(), version=36)
-            assert header["code"] == 0
-            assert (await route(raw))[0] == 0
+        header, _ = await ask(raw, 103, identity(), json.dumps(inner).encode(), version=36)
+        assert header["code"] == 0
+        assert (await route(raw))[0] == 0
 
-    async def test_a_registration_without_body_registers_the_broker_alone(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            header, _ = await ask(raw, 103, identity())
-            _, info = await ask(raw, 106)
+    async def test_a_registration_without_body_registers_the_broker_alone(self, raw: RawPeer) -> None:
+        header, _ = await ask(raw, 103, identity())
+        _, info = await ask(raw, 106)
 
         assert header["code"] == 0
         assert b"10.0.0.1:10911" in info
 
-    async def test_an_unknown_5x_broker_may_not_begin_with_one_topic(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            header, _ = await ask(raw, 103, identity(), registration([TOPIC_A]), version=513)
-            await register(raw, TOPIC_A, {**TOPIC_A, "topicName": "TopicB"}, version=513)
-            assert (await route(raw))[0] == 0
+    async def test_an_unknown_5x_broker_may_not_begin_with_one_topic(self, raw: RawPeer) -> None:
+        header, _ = await ask(raw, 103, identity(), registration([TOPIC_A]), version=513)
+        await register(raw, TOPIC_A, {**TOPIC_A, "topicName": "TopicB"}, version=513)
+        assert (await route(raw))[0] == 0
 
         assert (header["code"], header["remark"]) == (1, "register broker failed")
 
-    async def test_unregistering_takes_the_routes_away(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw)
-            header, _ = await ask(raw, 104, identity())
-            assert header["code"] == 0
-            assert (await route(raw))[0] == 17
+    async def test_unregistering_takes_the_routes_away(self, raw: RawPeer) -> None:
+        await register(raw)
+        header, _ = await ask(raw, 104, identity())
+        assert header["code"] == 0
+        assert (await route(raw))[0] == 17
 
-    async def test_data_versions_are_compared(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            version = {"counter": 1, "timestamp": 1795170712333}
-            unknown, nothing = await ask(raw, 322, identity(), json.dumps(version).encode())
-            await register(raw, counter=1)
-            same, held = await ask(raw, 322, identity(), json.dumps(version).encode())
-            other, _ = await ask(raw, 322, identity(), json.dumps({**version, "counter": 2}).encode())
+    async def test_data_versions_are_compared(self, raw: RawPeer) -> None:
+        version = {"counter": 1, "timestamp": 1795170712333}
+        unknown, nothing = await ask(raw, 322, identity(), json.dumps(version).encode())
+        await register(raw, counter=1)
+        same, held = await ask(raw, 322, identity(), json.dumps(version).encode())
+        other, _ = await ask(raw, 322, identity(), json.dumps({**version, "counter": 2}).encode())
 
         assert (unknown["extFields"], nothing) == ({"changed": "true"}, b"")
         assert (same["extFields"], other["extFields"]) == ({"changed": "false"}, {"changed": "true"})
@@ -326,13 +226,14 @@ class TestRegistration:
             assert list(server.tables.scan(clock.ms)) == []
             assert [gone.broker_addr for gone in server.tables.scan(clock.ms + 1)] == ["10.0.0.1:10911"]
 
-    async def test_a_closed_connection_takes_its_broker_away_at_once(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            async with peer(server) as broker:
-                await register(broker)
-                assert (await route(raw))[0] == 0
-            await until(lambda: not server.tables.live())
-            assert (await route(raw))[0] == 17
+    async def test_a_closed_connection_takes_its_broker_away_at_once(
+        self, server: NameServer, raw: RawPeer
+    ) -> None:
+        async with peer(server) as broker:
+            await register(broker)
+            assert (await route(raw))[0] == 0
+        await until(lambda: not server.tables.live())
+        assert (await route(raw))[0] == 17
 
     async def test_several_name_servers_stand_side_by_side(self, tmp_path: Path) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -350,20 +251,19 @@ class TestRegistration:
 
 
 class TestTopics:
-    async def test_topic_lists(self, tmp_path: Path) -> None:
+    async def test_topic_lists(self, raw: RawPeer) -> None:
         flags = {"Plain": 0, "Unit": 1, "UnitSub": 2, "Both": 3}
         topics = [{**TOPIC_A, "topicName": name, "topicSysFlag": flag} for name, flag in flags.items()]
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw, *topics)
-            asked = {
-                "all": await ask(raw, 206),
-                "cluster": await ask(raw, 224, {"cluster": "DefaultCluster"}),
-                "no cluster": await ask(raw, 224, {"cluster": "x"}),
-                "unit": await ask(raw, 311),
-                "unit sub": await ask(raw, 312),
-                "unit sub, not unit": await ask(raw, 313),
-                "system": await ask(raw, 304),
-            }
+        await register(raw, *topics)
+        asked = {
+            "all": await ask(raw, 206),
+            "cluster": await ask(raw, 224, {"cluster": "DefaultCluster"}),
+            "no cluster": await ask(raw, 224, {"cluster": "x"}),
+            "unit": await ask(raw, 311),
+            "unit sub": await ask(raw, 312),
+            "unit sub, not unit": await ask(raw, 313),
+            "system": await ask(raw, 304),
+        }
 
         bodies = {name: json.loads(body) for name, (_, body) in asked.items()}
         assert {name: sorted(body["topicList"]) for name, body in bodies.items()} == {
@@ -393,49 +293,45 @@ class TestTopics:
 
         assert (header["code"], header["remark"]) == (1, "disable")
 
-    async def test_a_topic_is_deleted(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw)
-            await ask(raw, 216, {"topic": "TopicA", "clusterName": "Other"})
-            assert (await route(raw))[0] == 0
-            header, _ = await ask(raw, 216, {"topic": "TopicA"})
-            assert header["code"] == 0
-            assert (await route(raw))[0] == 17
+    async def test_a_topic_is_deleted(self, raw: RawPeer) -> None:
+        await register(raw)
+        await ask(raw, 216, {"topic": "TopicA", "clusterName": "Other"})
+        assert (await route(raw))[0] == 0
+        header, _ = await ask(raw, 216, {"topic": "TopicA"})
+        assert header["code"] == 0
+        assert (await route(raw))[0] == 17
 
-    async def test_a_topic_is_registered_alone(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw)
-            queue = {
-                "brokerName": "broker-a",
-                "perm": 6,
-                "readQueueNums": 2,
-                "writeQueueNums": 2,
-                "topicSysFlag": 0,
-            }
-            body = json.dumps({"queueDatas": [queue], "brokerDatas": []}).encode()
-            header, _ = await ask(raw, 217, {"topic": "TopicN"}, body, version=513)
-            code, found = await route(raw, "TopicN")
+    async def test_a_topic_is_registered_alone(self, raw: RawPeer) -> None:
+        await register(raw)
+        queue = {
+            "brokerName": "broker-a",
+            "perm": 6,
+            "readQueueNums": 2,
+            "writeQueueNums": 2,
+            "topicSysFlag": 0,
+        }
+        body = json.dumps({"queueDatas": [queue], "brokerDatas": []}).encode()
+        header, _ = await ask(raw, 217, {"topic": "TopicN"}, body, version=513)
+        code, found = await route(raw, "TopicN")
 
         assert (header["code"], code, found["queueDatas"]) == (0, 0, [queue])
 
-    async def test_write_permission_is_wiped_and_restored(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw, TOPIC_A, {**TOPIC_A, "topicName": "TopicB"})
-            wiped, _ = await ask(raw, 205, {"brokerName": "broker-a"})
-            _, found = await route(raw)
-            assert found["queueDatas"][0]["perm"] == 4
-            added, _ = await ask(raw, 327, {"brokerName": "broker-a"})
-            _, found = await route(raw)
-            assert found["queueDatas"][0]["perm"] == 6
+    async def test_write_permission_is_wiped_and_restored(self, raw: RawPeer) -> None:
+        await register(raw, TOPIC_A, {**TOPIC_A, "topicName": "TopicB"})
+        wiped, _ = await ask(raw, 205, {"brokerName": "broker-a"})
+        _, found = await route(raw)
+        assert found["queueDatas"][0]["perm"] == 4
+        added, _ = await ask(raw, 327, {"brokerName": "broker-a"})
+        _, found = await route(raw)
+        assert found["queueDatas"][0]["perm"] == 6
 
         assert (wiped["extFields"], added["extFields"]) == ({"wipeTopicCount": "2"}, {"addTopicCount": "2"})
 
-    async def test_a_member_group_has_bare_ids(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw)
-            _, body = await ask(
-                raw, 901, {"clusterName": "DefaultCluster", "brokerName": "broker-a"}, version=513
-            )
+    async def test_a_member_group_has_bare_ids(self, raw: RawPeer) -> None:
+        await register(raw)
+        _, body = await ask(
+            raw, 901, {"clusterName": "DefaultCluster", "brokerName": "broker-a"}, version=513
+        )
 
         assert json.loads(body.replace(b"{0:", b'{"0":')) == {
             "brokerMemberGroup": {
@@ -447,15 +343,14 @@ class TestTopics:
 
 
 class TestKeyValues:
-    async def test_values_are_put_got_listed_and_deleted(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            put, _ = await ask(raw, 100, {"namespace": "n", "key": "k", "value": "v"})
-            got, _ = await ask(raw, 101, {"namespace": "n", "key": "k"})
-            _, listed = await ask(raw, 219, {"namespace": "n"})
-            deleted, _ = await ask(raw, 102, {"namespace": "n", "key": "k"})
-            gone, _ = await ask(raw, 101, {"namespace": "n", "key": "k"})
-            again, _ = await ask(raw, 102, {"namespace": "n", "key": "k"})
-            unknown, _ = await ask(raw, 219, {"namespace": "x"})
+    async def test_values_are_put_got_listed_and_deleted(self, raw: RawPeer) -> None:
+        put, _ = await ask(raw, 100, {"namespace": "n", "key": "k", "value": "v"})
+        got, _ = await ask(raw, 101, {"namespace": "n", "key": "k"})
+        _, listed = await ask(raw, 219, {"namespace": "n"})
+        deleted, _ = await ask(raw, 102, {"namespace": "n", "key": "k"})
+        gone, _ = await ask(raw, 101, {"namespace": "n", "key": "k"})
+        again, _ = await ask(raw, 102, {"namespace": "n", "key": "k"})
+        unknown, _ = await ask(raw, 219, {"namespace": "x"})
 
         assert [put["code"], got["code"], deleted["code"], again["code"]] == [0, 0, 0, 0]
         assert (got["extFields"], json.loads(listed)) == ({"value": "v"}, {"table": {"k": "v"}})
@@ -466,11 +361,12 @@ class TestKeyValues:
         )
         assert (unknown["code"], unknown["remark"]) == (22, "No config item, Namespace: x")
 
-    async def test_an_acknowledged_value_is_on_disk_in_apaches_form(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            for n in range(20):
-                await ask(raw, 100, {"namespace": "n", "key": f"k{n}", "value": "v"})
-            on_disk = json.loads((tmp_path / "kvConfig.json").read_text())
+    async def test_acknowledged_values_are_on_disk_in_apaches_form(
+        self, tmp_path: Path, raw: RawPeer
+    ) -> None:
+        for n in range(20):
+            await ask(raw, 100, {"namespace": "n", "key": f"k{n}", "value": "v"})
+        on_disk = json.loads((tmp_path / "kvConfig.json").read_text())
 
         assert on_disk == {"configTable": {"n": {f"k{n}": "v" for n in range(20)}}}
 
@@ -495,23 +391,21 @@ class TestKeyValues:
         with pytest.raises(BodyError):
             await NameServer(config_in(tmp_path)).start()
 
-    async def test_a_value_that_cannot_be_written_is_not_acknowledged(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            (tmp_path / "kvConfig.json").mkdir()  # no file can take its place
-            header, _ = await ask(raw, 100, {"namespace": "n", "key": "k", "value": "v"})
-            (tmp_path / "kvConfig.json").rmdir()
-            later, _ = await ask(raw, 100, {"namespace": "n", "key": "l", "value": "w"})
-            on_disk = json.loads((tmp_path / "kvConfig.json").read_text())
+    async def test_an_unwritable_value_is_not_acknowledged(self, tmp_path: Path, raw: RawPeer) -> None:
+        (tmp_path / "kvConfig.json").mkdir()  # no file can take its place
+        header, _ = await ask(raw, 100, {"namespace": "n", "key": "k", "value": "v"})
+        (tmp_path / "kvConfig.json").rmdir()
+        later, _ = await ask(raw, 100, {"namespace": "n", "key": "l", "value": "w"})
+        on_disk = json.loads((tmp_path / "kvConfig.json").read_text())
 
         assert (header["code"], later["code"]) == (1, 0)
         assert "kvConfigPath" in header["remark"]
         assert on_disk == {"configTable": {"n": {"k": "v", "l": "w"}}}
 
     @pytest.mark.parametrize("missing", ["namespace", "key", "value"])
-    async def test_missing_arguments_are_named(self, tmp_path: Path, missing: str) -> None:
+    async def test_missing_arguments_are_named(self, raw: RawPeer, missing: str) -> None:
         ext = {name: "x" for name in ("namespace", "key", "value") if name != missing}
-        async with running(tmp_path) as server, peer(server) as raw:
-            header, _ = await ask(raw, 100, ext)
+        header, _ = await ask(raw, 100, ext)
 
         assert header["code"] == 1
         assert missing in header["remark"]
@@ -526,13 +420,12 @@ class TestConfiguration:
         assert shown["kvConfigPath"] == str(tmp_path / "kvConfig.json")
         assert (shown["productEnvName"], shown["orderMessageEnable"]) == ("test", "false")
 
-    async def test_a_change_takes_effect_and_is_written(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            await register(raw)
-            await ask(raw, 100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:8"})
-            header, _ = await ask(raw, 318, body=b"orderMessageEnable=true\nnobodyKnows=1\n")
-            _, found = await route(raw)
-            written = parse_properties((tmp_path / "namesrv.properties").read_text())
+    async def test_a_change_takes_effect_and_is_written(self, tmp_path: Path, raw: RawPeer) -> None:
+        await register(raw)
+        await ask(raw, 100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:8"})
+        header, _ = await ask(raw, 318, body=b"orderMessageEnable=true\nnobodyKnows=1\n")
+        _, found = await route(raw)
+        written = parse_properties((tmp_path / "namesrv.properties").read_text())
 
         assert (header["code"], found["orderTopicConf"]) == (0, "broker-a:8")
         assert written["orderMessageEnable"] == "true"
@@ -558,33 +451,30 @@ class TestConfiguration:
         ],
     )
     async def test_refused_changes_change_nothing(
-        self, tmp_path: Path, body: bytes, code: int, part: str
+        self, tmp_path: Path, server: NameServer, raw: RawPeer, body: bytes, code: int, part: str
     ) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            before = server.config
-            header, _ = await ask(raw, 318, body=body)
-            assert server.config == before
-            assert not (tmp_path / "namesrv.properties").exists()
+        before = server.config
+        header, _ = await ask(raw, 318, body=body)
+        assert server.config == before
+        assert not (tmp_path / "namesrv.properties").exists()
 
         assert header["code"] == code
         assert part in header["remark"]
 
-    async def test_unknown_codes_are_answered_3(self, tmp_path: Path) -> None:
-        async with running(tmp_path) as server, peer(server) as raw:
-            header, _ = await ask(raw, 310, {})
+    async def test_unknown_codes_are_answered_3(self, raw: RawPeer) -> None:
+        header, _ = await ask(raw, 310, {})
 
         assert (header["code"], header["remark"]) == (3, " request type 310 not supported")
 
-    async def test_requests_with_binary_headers_are_answered(self, tmp_path: Path) -> None:
+    async def test_requests_with_binary_headers_are_answered(self, raw: RawPeer) -> None:
         key, value = b"topic", b"Nowhere"
         ext = struct.pack(">H", len(key)) + key + struct.pack(">i", len(value)) + value
         header = struct.pack(">hbhiiii", 105, 0, 409, 77, 0, 0, len(ext)) + ext
-        async with running(tmp_path) as server, peer(server) as raw:
-            await raw.send(struct.pack(">II", 4 + len(header), 1 << 24 | len(header)) + header)
-            (size,) = struct.unpack(">I", await raw.reader.readexactly(4))
-            payload = await raw.reader.readexactly(size)
-            await raw.send(raw_frame(106, 5))
-            after, _ = await raw.read()
+        await raw.send(struct.pack(">II", 4 + len(header), 1 << 24 | len(header)) + header)
+        (size,) = struct.unpack(">I", await raw.reader.readexactly(4))
+        payload = await raw.reader.readexactly(size)
+        await raw.send(raw_frame(106, 5))
+        after, _ = await raw.read()
 
         assert payload[0] == 1  # answered in kind
         code, _, _, opaque, flag = struct.unpack_from(">hbhii", payload, 4)

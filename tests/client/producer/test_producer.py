@@ -30,6 +30,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties.values import decode_properties
 
 SEND = RequestCode.SEND_MESSAGE_V2
+Brokers = tuple[FakeBroker, FakeBroker]
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ async def namesrv() -> AsyncIterator[FakeNamesrv]:
 
 
 @pytest.fixture
-async def brokers() -> AsyncIterator[tuple[FakeBroker, FakeBroker]]:
+async def brokers() -> AsyncIterator[Brokers]:
     async with FakeBroker("broker-a") as one, FakeBroker("broker-b") as two:
         yield one, two
 
@@ -85,9 +86,7 @@ async def test_a_hanging_name_server_costs_no_more_than_the_budget(namesrv: Fake
         assert time.monotonic() - begun < 2.0
 
 
-async def test_a_name_server_that_is_down_is_passed_over(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_name_server_that_is_down_is_passed_over(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0])
     async with Producer("p", namesrv=["127.0.0.1:1", namesrv.addr]) as sender:
         assert (await sender.send(Message("T", b"x"))).status is SendStatus.SEND_OK
@@ -95,7 +94,7 @@ async def test_a_name_server_that_is_down_is_passed_over(
 
 
 async def test_a_topic_that_one_name_server_lacks_is_found_at_the_other(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+    namesrv: FakeNamesrv, brokers: Brokers
 ) -> None:
     async with FakeNamesrv() as other:
         other.serve("T", brokers[0])
@@ -103,9 +102,7 @@ async def test_a_topic_that_one_name_server_lacks_is_found_at_the_other(
             assert (await sender.send(Message("T", b"x"))).status is SendStatus.SEND_OK
 
 
-async def test_an_unknown_topic_goes_where_topics_are_created(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_an_unknown_topic_goes_where_topics_are_created(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("TBW102", brokers[0], queues=8, perm=7)
     async with producer(namesrv) as sender:
         assert len(await sender.queues("New")) == 4
@@ -114,18 +111,14 @@ async def test_an_unknown_topic_goes_where_topics_are_created(
     assert (header.topic, header.default_topic, header.default_topic_queue_nums) == ("New", "TBW102", 4)
 
 
-async def test_a_route_without_writable_queues_is_explained(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_route_without_writable_queues_is_explained(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0], perm=4)
     async with producer(namesrv) as sender:
         with pytest.raises(NoRouteError, match="without a queue that may be written"):
             await sender.send(Message("T", b"x"))
 
 
-async def test_concurrent_sends_share_one_route_request(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_concurrent_sends_share_one_route_request(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0])
     async with producer(namesrv) as sender:
         await asyncio.gather(*(sender.send(Message("T", b"x")) for _ in range(50)))
@@ -138,7 +131,7 @@ async def test_concurrent_sends_share_one_route_request(
 
 @pytest.mark.parametrize("code", [ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY])
 async def test_a_refusal_that_may_pass_is_tried_on_another_broker(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker], code: ResponseCode
+    namesrv: FakeNamesrv, brokers: Brokers, code: ResponseCode
 ) -> None:
     bad, good = brokers
     bad.refuse(SEND, code)
@@ -150,7 +143,7 @@ async def test_a_refusal_that_may_pass_is_tried_on_another_broker(
 
 
 async def test_a_refusal_for_good_is_raised_with_all_that_is_known(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+    namesrv: FakeNamesrv, brokers: Brokers
 ) -> None:
     for broker in brokers:
         broker.refuse(SEND, ResponseCode.MESSAGE_ILLEGAL, "too odd")
@@ -165,9 +158,7 @@ async def test_a_refusal_for_good_is_raised_with_all_that_is_known(
     assert brokers[0].requests.count(SEND) + brokers[1].requests.count(SEND) == 1
 
 
-async def test_the_last_error_tells_of_all_tries(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_the_last_error_tells_of_all_tries(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     for broker in brokers:
         broker.refuse(SEND, ResponseCode.SYSTEM_ERROR, "not today")
     namesrv.serve("T", *brokers)
@@ -180,9 +171,7 @@ async def test_the_last_error_tells_of_all_tries(
     assert "broker-b" in note
 
 
-async def test_a_broker_that_is_gone_is_passed_over(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_broker_that_is_gone_is_passed_over(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     gone = FakeBroker("broker-gone")
     gone.addr = "127.0.0.1:1"
     namesrv.serve("T", gone, brokers[0])
@@ -199,9 +188,7 @@ async def without_master(namesrv: FakeNamesrv, broker: FakeBroker, sender: Produ
     assert sender.client.routes.master(broker.name) is None
 
 
-async def test_a_broker_that_lost_its_master_is_passed_over(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_broker_that_lost_its_master_is_passed_over(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", *brokers)
     async with producer(namesrv) as sender:
         await sender.send(Message("T", b"before"))
@@ -212,7 +199,7 @@ async def test_a_broker_that_lost_its_master_is_passed_over(
 
 
 async def test_a_topic_whose_only_master_is_gone_is_tried_as_often_as_any_and_named(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+    namesrv: FakeNamesrv, brokers: Brokers
 ) -> None:
     namesrv.serve("T", brokers[0])
     async with producer(namesrv) as sender:
@@ -225,7 +212,7 @@ async def test_a_topic_whose_only_master_is_gone_is_tried_as_often_as_any_and_na
 
 
 async def test_a_queue_of_the_callers_choice_whose_master_is_gone_makes_the_route_be_asked_again(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+    namesrv: FakeNamesrv, brokers: Brokers
 ) -> None:
     namesrv.serve("T", *brokers)
     chosen = MessageQueue("T", "broker-a", 0)
@@ -244,7 +231,7 @@ async def test_a_queue_of_the_callers_choice_whose_master_is_gone_makes_the_rout
 
 
 async def test_a_route_that_goes_while_a_send_is_tried_again_leaves_what_was_stored(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+    namesrv: FakeNamesrv, brokers: Brokers
 ) -> None:
     def stored(frame: Frame) -> Frame:
         namesrv.routes.clear()
@@ -257,9 +244,7 @@ async def test_a_route_that_goes_while_a_send_is_tried_again_leaves_what_was_sto
         assert (await sender.send(Message("T", b"x"))).status is SendStatus.FLUSH_DISK_TIMEOUT
 
 
-async def test_a_hanging_broker_costs_no_more_than_the_budget(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_hanging_broker_costs_no_more_than_the_budget(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     for broker in brokers:
         broker.on(SEND, hang)
     namesrv.serve("T", *brokers)
@@ -270,9 +255,7 @@ async def test_a_hanging_broker_costs_no_more_than_the_budget(
         assert 0.25 < time.monotonic() - begun < 2.0
 
 
-async def test_a_limit_per_try_leaves_time_for_another_broker(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_limit_per_try_leaves_time_for_another_broker(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     bad, good = brokers
     bad.on(SEND, hang)
     namesrv.serve("T", bad, good)
@@ -281,9 +264,7 @@ async def test_a_limit_per_try_leaves_time_for_another_broker(
             assert (await sender.send(Message("T", b"x"))).queue.broker_name == "broker-b"
 
 
-async def test_a_given_queue_gets_one_try(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_given_queue_gets_one_try(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     bad, good = brokers
     bad.refuse(SEND, ResponseCode.SYSTEM_ERROR)
     namesrv.serve("T", bad, good)
@@ -294,9 +275,7 @@ async def test_a_given_queue_gets_one_try(
     assert good.requests.count(SEND) == 0
 
 
-async def test_a_given_queue_of_an_unknown_broker_is_an_error(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_given_queue_of_an_unknown_broker_is_an_error(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0])
     async with producer(namesrv) as sender:
         with pytest.raises(NoRouteError, match="broker-x"):
@@ -333,7 +312,7 @@ async def test_a_broker_that_moved_is_found_again(namesrv: FakeNamesrv) -> None:
     ],
 )
 async def test_stored_but_not_safe_is_a_result(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker], code: int, status: SendStatus
+    namesrv: FakeNamesrv, brokers: Brokers, code: int, status: SendStatus
 ) -> None:
     bad, good = brokers
     ext = {"msgId": "A" * 32, "queueId": "0", "queueOffset": "5"}
@@ -374,9 +353,7 @@ async def test_a_message_no_broker_would_take_is_refused_here(
     assert namesrv.asked == []
 
 
-async def test_a_message_that_was_changed_is_checked_again(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_message_that_was_changed_is_checked_again(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0])
     message = Message("T", b"x")
     message.tags = "a || b"
@@ -409,9 +386,7 @@ async def test_a_batch_that_cannot_be_one_is_refused(
     assert caught.value.field == field
 
 
-async def test_large_bodies_are_compressed_if_that_helps(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_large_bodies_are_compressed_if_that_helps(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0])
     noise = random.Random(1).randbytes(5000)
     async with producer(namesrv) as sender:
@@ -425,7 +400,7 @@ async def test_large_bodies_are_compressed_if_that_helps(
     assert zlib.decompress(huge[1]) == bytes(300_000)
 
 
-async def test_what_a_request_carries(namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]) -> None:
+async def test_what_a_request_carries(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0])
     async with producer(namesrv) as sender:
         message = Message(
@@ -443,9 +418,7 @@ async def test_what_a_request_carries(namesrv: FakeNamesrv, brokers: tuple[FakeB
     assert abs(header.born_timestamp - time.time() * 1000) < 60_000
 
 
-async def test_an_id_that_the_sender_chose_stays(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_an_id_that_the_sender_chose_stays(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0])
     async with producer(namesrv) as sender:
         result = await sender.send(Message("T", b"x", properties={"UNIQ_KEY": "C" * 32}))
@@ -455,9 +428,7 @@ async def test_an_id_that_the_sender_chose_stays(
 # -- life
 
 
-async def test_a_cancelled_send_leaves_the_producer_whole(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_cancelled_send_leaves_the_producer_whole(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     broker = brokers[0]
     broker.on(SEND, hang)
     namesrv.serve("T", broker)
@@ -475,9 +446,7 @@ async def test_a_cancelled_send_leaves_the_producer_whole(
     assert len(results) == 12
 
 
-async def test_a_stop_waits_for_the_sends_under_way(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_a_stop_waits_for_the_sends_under_way(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     broker = brokers[0]
     held: list[Frame] = []
     broker.on(SEND, held.append)
@@ -501,7 +470,7 @@ async def test_a_stop_waits_for_the_sends_under_way(
 
 
 async def test_send_many_stops_at_the_first_failure_and_keeps_the_order(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
+    namesrv: FakeNamesrv, brokers: Brokers
 ) -> None:
     namesrv.serve("T", brokers[0], queues=1)
     async with producer(namesrv) as sender:
@@ -514,9 +483,7 @@ async def test_send_many_stops_at_the_first_failure_and_keeps_the_order(
     assert len(brokers[0].sent) < 60
 
 
-async def test_producers_announce_themselves_and_say_goodbye(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_producers_announce_themselves_and_say_goodbye(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     broker = brokers[0]
     namesrv.serve("T", broker)
     async with ClientInstance(namesrv.addr) as client:
@@ -528,9 +495,7 @@ async def test_producers_announce_themselves_and_say_goodbye(
         assert broker.requests.count(RequestCode.UNREGISTER_CLIENT) == 2
 
 
-async def test_selectors_choose_among_the_queues_of_the_topic(
-    namesrv: FakeNamesrv, brokers: tuple[FakeBroker, FakeBroker]
-) -> None:
+async def test_selectors_choose_among_the_queues_of_the_topic(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0], queues=3)
     async with producer(namesrv) as sender:
         chosen = {(await sender.send(Message("T", b"x"), selector=select_by_random)).queue for _ in range(60)}

@@ -1,0 +1,123 @@
+"""Name servers on ports of their own, and what brokers and clients send them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.remoting.peers import RawPeer
+
+from cometmq.namesrv.config import NamesrvConfig
+from cometmq.namesrv.server import NameServer
+
+TOPIC_A = {"topicName": "TopicA", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "topicSysFlag": 0}
+
+
+class Clock:
+    """A clock that tests turn by hand."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+def config_in(path: Path, **properties: str) -> NamesrvConfig:
+    return NamesrvConfig.from_properties(
+        {
+            "listenPort": "0",
+            "bindAddress": "127.0.0.1",
+            "kvConfigPath": str(path / "kvConfig.json"),
+            "configStorePath": str(path / "namesrv.properties"),
+            **properties,
+        }
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(path: Path, clock: Clock | None = None, **properties: str) -> AsyncIterator[NameServer]:
+    server = NameServer(config_in(path, **properties), now_ms=clock or Clock())
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(1)
+
+
+@contextlib.asynccontextmanager
+async def peer(server: NameServer) -> AsyncIterator[RawPeer]:
+    raw = await RawPeer.connect(server.port)
+    try:
+        yield raw
+    finally:
+        await raw.close()
+
+
+async def ask(
+    raw: RawPeer, code: int, ext: dict[str, str] | None = None, body: bytes = b"", version: int = 407
+) -> tuple[dict[str, Any], bytes]:
+    header = {"code": code, "flag": 0, "language": "JAVA", "opaque": 1, "version": version}
+    if ext is not None:
+        header["extFields"] = ext  # type: ignore[assignment]
+    text = json.dumps(header).encode()
+    await raw.send(struct.pack(">II", 4 + len(text) + len(body), len(text)) + text + body)
+    return await raw.read()
+
+
+def registration(
+    topics: list[dict[str, Any]], counter: int = 1, filter_servers: list[str] | None = None
+) -> bytes:
+    return json.dumps(
+        {
+            "filterServerList": filter_servers or [],
+            "topicConfigSerializeWrapper": {
+                "dataVersion": {"counter": counter, "timestamp": 1795170712333},
+                "topicConfigTable": {topic["topicName"]: topic for topic in topics},
+            },
+        }
+    ).encode()
+
+
+def identity(
+    name: str = "broker-a", addr: str = "10.0.0.1:10911", broker_id: int = 0, **more: str
+) -> dict[str, str]:
+    return {
+        "brokerName": name,
+        "brokerAddr": addr,
+        "clusterName": "DefaultCluster",
+        "haServerAddr": addr.replace("10911", "10912"),
+        "brokerId": str(broker_id),
+        **more,
+    }
+
+
+async def register(
+    raw: RawPeer, *topics: dict[str, Any], counter: int = 1, version: int = 407, **who: Any
+) -> Any:
+    body = registration(list(topics) or [TOPIC_A], counter)
+    header, answer = await ask(raw, 103, identity(**who), body, version)
+    assert header["code"] == 0, header
+    return header, answer
+
+
+async def route(raw: RawPeer, topic: str = "TopicA", version: int = 409) -> tuple[int, Any]:
+    header, body = await ask(raw, 105, {"topic": topic}, version=version)
+    return header["code"], json.loads(body) if body else None
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NameServer]:
+    async with running(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+async def raw(server: NameServer) -> AsyncIterator[RawPeer]:
+    async with peer(server) as connected:
+        yield connected
