@@ -51,9 +51,10 @@ FIRST = ConsumeFromWhere.FIRST_OFFSET
 
 
 class Box:
-    """A listener that keeps what it gets."""
+    """A listener that keeps what it gets, and the maker of its consumers."""
 
-    def __init__(self) -> None:
+    def __init__(self, namesrv: FakeNamesrv) -> None:
+        self.namesrv = namesrv
         self.messages: list[MessageExt] = []
         self.status = ConsumeStatus.SUCCESS
         self.open = asyncio.Event()
@@ -70,6 +71,9 @@ class Box:
         await self.open.wait()
         return self.status
 
+    def consumer(self, **options: object) -> PushConsumer:
+        return consumer(self.namesrv, self, **options)
+
     async def has(self, count: int) -> None:
         async with asyncio.timeout(20):
             while len(self.messages) < count:
@@ -78,8 +82,8 @@ class Box:
 
 
 @pytest.fixture
-def box() -> Box:
-    return Box()
+def box(namesrv: FakeNamesrv) -> Box:
+    return Box(namesrv)
 
 
 def consumer(namesrv: FakeNamesrv, listener: object, **options: object) -> PushConsumer:
@@ -112,8 +116,8 @@ async def test_a_member_announces_what_it_wants_and_says_goodbye(
     assert broker.requests[-1] == RequestCode.UNREGISTER_CLIENT
 
 
-async def test_a_consumer_starts_once_and_stops_as_often_as_you_like(namesrv: FakeNamesrv, box: Box) -> None:
-    member = consumer(namesrv, box)
+async def test_a_consumer_starts_once_and_stops_as_often_as_you_like(box: Box) -> None:
+    member = box.consumer()
     await member.start()
     with pytest.raises(ClientStateError):
         await member.start()
@@ -139,7 +143,7 @@ async def test_a_topic_without_a_route_is_waited_for_and_named(
     namesrv: FakeNamesrv, broker: FakeBroker, box: Box
 ) -> None:
     del namesrv.routes["T"]
-    async with consumer(namesrv, box) as member:
+    async with box.consumer() as member:
         health = member.health()
         assert not health.ok
         assert any("T: no route to topic T" in problem for problem in health.problems)
@@ -171,12 +175,10 @@ async def test_an_expression_the_broker_cannot_compile_fails_the_start(
 # -- where a queue starts
 
 
-async def test_an_offset_that_cannot_be_read_is_never_taken_for_none(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
-) -> None:
+async def test_an_offset_that_cannot_be_read_is_never_taken_for_none(broker: FakeBroker, box: Box) -> None:
     broker.store("T", 0, b"first")
     broker.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.SYSTEM_ERROR, "busy")
-    async with consumer(namesrv, box, consume_from_where=ConsumeFromWhere.LAST_OFFSET) as member:
+    async with box.consumer(consume_from_where=ConsumeFromWhere.LAST_OFFSET) as member:
         assert member.assignment == ()
         assert any("busy" in problem for problem in member.health().problems)
         assert broker.pulls == []
@@ -185,19 +187,17 @@ async def test_an_offset_that_cannot_be_read_is_never_taken_for_none(
     assert box.bodies == [b"first"]
 
 
-async def test_a_new_group_starts_at_the_end(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+async def test_a_new_group_starts_at_the_end(broker: FakeBroker, box: Box) -> None:
     for number in range(5):
         broker.store("T", 0, b"%d" % number)
     broker.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.QUERY_NOT_FOUND)
     broker.on(RequestCode.GET_MAX_OFFSET, lambda frame: frame.response(0, ext={"offset": "3"}))
-    async with consumer(namesrv, box, consume_from_where=ConsumeFromWhere.LAST_OFFSET):
+    async with box.consumer(consume_from_where=ConsumeFromWhere.LAST_OFFSET):
         await box.has(2)
     assert box.bodies == [b"3", b"4"]
 
 
-async def test_an_offset_outside_the_queue_is_corrected_and_stored(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
-) -> None:
+async def test_an_offset_outside_the_queue_is_corrected_and_stored(broker: FakeBroker, box: Box) -> None:
     for number in range(6):
         broker.store("T", 0, b"%d" % number)
     broker.on(
@@ -212,7 +212,7 @@ async def test_an_offset_outside_the_queue_is_corrected_and_stored(
         return answer
 
     broker.on(RequestCode.PULL_MESSAGE, pull)
-    async with consumer(namesrv, box):
+    async with box.consumer():
         await box.has(2)
     assert box.bodies == [b"4", b"5"]
     assert broker.offsets["T", 0] == 6
@@ -244,7 +244,7 @@ async def test_a_refused_send_back_becomes_a_message_to_the_retry_topic(
     broker.store("T", 0, b"a", b"UNIQ_KEY\x01K1\x02TAGS\x01A")
     broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
     box.status = ConsumeStatus.RECONSUME_LATER
-    async with consumer(namesrv, box):
+    async with box.consumer():
         await broker.wait_for(lambda: bool(broker.sent))
     ((header, body),) = broker.sent
     assert (header.topic, body, header.producer_group) == ("%RETRY%g", b"a", "CLIENT_INNER_PRODUCER")
@@ -258,14 +258,14 @@ async def test_a_refused_send_back_becomes_a_message_to_the_retry_topic(
 
 
 async def test_a_message_nobody_takes_back_is_consumed_again_here(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acknowledging, "_AGAIN_HERE_S", 0.05)
     broker.store("T", 0, b"a")
     broker.store("T", 0, b"b")
     broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
     box.status = ConsumeStatus.RECONSUME_LATER
-    async with consumer(namesrv, box, consume_batch_max_size=2) as member:
+    async with box.consumer(consume_batch_max_size=2) as member:
         await box.has(2)
         box.status = ConsumeStatus.SUCCESS
         await box.has(4)
@@ -293,12 +293,10 @@ async def test_a_listener_that_hangs_does_not_hold_the_queue_for_ever(
     assert broker.offsets["T", 0] == 3
 
 
-async def test_a_broken_body_is_given_out_as_it_is_stored(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
-) -> None:
+async def test_a_broken_body_is_given_out_as_it_is_stored(broker: FakeBroker, box: Box) -> None:
     broker.records["T", 0] = [encode_record("T", b"not zlib", queue_offset=0, sys_flag=0x301)]
     broker.store("T", 0, b"next")
-    async with consumer(namesrv, box):
+    async with box.consumer():
         await box.has(2)
     assert box.bodies == [b"not zlib", b"next"]
     assert box.messages[0].sys_flag & 1
@@ -325,14 +323,12 @@ async def test_a_plain_function_runs_in_threads(namesrv: FakeNamesrv, broker: Fa
 # -- pace
 
 
-async def test_a_slow_listener_stops_the_pulling(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+async def test_a_slow_listener_stops_the_pulling(broker: FakeBroker, box: Box) -> None:
     for number in range(100):
         broker.store("T", 0, b"%d" % number)
     box.open.clear()
     limits = FlowLimits(max_count=20)
-    async with consumer(
-        namesrv, box, pull_batch_size=10, flow_limits=limits, consume_concurrency=2
-    ) as member:
+    async with box.consumer(pull_batch_size=10, flow_limits=limits, consume_concurrency=2) as member:
         await broker.wait_for(lambda: len(broker.pulls) == 3)
         await asyncio.sleep(0.05)
         assert len(broker.pulls) == 3
@@ -345,7 +341,7 @@ async def test_a_slow_listener_stops_the_pulling(namesrv: FakeNamesrv, broker: F
     assert sorted(box.bodies, key=int) == [b"%d" % number for number in range(100)]
 
 
-async def test_suspend_and_resume(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+async def test_suspend_and_resume(broker: FakeBroker, box: Box) -> None:
     broker.store("T", 0, b"a")
 
     def moved(frame: Frame) -> Frame | None:
@@ -353,7 +349,7 @@ async def test_suspend_and_resume(namesrv: FakeNamesrv, broker: FakeBroker, box:
         return broker.pull(frame) or pull_answer(frame, ResponseCode.PULL_NOT_FOUND, 1, 1)
 
     broker.on(RequestCode.PULL_MESSAGE, moved)
-    async with consumer(namesrv, box, pull_interval_s=0.01) as member:
+    async with box.consumer(pull_interval_s=0.01) as member:
         await box.has(1)
         member.suspend()
         async with asyncio.timeout(10):
@@ -372,7 +368,7 @@ async def test_suspend_and_resume(namesrv: FakeNamesrv, broker: FakeBroker, box:
 
 async def test_a_new_member_is_noticed_at_once(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
     namesrv.serve("T", broker, queues=4)
-    async with consumer(namesrv, box) as member:
+    async with box.consumer() as member:
         assert len(member.assignment) == 4
         broker.members = sorted([member.client.client_id, "~another"])
         notice = NotifyConsumerIdsChangedRequestHeader(consumer_group="g")
@@ -383,14 +379,14 @@ async def test_a_new_member_is_noticed_at_once(namesrv: FakeNamesrv, broker: Fak
         assert [queue.queue_id for queue in member.assignment] == [0, 1]
 
 
-async def test_an_administrator_moves_the_offsets(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+async def test_an_administrator_moves_the_offsets(broker: FakeBroker, box: Box) -> None:
     for number in range(5):
         broker.store("T", 0, b"%d" % number)
     broker.on(
         RequestCode.QUERY_CONSUMER_OFFSET,
         lambda frame: frame.response(0, ext={"offset": str(broker.offsets.get(("T", 0), 0))}),
     )
-    async with consumer(namesrv, box):
+    async with box.consumer():
         await box.has(5)
         header = ResetOffsetRequestHeader(topic="T", group="g", timestamp=0, is_force=True)
         body = ResetOffsetBody(offset_table={QUEUE: 3}).encode()
@@ -403,9 +399,9 @@ async def test_an_administrator_moves_the_offsets(namesrv: FakeNamesrv, broker: 
     assert broker.offsets["T", 0] == 5
 
 
-async def test_brokers_are_told_what_they_ask(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
+async def test_brokers_are_told_what_they_ask(broker: FakeBroker, box: Box) -> None:
     broker.store("T", 0, b"a")
-    async with consumer(namesrv, box) as member:
+    async with box.consumer() as member:
         await box.has(1)
         connection = broker.connections[-1]
         client_id = member.client.client_id
@@ -438,11 +434,9 @@ async def test_brokers_are_told_what_they_ask(namesrv: FakeNamesrv, broker: Fake
 # -- connections
 
 
-async def test_a_lost_connection_is_made_again_and_announced(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
-) -> None:
+async def test_a_lost_connection_is_made_again_and_announced(broker: FakeBroker, box: Box) -> None:
     broker.store("T", 0, b"a")
-    async with consumer(namesrv, box):
+    async with box.consumer():
         await box.has(1)
         beats = len(broker.heartbeats)
         broker.connections[-1].abort()
@@ -453,9 +447,9 @@ async def test_a_lost_connection_is_made_again_and_announced(
 
 
 async def test_a_broker_that_forgot_us_is_told_again_before_anything_is_given_up(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+    broker: FakeBroker, box: Box
 ) -> None:
-    async with consumer(namesrv, box) as member:
+    async with box.consumer() as member:
         await broker.wait_for(lambda: bool(broker.pulls))
         beats = len(broker.heartbeats)
         broker.members = ["somebody-else"]
@@ -467,10 +461,8 @@ async def test_a_broker_that_forgot_us_is_told_again_before_anything_is_given_up
         assert len(broker.pulls) == 1  # the pull of a queue that was given up would be made again
 
 
-async def test_a_member_the_broker_refuses_to_list_gives_its_queues_up(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
-) -> None:
-    async with consumer(namesrv, box) as member:
+async def test_a_member_the_broker_refuses_to_list_gives_its_queues_up(broker: FakeBroker, box: Box) -> None:
+    async with box.consumer() as member:
         broker.on(
             RequestCode.GET_CONSUMER_LIST_BY_GROUP,
             lambda frame: frame.response(0, body=ConsumerList(consumer_id_list=["other"]).encode()),
@@ -483,7 +475,7 @@ async def test_a_member_the_broker_refuses_to_list_gives_its_queues_up(
 async def test_subscriptions_change_while_running(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
     namesrv.serve("U", broker, queues=1)
     broker.store("U", 0, b"of U")
-    async with consumer(namesrv, box) as member:
+    async with box.consumer() as member:
         await member.subscribe("U", "*")
         await box.has(1)
         assert {queue.topic for queue in member.assignment} == {"T", "U"}
@@ -495,11 +487,11 @@ async def test_subscriptions_change_while_running(namesrv: FakeNamesrv, broker: 
 
 
 async def test_a_broadcasting_member_keeps_its_name_and_its_own_offsets(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, tmp_path: Path
+    broker: FakeBroker, box: Box, tmp_path: Path
 ) -> None:
     broker.store("T", 0, b"a")
     options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
-    async with consumer(namesrv, box, **options) as member:
+    async with box.consumer(**options) as member:
         await box.has(1)
         # The offsets' place depends on the client id, which therefore must not change with the process.
         assert member.client.client_id == "127.0.0.1@DEFAULT"
@@ -509,14 +501,12 @@ async def test_a_broadcasting_member_keeps_its_name_and_its_own_offsets(
     assert parse_offsets((tmp_path / "127.0.0.1@DEFAULT" / "g" / "offsets.json").read_bytes()) == {QUEUE: 1}
 
 
-async def test_a_failed_broadcast_message_is_dropped(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, tmp_path: Path
-) -> None:
+async def test_a_failed_broadcast_message_is_dropped(broker: FakeBroker, box: Box, tmp_path: Path) -> None:
     for body in (b"a", b"b"):
         broker.store("T", 0, body)
     box.status = ConsumeStatus.RECONSUME_LATER
     options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
-    async with consumer(namesrv, box, **options):
+    async with box.consumer(**options):
         await box.has(2)
     assert broker.sent_back == []
     assert parse_offsets((tmp_path / "127.0.0.1@DEFAULT" / "g" / "offsets.json").read_bytes()) == {QUEUE: 2}
