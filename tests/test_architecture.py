@@ -308,9 +308,7 @@ SERVERS = ("numpy", "cometmq.broker", "cometmq.store", "cometmq.namesrv")
         ("cometmq.store", ("pyarrow", "click", "rich", "cometmq.store.inspect")),
     ],
 )
-def test_an_import_loads_nothing_that_its_user_does_not_need(
-    module: str, not_loaded: tuple[str, ...]
-) -> None:
+def test_imports_load_only_what_their_user_needs(module: str, not_loaded: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print([m for m in {not_loaded!r} if m in sys.modules])"
 
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).strip() == "[]"

@@ -67,9 +67,7 @@ def test_the_base_install_brings_no_spark_and_no_test_tools(venv: Path, env: dic
     assert installed & {"pyspark", "pyarrow", "pytest", "hypothesis", "mypy", "tpchgen-cli"} == set()
 
 
-def test_the_packages_page_has_no_link_that_only_the_repository_can_follow(
-    venv: Path, env: dict[str, str]
-) -> None:
+def test_the_packages_page_has_no_link_into_the_repository_alone(venv: Path, env: dict[str, str]) -> None:
     code = "import importlib.metadata as m; print(m.metadata('cometmq').get_payload())"
     page = run(venv, env, "python", "-c", code).stdout
 

@@ -50,7 +50,7 @@ async def test_a_changed_interval_counts_from_the_next_wait_on() -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_failure_is_logged_and_the_next_run_comes(
+async def test_failures_are_logged_and_the_next_run_comes(
     waits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs: list[float] = []

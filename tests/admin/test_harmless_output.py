@@ -41,9 +41,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=[words[0] for words in COMMANDS])
-def test_names_and_bodies_are_shown_as_escapes(
-    mq: Shell, sent: dict[str, Any], command: tuple[str, ...]
-) -> None:
+def test_names_and_bodies_are_escaped(mq: Shell, sent: dict[str, Any], command: tuple[str, ...]) -> None:
     words = [word.format(offset_id=sent["offsetMsgId"], unique_key=sent["msgId"]) for word in command]
 
     shown = mq.ok(*words)

@@ -85,9 +85,7 @@ def test_the_id_that_a_producer_gives_finds_the_message_too(mq: Shell, where: tu
 @pytest.mark.parametrize(
     ("where", "words"), [((), "in all topics"), (("-t", "by-unique-key"), "in topic by-unique-key")]
 )
-def test_an_id_that_no_message_has_says_where_it_was_looked_for(
-    mq: Shell, where: tuple[str, ...], words: str
-) -> None:
+def test_an_unknown_id_says_where_it_was_looked_for(mq: Shell, where: tuple[str, ...], words: str) -> None:
     msg_id = send(mq, "by-unique-key", "x")["msgId"][:-4] + "FFFF"
 
     failed = mq.run("queryMsgById", "-i", msg_id, *where)

@@ -72,9 +72,7 @@ def test_the_environment_names_the_name_server(mq: Shell, monkeypatch: pytest.Mo
         (("brokerStatus", "-b", "127.0.0.1:1"), "cannot connect to 127.0.0.1:1"),
     ],
 )
-def test_a_failure_is_told_without_a_traceback_and_ends_with_1(
-    mq: Shell, arguments: tuple[str, ...], words: str
-) -> None:
+def test_a_failure_ends_with_1_and_no_traceback(mq: Shell, arguments: tuple[str, ...], words: str) -> None:
     failed = mq.plain(*arguments)
 
     assert failed.code == 1
@@ -145,7 +143,7 @@ def test_a_name_server_in_place_of_a_broker_as_well(mq: Shell) -> None:
         ("nonsense\udcff",),
     ],
 )
-def test_an_argument_that_is_not_utf8_is_refused_before_its_bytes_are_lost(
+def test_an_argument_that_is_not_utf8_is_refused_with_its_bytes(
     mq: Shell, arguments: tuple[str, ...]
 ) -> None:
     failed = mq.run(*arguments)

@@ -181,7 +181,7 @@ def test_without_a_name_server_the_topic_is_named_that_was_asked_for(run: Run, c
         (("nonsense",), 2, "No such command 'nonsense'"),
     ],
 )
-def test_a_failure_is_one_line_and_an_exit_code(
+def test_failures_are_a_line_and_an_exit_code(
     run: Run, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     failed = run("cometmq", *arguments)

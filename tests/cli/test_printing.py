@@ -159,9 +159,7 @@ class TestEncodings:
         assert "internal error" not in done.stderr
 
     @pytest.mark.parametrize("words", [("send", b"\xff", "x"), ("tail", "t", "-n", b"\xff:1")])
-    def test_facts_that_are_no_utf8_are_escaped_in_the_json_error(
-        self, words: tuple[str | bytes, ...]
-    ) -> None:
+    def test_facts_that_are_no_utf8_are_escaped_in_json_errors(self, words: tuple[str | bytes, ...]) -> None:
         command = [str(BIN / "cometmq"), *words, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=END_S)
 

@@ -87,9 +87,7 @@ class TestOptions:
         assert set(important) < set(everything)
         assert "longPollingEnable=true" in set(everything) - set(important)
 
-    def test_the_command_line_wins_over_file_and_environment(
-        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_command_line_wins(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def namesrv(*arguments: str) -> str:
             lines = run("mqbroker", *arguments, "-p").stdout.splitlines()
             return next(line for line in lines if line.startswith("namesrvAddr="))
@@ -156,9 +154,7 @@ class TestOptions:
             ("configStorePath=/dev", "namesrv.conf line 2: configStorePath = '/dev'"),
         ],
     )
-    def test_a_bad_value_of_the_name_server_stops_the_start(
-        self, run: Run, tmp_path: Path, setting: str, words: str
-    ) -> None:
+    def test_name_servers_refuse_bad_values(self, run: Run, tmp_path: Path, setting: str, words: str) -> None:
         conf = tmp_path / "namesrv.conf"
         conf.write_text(f"listenPort=0\n{setting}\n")
 
@@ -282,9 +278,7 @@ class TestShutdown:
         assert asked.returncode == 255
         assert asked.stdout == f"No mq{kind} running.\n"
 
-    def test_a_killed_server_is_not_taken_for_a_running_one(
-        self, serve: Serve, run: Run, tmp_path: Path
-    ) -> None:
+    def test_a_killed_server_does_not_count_as_running(self, serve: Serve, run: Run, tmp_path: Path) -> None:
         with serve("mqbroker", "-c", broker_conf(tmp_path)) as broker:
             broker.kill()
 

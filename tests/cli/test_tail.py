@@ -131,9 +131,7 @@ def test_queues_and_brokers_that_are_new_are_taken_up(run: Run, serve: Serve, tm
     assert sorted(bodies(process.output)) == ["new-broker", "new-queue", "old"]
 
 
-def test_a_broker_that_went_away_is_told_once_and_read_again_when_it_is_back(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_broker_that_went_away_is_told_once_and_read_when_it_is_back(run: Run, tmp_path: Path) -> None:
     """Its queues are all in the way at once: that is one line."""
     with StandaloneProcess(tmp_path / "away") as cluster:
         ports = ["--namesrv-port", cluster.namesrv.rpartition(":")[2]]

@@ -123,9 +123,7 @@ async def test_what_a_killed_consumer_had_not_done_reaches_the_others(cluster: S
     assert max(ledger.bodies.values()) == 1
 
 
-async def test_a_producer_outlives_a_broker_restart_without_losing_a_message(
-    cluster: Standalone, tmp_path: Path
-) -> None:
+async def test_a_producer_outlives_a_broker_restart_without_loss(cluster: Standalone, tmp_path: Path) -> None:
     namesrv_port, broker_port = ports(cluster)
     acknowledged: list[bytes] = []
     stop = asyncio.Event()

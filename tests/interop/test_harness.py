@@ -27,9 +27,7 @@ def test_driver_sends_and_consumes_with_apaches_servers(
     java.call("producer_stop", name="harness")
 
 
-def test_driver_passes_on_what_the_client_threw(
-    java_clients: Callable[[str], Driver], apache_4: ApacheCluster
-) -> None:
+def test_driver_passes_errors_on(java_clients: Callable[[str], Driver], apache_4: ApacheCluster) -> None:
     java = java_clients("4.9.8")
     java.call("producer_start", name="refused", namesrv=apache_4.namesrv)
     with pytest.raises(JavaError) as caught:

@@ -149,7 +149,7 @@ PATIENT = "-Drocketmq.client.rebalance.waitInterval=20000"
 clients of a change, they must not find it out by themselves."""
 
 
-def test_two_consumers_share_the_queues_and_hand_them_over(
+def test_two_consumers_share_and_hand_over_queues(
     space: Space, own_java_client: Callable[..., Driver]
 ) -> None:
     java = own_java_client(space.java.version, PATIENT)
@@ -179,7 +179,7 @@ def test_two_consumers_share_the_queues_and_hand_them_over(
     assert_exactly_once(by_first(), alone)
 
 
-def test_the_survivor_takes_over_when_a_consumer_is_killed(
+def test_a_killed_consumers_queues_are_taken_over(
     space: Space, own_java_client: Callable[..., Driver]
 ) -> None:
     healthy, victim = (own_java_client(space.java.version, PATIENT) for _ in range(2))
@@ -272,7 +272,7 @@ def test_a_delayed_message_comes_when_it_is_due(space: Space, level: int, second
 
 
 @pytest.mark.parametrize("version", ["4.9.8", "5.5.0"])
-def test_a_client_with_binary_headers_is_served(
+def test_binary_headers_are_served(
     version: str, cluster: object, own_java_client: Callable[..., Driver]
 ) -> None:
     java = own_java_client(version, "-Drocketmq.serialize.type=ROCKETMQ")

@@ -37,9 +37,7 @@ class TestOursOnApachesServers:
     """The operations a user does first, in the order they are done."""
 
     @pytest.mark.parametrize("version", SERVER_VERSIONS)
-    def test_a_topic_from_its_making_to_its_end(
-        self, apache_clusters: Callable[[str], ApacheCluster], version: str
-    ) -> None:
+    def test_the_life_of_a_topic(self, apache_clusters: Callable[[str], ApacheCluster], version: str) -> None:
         cluster = apache_clusters(version)
         topic = "mqadmin-on-apache"
 

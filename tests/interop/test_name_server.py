@@ -114,9 +114,7 @@ def test_the_tools_keep_values_and_see_settings(mixed: Mixed) -> None:
     assert settings["orderMessageEnable"] == "false", shown
 
 
-def test_a_killed_broker_leaves_the_routes_at_once_and_returns_with_the_next_registration(
-    mixed: Mixed,
-) -> None:
+def test_a_killed_broker_leaves_the_routes_at_once_and_returns_when_it_registers(mixed: Mixed) -> None:
     """The connection tells, long before the 120 s of silence."""
     old = mixed.brokers["4.9.7"]
     old.kill()

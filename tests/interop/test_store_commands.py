@@ -173,7 +173,7 @@ def test_after_a_kill_there_are_warnings_only(written: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
-def test_apache_opens_and_serves_what_was_rebuilt(
+def test_apache_serves_rebuilt_stores(
     end: str, written: dict[str, Path], names: ApacheNamesrv, tmp_path: Path
 ) -> None:
     store = Path(shutil.copytree(written[end], tmp_path / "store"))

@@ -100,9 +100,7 @@ class TestRegistrations:
             ("brokerName", " "), ("brokerName", "a\nb"), ("clusterName", "c" * 256), ("zoneName", "z" * 256),
         ],
     )  # fmt: skip
-    async def test_what_no_client_could_use_is_refused_by_name(
-        self, raw: RawPeer, field: str, value: str
-    ) -> None:
+    async def test_what_no_client_can_use_is_refused(self, raw: RawPeer, field: str, value: str) -> None:
         header, _ = await ask(raw, 103, {**identity(), field: value}, registration([TOPIC_A]))
         found = await route(raw)
 

@@ -80,7 +80,7 @@ class TestRoutes:
         assert header["remark"].startswith("No topic route info in name server for the topic: Nowhere")
 
     @pytest.mark.parametrize(("enabled", "expected"), [("true", "broker-a:8"), ("false", None)])
-    async def test_order_configuration_is_given_only_if_enabled(
+    async def test_order_configuration_is_optional(
         self, tmp_path: Path, enabled: str, expected: str | None
     ) -> None:
         async with running(tmp_path, orderMessageEnable=enabled) as server, peer(server) as raw:
@@ -216,9 +216,7 @@ class TestRegistration:
             assert await raw.read_end() == b""
 
     @pytest.mark.parametrize(("asked", "counts_as"), [("4611686018427387904", 3_600_000), ("-5", 0)])
-    async def test_a_time_out_that_no_broker_wants_is_bounded(
-        self, tmp_path: Path, asked: str, counts_as: int
-    ) -> None:
+    async def test_time_outs_of_brokers_are_bounded(self, tmp_path: Path, asked: str, counts_as: int) -> None:
         clock = Clock()
         async with running(tmp_path, clock) as server, peer(server) as raw:
             await register(raw, heartbeatTimeoutMillis=asked)
@@ -226,9 +224,7 @@ class TestRegistration:
             assert list(server.tables.scan(clock.ms)) == []
             assert [gone.broker_addr for gone in server.tables.scan(clock.ms + 1)] == ["10.0.0.1:10911"]
 
-    async def test_a_closed_connection_takes_its_broker_away_at_once(
-        self, server: NameServer, raw: RawPeer
-    ) -> None:
+    async def test_a_closed_connection_removes_its_broker_now(self, server: NameServer, raw: RawPeer) -> None:
         async with peer(server) as broker:
             await register(broker)
             assert (await route(raw))[0] == 0
@@ -361,9 +357,7 @@ class TestKeyValues:
         )
         assert (unknown["code"], unknown["remark"]) == (22, "No config item, Namespace: x")
 
-    async def test_acknowledged_values_are_on_disk_in_apaches_form(
-        self, tmp_path: Path, raw: RawPeer
-    ) -> None:
+    async def test_acknowledged_values_are_stored_in_apaches_form(self, tmp_path: Path, raw: RawPeer) -> None:
         for n in range(20):
             await ask(raw, 100, {"namespace": "n", "key": f"k{n}", "value": "v"})
         on_disk = json.loads((tmp_path / "kvConfig.json").read_text())

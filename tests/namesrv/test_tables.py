@@ -186,9 +186,7 @@ class TestLeaving:
             {},
         )
 
-    def test_a_replaced_broker_that_leaves_does_not_take_its_successor_away(
-        self, tables: RouteTables
-    ) -> None:
+    def test_a_replaced_broker_that_leaves_does_not_take_its_successor(self, tables: RouteTables) -> None:
         tables.register(T0, says())
         tables.register(T0, says(addr="10.0.0.9:10911"))
         tables.unregister("10.0.0.1:10911", "broker-a")

@@ -44,9 +44,7 @@ def commits(output: str) -> list[dict[str, Any]]:
 
 
 class TestTable:
-    def test_everything_is_there_with_all_fields(
-        self, spark: SparkSession, topic: Topic, output: str
-    ) -> None:
+    def test_all_is_there_with_all_fields(self, spark: SparkSession, topic: Topic, output: str) -> None:
         topic.send(3000, body_size=100)
         summary = run(spark, topic, output)
         assert (summary.records, summary.bad, summary.lost, summary.complete) == (3000, 0, 0, True)
@@ -117,9 +115,7 @@ class TestTable:
 
 
 class TestResuming:
-    def test_a_second_run_takes_only_what_is_new(
-        self, spark: SparkSession, topic: Topic, output: str
-    ) -> None:
+    def test_a_second_run_takes_what_is_new(self, spark: SparkSession, topic: Topic, output: str) -> None:
         topic.send(500)
         first = run(spark, topic, output)
         again = run(spark, topic, output)
@@ -135,7 +131,7 @@ class TestResuming:
         assert summary.batches >= 7
         assert bodies(spark, output) == Counter(topic.sent)
 
-    def test_latest_stays_where_it_was_when_the_first_run_saw_it(
+    def test_latest_stays_where_the_first_run_saw_it(
         self, spark: SparkSession, topic: Topic, output: str
     ) -> None:
         topic.send(50)
@@ -305,9 +301,7 @@ class TestLog:
 
 
 class TestTrouble:
-    def test_deleted_messages_fail_or_are_counted(
-        self, spark: SparkSession, topic: Topic, output: str
-    ) -> None:
+    def test_lost_messages_fail_or_are_counted(self, spark: SparkSession, topic: Topic, output: str) -> None:
         topic.send(40)
         starting = json.dumps({topic.name: {"broker-a": {"0": 1_000_000}}})
         with pytest.raises(DataLossError, match="Set fail_on_data_loss=False to go on"):
@@ -331,7 +325,7 @@ class TestTrouble:
             first.commit(commit)
         first.close()
 
-    def test_a_directory_with_other_files_is_left_alone(
+    def test_directories_of_other_files_stay_alone(
         self, spark: SparkSession, topic: Topic, output: str
     ) -> None:
         topic.send(1)
@@ -386,8 +380,6 @@ class TestTrouble:
             archive(spark, **{"namesrv": "127.0.0.1:1", **options})
         assert caught.value.key == key
 
-    def test_an_unknown_topic_names_who_was_asked(
-        self, spark: SparkSession, topic: Topic, output: str
-    ) -> None:
+    def test_unknown_topics_name_who_was_asked(self, spark: SparkSession, topic: Topic, output: str) -> None:
         with pytest.raises(NoRouteError, match=topic.namesrv):
             archive(spark, topic.namesrv, ["NoSuchTopic"], output)

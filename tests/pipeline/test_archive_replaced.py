@@ -271,9 +271,7 @@ def test_a_continuous_run_counts_each_life_by_itself(fake: FakeCluster, job: Job
     assert [(q.start, q.end, q.records) for q in summaries[0].queues] == [(40, 41, 1), (0, 60, 60)]
 
 
-def test_a_topic_of_a_broker_that_is_deleted_made_again_and_grows(
-    spark: SparkSession, topic: Topic, output: str
-) -> None:
+def test_a_topic_is_deleted_made_again_and_grows(spark: SparkSession, topic: Topic, output: str) -> None:
     topic.send(64)
     assert archive(spark, topic.namesrv, [topic.name], output).records == 64
     topic.delete()

@@ -155,7 +155,7 @@ def test_messages_go_to_both_brokers_and_come_from_both(pair: Pair) -> None:
     assert Counter(body for part in read(topic) for body in part) == Counter(topic.sent)
 
 
-def test_an_archive_takes_what_it_can_reach_and_the_rest_later(
+def test_an_archive_takes_what_it_can_and_the_rest_later(
     spark: SparkSession, pair: Pair, output: str
 ) -> None:
     topic = Topic("Reached", pair.namesrv)
@@ -214,7 +214,7 @@ def test_a_replica_is_read_and_its_master_is_away(spark: SparkSession, output: s
     assert (second.records, second.away, second.complete) == (0, [], True)
 
 
-def test_a_look_that_failed_is_in_the_summary_of_a_continuous_run(
+def test_continuous_runs_name_looks_that_failed(
     spark: SparkSession, cluster: Restartable, output: str
 ) -> None:
     topic = Topic("Looked", cluster.namesrv)

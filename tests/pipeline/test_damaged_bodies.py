@@ -64,9 +64,7 @@ def test_a_read_that_was_told_not_to_check_has_all(spark: SparkSession, topic: T
     assert found - rest(topic, damaged) == Counter([damaged[:60] + "X" + damaged[61:]])
 
 
-def test_a_stream_fails_or_goes_on_with_the_rest(
-    spark: SparkSession, topic: Topic, damaged: str, tmp_path: Path
-) -> None:
+def test_a_stream_fails_or_goes_on(spark: SparkSession, topic: Topic, damaged: str, tmp_path: Path) -> None:
     def run(name: str, **options: str) -> Counter[str]:
         frame = spark.readStream.format("cometmq").options(**topic.options, **options)
         frame = frame.option("startingOffsets", "earliest").schema("body binary").load()
@@ -81,9 +79,7 @@ def test_a_stream_fails_or_goes_on_with_the_rest(
     assert run("skips", onBadRecord="skip") == rest(topic, damaged)
 
 
-def test_the_archive_puts_it_into_quarantine(
-    spark: SparkSession, topic: Topic, damaged: str, output: str
-) -> None:
+def test_the_archive_sets_it_aside(spark: SparkSession, topic: Topic, damaged: str, output: str) -> None:
     summary = archive(spark, topic.namesrv, [topic.name], output)
     assert (summary.records, summary.bad, summary.complete) == (59, 1, False)
     rows = spark.read.parquet(output).select("body").collect()

@@ -71,9 +71,7 @@ def numbers(output: str) -> Counter[int]:
     return Counter(int(body.as_py().split(b":")[0]) for body in table["body"])
 
 
-def test_killed_anywhere_and_restarted_the_table_has_each_message_once(
-    topic: Topic, output: str, spark: SparkSession
-) -> None:
+def test_a_job_killed_anywhere_has_each_message_once(topic: Topic, output: str, spark: SparkSession) -> None:
     topic.send(RECORDS)
     random.seed(3)
     committed = 0

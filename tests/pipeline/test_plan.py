@@ -179,7 +179,7 @@ class TestPacking:
         st.integers(1, 20),
         st.one_of(st.none(), st.integers(1, 3000)),
     )
-    def test_every_offset_is_in_exactly_one_task(
+    def test_each_offset_is_in_one_task(
         self, spans: list[tuple[int, int]], tasks: int, max_records: int | None
     ) -> None:
         ranges = [QueueRange(queue(n), start, start + count) for n, (start, count) in enumerate(spans)]

@@ -154,7 +154,7 @@ def test_a_logged_batch_is_compared_when_it_is_planned_again(
     assert tolerant.next(second)["@start"] == position(0)
 
 
-def test_a_stream_of_spark_reads_all_of_a_topic_made_anew(
+def test_spark_streams_read_all_of_a_topic_made_anew(
     spark: SparkSession, topic: Topic, tmp_path: Path
 ) -> None:
     topic.send(40)

@@ -184,9 +184,7 @@ def test_errors_say_what_is_wrong(
         read()
 
 
-def test_offsets_that_the_broker_does_not_have_are_loud_or_left_out(
-    spark: SparkSession, topic: Topic
-) -> None:
+def test_offsets_that_the_broker_lacks_are_loud_or_left_out(spark: SparkSession, topic: Topic) -> None:
     topic.send(40)
     held = topic.bounds()
     end = json.dumps({topic.name: {"broker-a": {str(q.queue_id): b.maximum + 5 for q, b in held.items()}}})
@@ -195,7 +193,7 @@ def test_offsets_that_the_broker_does_not_have_are_loud_or_left_out(
     assert load(spark, topic, endingOffsets=end, failOnDataLoss="false").count() == 40
 
 
-def test_a_task_that_fails_is_repeated_with_the_same_rows(
+def test_a_failed_task_is_repeated_with_the_same_rows(
     spark: SparkSession, topic: Topic, tmp_path: Any
 ) -> None:
     topic.send(300)

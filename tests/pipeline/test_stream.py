@@ -85,7 +85,7 @@ def test_available_now_in_limited_batches_and_again(spark: SparkSession, topic: 
     job.check(topic.sent)
 
 
-def test_killed_before_the_commit_log_entry_the_batch_is_replayed_exactly(
+def test_a_batch_killed_before_its_commit_is_replayed_exactly(
     spark: SparkSession, topic: Topic, home: Path
 ) -> None:
     job = Job(spark, topic, home, startingOffsets="earliest", maxOffsetsPerTrigger="60")
@@ -98,9 +98,7 @@ def test_killed_before_the_commit_log_entry_the_batch_is_replayed_exactly(
     job.check(topic.sent)
 
 
-def test_latest_is_the_same_place_after_a_crash_in_the_first_batch(
-    spark: SparkSession, topic: Topic, home: Path
-) -> None:
+def test_latest_stays_after_a_crash_in_the_first_batch(spark: SparkSession, topic: Topic, home: Path) -> None:
     """The engine does not log where batch 0 starts and asks again on restart: nothing may be lost."""
     topic.send(40)
     job = Job(spark, topic, home, startingOffsets="latest")
@@ -166,9 +164,7 @@ def test_idle_queries_make_no_batches(spark: SparkSession, topic: Topic, home: P
     job.check(topic.sent)
 
 
-def test_a_queue_that_appears_is_read_from_its_beginning(
-    spark: SparkSession, topic: Topic, home: Path
-) -> None:
+def test_a_new_queue_is_read_from_its_beginning(spark: SparkSession, topic: Topic, home: Path) -> None:
     topic.send(20)
     other = Topic(f"{topic.name}x", topic.namesrv)
     options = {"namesrv": topic.namesrv, "subscribePattern": f"{topic.name}x?"}

@@ -150,9 +150,7 @@ def raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_committed_file_that_is_in_neither_place_is_named(
-    output: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_committed_file_in_neither_place_is_named(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = interrupted(output, monkeypatch)
     Path(output, commit["files"][1]["staged"]).unlink()
     for _ in range(2):
@@ -178,7 +176,7 @@ def test_files_that_were_published_are_their_owners(output: str) -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "nonsense", "-1"])
-def test_a_mark_that_cannot_be_read_only_makes_the_next_run_look(
+def test_after_an_unreadable_mark_the_next_run_looks(
     output: str, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
     interrupted(output, monkeypatch)

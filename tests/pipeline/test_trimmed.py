@@ -91,9 +91,7 @@ def test_a_stream_that_was_away_too_long(spark: SparkSession, trimmed: Topic, tm
     assert run(failOnDataLoss="false", maxOffsetsPerTrigger="100000") == 40 + held_now(trimmed)
 
 
-def test_an_archive_counts_what_it_came_too_late_for(
-    spark: SparkSession, trimmed: Topic, output: str
-) -> None:
+def test_an_archive_counts_what_it_came_late_for(spark: SparkSession, trimmed: Topic, output: str) -> None:
     assert archive(spark, trimmed.namesrv, [trimmed.name], output).records == 40
     let_it_forget(trimmed)
     with pytest.raises(DataLossError):

@@ -59,9 +59,7 @@ class TestStartingAtATime:
             return cluster.offset_at(QUEUE, Bounds(fake.minimum, fake.maximum), time_ms)
 
     @pytest.mark.parametrize(("time_ms", "offset"), [(0, 0), (1000, 0), (1001, 1), (1390, 39), (1391, 40)])
-    def test_it_is_the_first_message_stored_then_or_later(
-        self, fake: FakeCluster, time_ms: int, offset: int
-    ) -> None:
+    def test_it_is_the_first_message_since_then(self, fake: FakeCluster, time_ms: int, offset: int) -> None:
         assert self.at(fake, time_ms) == offset
 
     def test_a_busy_broker_is_waited_for(self, fake: FakeCluster) -> None:
@@ -151,9 +149,7 @@ class TestAReplicaThatLags:
         assert offsets(parts(replica, end=50)) == list(range(50))  # longer than a master is waited for
 
     @pytest.mark.parametrize("fail", [True, False])
-    def test_what_it_does_not_have_in_time_is_an_error_and_no_loss(
-        self, replica: FakeCluster, fail: bool
-    ) -> None:
+    def test_what_it_lacks_in_time_is_an_error_and_no_loss(self, replica: FakeCluster, fail: bool) -> None:
         with pytest.raises(ReplicaBehindError, match=f"{replica.address}.*offset 40.*0 to 40"):
             list(parts(replica, end=50, timeout_ms=300, fail_on_data_loss=fail))
         assert replica.asked[RequestCode.GET_ROUTEINFO_BY_TOPIC] <= 3
@@ -284,9 +280,7 @@ class TestWhatAReadHolds:
         with pytest.raises(BadRecordError, match=f"{TOPIC} broker-a 0 offset 7"):
             list(read_batches((fake.address,), [QueueRange(QUEUE, 0, 40)], {}, SCHEMA, whole))
 
-    def test_records_of_another_queue_are_bad(
-        self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_other_queues_records_are_bad(self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = fake.record
 
         def record(offset: int) -> bytes:

@@ -268,7 +268,7 @@ async def test_an_unknown_host_is_said_to_be_unknown() -> None:
 
 
 @pytest.mark.parametrize("failure", [UnicodeError("idna"), ValueError("null byte"), OverflowError("port")])
-async def test_nothing_but_a_connect_error_leaves_a_connect(
+async def test_connects_raise_connect_errors_only(
     monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     async def fails(*args: object, **kw: object) -> None:

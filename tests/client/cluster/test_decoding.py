@@ -56,9 +56,7 @@ def test_what_is_no_record_is_an_error_all_the_same() -> None:
         decode_messages(record(b"first", 7) + b"\1" * 200, "b", [])
 
 
-async def test_a_push_consumer_goes_on_behind_a_damaged_message(
-    namesrv: FakeNamesrv, broker: FakeBroker
-) -> None:
+async def test_push_consumers_go_on_behind_damaged_messages(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
     seen: list[bytes] = []
     done = asyncio.Event()
 

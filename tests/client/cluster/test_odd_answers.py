@@ -39,7 +39,7 @@ async def test_an_address_that_is_none_ends_no_consumer(
             assert (await producer.send(Message("T", b"x"))).queue.broker_name == "broker-a"
 
 
-async def test_a_route_of_a_billion_queues_is_refused_and_named(
+async def test_a_route_of_a_billion_queues_is_refused_by_name(
     namesrv: FakeNamesrv, broker: FakeBroker
 ) -> None:
     for data in namesrv.routes["T"].queue_datas:
@@ -68,7 +68,7 @@ async def test_a_group_of_too_many_members_is_named(
         assert member.assignment == ()
 
 
-async def test_a_broker_that_holds_no_pulls_is_not_asked_as_fast_as_it_answers(
+async def test_a_broker_that_holds_no_pulls_is_not_asked_too_fast(
     namesrv: FakeNamesrv, broker: FakeBroker
 ) -> None:
     asked = 0

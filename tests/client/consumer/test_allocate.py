@@ -80,9 +80,7 @@ ids = st.lists(st.text("abc0123456789.@#", min_size=1, max_size=12), min_size=1,
     ids=lambda s: s.name,
 )
 @given(count=st.integers(0, 40), members=ids)
-def test_every_queue_has_exactly_one_owner(
-    strategy: AllocateStrategy, count: int, members: list[str]
-) -> None:
+def test_every_queue_has_one_owner(strategy: AllocateStrategy, count: int, members: list[str]) -> None:
     given_out = [q for member in members for q in strategy.allocate(member, queues(count), members)]
     assert sorted(given_out) == queues(count)
 

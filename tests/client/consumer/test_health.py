@@ -11,7 +11,7 @@ from cometmq import ConsumeFromWhere, ConsumeStatus, MessageExt, PushConsumer, P
 
 
 @pytest.mark.parametrize("how", ["raises", "asks for later"])
-async def test_a_listener_that_fails_for_every_message_is_named(
+async def test_a_listener_that_always_fails_is_named(
     how: str, namesrv: FakeNamesrv, broker: FakeBroker
 ) -> None:
     gate = asyncio.Semaphore(0)

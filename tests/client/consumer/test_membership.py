@@ -115,9 +115,7 @@ async def test_a_pull_that_fails_in_an_odd_way_is_named_and_tried_again(
         await asyncio.wait_for(consumed.wait(), 20)
 
 
-async def test_a_message_consumed_on_request_has_its_own_topic(
-    namesrv: FakeNamesrv, broker: FakeBroker
-) -> None:
+async def test_messages_consumed_on_request_have_own_topics(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
     seen: list[tuple[str, str]] = []
 
     async def listener(messages: list[MessageExt], context: ConsumeContext) -> None:

@@ -78,9 +78,7 @@ def test_kept_messages_hold_the_offset_back() -> None:
 
 
 @given(st.data(), st.lists(st.integers(1, 5), min_size=1, max_size=20), st.integers(1, 4))
-def test_whatever_the_order_no_unfinished_offset_is_passed(
-    data: st.DataObject, gaps: list[int], size: int
-) -> None:
+def test_no_order_passes_an_unfinished_offset(data: st.DataObject, gaps: list[int], size: int) -> None:
     offsets, at = [], 0
     for gap in gaps:
         at += gap

@@ -49,9 +49,7 @@ async def take(consumer: PullConsumer, count: int) -> str:
     return texts(got)
 
 
-async def test_a_poll_says_that_the_one_before_was_consumed(
-    consumer: PullConsumer, broker: FakeBroker
-) -> None:
+async def test_a_poll_says_the_one_before_was_consumed(consumer: PullConsumer, broker: FakeBroker) -> None:
     store(broker, b"0", b"1", b"2", b"3", b"4", b"5")
     await consumer.assign([QUEUE])
     assert texts(await consumer.poll()) == "0 1 2 3"
@@ -90,9 +88,7 @@ async def test_seek_forgets_what_was_read_ahead(consumer: PullConsumer, broker: 
     assert texts(await consumer.poll()) == "3 4 5 6"
 
 
-async def test_seek_stays_within_the_queue_and_the_assignment(
-    consumer: PullConsumer, broker: FakeBroker
-) -> None:
+async def test_seek_stays_within_queue_and_assignment(consumer: PullConsumer, broker: FakeBroker) -> None:
     store(broker, b"0")
     await consumer.assign([QUEUE])
     with pytest.raises(ValueError, match="outside 0 to 1"):

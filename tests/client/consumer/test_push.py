@@ -139,9 +139,7 @@ def test_nonsense_is_refused_before_anything_starts() -> None:
         PushOptions(consume_concurrency=0)
 
 
-async def test_a_topic_without_a_route_is_waited_for_and_named(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
-) -> None:
+async def test_topics_without_route_are_awaited(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:
     del namesrv.routes["T"]
     async with box.consumer() as member:
         health = member.health()
@@ -237,7 +235,7 @@ async def test_a_failed_message_is_sent_back(namesrv: FakeNamesrv, broker: FakeB
     assert broker.offsets["T", 0] == 2
 
 
-async def test_a_refused_send_back_becomes_a_message_to_the_retry_topic(
+async def test_a_refused_send_back_goes_to_the_retry_topic(
     namesrv: FakeNamesrv, broker: FakeBroker, box: Box
 ) -> None:
     namesrv.serve("%RETRY%g", broker, queues=1)
@@ -275,9 +273,7 @@ async def test_a_message_nobody_takes_back_is_consumed_again_here(
     assert broker.offsets["T", 0] == 2
 
 
-async def test_a_listener_that_hangs_does_not_hold_the_queue_for_ever(
-    namesrv: FakeNamesrv, broker: FakeBroker
-) -> None:
+async def test_a_hanging_listener_does_not_hold_the_queue(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
     for body in (b"hangs", b"b", b"c"):
         broker.store("T", 0, body)
     release = asyncio.Event()
@@ -446,9 +442,7 @@ async def test_a_lost_connection_is_made_again_and_announced(broker: FakeBroker,
     assert box.bodies == [b"a", b"b"]
 
 
-async def test_a_broker_that_forgot_us_is_told_again_before_anything_is_given_up(
-    broker: FakeBroker, box: Box
-) -> None:
+async def test_a_broker_that_forgot_us_is_told_again_before_we_give_up(broker: FakeBroker, box: Box) -> None:
     async with box.consumer() as member:
         await broker.wait_for(lambda: bool(broker.pulls))
         beats = len(broker.heartbeats)
@@ -486,7 +480,7 @@ async def test_subscriptions_change_while_running(namesrv: FakeNamesrv, broker: 
         assert {queue.topic for queue in member.assignment} == {"T"}
 
 
-async def test_a_broadcasting_member_keeps_its_name_and_its_own_offsets(
+async def test_a_broadcasting_member_has_its_own_offsets(
     broker: FakeBroker, box: Box, tmp_path: Path
 ) -> None:
     broker.store("T", 0, b"a")

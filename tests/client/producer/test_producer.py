@@ -93,7 +93,7 @@ async def test_a_name_server_that_is_down_is_passed_over(namesrv: FakeNamesrv, b
         assert sender.client.namesrv.current == namesrv.addr
 
 
-async def test_a_topic_that_one_name_server_lacks_is_found_at_the_other(
+async def test_a_topic_one_name_server_lacks_is_found_elsewhere(
     namesrv: FakeNamesrv, brokers: Brokers
 ) -> None:
     async with FakeNamesrv() as other:
@@ -142,9 +142,7 @@ async def test_a_refusal_that_may_pass_is_tried_on_another_broker(
     assert bad.requests.count(SEND) >= 1
 
 
-async def test_a_refusal_for_good_is_raised_with_all_that_is_known(
-    namesrv: FakeNamesrv, brokers: Brokers
-) -> None:
+async def test_a_refusal_for_good_is_raised_with_all_we_know(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     for broker in brokers:
         broker.refuse(SEND, ResponseCode.MESSAGE_ILLEGAL, "too odd")
     namesrv.serve("T", *brokers)
@@ -230,7 +228,7 @@ async def test_a_queue_of_the_callers_choice_whose_master_is_gone_makes_the_rout
             await without_master(namesrv, brokers[0], sender)
 
 
-async def test_a_route_that_goes_while_a_send_is_tried_again_leaves_what_was_stored(
+async def test_a_route_that_goes_during_a_retry_leaves_the_result(
     namesrv: FakeNamesrv, brokers: Brokers
 ) -> None:
     def stored(frame: Frame) -> Frame:
@@ -377,7 +375,7 @@ async def test_a_message_that_was_changed_is_checked_again(namesrv: FakeNamesrv,
         ([Message("T", bytes(600)), Message("T", bytes(600))], "body"),
     ],
 )
-async def test_a_batch_that_cannot_be_one_is_refused(
+async def test_impossible_batches_are_refused(
     namesrv: FakeNamesrv, messages: list[Message], field: str
 ) -> None:
     async with producer(namesrv, max_message_size=1000) as sender:
@@ -469,9 +467,7 @@ async def test_a_stop_waits_for_the_sends_under_way(namesrv: FakeNamesrv, broker
         await sender.start()
 
 
-async def test_send_many_stops_at_the_first_failure_and_keeps_the_order(
-    namesrv: FakeNamesrv, brokers: Brokers
-) -> None:
+async def test_send_many_keeps_order_and_stops_at_a_failure(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     namesrv.serve("T", brokers[0], queues=1)
     async with producer(namesrv) as sender:
         results = await sender.send_many((Message("T", b"%d" % n) for n in range(100)), concurrency=7)
