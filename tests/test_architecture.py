@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -228,26 +228,11 @@ def test_every_room_is_in_the_plan() -> None:
     assert rooms - ALLOWED.keys() == set()
 
 
-def test_imports_go_only_where_the_plan_allows() -> None:
-    wrong = [found for path in PACKAGE.rglob("*.py") for found in forbidden_room_imports(path, parse(path))]
-
-    assert wrong == []
-
-
-def test_sub_rooms_import_only_those_below_them() -> None:
-    wrong = [
-        found for path in PACKAGE.rglob("*.py") for found in forbidden_sub_room_imports(path, parse(path))
-    ]
-
-    assert wrong == []
-
-
-def test_rooms_are_entered_by_the_front_door() -> None:
-    wrong = [
-        found for path in PACKAGE.rglob("*.py") for found in imports_past_the_front_door(path, parse(path))
-    ]
-
-    assert wrong == []
+@pytest.mark.parametrize(
+    "rule", [forbidden_room_imports, forbidden_sub_room_imports, imports_past_the_front_door]
+)
+def test_imports_follow_the_plan(rule: Callable[[Path, ast.AST], Iterator[str]]) -> None:
+    assert [found for path in PACKAGE.rglob("*.py") for found in rule(path, parse(path))] == []
 
 
 def test_every_sub_room_has_its_place_in_the_order() -> None:

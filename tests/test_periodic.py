@@ -13,15 +13,20 @@ from cometmq.periodic import Periodic
 SHORT_S = 0.005
 
 
+@pytest.fixture
+def runs() -> list[float]:
+    """One entry for each run of a test's job."""
+    return []
+
+
 async def until(count: int, runs: list[float]) -> None:
     async with asyncio.timeout(5):
         while len(runs) < count:
             await asyncio.sleep(SHORT_S)
 
 
-async def test_a_job_runs_after_each_interval() -> None:
+async def test_a_job_runs_after_each_interval(runs: list[float]) -> None:
     loop = asyncio.get_running_loop()
-    runs: list[float] = []
     began = loop.time()
     periodic = Periodic(loop, 0.02, lambda: runs.append(loop.time()), name="test")
 
@@ -34,8 +39,7 @@ async def test_a_job_runs_after_each_interval() -> None:
     assert all(later - earlier >= 0.019 for earlier, later in itertools.pairwise(times))
 
 
-async def test_a_changed_interval_counts_from_the_next_wait_on() -> None:
-    runs: list[float] = []
+async def test_a_changed_interval_counts_from_the_next_wait_on(runs: list[float]) -> None:
     intervals = iter([SHORT_S, SHORT_S, 3600.0])
     periodic = Periodic(
         asyncio.get_running_loop(), lambda: next(intervals), lambda: runs.append(0), name="test"
@@ -51,9 +55,8 @@ async def test_a_changed_interval_counts_from_the_next_wait_on() -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_failures_are_logged_and_the_next_run_comes(
-    waits: bool, caplog: pytest.LogCaptureFixture
+    runs: list[float], waits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runs: list[float] = []
 
     async def later() -> None:
         raise ValueError("bad luck")
@@ -74,9 +77,8 @@ async def test_failures_are_logged_and_the_next_run_comes(
     assert "bad luck" in caplog.text
 
 
-async def test_runs_do_not_overlap() -> None:
+async def test_runs_do_not_overlap(runs: list[float]) -> None:
     under_way = most = 0
-    runs: list[float] = []
 
     async def job() -> None:
         nonlocal under_way, most
@@ -95,8 +97,9 @@ async def test_runs_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize(("cancel", "finished"), [(False, True), (True, False)])
-async def test_stop_waits_for_a_run_under_way_and_cancel_interrupts_it(cancel: bool, finished: bool) -> None:
-    runs: list[float] = []
+async def test_stop_waits_for_a_run_under_way_and_cancel_interrupts_it(
+    runs: list[float], cancel: bool, finished: bool
+) -> None:
     done: list[bool] = []
 
     async def job() -> None:
@@ -115,8 +118,7 @@ async def test_stop_waits_for_a_run_under_way_and_cancel_interrupts_it(cancel: b
     assert (len(runs), bool(done)) == (1, finished)
 
 
-async def test_a_job_may_stop_itself() -> None:
-    runs: list[float] = []
+async def test_a_job_may_stop_itself(runs: list[float]) -> None:
 
     async def job() -> None:
         runs.append(0)
@@ -130,8 +132,7 @@ async def test_a_job_may_stop_itself() -> None:
     assert len(runs) == 1
 
 
-async def test_a_job_that_was_cancelled_from_within_runs_again() -> None:
-    runs: list[float] = []
+async def test_a_job_that_was_cancelled_from_within_runs_again(runs: list[float]) -> None:
 
     async def job() -> None:
         runs.append(0)
@@ -150,8 +151,7 @@ async def test_one_that_was_never_started_can_be_stopped() -> None:
     await periodic.stop()
 
 
-async def test_a_run_that_is_wanted_soon_does_not_wait_for_the_interval() -> None:
-    runs: list[float] = []
+async def test_a_run_that_is_wanted_soon_does_not_wait_for_the_interval(runs: list[float]) -> None:
     gate = asyncio.Event()
 
     async def job() -> None:

@@ -40,8 +40,7 @@ async def test_servers_and_their_stores(tmp_path: Path) -> None:
     async with Standalone(tmp_path / "new" / "data", namesrv_port=0, broker_port=0) as servers:
         write_file(str(tmp_path / "new/data/namesrv/kvConfig.json"), b"{}")
         assert servers.broker is not None
-        assert servers.broker._parts is not None
-        send(servers.broker._parts.store, properties=b"KEYS\x01k")
+        send(servers.broker.parts.store, properties=b"KEYS\x01k")
     names = {path.name for path in (tmp_path / "new").rglob("*")}
     assert names >= {"broker.conf", "commitlog", "T", "index", "checkpoint", "topics.json", "kvConfig.json"}
     assert modes(tmp_path / "new") == PRIVATE

@@ -1,165 +1,109 @@
-"""Which test file tests a module that has none of its own name.
+"""Which test file tests the modules that have none of their own name.
 
 A module `<room>/<sub-room>/<module>.py` has its tests in `tests/<room>/<sub-room>/test_<module>.py` or
-`tests/<room>/test_<module>.py`. One that is tested as a part of something larger has its line here, where
-`store/test_flush.py` is the file of that name anywhere below `tests/store`. The table is written anew by
-`python -m tests.tested_by`.
+`tests/<room>/test_<module>.py`. One that is tested as a part of something larger is named here, behind its
+test file, where `store/test_flush.py` is the file of that name anywhere below `tests/store`. The table is
+written anew by `python -m tests.tested_by`.
 """
 
 from __future__ import annotations
 
-import ast
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
-# fmt: off
-TESTED_BY = {
-    "admin/admin.py": "admin/test_topic_commands.py",
-    "admin/commands.py": "admin/test_shell.py",
-    "admin/consumer_commands.py": "admin/test_cluster_commands.py",
-    "admin/errors.py": "admin/test_topic_commands.py",
-    "admin/groups.py": "admin/test_cluster_commands.py",
-    "admin/messages.py": "admin/test_message_commands.py",
-    "admin/values.py": "admin/test_formats.py",
-    "broker/base/address.py": "broker/test_register.py",
-    "broker/base/attributes.py": "broker/test_purge.py",
-    "broker/base/compat.py": "broker/test_offset_requests.py",
-    "broker/base/inert.py": "broker/test_config.py",
-    "broker/base/replies.py": "broker/test_send.py",
-    "broker/base/times.py": "broker/test_progress.py",
-    "broker/base/writer.py": "broker/test_send.py",
-    "broker/groups/notices.py": "broker/test_client_requests.py",
-    "broker/process.py": "broker/test_standalone.py",
-    "broker/pull/checks.py": "broker/test_pull.py",
-    "broker/pull/offset_moved.py": "broker/test_roles.py",
-    "broker/server.py": "broker/test_config.py",
-    "broker/tables/delay_offsets.py": "broker/test_schedule.py",
-    "broker/tables/subscription_groups.py": "broker/test_client_requests.py",
-    "broker/tables/topics.py": "broker/test_send.py",
-    "cli/app.py": "cli/test_client_commands.py",
-    "cli/archive.py": "cli/test_archive_command.py",
-    "cli/consume.py": "cli/test_client_commands.py",
-    "cli/lazy.py": "cli/test_servers.py",
-    "cli/options.py": "cli/test_client_commands.py",
-    "cli/outcome.py": "cli/test_servers.py",
-    "cli/progress.py": "cli/test_store_commands.py",
-    "cli/send.py": "cli/test_send_input.py",
-    "cli/shutdown.py": "cli/test_servers.py",
-    "cli/standalone.py": "cli/test_servers.py",
-    "cli/store.py": "cli/test_store_commands.py",
-    "client/cluster/broker_api.py": "client/test_odd_answers.py",
-    "client/cluster/instance.py": "client/test_producer.py",
-    "client/cluster/namesrv_api.py": "client/test_routes.py",
-    "client/cluster/options.py": "client/test_identity.py",
-    "client/cluster/requests.py": "client/test_producer.py",
-    "client/cluster/server_requests.py": "client/test_push.py",
-    "client/cluster/workers.py": "client/test_pull.py",
-    "client/consumer/acknowledging.py": "client/test_push.py",
-    "client/consumer/group.py": "client/test_push.py",
-    "client/consumer/options.py": "client/test_push.py",
-    "client/consumer/push_session.py": "client/test_push.py",
-    "client/consumer/queue_puller.py": "client/test_push.py",
-    "client/consumer/reading_ahead.py": "client/test_pull.py",
-    "client/consumer/subscription.py": "client/test_push.py",
-    "client/loop_thread.py": "client/test_blocking.py",
-    "client/producer/options.py": "client/test_producer.py",
-    "client/producer/outgoing.py": "client/test_producer.py",
-    "logs.py": "test_text.py",
-    "namesrv/kv.py": "namesrv/test_name_server.py",
-    "namesrv/requests.py": "namesrv/test_name_server.py",
-    "namesrv/server.py": "namesrv/test_name_server.py",
-    "pipeline/archive_query.py": "pipeline/test_archive.py",
-    "pipeline/cluster.py": "pipeline/test_unwilling_brokers.py",
-    "pipeline/errors.py": "pipeline/test_unwilling_brokers.py",
-    "pipeline/marks.py": "pipeline/test_replaced_queues.py",
-    "pipeline/offsets.py": "pipeline/test_plan.py",
-    "pipeline/partition_writer.py": "pipeline/test_archive_task.py",
-    "pipeline/reading.py": "pipeline/test_unwilling_brokers.py",
-    "pipeline/requests.py": "pipeline/test_unwilling_brokers.py",
-    "pipeline/rows.py": "pipeline/test_sink.py",
-    "pipeline/session.py": "pipeline/test_source.py",
-    "pipeline/watch.py": "pipeline/test_archive.py",
-    "pipeline/wire.py": "pipeline/test_unwilling_brokers.py",
-    "protocol/addresses.py": "client/test_odd_answers.py",
-    "protocol/binary_header.py": "protocol/test_frame.py",
-    "protocol/bodies_admin.py": "protocol/test_bodies.py",
-    "protocol/bodies_client.py": "protocol/test_bodies.py",
-    "protocol/bodies_route.py": "protocol/test_bodies.py",
-    "protocol/ext.py": "protocol/test_headers.py",
-    "protocol/headers_admin.py": "protocol/test_headers.py",
-    "protocol/headers_client.py": "protocol/test_headers.py",
-    "protocol/headers_message.py": "protocol/test_headers.py",
-    "protocol/headers_namesrv.py": "protocol/test_headers.py",
-    "protocol/json_body.py": "protocol/test_bodies.py",
-    "protocol/properties/columns.py": "protocol/test_arrow.py",
-    "protocol/send_ext.py": "protocol/test_frame.py",
-    "remoting/addresses.py": "broker/test_settings_requests.py",
-    "remoting/connection.py": "remoting/test_server.py",
-    "remoting/dispatch.py": "remoting/test_server.py",
-    "remoting/housekeeping.py": "remoting/test_server.py",
-    "remoting/limits.py": "remoting/test_bounds.py",
-    "remoting/loop.py": "cli/test_serving.py",
-    "remoting/partial.py": "remoting/test_bounds.py",
-    "standalone.py": "broker/test_standalone.py",
-    "store/background/checkpointing.py": "store/test_flush.py",
-    "store/background/derived_writer.py": "store/test_flush.py",
-    "store/background/fullness.py": "store/test_retention.py",
-    "store/background/purge.py": "store/test_topic_retention.py",
-    "store/background/space_ahead.py": "store/test_full_disk.py",
-    "store/background/upkeep.py": "store/test_flush.py",
-    "store/base/checkpoint.py": "store/test_recovery.py",
-    "store/base/config.py": "store/test_settings.py",
-    "store/base/disk.py": "store/test_faults.py",
-    "store/base/files.py": "store/test_cold_reads.py",
-    "store/base/flags.py": "store/test_settings.py",
-    "store/base/guards.py": "store/test_recovery.py",
-    "store/base/read_only_files.py": "store/test_strange_files.py",
-    "store/base/refusal.py": "store/test_batch_items.py",
-    "store/derived/consume_queue.py": "store/test_writing.py",
-    "store/derived/gaps.py": "store/test_fillers.py",
-    "store/derived/index_file.py": "store/test_apache_store.py",
-    "store/derived/index_service.py": "store/test_writing.py",
-    "store/derived/queue_table.py": "store/test_writing.py",
-    "store/inspect/evidence.py": "store/test_verify_derived.py",
-    "store/inspect/find.py": "store/test_find_and_stats.py",
-    "store/inspect/findings.py": "store/test_verify.py",
-    "store/inspect/index_check.py": "store/test_verify_derived.py",
-    "store/inspect/index_files.py": "store/test_verify_derived.py",
-    "store/inspect/log_walk.py": "store/test_verify.py",
-    "store/inspect/queue_check.py": "store/test_verify_derived.py",
-    "store/inspect/stats.py": "store/test_find_and_stats.py",
-    "store/inspect/unit_files.py": "store/test_verify_derived.py",
-    "store/log/block_cache.py": "store/test_queue_reader.py",
-    "store/log/commit_log.py": "store/test_writing.py",
-    "store/log/log_reader.py": "store/test_find_and_stats.py",
-    "store/log/recent.py": "store/test_queue_reader.py",
-    "store/log/scan.py": "store/test_recovery.py",
-    "store/log/sync_child.py": "store/test_syncer.py",
-    "store/message_store.py": "store/test_model.py",
-    "store/recovery/queue_order.py": "store/test_recovery.py",
-    "store/recovery/recovered.py": "store/test_recovery.py",
-    "store/recovery/replay.py": "store/test_recovery.py",
-    "store/recovery/segments.py": "store/test_recovery.py",
-    "store/recovery/start_point.py": "store/test_recovery.py",
-    "store/recovery/store_layout.py": "store/test_verify.py",
-    "store/tables/clean_stop.py": "store/test_lengths.py",
-    "store/tables/deleted_topics.py": "store/test_topic_deletion.py",
-    "store/tables/min_offsets.py": "store/test_topic_retention.py",
-    "store/tables/table_text.py": "store/test_json_table.py",
-    "store/writing/batch_appender.py": "store/test_batch_items.py",
-    "store/writing/dispatch.py": "store/test_writing.py",
-    "testing/crash_images.py": "faults/test_power_loss.py",
-    "testing/faulty_disk.py": "store/test_faults.py",
-    "testing/local.py": "testing/test_plugin.py",
-    "testing/process.py": "testing/test_plugin.py",
-    "testing/recording_disk.py": "faults/test_power_loss.py",
-}
-# fmt: on
+TABLE = """
+admin/test_cluster_commands.py: admin/consumer_commands admin/groups
+admin/test_formats.py: admin/values
+admin/test_message_commands.py: admin/messages
+admin/test_shell.py: admin/commands
+admin/test_topic_commands.py: admin/admin admin/errors
+broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
+broker/test_config.py: broker/base/inert broker/server
+broker/test_offset_requests.py: broker/base/compat
+broker/test_progress.py: broker/base/times
+broker/test_pull.py: broker/pull/checks
+broker/test_purge.py: broker/base/attributes
+broker/test_register.py: broker/base/address
+broker/test_roles.py: broker/pull/offset_moved
+broker/test_schedule.py: broker/tables/delay_offsets
+broker/test_send.py: broker/base/replies broker/base/writer broker/tables/topics
+broker/test_settings_requests.py: remoting/addresses
+broker/test_standalone.py: broker/process standalone
+cli/test_archive_command.py: cli/archive
+cli/test_client_commands.py: cli/app cli/consume cli/options
+cli/test_send_input.py: cli/send
+cli/test_servers.py: cli/lazy cli/outcome cli/shutdown cli/standalone
+cli/test_serving.py: remoting/loop
+cli/test_store_commands.py: cli/progress cli/store
+client/test_blocking.py: client/loop_thread
+client/test_identity.py: client/cluster/options
+client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
+client/test_producer.py: client/cluster/instance client/cluster/requests client/producer/options
+    client/producer/outgoing
+client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
+client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/group
+    client/consumer/options client/consumer/push_session client/consumer/queue_puller
+    client/consumer/subscription
+client/test_routes.py: client/cluster/namesrv_api
+faults/test_power_loss.py: testing/crash_images testing/recording_disk
+namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
+pipeline/test_archive.py: pipeline/archive_query pipeline/watch
+pipeline/test_archive_task.py: pipeline/partition_writer
+pipeline/test_plan.py: pipeline/offsets
+pipeline/test_replaced_queues.py: pipeline/marks
+pipeline/test_sink.py: pipeline/rows
+pipeline/test_source.py: pipeline/session
+pipeline/test_unwilling_brokers.py: pipeline/cluster pipeline/errors pipeline/reading pipeline/requests
+    pipeline/wire
+protocol/test_arrow.py: protocol/properties/columns
+protocol/test_bodies.py: protocol/bodies_admin protocol/bodies_client protocol/bodies_route protocol/json_body
+protocol/test_frame.py: protocol/binary_header protocol/send_ext
+protocol/test_headers.py: protocol/ext protocol/headers_admin protocol/headers_client protocol/headers_message
+    protocol/headers_namesrv
+remoting/test_bounds.py: remoting/limits remoting/partial
+remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
+store/test_apache_store.py: store/derived/index_file
+store/test_batch_items.py: store/base/refusal store/writing/batch_appender
+store/test_cold_reads.py: store/base/files
+store/test_faults.py: store/base/disk testing/faulty_disk
+store/test_fillers.py: store/derived/gaps
+store/test_find_and_stats.py: store/inspect/find store/inspect/stats store/log/log_reader
+store/test_flush.py: store/background/checkpointing store/background/derived_writer store/background/upkeep
+store/test_full_disk.py: store/background/space_ahead
+store/test_json_table.py: store/tables/table_text
+store/test_lengths.py: store/tables/clean_stop
+store/test_model.py: store/message_store
+store/test_queue_reader.py: store/log/block_cache store/log/recent
+store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/queue_order
+    store/recovery/recovered store/recovery/replay store/recovery/segments store/recovery/start_point
+store/test_retention.py: store/background/fullness
+store/test_settings.py: store/base/config store/base/flags
+store/test_strange_files.py: store/base/read_only_files
+store/test_syncer.py: store/log/sync_child
+store/test_topic_deletion.py: store/tables/deleted_topics
+store/test_topic_retention.py: store/background/purge store/tables/min_offsets
+store/test_verify.py: store/inspect/findings store/inspect/log_walk store/recovery/store_layout
+store/test_verify_derived.py: store/inspect/evidence store/inspect/index_check store/inspect/index_files
+    store/inspect/queue_check store/inspect/unit_files
+store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
+    store/log/commit_log store/writing/dispatch
+test_text.py: logs
+testing/test_plugin.py: testing/local testing/process
+"""
+
+
+def read(table: str) -> dict[str, str]:
+    """Module -> test file, of a table of lines `test file: module module ...`, long ones continued."""
+    lines = [line.partition(":") for line in table.replace("\n    ", " ").strip().splitlines()]
+    return {f"{module}.py": test for test, _, modules in lines for module in modules.split()}
+
+
+TESTED_BY = read(TABLE)
 
 
 def modules() -> Iterator[Path]:
@@ -183,34 +127,8 @@ def found(name: str) -> list[Path]:
     return sorted((TESTS / room).rglob(file)) if room else sorted(TESTS.glob(file))
 
 
-@cache
-def imported() -> dict[str, list[tuple[str, str]]]:
-    """Test file -> (module, name) of what it imports from the package."""
-    files = {}
-    for path in sorted(TESTS.rglob("test_*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
-        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        room = path.relative_to(TESTS).parts[0]
-        files[path.name if room == path.name else f"{room}/{path.name}"] = [
-            (node.module or "", alias.name) for node in nodes for alias in node.names
-        ]
-    return files
-
-
 def suggestion(module: Path) -> str:
-    """The test file that imports most of a module, first of its own room; else that of its neighbours."""
-    dotted = ".".join(("cometmq", *module.with_suffix("").parts))
-    defined = {getattr(node, "name", "") for node in ast.parse((PACKAGE / module).read_text("utf-8")).body}
-    room = module.parts[0]
-    for files in ([name for name in imported() if name.startswith(f"{room}/")], list(imported())):
-        asked = Counter(
-            name
-            for name in files
-            for home, what in imported()[name]
-            if f"{home}.{what}" == dotted or (home.startswith("cometmq") and what in defined)
-        )
-        if asked:
-            return asked.most_common(1)[0][0]
+    """The test file that tests most of a module's neighbours."""
     beside = Counter(
         test for name, test in TESTED_BY.items() if Path(name).parent == module.parent and found(test)
     )
@@ -218,9 +136,9 @@ def suggestion(module: Path) -> str:
 
 
 def wanted() -> dict[str, str]:
-    """The table as it must be: the lines that are needed, those of today where they still hold.
+    """The table as it must be: the modules that need it, with the test files of today where they still hold.
 
-    A module that has moved within its room keeps its line.
+    A module that has moved within its room keeps its test file.
     """
     known = list(modules())
     moved = {
@@ -238,11 +156,15 @@ def wanted() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the table into this file. What nobody can guess stays empty, which the test refuses."""
-    head, _, rest = Path(__file__).read_text("utf-8").partition("TESTED_BY = {\n")
-    lines = "".join(f'    "{module}": "{test}",\n' for module, test in wanted().items())
-    _, _, tail = rest.partition("}\n")
-    Path(__file__).write_text(head + "TESTED_BY = {\n" + lines + "}\n" + tail, "utf-8")
+    """Write the table into this file. A module without a guess has no test file, which the test refuses."""
+    by_test: dict[str, list[str]] = {}
+    for module, test in wanted().items():
+        by_test.setdefault(test, []).append(module.removesuffix(".py"))
+    lines = [f"{test}: {' '.join(names)}" for test, names in sorted(by_test.items())]
+    wrapped = [textwrap.fill(line, 110, subsequent_indent="    ", break_on_hyphens=False) for line in lines]
+    head, opening, rest = Path(__file__).read_text("utf-8").partition('TABLE = """\n')
+    tail = rest.partition('"""\n')[2]
+    Path(__file__).write_text(head + opening + "\n".join(wrapped) + '\n"""\n' + tail, "utf-8")
 
 
 if __name__ == "__main__":

@@ -192,6 +192,10 @@ async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
             await asyncio.sleep(0.005)
 
 
+def subscription(topic: str, version: int = 1, expression: str = "*") -> SubscriptionData:
+    return SubscriptionData(topic=topic, sub_string=expression, sub_version=version)
+
+
 def queue(number: int, topic: str = "Orders") -> MessageQueue:
     return MessageQueue(topic, "broker-a", number)
 

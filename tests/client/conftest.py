@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
+
+from cometmq.testing import LocalBroker, local_broker
 
 
 @pytest.fixture
@@ -20,3 +22,10 @@ async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
     async with FakeNamesrv() as server:
         server.serve("T", broker, queues=1)
         yield server
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    """A real broker, in a process of its own."""
+    with local_broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running

@@ -6,7 +6,7 @@ import inspect
 import multiprocessing
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, get_args, get_type_hints
@@ -31,16 +31,10 @@ from cometmq import (
 )
 from cometmq.client.loop_thread import LoopThread
 from cometmq.errors import ClientStateError
-from cometmq.testing import LocalBroker, local_broker
+from cometmq.testing import LocalBroker
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    with local_broker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
-
-
-def test_messages_sent_from_many_threads_are_consumed_in_threads(broker: LocalBroker) -> None:
+def test_messages_sent_from_many_threads_are_consumed_in_threads(local: LocalBroker) -> None:
     sent = [b"%d" % number for number in range(300)]
     received: list[bytes] = []
     complete = threading.Event()
@@ -50,11 +44,11 @@ def test_messages_sent_from_many_threads_are_consumed_in_threads(broker: LocalBr
         if len(received) >= len(sent):
             complete.set()
 
-    with SyncProducer("p", namesrv=broker.namesrv) as producer, ThreadPoolExecutor(8) as threads:
+    with SyncProducer("p", namesrv=local.namesrv) as producer, ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda body: producer.send(Message("Threads", body)), sent))
         assert {result.queue for result in results} <= set(producer.queues("Threads"))
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    with SyncPushConsumer("g", listener, "Threads", namesrv=broker.namesrv, options=options) as consumer:
+    with SyncPushConsumer("g", listener, "Threads", namesrv=local.namesrv, options=options) as consumer:
         assert complete.wait(30)
         assert consumer.health().ok
         assert {queue.topic for queue in consumer.assignment} == {"Threads", "%RETRY%g"}
@@ -62,14 +56,14 @@ def test_messages_sent_from_many_threads_are_consumed_in_threads(broker: LocalBr
     assert Counter(received) == Counter(sent)
 
 
-def test_every_way_of_sending_and_pulling(broker: LocalBroker) -> None:
-    with SyncProducer("p", namesrv=broker.namesrv) as producer:
+def test_every_way_of_sending_and_pulling(local: LocalBroker) -> None:
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
         first = producer.send(Message("Ways", b"0"), selector=select_by_hash, argument="one queue")
         producer.send_batch([Message("Ways", b"1"), Message("Ways", b"2")], queue=first.queue)
         producer.send_oneway(Message("Ways", b"3"), queue=first.queue)
         assert len(producer.send_many([Message("Ways", b"x")] * 10)) == 10
     options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    with SyncPullConsumer("g-pull", namesrv=broker.namesrv, options=options) as consumer:
+    with SyncPullConsumer("g-pull", namesrv=local.namesrv, options=options) as consumer:
         assert first.queue in consumer.fetch_queues("Ways")
         result = consumer.pull_blocking(first.queue, consumer.min_offset(first.queue))
         assert [message.body for message in result.messages][:4] == [b"0", b"1", b"2", b"3"]
@@ -84,19 +78,19 @@ def test_every_way_of_sending_and_pulling(broker: LocalBroker) -> None:
         assert consumer.committed(first.queue) is not None
 
 
-def test_errors_are_those_of_the_asyncio_classes(broker: LocalBroker) -> None:
-    with SyncPullConsumer("g", namesrv=broker.namesrv) as consumer, pytest.raises(NoRouteError):
+def test_errors_are_those_of_the_asyncio_classes(local: LocalBroker) -> None:
+    with SyncPullConsumer("g", namesrv=local.namesrv) as consumer, pytest.raises(NoRouteError):
         consumer.fetch_queues("Nowhere")
 
 
-def test_the_loop_ends_with_its_last_user(broker: LocalBroker) -> None:
-    with SyncProducer("p1", namesrv=broker.namesrv), SyncProducer("p2", namesrv=broker.namesrv):
+def test_the_loop_ends_with_its_last_user(local: LocalBroker) -> None:
+    with SyncProducer("p1", namesrv=local.namesrv), SyncProducer("p2", namesrv=local.namesrv):
         assert [thread.name for thread in threading.enumerate()].count("cometmq-loop") == 1
     assert "cometmq-loop" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_face_that_is_not_started_says_so(broker: LocalBroker) -> None:
-    producer = SyncProducer("p", namesrv=broker.namesrv)
+def test_a_face_that_is_not_started_says_so(local: LocalBroker) -> None:
+    producer = SyncProducer("p", namesrv=local.namesrv)
     with pytest.raises(ClientStateError, match=r"is new: start\(\) it"):
         producer.send(Message("T", b"x"))
     with producer, pytest.raises(ClientStateError, match="started already"):
@@ -104,9 +98,9 @@ def test_a_face_that_is_not_started_says_so(broker: LocalBroker) -> None:
     producer.stop()
 
 
-def test_a_failed_start_leaves_no_thread(broker: LocalBroker) -> None:
+def test_a_failed_start_leaves_no_thread(local: LocalBroker) -> None:
     with pytest.raises(ClientStateError):
-        SyncPushConsumer("g", print, (), namesrv=broker.namesrv).start()
+        SyncPushConsumer("g", print, (), namesrv=local.namesrv).start()
     assert "cometmq-loop" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -133,10 +127,10 @@ def _in_child(producer: SyncProducer, answers: multiprocessing.Queue[str]) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_client_used_after_a_fork_says_so(broker: LocalBroker) -> None:
+def test_a_client_used_after_a_fork_says_so(local: LocalBroker) -> None:
     context = multiprocessing.get_context("fork")
     answers: multiprocessing.Queue[str] = context.Queue()
-    with SyncProducer("p", namesrv=broker.namesrv) as producer:
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
         child = context.Process(target=_in_child, args=(producer, answers))
         child.start()
         assert "before a fork" in answers.get(timeout=20)
@@ -144,9 +138,9 @@ def test_a_client_used_after_a_fork_says_so(broker: LocalBroker) -> None:
         assert producer.send(Message("Fork", b"y"))
 
 
-def numbered(broker: LocalBroker, topic: str, count: int) -> MessageQueue:
+def numbered(local: LocalBroker, topic: str, count: int) -> MessageQueue:
     """A queue that holds 0, 1, ..."""
-    with SyncProducer("p", namesrv=broker.namesrv) as producer:
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
         queue = producer.queues(topic)[0]
         for number in range(count):
             producer.send(Message(topic, b"%d" % number), queue=queue)
@@ -157,10 +151,10 @@ def bodies_of(messages: Iterable[MessageExt]) -> list[int]:
     return [int(message.body) for message in messages]
 
 
-def test_an_iteration_that_is_left_goes_on_where_it_was(broker: LocalBroker) -> None:
-    queue = numbered(broker, "Left", 10)
+def test_an_iteration_that_is_left_goes_on_where_it_was(local: LocalBroker) -> None:
+    queue = numbered(local, "Left", 10)
     options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, pull_batch_size=4)
-    with SyncPullConsumer("g-left", namesrv=broker.namesrv, options=options) as consumer:
+    with SyncPullConsumer("g-left", namesrv=local.namesrv, options=options) as consumer:
         consumer.assign([queue])
         got = bodies_of(islice(consumer, 2))
         # The last one given out is not known to be consumed.
@@ -174,10 +168,10 @@ def test_an_iteration_that_is_left_goes_on_where_it_was(broker: LocalBroker) -> 
     abandoned.close()  # nothing to be said to a consumer that is stopped
 
 
-def test_a_seek_within_an_iteration_holds_from_the_next_message_on(broker: LocalBroker) -> None:
-    queue = numbered(broker, "Sought", 10)
+def test_a_seek_within_an_iteration_holds_from_the_next_message_on(local: LocalBroker) -> None:
+    queue = numbered(local, "Sought", 10)
     options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    with SyncPullConsumer("g-seek", namesrv=broker.namesrv, options=options) as consumer:
+    with SyncPullConsumer("g-seek", namesrv=local.namesrv, options=options) as consumer:
         consumer.assign([queue])
         got = []
         for message in consumer:

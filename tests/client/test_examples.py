@@ -7,21 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cometmq.testing import LocalBroker, local_broker
+from cometmq.testing import LocalBroker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SENT = 1 + 1000 + 3 + 10 + 1 + 1
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    with local_broker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,14 +23,14 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_orders_are_sent_consumed_and_read_again(broker: LocalBroker) -> None:
-    sent = run("send.py", broker.namesrv)
+def test_orders_are_sent_consumed_and_read_again(local: LocalBroker) -> None:
+    sent = run("send.py", local.namesrv)
     assert sent.returncode == 0, sent.stderr
     assert sent.stdout.startswith("SEND_OK: ")
     assert "1000 sent side by side" in sent.stdout
 
     with subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "consume.py"), broker.namesrv], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(EXAMPLES / "consume.py"), local.namesrv], stdout=subprocess.PIPE, text=True
     ) as consumer:
         watchdog = threading.Timer(60, consumer.kill)
         watchdog.start()
@@ -52,7 +45,7 @@ def test_orders_are_sent_consumed_and_read_again(broker: LocalBroker) -> None:
     assert sorted(steps) == ["created", "paid", "shipped"]
     assert any("remind me" in line for line in lines)
 
-    read = run("pull.py", broker.namesrv, "Orders")
+    read = run("pull.py", local.namesrv, "Orders")
     assert read.returncode == 0, read.stderr
     assert sum(int(count) for count in re.findall(r": (\d+) messages", read.stdout)) == SENT
 

@@ -57,6 +57,13 @@ async def plain_server(script: Callable[[RawPeer], Awaitable[None]]) -> AsyncIte
         await listener.wait_closed()
 
 
+@pytest.fixture
+async def client() -> AsyncIterator[RemotingClient]:
+    made = RemotingClient()
+    yield made
+    await made.close()
+
+
 async def test_a_thousand_concurrent_calls_share_one_connection() -> None:
     async with client_and_server({ECHO: echo}) as (client, server, addr):
         bodies = [b"%d" % n * (n % 50) for n in range(1000)]
@@ -71,7 +78,7 @@ async def test_a_thousand_concurrent_calls_share_one_connection() -> None:
         assert connection.outstanding == 0
 
 
-async def test_answers_out_of_order_find_their_callers() -> None:
+async def test_answers_out_of_order_find_their_callers(client: RemotingClient) -> None:
     async def backwards(raw: RawPeer) -> None:
         requests = [await raw.read() for _ in range(100)]
         random.Random(5).shuffle(requests)
@@ -80,16 +87,14 @@ async def test_answers_out_of_order_find_their_callers() -> None:
         await raw.read_end()
 
     async with plain_server(backwards) as addr:
-        client = RemotingClient()
         answers = await asyncio.gather(
             *(client.call(addr, Frame.request(ECHO, body=b"%d" % n), 20) for n in range(100))
         )
-        await client.close()
 
     assert [bytes(answer.body) for answer in answers] == [b"%d" % n for n in range(100)]
 
 
-async def test_an_answer_delivered_byte_by_byte_arrives() -> None:
+async def test_an_answer_delivered_byte_by_byte_arrives(client: RemotingClient) -> None:
     async def drip(raw: RawPeer) -> None:
         header, body = await raw.read()
         for byte in raw_frame(0, header["opaque"], body, flag=1):
@@ -98,14 +103,14 @@ async def test_an_answer_delivered_byte_by_byte_arrives() -> None:
         await raw.read_end()
 
     async with plain_server(drip) as addr:
-        client = RemotingClient()
         answer = await client.call(addr, Frame.request(ECHO, body=b"drops"), 20)
-        await client.close()
 
     assert answer.body == b"drops"
 
 
-async def test_a_call_that_is_not_answered_times_out_and_its_late_answer_is_dropped() -> None:
+async def test_a_call_that_is_not_answered_times_out_and_its_late_answer_is_dropped(
+    client: RemotingClient,
+) -> None:
     release = asyncio.Event()
 
     async def late(raw: RawPeer) -> None:
@@ -117,23 +122,20 @@ async def test_a_call_that_is_not_answered_times_out_and_its_late_answer_is_drop
         await raw.read_end()
 
     async with plain_server(late) as addr:
-        client = RemotingClient()
         with pytest.raises(RequestTimeout) as caught:
             await soon(client.call(addr, Frame.request(ECHO), 0.1))
         release.set()
         answer = await client.call(addr, Frame.request(ECHO), 10)
-        await client.close()
 
     assert (caught.value.addr, caught.value.code) == (addr, ECHO)
     assert answer.body == b"in time"
 
 
-async def test_calls_time_out_each_at_its_own_deadline() -> None:
+async def test_calls_time_out_each_at_its_own_deadline(client: RemotingClient) -> None:
     async def deaf(raw: RawPeer) -> None:
         await raw.read_end()
 
     async with plain_server(deaf) as addr:
-        client = RemotingClient()
         await client.connect(addr)
         loop = asyncio.get_running_loop()
 
@@ -145,42 +147,37 @@ async def test_calls_time_out_each_at_its_own_deadline() -> None:
 
         limits = [0.5, 0.1, 0.3, 0.1, 0.2]
         took = await asyncio.gather(*(timed(limit) for limit in limits))
-        await client.close()
 
     for limit, seconds in zip(limits, took, strict=True):
         assert limit - 0.01 <= seconds < limit + 0.4
 
 
-async def test_a_connection_closed_in_the_middle_fails_what_is_outstanding() -> None:
+async def test_a_connection_closed_in_the_middle_fails_what_is_outstanding(client: RemotingClient) -> None:
     async def half(raw: RawPeer) -> None:
         header, _ = await raw.read()
         await raw.send(raw_frame(0, header["opaque"], b"0123456789", flag=1)[:-5])
 
     async with plain_server(half) as addr:
-        client = RemotingClient()
         results = await soon(
             asyncio.gather(
                 *(client.call(addr, Frame.request(ECHO + n), 30) for n in range(3)), return_exceptions=True
             )
         )
         assert client.connection(addr) is None
-        await client.close()
 
     assert [type(result) for result in results] == [SendFailed] * 3
     assert sorted((error.addr, error.code) for error in results) == [(addr, ECHO + n) for n in range(3)]
 
 
-async def test_an_answer_nobody_can_read_closes_the_connection() -> None:
+async def test_an_answer_nobody_can_read_closes_the_connection(client: RemotingClient) -> None:
     async def garbage(raw: RawPeer) -> None:
         await raw.read()
         await raw.send(struct.pack(">II", 12, 8) + b"garbage!")
         await raw.read_end()
 
     async with plain_server(garbage) as addr:
-        client = RemotingClient()
         with pytest.raises(SendFailed):
             await soon(client.call(addr, Frame.request(ECHO), 30))
-        await client.close()
 
 
 async def test_the_next_call_after_a_lost_connection_connects_again() -> None:
@@ -194,7 +191,7 @@ async def test_the_next_call_after_a_lost_connection_connects_again() -> None:
         assert answer.body == b"again"
 
 
-async def test_callers_share_one_attempt_to_connect() -> None:
+async def test_callers_share_one_attempt_to_connect(client: RemotingClient) -> None:
     accepted = 0
 
     async def count(raw: RawPeer) -> None:
@@ -208,9 +205,7 @@ async def test_callers_share_one_attempt_to_connect() -> None:
             await raw.send(raw_frame(0, header["opaque"], body, flag=1))
 
     async with plain_server(count) as addr:
-        client = RemotingClient()
         await asyncio.gather(*(client.call(addr, Frame.request(ECHO), 10) for _ in range(50)))
-        await client.close()
 
     assert accepted == 1
 
@@ -244,24 +239,20 @@ async def test_a_caller_that_gives_up_while_dialling_does_not_take_the_attempt_f
     await server.stop()
 
 
-async def test_a_refused_connection_is_a_typed_error_that_names_the_address() -> None:
+async def test_a_refused_connection_is_a_typed_error_that_names_the_address(client: RemotingClient) -> None:
     listener = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     addr = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     listener.close()
     await listener.wait_closed()
-    client = RemotingClient()
     with pytest.raises(ConnectError) as caught:
         await client.call(addr, Frame.request(ECHO))
-    await client.close()
 
     assert caught.value.addr == addr
 
 
-async def test_an_unknown_host_is_said_to_be_unknown() -> None:
-    client = RemotingClient()
+async def test_an_unknown_host_is_said_to_be_unknown(client: RemotingClient) -> None:
     with pytest.raises(ConnectError) as caught:
         await client.call("no-such-host.invalid:9876", Frame.request(ECHO), 20)
-    await client.close()
 
     assert "no-such-host.invalid:9876" in str(caught.value)
     assert "Unknown error" not in str(caught.value)
@@ -269,12 +260,11 @@ async def test_an_unknown_host_is_said_to_be_unknown() -> None:
 
 @pytest.mark.parametrize("failure", [UnicodeError("idna"), ValueError("null byte"), OverflowError("port")])
 async def test_connects_raise_connect_errors_only(
-    monkeypatch: pytest.MonkeyPatch, failure: Exception
+    client: RemotingClient, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     async def fails(*args: object, **kw: object) -> None:
         raise failure
 
-    client = RemotingClient()
     monkeypatch.setattr(
         client, "_loop", SimpleNamespace(create_task=asyncio.create_task, create_connection=fails)
     )
@@ -283,14 +273,14 @@ async def test_connects_raise_connect_errors_only(
 
     assert repr(failure) in str(caught.value)
     assert caught.value.__cause__ is failure
-    await client.close()
 
 
-async def test_closing_the_client_ends_connects_with_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_the_client_ends_connects_with_a_typed_error(
+    client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def hangs(*args: object, **kw: object) -> None:
         await asyncio.Event().wait()
 
-    client = RemotingClient()
     monkeypatch.setattr(
         client, "_loop", SimpleNamespace(create_task=asyncio.create_task, create_connection=hangs)
     )
@@ -361,12 +351,11 @@ async def test_a_oneway_request_is_handled_and_not_answered() -> None:
     assert (got, answer.body) == ([b"one way"], b"x")
 
 
-async def test_closing_the_client_fails_outstanding_calls() -> None:
+async def test_closing_the_client_fails_outstanding_calls(client: RemotingClient) -> None:
     async def deaf(raw: RawPeer) -> None:
         await raw.read_end()
 
     async with plain_server(deaf) as addr:
-        client = RemotingClient()
         await client.connect(addr)
         calling = asyncio.create_task(client.call(addr, Frame.request(ECHO), 30))
         connection = client.connection(addr)

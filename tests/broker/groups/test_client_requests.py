@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import Peer, records, running, until
+from tests.broker.conftest import Peer, records, running, subscription, until
 
 from cometmq.broker.base import attributes
 from cometmq.broker.groups.clients import EXPIRED_MS, MOST_GROUPS
@@ -33,10 +33,6 @@ from cometmq.protocol.headers import (
 from cometmq.store import ManualClock, SystemClock
 
 NOTIFY = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
-
-
-def subscription(topic: str, version: int = 1, expression: str = "*") -> SubscriptionData:
-    return SubscriptionData(topic=topic, sub_string=expression, sub_version=version)
 
 
 async def consumer_ids(peer, group="G"):

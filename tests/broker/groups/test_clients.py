@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from tests.broker.conftest import subscription
+
 from cometmq.broker.groups.clients import EXPIRED_MS, ConsumerTable, ProducerTable
-from cometmq.protocol.bodies import SubscriptionData
 
 T0 = 1_000_000
 PUSH = ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
-
-
-def subscription(topic: str, version: int = 1, expression: str = "*") -> SubscriptionData:
-    return SubscriptionData(topic=topic, sub_string=expression, sub_version=version)
 
 
 class TestConsumerTable:
