@@ -21,14 +21,15 @@ from tests.namesrv.conftest import (
     route,
     running,
 )
+from tests.namesrv.test_tables import says
 from tests.remoting.peers import RawPeer
 
 from cometmq.errors import BodyError
 from cometmq.namesrv import kv, requests, tables
 from cometmq.namesrv.kv import KvRefused, KvTables
 from cometmq.namesrv.server import NameServer
-from cometmq.namesrv.tables import Registration, RouteTables
-from cometmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig
+from cometmq.namesrv.tables import RouteTables
+from cometmq.protocol.bodies import RegisterBrokerBody
 
 ORDER = "ORDER_TOPIC_CONFIG"
 
@@ -208,15 +209,7 @@ class TestRegistrations:
 
         def register_broker(number: int, *topics: str) -> tuple[bool, int]:
             answer = routes.register(
-                0,
-                Registration(
-                    cluster="c",
-                    broker_name=f"b{number}",
-                    broker_addr=f"10.0.0.{number}:1",
-                    broker_id=0,
-                    data_version=DataVersion(timestamp=0, counter=number),
-                    topics={topic: TopicConfig(topic_name=topic) for topic in topics},
-                ),
+                0, says(f"b{number}", f"10.0.0.{number}:1", topics=topics, version=number)
             )
             return not answer.refusal, answer.left_out
 
@@ -231,14 +224,7 @@ class TestRegistrations:
         routes = RouteTables()
 
         def left_out(number: int) -> int:
-            said = Registration(
-                cluster="c",
-                broker_name=f"b{number}",
-                broker_addr=f"10.0.0.{number}:1",
-                broker_id=0,
-                data_version=DataVersion(timestamp=0, counter=number),
-                topics={topic: TopicConfig(topic_name=topic) for topic in "abc"},
-            )
+            said = says(f"b{number}", f"10.0.0.{number}:1", topics=tuple("abc"), version=number)
             return routes.register(0, said).left_out
 
         assert [left_out(1), left_out(2), left_out(3)] == [0, 1, 3]

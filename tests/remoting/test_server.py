@@ -41,6 +41,21 @@ def silent(connection: Connection, request: Frame) -> None:
     return None
 
 
+class Held:
+    """Requests that are answered together."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[Connection, Frame]] = []
+
+    def later(self, connection: Connection, request: Frame) -> None:
+        self.requests.append((connection, request))
+
+    def answer(self) -> None:
+        while self.requests:
+            connection, request = self.requests.pop(0)
+            connection.respond(request, 0)
+
+
 HANDLERS: dict[int, Any] = {ECHO: echo, SLOW: slow, BOOM: boom, REFUSE: refuse, SILENT: silent}
 
 
@@ -154,18 +169,9 @@ async def test_a_length_word_alone_reserves_nothing() -> None:
     ],
 )
 async def test_a_bad_frame_closes_its_connection_after_the_answers_before_it(bad: bytes) -> None:
-    held: list[tuple[Connection, Frame]] = []
-
-    def later(connection: Connection, request: Frame) -> None:
-        held.append((connection, request))
-
-    def answer() -> None:
-        while held:
-            connection, request = held.pop(0)
-            connection.respond(request, 0)
-
-    async with serving({LATER: later}) as (server, port), peer(port) as other, peer(port) as raw:
-        server.tick.at_end(answer)
+    held = Held()
+    async with serving({LATER: held.later}) as (server, port), peer(port) as other, peer(port) as raw:
+        server.tick.at_end(held.answer)
         await raw.send(raw_frame(LATER, 5) + bad)
         header, _ = await raw.read()
         assert header["opaque"] == 5
@@ -234,17 +240,15 @@ async def test_an_async_handler_keeps_its_body_while_other_frames_arrive() -> No
 
 async def test_the_tick_runs_after_all_frames_of_a_read_and_before_their_answers() -> None:
     seen: list[str] = []
-    held: list[tuple[Connection, Frame]] = []
+    held = Held()
 
     def later(connection: Connection, request: Frame) -> None:
         seen.append(f"frame {request.opaque}")
-        held.append((connection, request))
+        held.later(connection, request)
 
     def commit() -> None:
-        seen.append(f"commit {len(held)}")
-        for connection, request in held:
-            connection.respond(request, 0)
-        held.clear()
+        seen.append(f"commit {len(held.requests)}")
+        held.answer()
 
     async with serving({LATER: later}) as (server, port), peer(port) as raw:
         server.tick.at_end(commit)
@@ -349,18 +353,9 @@ async def test_frames_beyond_the_share_of_a_callback_are_handled_before_the_peer
 
 
 async def test_requests_before_a_half_close_are_answered() -> None:
-    held: list[tuple[Connection, Frame]] = []
-
-    def later(connection: Connection, request: Frame) -> None:
-        held.append((connection, request))
-
-    def answer() -> None:
-        while held:
-            connection, request = held.pop()
-            connection.respond(request, 0)
-
-    async with serving({LATER: later}) as (server, port), peer(port) as raw:
-        server.tick.at_end(answer)
+    held = Held()
+    async with serving({LATER: held.later}) as (server, port), peer(port) as raw:
+        server.tick.at_end(held.answer)
         raw.writer.write(raw_frame(LATER, 9))
         raw.writer.write_eof()
         header, _ = await raw.read()

@@ -19,9 +19,13 @@ from cometmq.protocol.record.one import iter_records, properties_of
 from cometmq.store.base.clock import ManualClock, SystemClock
 
 
+@pytest.fixture
+async def peer(fast):
+    return fast.peer()
+
+
 class TestDelays:
-    async def test_a_delayed_message_comes_after_its_time_and_not_before(self, fast):
-        peer = fast.peer()
+    async def test_a_delayed_message_comes_after_its_time_and_not_before(self, peer):
         await peer.send()
         begun = time.monotonic()
         answer = await peer.send(body=b"later", properties={"DELAY": "4", "TAGS": "TagA", "KEYS": "k"})
@@ -33,36 +37,31 @@ class TestDelays:
         assert message.properties == {"TAGS": "TagA", "KEYS": "k", "CLUSTER": "DefaultCluster", **waited}
         assert len(records(await peer.pull(offset=1, expression="TagA"))) == 1
 
-    async def test_while_it_waits_its_entry_carries_the_delivery_time(self, fast):
-        peer = fast.peer()
+    async def test_while_it_waits_its_entry_carries_the_delivery_time(self, fast, peer):
         await peer.send(properties={"DELAY": "4"})
         (waiting,) = records(await peer.pull("SCHEDULE_TOPIC_XXXX", 3))
         store = fast.broker.parts.store
         entry = store.queues.find("SCHEDULE_TOPIC_XXXX", 3).unit(0)
         assert entry[2] == waiting.store_timestamp_ms + 400
 
-    async def test_a_level_above_the_last_is_lowered_to_it(self, fast):
-        peer = fast.peer()
+    async def test_a_level_above_the_last_is_lowered_to_it(self, peer):
         assert (await peer.send(properties={"DELAY": "99"})).ext["queueId"] == "5"
         (message,) = await take(peer, "Orders", 1)
         assert message.properties["DELAY"] == "6"
 
     @pytest.mark.parametrize("level", ["0", "-1"])
-    async def test_no_delay(self, fast, level):
-        peer = fast.peer()
+    async def test_no_delay(self, peer, level):
         await peer.send(body=b"now", properties={"DELAY": level})
         assert [m.body for m in records(await peer.pull())] == [b"now"]
 
     async def test_a_level_that_is_no_number_is_illegal(self, fast):
         assert (await fast.peer().send(properties={"DELAY": "soon"})).code == 13
 
-    async def test_many_of_one_level_keep_their_order(self, fast):
-        peer = fast.peer()
+    async def test_many_of_one_level_keep_their_order(self, peer):
         await asyncio.gather(*(peer.send(body=b"%d" % n, properties={"DELAY": "1"}) for n in range(150)))
         assert [m.body for m in await take(peer, "Orders", 150)] == [b"%d" % n for n in range(150)]
 
-    async def test_what_waits_survives_a_restart_and_comes_once(self, fast):
-        peer = fast.peer()
+    async def test_what_waits_survives_a_restart_and_comes_once(self, fast, peer):
         await peer.send(body=b"early", properties={"DELAY": "1"})
         await take(peer, "Orders", 1)
         await peer.send(body=b"late", properties={"DELAY": "4"})
@@ -88,8 +87,7 @@ class TestClocks:
     """The wall clock steps while a message waits its 0.4 s: it comes neither early nor late for that."""
 
     @pytest.mark.parametrize("steps", [(-1.0,), (1.0,), (-1.0, 1.0), (1.0, -1.0), (-100_000.0,)])
-    async def test_while_it_waits(self, wall_clock, fast, steps):
-        peer = fast.peer()
+    async def test_while_it_waits(self, wall_clock, peer, steps):
         await peer.send()
         await peer.send(body=b"first", properties={"DELAY": "4"})
         await asyncio.sleep(0.2)  # so that the level is looked at in the middle of the second one's delay
@@ -121,8 +119,7 @@ class TestClocks:
         waits = [due.due_ms(offset, stored_ms) - stored_at for offset in range(2)]
         assert all(60_000 <= wait <= 60_000 + 5 + STEP_MS for wait in waits), waits
 
-    async def test_back_while_the_broker_is_down(self, wall_clock, fast):
-        peer = fast.peer()
+    async def test_back_while_the_broker_is_down(self, wall_clock, fast, peer):
         await peer.send()
         begun = time.monotonic()
         await peer.send(body=b"later", properties={"DELAY": "4"})
@@ -132,10 +129,9 @@ class TestClocks:
         assert 0.4 <= time.monotonic() - begun < 3.0
 
 
-async def test_a_delivery_that_is_refused_is_tried_again(fast, monkeypatch):
+async def test_a_delivery_that_is_refused_is_tried_again(fast, peer, monkeypatch):
     from cometmq.store.base.refusal import StoreRefused
 
-    peer = fast.peer()
     store = fast.broker.parts.store
     real, refused = type(store.appender).append, []
 
@@ -177,8 +173,7 @@ class TestUndeliverable:
             *(b"REAL_TOPIC\x01" + name.encode() + b"\x02REAL_QID\x010" for name in sorted(UNSENDABLE_TOPICS)),
         ],
     )
-    async def test_a_destination_that_no_send_may_have(self, fast, caplog, tmp_path, properties):
-        peer = fast.peer()
+    async def test_a_destination_that_no_send_may_have(self, fast, peer, caplog, tmp_path, properties):
         for body in (b"before", b"after"):
             await peer.send(body=body, properties={"DELAY": "1"})
             store_delayed(fast, properties, b"bad")
@@ -197,16 +192,14 @@ class TestUndeliverable:
             assert (cluster.broker.parts.store.max_offset("Gone", 5) == 1) == made
             assert ("Gone" in cluster.broker.parts.tables.topics.table) == made
 
-    async def test_a_queue_that_the_topic_has_lost_is_replaced(self, fast):
-        peer = fast.peer()
+    async def test_a_queue_that_the_topic_has_lost_is_replaced(self, fast, peer):
         await peer.send(queue_id=1)
         store_delayed(fast, b"REAL_TOPIC\x01Orders\x02REAL_QID\x014294967297", b"moved")
         answer = await peer.pull(queue_id=1, offset=1, hold_ms=5_000)
         assert [m.body for m in records(answer)] == [b"moved"]
         assert [queue.queue_id for queue in fast.broker.parts.store.queues.of_topic("Orders")] == [1]
 
-    async def test_a_message_outgrown_by_a_new_limit_is_delivered_and_can_come_back(self, fast):
-        peer = fast.peer()
+    async def test_a_message_outgrown_by_a_new_limit_is_delivered_and_can_come_back(self, fast, peer):
         await peer.send(body=b"x" * 5_000, properties={"DELAY": "1"})
         fast.broker.parts.store.appender.set_largest(1_000)
         (message,) = await take(peer, "Orders", 1)
@@ -217,8 +210,7 @@ class TestUndeliverable:
         assert (message.body, answer.code) == (b"x" * 5_000, 0)
         assert [m.body for m in await take(peer, "%RETRY%G", 1)] == [b"x" * 5_000]
 
-    async def test_properties_that_cannot_be_written_again_are_stored_as_they_are(self, fast):
-        peer = fast.peer()
+    async def test_properties_that_cannot_be_written_again_are_stored_as_they_are(self, fast, peer):
         await peer.send(body=b"before", properties={"DELAY": "1"})
         raw = b"TAGS\x01A\x02a\x01b\x01c\x02\xff\x01\xfe\x02" + TO_ORDERS
         store_delayed(fast, raw, b"odd")
@@ -249,8 +241,7 @@ class TestUndeliverable:
         await asyncio.sleep(0.1)
         assert (await peer.pull()).ext["maxOffset"] == "2"
 
-    async def test_a_record_that_cannot_be_read(self, fast, caplog):
-        peer = fast.peer()
+    async def test_a_record_that_cannot_be_read(self, fast, peer, caplog):
         for body in (b"before", b"unreadable", b"after"):
             await peer.send(body=body, properties={"DELAY": "4"})
         buffer = fast.broker.parts.store.log.buffer
@@ -260,8 +251,7 @@ class TestUndeliverable:
         assert "message at 1 is not delivered" in caplog.text
 
 
-async def test_a_damaged_body_is_not_delivered_under_a_fresh_crc(fast, caplog):
-    peer = fast.peer()
+async def test_a_damaged_body_is_not_delivered_under_a_fresh_crc(fast, peer, caplog):
     await peer.send(body=b"rotting body", properties={"DELAY": "4"})
     await peer.send(body=b"sound", properties={"DELAY": "4"})
     buffer = fast.broker.parts.store.log.buffer
@@ -271,9 +261,8 @@ async def test_a_damaged_body_is_not_delivered_under_a_fresh_crc(fast, caplog):
     assert "is damaged at log position" in caplog.text
 
 
-async def test_an_error_of_ours_is_survived(fast, monkeypatch):
+async def test_an_error_of_ours_is_survived(peer, monkeypatch):
     monkeypatch.setattr("cometmq.broker.timers.schedule.ERROR_S", 0.1)
-    peer = fast.peer()
     real, raised = iter_records, []
 
     def broken(data):
