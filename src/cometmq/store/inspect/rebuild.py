@@ -127,12 +127,7 @@ class Rebuild:
     """New queues and a new index of one store, in another directory."""
 
     def __init__(
-        self,
-        layout: StoreLayout,
-        files: StoreFiles,
-        directory: str,
-        clock: Clock,
-        progress: Progress | None,
+        self, layout: StoreLayout, files: StoreFiles, directory: str, clock: Clock, progress: Progress | None
     ) -> None:
         disk, root = files.disk, layout.root
         self._layout = layout

@@ -50,14 +50,7 @@ class SegmentScan:
     """
 
     def __init__(
-        self,
-        disk: Disk,
-        path: str,
-        base: int,
-        length: int,
-        *,
-        check_crc: bool = True,
-        search: bool = True,
+        self, disk: Disk, path: str, base: int, length: int, *, check_crc: bool = True, search: bool = True
     ) -> None:
         self._disk = disk
         self._path = path

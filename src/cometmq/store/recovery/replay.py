@@ -120,11 +120,7 @@ class Replay:
                 result.damage.append(Damage(self._log.path_of(previous + size), previous + size, base))
             previous = base
             scan = SegmentScan(
-                self._disk,
-                self._log.path_of(base),
-                base,
-                size,
-                check_crc=self._config.check_crc_on_recover,
+                self._disk, self._log.path_of(base), base, size, check_crc=self._config.check_crc_on_recover
             )
             yield from scan.runs(max(start, base))
             if scan.end > max(start, base) or base <= start:

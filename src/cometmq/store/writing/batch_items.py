@@ -19,13 +19,7 @@ from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.template import Template, codes_and_keys, template_of
 from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, has_stray_separator
-from cometmq.protocol.record.layout import (
-    BODY_CRC_AT,
-    HEADS,
-    QUEUE_ID_AT,
-    QUEUE_OFFSET_AT,
-    SYS_FLAG_AT,
-)
+from cometmq.protocol.record.layout import BODY_CRC_AT, HEADS, QUEUE_ID_AT, QUEUE_OFFSET_AT, SYS_FLAG_AT
 from cometmq.store.base.refusal import StoreRefused
 
 _length = struct.Struct(">H").pack
