@@ -114,28 +114,40 @@ class MessageStore:
         self.batches = BatchAppender(self.appender, self.log, queues, clock)
         self.passes = passes = Passes()
         self.space = SpaceAhead(self.log, clock)
-        self.checkpointing = Checkpointing(self.checkpoint, flusher, queues, index, deleted, self.recovered)
+        self.checkpointing = Checkpointing(
+            checkpoint=self.checkpoint, flusher=flusher, queues=queues, index=index, deleted=deleted,
+            recovered=self.recovered,
+        )  # fmt: skip
         self.writer = DerivedWriter(
-            disk, clock, config, flags, off_loop, passes, self.log, flusher, queues, index, self.min_offsets,
-            self.checkpoint, self.checkpointing,
+            disk=disk, clock=clock, config=config, flags=flags, off_loop=off_loop, passes=passes,
+            commit_log=self.log, flusher=flusher, queues=queues, index=index, min_offsets=self.min_offsets,
+            checkpoint=self.checkpoint, checkpointing=self.checkpointing,
         )  # fmt: skip
         ext = ExtFiles(disk, config.root)
         steady = SteadyTime(clock, flusher.written_ms)
-        self.fullness = Fullness(disk, config, flags, off_loop, self.log.places)
+        self.fullness = Fullness(
+            disk=disk, config=config, flags=flags, off_loop=off_loop, places=self.log.places
+        )
         self.retention = Retention(
-            disk, clock, steady, config, flags, off_loop, passes, self.fullness, self.log, queues, index, ext,
-            self.writer.make_durable_before, self.space.room_was_made,
+            disk=disk, clock=clock, steady=steady, config=config, flags=flags, off_loop=off_loop,
+            passes=passes, fullness=self.fullness, commit_log=self.log, queues=queues, index=index, ext=ext,
+            make_durable_before=self.writer.make_durable_before, on_room=self.space.room_was_made,
         )  # fmt: skip
         self.topic_retention = TopicRetention(
-            steady, off_loop, passes, queues, self.lookups, self.min_offsets
-        )
+            steady=steady, off_loop=off_loop, passes=passes, queues=queues, lookups=self.lookups,
+            min_offsets=self.min_offsets,
+        )  # fmt: skip
         self.deletion = TopicDeletion(
-            disk, off_loop, self.log, self.appender, queues, ext, deleted, self.min_offsets
+            disk=disk, off_loop=off_loop, commit_log=self.log, appender=self.appender, queues=queues, ext=ext,
+            deleted=deleted, min_offsets=self.min_offsets,
+        )  # fmt: skip
+        self.purge = Purge(
+            off_loop=off_loop, queues=queues, lookups=self.lookups, min_offsets=self.min_offsets
         )
-        self.purge = Purge(off_loop, queues, self.lookups, self.min_offsets)
         self.upkeep = Upkeep(
-            disk, config, off_loop, passes, self.log, flusher, self.space, self.writer, self.fullness,
-            self.retention, self.topic_retention,
+            disk=disk, config=config, off_loop=off_loop, passes=passes, commit_log=self.log, flusher=flusher,
+            space=self.space, writer=self.writer, fullness=self.fullness, retention=self.retention,
+            topic_retention=self.topic_retention,
         )  # fmt: skip
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self._closed = False
@@ -144,10 +156,11 @@ class MessageStore:
         check_lengths(self.disk, self.config, self._clean_ends)
         clean = not self._abort.exists()
         self._abort.set()
-        return Recovery(
-            self.disk, self.config, self.log, self.queues, self.index, self.checkpoint, self.deleted,
-            self._clean_ends,
-        ).run(clean=clean)  # fmt: skip
+        recovery = Recovery(
+            disk=self.disk, config=self.config, commit_log=self.log, queues=self.queues, index=self.index,
+            checkpoint=self.checkpoint, deleted=self.deleted, ends=self._clean_ends,
+        )  # fmt: skip
+        return recovery.run(clean=clean)
 
     # -- opening, closing -------------------------------------------------------------------------
 
@@ -210,10 +223,10 @@ class MessageStore:
         fixed = (*paths, "broker_role", *SMALL_FILES)
         config = replace(config, **{name: getattr(self.config, name) for name in fixed})
         self.config = config
-        for part in (
-            self.flusher, self.writer, self.fullness, self.retention, self.upkeep, self.reader, self.lookups
-        ):  # fmt: skip
-            part.configure(config)
+        for part in (self.flusher, self.writer, self.fullness, self.retention, self.lookups):
+            part.config = config
+        self.upkeep.configure(config)
+        self.reader.configure(config)
         self.index.enabled = config.message_index_enable
         self.appender.set_largest(config.max_message_size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
 from typing import NamedTuple
 
 from cometmq import logs
@@ -31,30 +32,25 @@ class Covered(NamedTuple):
     step_backs: int
 
 
+@dataclass(eq=False, kw_only=True)
 class Checkpointing:
     """Keeps the checkpoint of one store. Loop thread only."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        flusher: LogFlusher,
-        queues: QueueTable,
-        index: IndexService,
-        deleted: DeletedTopics,
-        recovered: Recovered,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._flusher = flusher
-        self._queues = queues
-        self._index = index
-        self._deleted = deleted
-        known = checkpoint.mark
+    checkpoint: Checkpoint
+    flusher: LogFlusher
+    queues: QueueTable
+    index: IndexService
+    deleted: DeletedTopics
+    recovered: InitVar[Recovered]
+
+    def __post_init__(self, recovered: Recovered) -> None:
+        known = self.checkpoint.mark
         self._last = recovered.last_position if recovered.records else known.last if known else -1
-        self._position = self._tried = flusher.flushed
+        self._position = self._tried = self.flusher.flushed
         self._behind = 0  # records dispatched since the checkpoint was last moved
         self._changed = recovered.rebuilt  # a store in which nothing has changed gets no mark
         self._step_backs = 0
-        self.stored_ms = flusher.written_ms  # store time of the last record that was dispatched
+        self.stored_ms = self.flusher.written_ms  # store time of the last record that was dispatched
 
     def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
         """`count` records became visible, the last of them at log positions `last` to `end`."""
@@ -71,7 +67,7 @@ class Checkpointing:
         """What a round that begins now writes."""
         # Unknown during a deletion, which is noted for the log as it was before: a recovery would miss queues
         # that it does not know to be deleted since.
-        ends = 0 if self._deleted.under_way else self._queues.offset_sum
+        ends = 0 if self.deleted.under_way else self.queues.offset_sum
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
 
     def written(self, covered: Covered) -> tuple[Mark | None, int]:
@@ -80,15 +76,15 @@ class Checkpointing:
         self._behind -= covered.behind
         self._tried = covered.position
         mark = None
-        if self._checkpoint.mark is not None or self._changed:
-            mark = self._index.mark(covered.position, covered.last, covered.queue_ends)
-        return mark, self._index.full_until_ms
+        if self.checkpoint.mark is not None or self._changed:
+            mark = self.index.mark(covered.position, covered.last, covered.queue_ends)
+        return mark, self.index.full_until_ms
 
     def move(self, covered: Covered, mark: Mark | None, full_ms: int) -> None:
         """All that is covered is on the device. `flush` of the checkpoint is left to the caller."""
-        checkpoint = self._checkpoint
+        checkpoint = self.checkpoint
         if covered.step_backs == self._step_backs:
-            checkpoint.physic_ms = max(checkpoint.physic_ms, self._flusher.flushed_ms)
+            checkpoint.physic_ms = max(checkpoint.physic_ms, self.flusher.flushed_ms)
             checkpoint.logics_ms = max(checkpoint.logics_ms, covered.stored_ms)
             checkpoint.index_ms = max(checkpoint.index_ms, full_ms)
         checkpoint.mark = mark
@@ -96,9 +92,9 @@ class Checkpointing:
     def clock_stepped_back(self, now_ms: int) -> None:
         """New records are stamped with times that the checkpoint already covers: lower it before a
         recovery takes them for durable."""
-        checkpoint = self._checkpoint
+        checkpoint = self.checkpoint
         self._step_backs += 1
-        self._flusher.flushed_ms = min(self._flusher.flushed_ms, now_ms)
+        self.flusher.flushed_ms = min(self.flusher.flushed_ms, now_ms)
         if max(checkpoint.physic_ms, checkpoint.logics_ms) <= now_ms:
             return
         log.warning("the clock stepped back to %d ms, the checkpoint follows", now_ms)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from cometmq import logs
@@ -67,39 +68,26 @@ def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
     return False
 
 
+@dataclass(eq=False, kw_only=True)
 class DerivedWriter:
-    """Writes queues and index of one store. Loop thread only."""
+    """Writes queues and index of one store. Loop thread only. config: replaced when settings change."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        clock: Clock,
-        config: StoreConfig,
-        flags: RunningFlags,
-        off_loop: OffLoop,
-        passes: Passes,
-        commit_log: CommitLog,
-        flusher: LogFlusher,
-        queues: QueueTable,
-        index: IndexService,
-        min_offsets: MinOffsets,
-        checkpoint: Checkpoint,
-        checkpointing: Checkpointing,
-    ) -> None:
-        self._disk = disk
-        self._clock = clock
-        self._config = config
-        self._flags = flags
-        self._off_loop = off_loop
-        self._passes = passes
-        self._log = commit_log
-        self._flusher = flusher
-        self._queues = queues
-        self._index = index
-        self._min_offsets = min_offsets
-        self._checkpoint = checkpoint
-        self._checkpointing = checkpointing
-        self._thorough_at = clock.monotonic()
+    disk: Disk
+    clock: Clock
+    config: StoreConfig
+    flags: RunningFlags
+    off_loop: OffLoop
+    passes: Passes
+    commit_log: CommitLog
+    flusher: LogFlusher
+    queues: QueueTable
+    index: IndexService
+    min_offsets: MinOffsets
+    checkpoint: Checkpoint
+    checkpointing: Checkpointing
+
+    def __post_init__(self) -> None:
+        self._thorough_at = self.clock.monotonic()
         self._unwritten = 0  # records since queues were last looked over for large windows
         self._look_at = _EAGER_LOOK  # so many of them are due for the next look
         self._lost: OSError | None = None  # why the checkpoint stays where it is
@@ -107,17 +95,13 @@ class DerivedWriter:
         self._unsynced_names: set[str] = set()  # likewise directories
         self._durable_until = 0  # queues and index are on the device for all records before this position
 
-    def configure(self, config: StoreConfig) -> None:
-        """Take over parameters; they may change while the store runs."""
-        self._config = config
-
     # -- writing ----------------------------------------------------------------------------------
 
     def dispatched(self, count: int) -> None:
         """So many more records became visible: keep windows and waiting keys small, however long the write
         interval is."""
         self._unwritten += count
-        index = self._index
+        index = self.index
         if self._unwritten < self._look_at and not index.has_batch_waiting():
             return
         part = Flag.WRITE_INDEX_ERROR
@@ -127,35 +111,35 @@ class DerivedWriter:
             part = Flag.WRITE_LOGICS_ERROR
             if self._unwritten >= self._look_at:
                 self._unwritten = 0
-                self._queues.write_eager()
-                self._look_at = max(_EAGER_LOOK, 8 * self._queues.waiting)
+                self.queues.write_eager()
+                self._look_at = max(_EAGER_LOOK, 8 * self.queues.waiting)
         except OSError as failure:
             self._failed(part, failure)
 
     def begin_round(self) -> None:
         """Every flushIntervalConsumeQueue: write in the background what is in memory, and every thorough
         interval make it durable."""
-        self._passes.begin(_ROUND, self.write_round)
+        self.passes.begin(_ROUND, self.write_round)
 
     async def write_round(self, *, thorough: bool = False) -> None:
         """One round; a thorough one also makes durable what it has written."""
-        now = self._clock.monotonic()
-        interval_s = self._config.flush_consume_queue_thorough_interval / 1000
-        thorough = thorough or now - self._thorough_at >= interval_s or self._checkpointing.far_behind
-        covered = self._checkpointing.covered() if thorough else None
+        now = self.clock.monotonic()
+        interval_s = self.config.flush_consume_queue_thorough_interval / 1000
+        thorough = thorough or now - self._thorough_at >= interval_s or self.checkpointing.far_behind
+        covered = self.checkpointing.covered() if thorough else None
         part = Flag.WRITE_LOGICS_ERROR
         try:
-            self._queues.write_eager()
-            for _ in range(len(self._queues) // _SLICE + 1 if thorough else _SLICES_A_ROUND):
-                if self._queues.write_dirty(_SLICE):
+            self.queues.write_eager()
+            for _ in range(len(self.queues) // _SLICE + 1 if thorough else _SLICES_A_ROUND):
+                if self.queues.write_dirty(_SLICE):
                     break
                 await asyncio.sleep(0)  # other work of the loop between two slices
             part = Flag.WRITE_INDEX_ERROR
-            self._index.write()
+            self.index.write()
             if thorough:
-                for _ in self._index.write_slots():
+                for _ in self.index.write_slots():
                     await asyncio.sleep(0)
-                self._index.write()
+                self.index.write()
         except OSError as failure:
             self._failed(part, failure)
             return
@@ -167,64 +151,66 @@ class DerivedWriter:
     def _failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
         log.error("%s could not be written, trying again: %s", what, failure)
-        self._flags.raise_flag(part, f"{what} could not be written: {failure.strerror or failure}")
+        self.flags.raise_flag(part, f"{what} could not be written: {failure.strerror or failure}")
 
     def _healed(self) -> None:
-        if self._flags.reasons.keys() & {Flag.WRITE_LOGICS_ERROR, Flag.WRITE_INDEX_ERROR}:
+        if self.flags.reasons.keys() & {Flag.WRITE_LOGICS_ERROR, Flag.WRITE_INDEX_ERROR}:
             log.warning("queues and index can be written again")
-            self._flags.clear(Flag.WRITE_LOGICS_ERROR)
-            self._flags.clear(Flag.WRITE_INDEX_ERROR)
+            self.flags.clear(Flag.WRITE_LOGICS_ERROR)
+            self.flags.clear(Flag.WRITE_INDEX_ERROR)
 
     # -- making durable ---------------------------------------------------------------------------
 
     async def _make_durable(self, covered: Covered) -> None:
         """Sync log, queues and index in the thread, then move the checkpoint behind what they cover."""
-        if self._off_loop.ending or self._lost is not None or self._flusher.failure is not None:
+        if self.off_loop.ending or self._lost is not None or self.flusher.failure is not None:
             return
-        mark, full_ms = self._checkpointing.written(covered)
+        mark, full_ms = self.checkpointing.written(covered)
         work = self._take_unsynced()
         flushed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._flusher.wait_for(self._log.end, lambda ok: None if flushed.done() else flushed.set_result(ok))
+        self.flusher.wait_for(
+            self.commit_log.end, lambda ok: None if flushed.done() else flushed.set_result(ok)
+        )
         if not await flushed:
             return  # too slow: `work` is left to the next round; or failed: the checkpoint never moves again
         try:
-            await self._off_loop.run(sync_paths, self._disk, *work)
+            await self.off_loop.run(sync_paths, self.disk, *work)
         except OSError as failure:
             self._sync_failed(failure)
             return
         self._synced(covered)
-        self._checkpointing.move(covered, mark, full_ms)
-        await self._off_loop.run(self._checkpoint.flush)
+        self.checkpointing.move(covered, mark, full_ms)
+        await self.off_loop.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
         """Write and sync everything in place, the checkpoint last. slots: the index's hash slots, too. False
         if something could not be written."""
-        self._flusher.flush_now()
-        if self._flusher.failure is not None:
+        self.flusher.flush_now()
+        if self.flusher.failure is not None:
             return False
         part = Flag.WRITE_LOGICS_ERROR
         try:
-            self._queues.write_dirty()
-            self._min_offsets.save()
+            self.queues.write_dirty()
+            self.min_offsets.save()
             part = Flag.WRITE_INDEX_ERROR
-            self._index.write(slots=slots)
+            self.index.write(slots=slots)
         except OSError as failure:
             self._failed(part, failure)
             return False
         self._healed()
         if self._lost is not None:
             return False
-        covered = self._checkpointing.covered()
-        mark, full_ms = self._checkpointing.written(covered)
+        covered = self.checkpointing.covered()
+        mark, full_ms = self.checkpointing.written(covered)
         try:
-            sync_paths(self._disk, *self._take_unsynced())
+            sync_paths(self.disk, *self._take_unsynced())
         except OSError as failure:
             self._sync_failed(failure)
             return False
         self._synced(covered)
-        self._checkpointing.move(covered, mark, full_ms)
+        self.checkpointing.move(covered, mark, full_ms)
         try:
-            self._checkpoint.flush()
+            self.checkpoint.flush()
         except OSError as failure:
             log.error("the checkpoint could not be written: %s", failure)
             return False
@@ -233,9 +219,9 @@ class DerivedWriter:
     async def make_durable_before(self, position: int) -> bool:
         """Bring queues and index onto the device for all records before a position of the log, if they are
         not there yet. False if that cannot be done."""
-        if self._durable_until < position and not self._off_loop.ending:
-            if self._passes.attached:
-                await self._passes.begin_anew(_ROUND, partial(self.write_round, thorough=True))
+        if self._durable_until < position and not self.off_loop.ending:
+            if self.passes.attached:
+                await self.passes.begin_anew(_ROUND, partial(self.write_round, thorough=True))
             else:
                 self.make_durable(slots=False)
         return self._durable_until >= position
@@ -244,19 +230,21 @@ class DerivedWriter:
         """After an unclean stop: make what recovery found durable before anything is built on it. Raises
         OSError."""
         if not found.rebuilt:
-            self._durable_until = self._log.end
+            self._durable_until = self.commit_log.end
             return
-        size = self._log.segment_size
-        paths = [self._log.path_of(base) for base in self._log.segments if base + size > found.start]
-        sync_paths(self._disk, paths, self._log.places.all)
-        self._flusher.flushed_ms = found.last_store_ms
+        size = self.commit_log.segment_size
+        paths = [
+            self.commit_log.path_of(base) for base in self.commit_log.segments if base + size > found.start
+        ]
+        sync_paths(self.disk, paths, self.commit_log.places.all)
+        self.flusher.flushed_ms = found.last_store_ms
         if not self.make_durable(slots=False):
             raise OSError("the recovered store could not be written")
 
     def _take_unsynced(self) -> tuple[list[str], list[str]]:
         """(files, directories) of queues and index that the next sync must bring onto the device; they stay
         so until one succeeds."""
-        for paths, directories in (self._queues.take_unsynced(), self._index.take_unsynced()):
+        for paths, directories in (self.queues.take_unsynced(), self.index.take_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)
         return sorted(self._unsynced_files), sorted(self._unsynced_names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.store.base.config import StoreConfig
@@ -15,18 +16,18 @@ from cometmq.store.log.places import LogPlaces
 log = logs.logger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class Fullness:
     """The used shares of the partitions that hold log, queues and index, as last measured; -1 for one that
-    could not be read. Loop thread only."""
+    could not be read. Loop thread only. config: replaced when settings change."""
 
-    def __init__(
-        self, disk: Disk, config: StoreConfig, flags: RunningFlags, off_loop: OffLoop, places: LogPlaces
-    ) -> None:
-        self._disk = disk
-        self._config = config
-        self._flags = flags
-        self._off_loop = off_loop
-        self._places = places
+    disk: Disk
+    config: StoreConfig
+    flags: RunningFlags
+    off_loop: OffLoop
+    places: LogPlaces
+
+    def __post_init__(self) -> None:
         self._stage = 0
         self.log_ratios: dict[str, float] = {}
         """By directory of the log."""
@@ -34,10 +35,6 @@ class Fullness:
         """Of several directories the emptiest counts, as in Apache's broker."""
         self.queue_ratio = 0.0
         self.index_ratio = 0.0
-
-    def configure(self, config: StoreConfig) -> None:
-        """Take over parameters; they may change while the store runs."""
-        self._config = config
 
     @property
     def deletes_at_any_hour(self) -> bool:
@@ -47,7 +44,7 @@ class Fullness:
     @property
     def deletes_any_age(self) -> bool:
         """Whether segments go before they expire."""
-        return self._config.clean_file_forcibly_enable and self._fullest > self._forced_above
+        return self.config.clean_file_forcibly_enable and self._fullest > self._forced_above
 
     @property
     def _fullest(self) -> float:
@@ -55,16 +52,16 @@ class Fullness:
 
     @property
     def _due_above(self) -> float:
-        return min(max(self._config.disk_max_used_space_ratio, 10), 95) / 100
+        return min(max(self.config.disk_max_used_space_ratio, 10), 95) / 100
 
     @property
     def _forced_above(self) -> float:
-        return min(max(self._config.disk_space_clean_forcibly_ratio, 30), 85) / 100
+        return min(max(self.config.disk_space_clean_forcibly_ratio, 30), 85) / 100
 
     def _used(self, path: str) -> float:
         """Used share of a partition, its percentage rounded up; -1 if it cannot be read. Any thread."""
         try:
-            usage = self._disk.usage(path)
+            usage = self.disk.usage(path)
         except OSError:
             return -1.0
         whole = usage.used + usage.usable
@@ -72,32 +69,32 @@ class Fullness:
 
     async def look(self) -> None:
         """Read the used shares; log, queues and index may have disks of their own."""
-        run, root = self._off_loop.run, self._config.root
-        used = {path: await run(self._used, path) for path in self._config.commit_log_dirs}
+        run, root = self.off_loop.run, self.config.root
+        used = {path: await run(self._used, path) for path in self.config.commit_log_dirs}
         self.log_ratios = used
         self.log_ratio = min(used.values())
-        self._places.full = {path for path, ratio in used.items() if ratio > self._forced_above}
+        self.places.full = {path for path, ratio in used.items() if ratio > self._forced_above}
         self.queue_ratio = await run(self._used, os.path.join(root, "consumequeue"))
         index = os.path.join(root, "index")
-        self.index_ratio = await run(self._used, index if self._disk.is_dir(index) else root)
+        self.index_ratio = await run(self._used, index if self.disk.is_dir(index) else root)
 
     async def measure(self) -> None:
         """Read the used shares, and stop or resume writing by them."""
         await self.look()
         fullest = self._fullest
         self._warn(fullest)
-        limit = min(max(self._config.disk_space_warning_level_ratio, 35), 90) / 100
-        was_full = Flag.DISK_FULL in self._flags.reasons
+        limit = min(max(self.config.disk_space_warning_level_ratio, 35), 90) / 100
+        was_full = Flag.DISK_FULL in self.flags.reasons
         if fullest > limit:
             if not was_full:
                 log.error("disk is %d %% full, the store takes no messages", round(fullest * 100))
-            self._flags.raise_flag(
+            self.flags.raise_flag(
                 Flag.DISK_FULL, f"the disk is full, CL: {self.log_ratio:5.2f} CQ: {self.queue_ratio:5.2f} "
                 f"INDEX: {self.index_ratio:5.2f}"
             )  # fmt: skip
         elif was_full:
             log.warning("disk is %d %% full, the store takes messages again", round(fullest * 100))
-            self._flags.clear(Flag.DISK_FULL)
+            self.flags.clear(Flag.DISK_FULL)
 
     def _warn(self, fullest: float) -> None:
         """Say once what the fullness of the disk leads to, before sends are refused."""

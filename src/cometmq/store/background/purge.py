@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cometmq.store.base.off_loop import OffLoop
@@ -20,16 +21,14 @@ class PurgePlan(NamedTuple):
     max_offset: int
 
 
+@dataclass(eq=False, kw_only=True)
 class Purge:
     """Moves minimum offsets of one store's queues. Loop thread only."""
 
-    def __init__(
-        self, off_loop: OffLoop, queues: QueueTable, lookups: Lookup, min_offsets: MinOffsets
-    ) -> None:
-        self._off_loop = off_loop
-        self._queues = queues
-        self._lookups = lookups
-        self._min_offsets = min_offsets
+    off_loop: OffLoop
+    queues: QueueTable
+    lookups: Lookup
+    min_offsets: MinOffsets
 
     async def plan(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
@@ -37,25 +36,25 @@ class Purge:
         """What would become of the topic's queues: of one with `queue_id`, up to the first message stored at
         or after `before_ms` (default: all)."""
         plan = []
-        for queue in self._queues.of_topic(topic):
+        for queue in self.queues.of_topic(topic):
             if queue_id in (None, queue.queue_id):
                 end = target = queue.max_offset
                 if before_ms is not None:
-                    target = await self._lookups.first_since(queue, before_ms)
+                    target = await self.lookups.first_since(queue, before_ms)
                 plan.append(PurgePlan(queue.queue_id, queue.min_offset, max(target, queue.min_offset), end))
-                await self._off_loop.pause(0)
+                await self.off_loop.pause(0)
         return plan
 
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
         """Hide the messages below these offsets, queue by queue, for good. Raises OSError; then readers see
         what they saw."""
-        found = {self._queues.find(topic, queue_id): floor for queue_id, floor in floors.items()}
-        before = self._min_offsets.by_topic.get(topic, {})
-        self._min_offsets.note(topic, floors)
+        found = {self.queues.find(topic, queue_id): floor for queue_id, floor in floors.items()}
+        before = self.min_offsets.by_topic.get(topic, {})
+        self.min_offsets.note(topic, floors)
         try:
-            await self._off_loop.run(self._min_offsets.save)
+            await self.off_loop.run(self.min_offsets.save)
         except OSError:
-            self._min_offsets.take_back(topic, floors, before)
+            self.min_offsets.take_back(topic, floors, before)
             raise
         for queue, floor in found.items():
             if queue is not None:

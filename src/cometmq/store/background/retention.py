@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from cometmq import logs
@@ -42,52 +43,36 @@ _SLICE = 16  # queues looked at per turn of the loop
 _LOG_PASS, _DERIVED_PASS = "retention (log)", "retention (queues)"
 
 
+@dataclass(eq=False, kw_only=True)
 class Retention:
     """Deletion of one store's expired files. Its methods belong to the loop's thread; at most one
-    `log_pass` and one `derived_pass` run at a time."""
+    `log_pass` and one `derived_pass` run at a time.
 
-    def __init__(
-        self,
-        disk: Disk,
-        clock: Clock,
-        steady: SteadyTime,
-        config: StoreConfig,
-        flags: RunningFlags,
-        off_loop: OffLoop,
-        passes: Passes,
-        fullness: Fullness,
-        commit_log: CommitLog,
-        queues: QueueTable,
-        index: IndexService,
-        ext: ExtFiles,
-        make_durable_before: Callable[[int], Awaitable[bool]],
-        on_room: Callable[[], None],
-    ) -> None:
-        """make_durable_before: brings queues and index onto the device up to a log position; False if that
-        failed. on_room: called after segments were deleted."""
-        self._disk = disk
-        self._clock = clock
-        self._steady = steady
-        self._config = config
-        self._flags = flags
-        self._off_loop = off_loop
-        self._passes = passes
-        self._fullness = fullness
-        self._log = commit_log
-        self._queues = queues
-        self._index = index
-        self._ext = ext
-        self._make_durable_before = make_durable_before
-        self._on_room = on_room
+    config: replaced when settings change. make_durable_before: brings queues and index onto the device up to
+    a log position; False if that failed. on_room: called after segments were deleted.
+    """
+
+    disk: Disk
+    clock: Clock
+    steady: SteadyTime
+    config: StoreConfig
+    flags: RunningFlags
+    off_loop: OffLoop
+    passes: Passes
+    fullness: Fullness
+    commit_log: CommitLog
+    queues: QueueTable
+    index: IndexService
+    ext: ExtFiles
+    make_durable_before: Callable[[int], Awaitable[bool]]
+    on_room: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._manual = 0
-        self._corrected_min = commit_log.min_position  # recovery has seen to the queues up to here
+        self._corrected_min = self.commit_log.min_position  # recovery has seen to the queues up to here
         self._derived_min = -1
         self.synced_min = -1
         """Where the log begins, as far as a power failure cannot take that back."""
-
-    def configure(self, config: StoreConfig) -> None:
-        """Take over parameters; they may change while the store runs."""
-        self._config = config
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -102,22 +87,22 @@ class Retention:
 
     def begin(self) -> None:
         """Every cleanResourceInterval: begin both passes in the background."""
-        self._passes.begin(_LOG_PASS, self._log_pass_first)
-        self._passes.begin(_DERIVED_PASS, self.derived_pass)
+        self.passes.begin(_LOG_PASS, self._log_pass_first)
+        self.passes.begin(_DERIVED_PASS, self.derived_pass)
 
     async def run_now(self, *, log_too: bool) -> None:
         """Do what is due, and come back when the log is done; files of queues and index go in the background,
         at their own pace."""
         if log_too:
-            await self._passes.begin_anew(_LOG_PASS, self._log_pass_first)
+            await self.passes.begin_anew(_LOG_PASS, self._log_pass_first)
         else:
             await self.correct_minimums()
-            self._passes.begin(_DERIVED_PASS, self.derived_pass)
+            self.passes.begin(_DERIVED_PASS, self.derived_pass)
 
     async def _log_pass_first(self) -> None:
         if await self.log_pass():
-            self._on_room()
-        self._passes.begin(_DERIVED_PASS, self.derived_pass)
+            self.on_room()
+        self.passes.begin(_DERIVED_PASS, self.derived_pass)
 
     def round(self) -> list[str]:
         """Both passes, in place: for a store without a loop. Returns deleted paths."""
@@ -128,8 +113,8 @@ class Retention:
     async def log_pass(self) -> list[str]:
         """Measure the disk, delete the segments that are due, let the queues begin behind them. Returns
         deleted paths."""
-        now_ms = self._steady.now_ms()
-        await self._fullness.measure()
+        now_ms = self.steady.now_ms()
+        await self.fullness.measure()
         await self._miss()
         deleted = await self._delete_segments(now_ms) if self._due() else []
         await self.correct_minimums()
@@ -138,16 +123,16 @@ class Retention:
     async def _miss(self) -> None:
         """Notice that somebody has deleted the segment that is written to: what is in it, and what would
         still be written, is gone with the end of this process."""
-        path = self._log.path_of(self._log.segments[-1]) if self._log.segments else ""
-        if path and await self._off_loop.run(self._disk.facts, path) is None:
-            if Flag.NOT_WRITEABLE not in self._flags.reasons:
+        path = self.commit_log.path_of(self.commit_log.segments[-1]) if self.commit_log.segments else ""
+        if path and await self.off_loop.run(self.disk.facts, path) is None:
+            if Flag.NOT_WRITEABLE not in self.flags.reasons:
                 log.error("%s has been deleted, the store takes no messages until it is started again", path)
-            self._flags.raise_flag(Flag.NOT_WRITEABLE, f"{path} has been deleted")
+            self.flags.raise_flag(Flag.NOT_WRITEABLE, f"{path} has been deleted")
 
     def _due(self) -> bool:
-        hour = time.localtime(self._clock.time_ms() / 1000).tm_hour
-        hours = [part.strip() for part in self._config.delete_when.split(";")]
-        if any(part.isdigit() and int(part) == hour for part in hours) or self._fullness.deletes_at_any_hour:
+        hour = time.localtime(self.clock.time_ms() / 1000).tm_hour
+        hours = [part.strip() for part in self.config.delete_when.split(";")]
+        if any(part.isdigit() and int(part) == hour for part in hours) or self.fullness.deletes_at_any_hour:
             return True
         if self._manual > 0:
             self._manual -= 1
@@ -156,22 +141,22 @@ class Retention:
 
     async def _delete_segments(self, now_ms: int) -> list[str]:
         """Delete expired segments; any but the last when the disk is dangerously full."""
-        commit_log, config = self._log, self._config
-        forced = self._fullness.deletes_any_age
+        commit_log, config = self.commit_log, self.config
+        forced = self.fullness.deletes_any_age
         deleted: list[str] = []
         while len(commit_log.segments) > 1 and len(deleted) < config.delete_file_batch_max:
             path = commit_log.path_of(commit_log.segments[0])
-            facts = await self._off_loop.run(self._disk.facts, path)
+            facts = await self.off_loop.run(self.disk.facts, path)
             expired = facts is None or facts.modified_ms + config.file_reserved_time * 3_600_000 < now_ms
             if not (expired or forced):
                 break
             if deleted:
-                await self._off_loop.pause(self._config.delete_commit_log_files_interval)
+                await self.off_loop.pause(self.config.delete_commit_log_files_interval)
             behind = commit_log.segments[0] + commit_log.segment_size
-            if not await self._make_durable_before(behind):
+            if not await self.make_durable_before(behind):
                 log.error("%s stays: queues or index cannot be brought onto the device", path)
                 break
-            if self._off_loop.ending or not await self._delete(path, log_segment=True):
+            if self.off_loop.ending or not await self._delete(path, log_segment=True):
                 break
             deleted.append(path)
             log.info("deleted %s (%s)", path, "expired" if expired else "disk is full")
@@ -180,26 +165,26 @@ class Retention:
     async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
         """Unlink one file and make that last. False when something went wrong; the next pass goes on."""
         try:
-            await self._off_loop.run(self._unlink, path)
+            await self.off_loop.run(self._unlink, path)
         except OSError as failure:
             log.error("%s could not be deleted, trying again: %s", path, failure)
             return False
         if log_segment:
-            fd = self._log.forget_first()
+            fd = self.commit_log.forget_first()
             if fd >= 0:
-                await self._off_loop.run(self._disk.close, fd)
-        return await self._sync(os.path.dirname(path), self._log.min_position if log_segment else -1)
+                await self.off_loop.run(self.disk.close, fd)
+        return await self._sync(os.path.dirname(path), self.commit_log.min_position if log_segment else -1)
 
     def _unlink(self, path: str) -> None:
         try:
-            self._disk.unlink(path)
+            self.disk.unlink(path)
         except FileNotFoundError:
             pass
 
     async def _sync(self, directory: str, log_min: int = -1) -> bool:
         """Make deletions in a directory last. log_min: where the log begins by them."""
         try:
-            await self._off_loop.run(self._disk.fsync_dir, directory)
+            await self.off_loop.run(self.disk.fsync_dir, directory)
         except FileNotFoundError:
             pass  # the queue's topic has just been deleted
         except OSError as failure:
@@ -210,13 +195,13 @@ class Retention:
 
     async def correct_minimums(self) -> None:
         """After the log's beginning has moved: move the queues' minimum offsets."""
-        log_min = self._log.min_position
+        log_min = self.commit_log.min_position
         if log_min <= self._corrected_min:
             return
-        for number, queue in enumerate(list(self._queues)):
+        for number, queue in enumerate(list(self.queues)):
             if number % _SLICE == _SLICE - 1:
-                await self._off_loop.pause(0)
-            await self._off_loop.ask(partial(queue.correct_min, log_min))
+                await self.off_loop.pause(0)
+            await self.off_loop.ask(partial(queue.correct_min, log_min))
         self._corrected_min = log_min
 
     # -- queues and index -------------------------------------------------------------------------
@@ -224,11 +209,11 @@ class Retention:
     async def derived_pass(self) -> list[str]:
         """Delete queue and index files whose records are gone, if the log's beginning has moved since this
         was last done. Returns deleted paths."""
-        log_min = self._log.min_position
+        log_min = self.commit_log.min_position
         if log_min <= self._derived_min:
             return []
         if self.synced_min < log_min:
-            for directory in self._config.commit_log_dirs:
+            for directory in self.config.commit_log_dirs:
                 if not await self._sync(directory):
                     return []
             self.synced_min = log_min
@@ -239,13 +224,13 @@ class Retention:
 
     async def _delete_derived(self, log_min: int, deleted: list[str]) -> bool:
         """False when something went wrong or the store stops."""
-        off_loop = self._off_loop
-        while not off_loop.ending and (path := self._index.forget_expired(log_min)) is not None:
+        off_loop = self.off_loop
+        while not off_loop.ending and (path := self.index.forget_expired(log_min)) is not None:
             if not await self._delete(path):
                 return False
             deleted.append(path)
             await self._pause()
-        for number, queue in enumerate(list(self._queues)):
+        for number, queue in enumerate(list(self.queues)):
             if number % _SLICE == _SLICE - 1:
                 await off_loop.pause(0)
             if off_loop.ending or not await self._shorten(queue, log_min, deleted):
@@ -257,12 +242,12 @@ class Retention:
             return False
 
     async def _pause(self) -> None:
-        await self._off_loop.pause(self._config.delete_consume_queue_files_interval)
+        await self.off_loop.pause(self.config.delete_consume_queue_files_interval)
 
     async def _shorten(self, queue: ConsumeQueue, log_min: int, deleted: list[str]) -> bool:
         """Delete the expired files of one queue. False when something went wrong or the store stops."""
-        for path in await self._off_loop.ask(partial(queue.expired_files, log_min)):
-            if self._off_loop.ending:
+        for path in await self.off_loop.ask(partial(queue.expired_files, log_min)):
+            if self.off_loop.ending:
                 return False
             if queue.deleted:
                 break
@@ -281,9 +266,9 @@ class Retention:
     async def _shorten_ext(self, deleted: list[str]) -> bool:
         """Delete the ext files before the first unit of their queue, and those of queues that are gone. False
         when something went wrong or the store stops. Raises OSError."""
-        off_loop, ext = self._off_loop, self._ext
+        off_loop, ext = self.off_loop, self.ext
         for topic, queue_id in await off_loop.run(ext.queues):
-            queue = self._queues.find(topic, queue_id)
+            queue = self.queues.find(topic, queue_id)
             if queue is None or not queue.max_offset:
                 paths = await off_loop.run(ext.paths, topic, queue_id)
             else:

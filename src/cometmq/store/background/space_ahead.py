@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.store.base.clock import Clock
@@ -14,12 +15,14 @@ log = logs.logger(__name__)
 _RESERVE_AGAIN_S = 10.0  # after a failed reservation, unless retention has made room
 
 
+@dataclass(eq=False)
 class SpaceAhead:
     """Reserves the next segment, in a thread. Loop thread only; does nothing before `attach`."""
 
-    def __init__(self, commit_log: CommitLog, clock: Clock) -> None:
-        self._log = commit_log
-        self._clock = clock
+    commit_log: CommitLog
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._pool: Executor | None = None
         self._zeros: ZeroAhead | None = None
         self._again_at = 0.0  # monotonic time; after a failure
@@ -31,24 +34,24 @@ class SpaceAhead:
     def add_zeros(self, zeros: ZeroAhead) -> None:
         """From now on the space that a reserved segment consists of is written before records are."""
         self._zeros = zeros
-        self._log.before_write = zeros.let_pass
+        self.commit_log.before_write = zeros.let_pass
 
     def detach(self) -> None:
-        self._pool = self._zeros = self._log.before_write = None
+        self._pool = self._zeros = self.commit_log.before_write = None
 
     def reserve(self) -> None:
         """Have the next segment reserved when the present one is half full."""
-        failure = self._log.reservation_done()
+        failure = self.commit_log.reservation_done()
         if failure is not None:
-            if self._short_of != self._log.segment_base:
-                self._short_of = self._log.segment_base
+            if self._short_of != self.commit_log.segment_base:
+                self._short_of = self.commit_log.segment_base
                 log.warning("next segment could not be reserved, trying again: %s", failure)
-            self._again_at = self._clock.monotonic() + _RESERVE_AGAIN_S
+            self._again_at = self.clock.monotonic() + _RESERVE_AGAIN_S
         if self._pool is None:
             return
-        base = self._log.wants_reservation()
-        if base is not None and (not self._again_at or self._clock.monotonic() >= self._again_at):
-            self._log.reservation_started(base, self._pool.submit(self._log.reserve_file, base))
+        base = self.commit_log.wants_reservation()
+        if base is not None and (not self._again_at or self.clock.monotonic() >= self._again_at):
+            self.commit_log.reservation_started(base, self._pool.submit(self.commit_log.reserve_file, base))
 
     def room_was_made(self) -> None:
         """Files were deleted: a reservation that failed may succeed now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.store.base.disk import Disk
@@ -25,28 +26,20 @@ log = logs.logger(__name__)
 _TRIES = 3
 
 
+@dataclass(eq=False, kw_only=True)
 class TopicDeletion:
     """Deletes topics of one store. Loop thread only."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        off_loop: OffLoop,
-        commit_log: CommitLog,
-        appender: Appender,
-        queues: QueueTable,
-        ext: ExtFiles,
-        deleted: DeletedTopics,
-        min_offsets: MinOffsets,
-    ) -> None:
-        self._disk = disk
-        self._off_loop = off_loop
-        self._log = commit_log
-        self._appender = appender
-        self._queues = queues
-        self._ext = ext
-        self._deleted = deleted
-        self._min_offsets = min_offsets
+    disk: Disk
+    off_loop: OffLoop
+    commit_log: CommitLog
+    appender: Appender
+    queues: QueueTable
+    ext: ExtFiles
+    deleted: DeletedTopics
+    min_offsets: MinOffsets
+
+    def __post_init__(self) -> None:
         # One at a time: they share the table of the deleted, which a thread writes, and the trash.
         self._turn = asyncio.Lock()
 
@@ -56,9 +49,9 @@ class TopicDeletion:
         nothing had been asked for."""
         async with self._turn:
             left = list(dict.fromkeys(topics))
-            deleted, floors = self._deleted.ends, self._min_offsets.by_topic
+            deleted, floors = self.deleted.ends, self.min_offsets.by_topic
             gone = tries = 0
-            self._deleted.under_way += 1
+            self.deleted.under_way += 1
             try:
                 while left:
                     tries += 1
@@ -67,13 +60,13 @@ class TopicDeletion:
                 self._take_back(left, deleted, floors)
                 raise
             finally:
-                self._deleted.under_way -= 1
+                self.deleted.under_way -= 1
             await self._remove_files(topics)
             return gone
 
     async def keep(self, known: Container[str]) -> list[str]:
         """Destroy the queues of every topic that is not in `known`; returns those topics. Raises OSError."""
-        gone = [topic for topic in self._queues.topics() if topic not in known]
+        gone = [topic for topic in self.queues.topics() if topic not in known]
         await self.delete(gone)
         return gone
 
@@ -81,46 +74,46 @@ class TopicDeletion:
         """Take out those topics that get no message while their deletion is being noted, and out of `left`;
         with `wait` the loop waits for the device, so that none gets any. Returns the number of queues.
         Raises OSError."""
-        self._appender.encode_pending()
-        seen = {topic: self._queues.next_offsets(topic) for topic in left}
-        end, begin = self._log.next, self._log.min_position
-        self._min_offsets.drop(left)
+        self.appender.encode_pending()
+        seen = {topic: self.queues.next_offsets(topic) for topic in left}
+        end, begin = self.commit_log.next, self.commit_log.min_position
+        self.min_offsets.drop(left)
         if wait:
             self._note(left, end, begin)
         else:
-            await self._off_loop.run(self._note, list(left), end, begin)
-        self._appender.encode_pending()  # what came meanwhile
+            await self.off_loop.run(self._note, list(left), end, begin)
+        self.appender.encode_pending()  # what came meanwhile
         gone = 0
         for topic in list(left):
-            if self._queues.next_offsets(topic) == seen[topic] and topic not in self._min_offsets.by_topic:
-                gone += self._queues.take_out(topic)
+            if self.queues.next_offsets(topic) == seen[topic] and topic not in self.min_offsets.by_topic:
+                gone += self.queues.take_out(topic)
                 left.remove(topic)
         return gone
 
     def _note(self, topics: list[str], end: int, begin: int) -> None:
         """Make the deletion of all records before `end` last. Raises OSError. Any thread."""
         # What retention deleted must not come back with a power failure once its topics are forgotten here.
-        for directory in self._log.places.all:
-            self._disk.fsync_dir(directory)
-        self._deleted.add(topics, end, begin)
-        self._min_offsets.save_without(topics)
+        for directory in self.commit_log.places.all:
+            self.disk.fsync_dir(directory)
+        self.deleted.add(topics, end, begin)
+        self.min_offsets.save_without(topics)
 
     def _take_back(
         self, topics: list[str], deleted: Mapping[str, int], floors: Mapping[str, Mapping[int, int]]
     ) -> None:
         for topic in topics:
             if topic in floors:
-                self._min_offsets.note(topic, floors[topic])
+                self.min_offsets.note(topic, floors[topic])
         try:
-            self._deleted.take_back(topics, deleted)
-            self._min_offsets.save()
+            self.deleted.take_back(topics, deleted)
+            self.min_offsets.save()
         except OSError as failure:
             log.error("the next start will finish the deletion of %s: %s", ", ".join(topics), failure)
 
     async def _remove_files(self, topics: Sequence[str]) -> None:
         try:
-            await self._off_loop.run(self._queues.empty_trash)
-            await self._off_loop.run(self._ext.remove, topics)  # a new topic of the name has none yet
+            await self.off_loop.run(self.queues.empty_trash)
+            await self.off_loop.run(self.ext.remove, topics)  # a new topic of the name has none yet
         except OSError as failure:
             log.error("files of deleted topics stay until the next start: %s", failure)
-        self._queues.drop_trash()
+        self.queues.drop_trash()

@@ -10,6 +10,7 @@ Hidden is hidden for good, so ages are told by `SteadyTime`, not by one look at 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -53,24 +54,18 @@ class _Counted(msgspec.Struct):
     total: int = 0
 
 
+@dataclass(eq=False, kw_only=True)
 class TopicRetention:
     """Moves the minimum offsets of topics with a limit of their own. Loop thread only."""
 
-    def __init__(
-        self,
-        steady: SteadyTime,
-        off_loop: OffLoop,
-        passes: Passes,
-        queues: QueueTable,
-        lookups: Lookup,
-        min_offsets: MinOffsets,
-    ) -> None:
-        self._steady = steady
-        self._off_loop = off_loop
-        self._passes = passes
-        self._queues = queues
-        self._lookups = lookups
-        self._min_offsets = min_offsets
+    steady: SteadyTime
+    off_loop: OffLoop
+    passes: Passes
+    queues: QueueTable
+    lookups: Lookup
+    min_offsets: MinOffsets
+
+    def __post_init__(self) -> None:
         self._limits: dict[str, TopicLimit] = {}
         self._counted: dict[ConsumeQueue, _Counted] = {}
         self._turn = 0
@@ -87,7 +82,7 @@ class TopicRetention:
 
     def begin(self) -> None:
         """Every cleanResourceInterval: begin a pass in the background."""
-        self._passes.begin("retention (topics)", self.topic_pass)
+        self.passes.begin("retention (topics)", self.topic_pass)
 
     def round(self) -> int:
         """One pass, in place: for a store without a loop."""
@@ -100,8 +95,8 @@ class TopicRetention:
         when they cannot be written they count all the same, until the next start.
         """
         limits = self._limits
-        now_ms = self._steady.now_ms()
-        queues = [queue for queue in self._queues if queue.topic in limits]
+        now_ms = self.steady.now_ms()
+        queues = [queue for queue in self.queues if queue.topic in limits]
         if not queues:
             return 0
         self._units_left = _UNITS_PER_PASS
@@ -111,11 +106,11 @@ class TopicRetention:
         self._turn = first + len(due)
         for number, queue in enumerate(due):
             if number % _QUEUES_PER_TURN == _QUEUES_PER_TURN - 1:
-                await self._off_loop.pause(0)
+                await self.off_loop.pause(0)
             floor = await self._floor(queue, limits[queue.topic], now_ms)
             if floor > queue.min_offset:
                 moved[queue] = floor
-            if self._off_loop.ending:
+            if self.off_loop.ending:
                 break
         return await self._move(moved) if moved else 0
 
@@ -125,9 +120,9 @@ class TopicRetention:
             if not queue.deleted:
                 topics.setdefault(queue.topic, {})[queue.queue_id] = floor
         for topic, floors in topics.items():
-            self._min_offsets.note(topic, floors)
+            self.min_offsets.note(topic, floors)
         try:
-            await self._off_loop.run(self._min_offsets.save)
+            await self.off_loop.run(self.min_offsets.save)
         except OSError as failure:
             log.error("minimum offsets could not be written, trying again with the next: %s", failure)
         for topic, floors in topics.items():
@@ -138,11 +133,11 @@ class TopicRetention:
         """The first offset within the limits."""
         floor = queue.min_offset
         if limit.age_ms is not None and queue.max_offset > floor:
-            young = await self._lookups.first_since(queue, now_ms - limit.age_ms)
+            young = await self.lookups.first_since(queue, now_ms - limit.age_ms)
             floor = max(floor, young)
         if limit.bytes_per_queue is not None:
             count = partial(self._by_bytes, queue, floor, limit.bytes_per_queue)
-            floor = max(floor, await self._off_loop.ask(count))
+            floor = max(floor, await self.off_loop.ask(count))
         return floor
 
     def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int, reads: Reads) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from cometmq.periodic import Periodic
 from cometmq.store.background.derived_writer import DerivedWriter
@@ -22,35 +23,24 @@ from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
 from cometmq.store.log.zero_ahead import ZeroAhead
 
 
+@dataclass(eq=False, kw_only=True)
 class Upkeep:
     """Background work of one store: with one thread for the log's syncs, one for everything else that waits
     for the device. Loop thread only."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        config: StoreConfig,
-        off_loop: OffLoop,
-        passes: Passes,
-        commit_log: CommitLog,
-        flusher: LogFlusher,
-        space: SpaceAhead,
-        writer: DerivedWriter,
-        fullness: Fullness,
-        retention: Retention,
-        topic_retention: TopicRetention,
-    ) -> None:
-        self._disk = disk
-        self._config = config
-        self._off_loop = off_loop
-        self._passes = passes
-        self._log = commit_log
-        self._flusher = flusher
-        self._space = space
-        self._writer = writer
-        self._fullness = fullness
-        self._retention = retention
-        self._topic_retention = topic_retention
+    disk: Disk
+    config: StoreConfig
+    off_loop: OffLoop
+    passes: Passes
+    commit_log: CommitLog
+    flusher: LogFlusher
+    space: SpaceAhead
+    writer: DerivedWriter
+    fullness: Fullness
+    retention: Retention
+    topic_retention: TopicRetention
+
+    def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pools: list[ThreadPoolExecutor] = []
         self._syncer: ThreadSyncer | None = None
@@ -63,15 +53,15 @@ class Upkeep:
         self._loop = loop
         self._pools = [ThreadPoolExecutor(1, "cometmq-flush"), ThreadPoolExecutor(1, "cometmq-store")]
         sync_pool, pool = self._pools
-        self._syncer = ThreadSyncer(self._disk, loop, sync_pool)
-        self.configure(self._config)
-        self._passes.attach(loop)
-        self._space.attach(pool)
-        self._off_loop.attach(loop, pool)
-        self._every(lambda: self._config.flush_interval_commit_log, self._flusher.timed)
-        self._every(lambda: self._config.flush_interval_consume_queue, self._writer.begin_round)
-        self._every(lambda: self._config.clean_resource_interval, self._begin_retention)
-        self._passes.begin("measuring the disks", self._fullness.look)
+        self._syncer = ThreadSyncer(self.disk, loop, sync_pool)
+        self.configure(self.config)
+        self.passes.attach(loop)
+        self.space.attach(pool)
+        self.off_loop.attach(loop, pool)
+        self._every(lambda: self.config.flush_interval_commit_log, self.flusher.timed)
+        self._every(lambda: self.config.flush_interval_consume_queue, self.writer.begin_round)
+        self._every(lambda: self.config.clean_resource_interval, self._begin_retention)
+        self.passes.begin("measuring the disks", self.fullness.look)
 
     def _every(self, interval_ms: Callable[[], int], work: Callable[[], object]) -> None:
         assert self._loop is not None
@@ -80,34 +70,34 @@ class Upkeep:
         self._timers.append(timer)
 
     def _begin_retention(self) -> None:
-        self._retention.begin()
-        self._topic_retention.begin()
+        self.retention.begin()
+        self.topic_retention.begin()
 
     def configure(self, config: StoreConfig) -> None:
         """Take over parameters; they may change while the store runs."""
-        self._config = config
+        self.config = config
         if self._loop is None or self._syncer is None:
             return
-        if config.sync_flush and self.sync_process is None and self._disk.lends_descriptors:
-            self.sync_process = ChildSyncer(self._disk, self._loop, self._syncer)
-            self._space.add_zeros(ZeroAhead(self._log, self._disk, self._pools[0]))
-        self._flusher.attach(self._loop, self.sync_process or self._syncer)
+        if config.sync_flush and self.sync_process is None and self.disk.lends_descriptors:
+            self.sync_process = ChildSyncer(self.disk, self._loop, self._syncer)
+            self.space.add_zeros(ZeroAhead(self.commit_log, self.disk, self._pools[0]))
+        self.flusher.attach(self._loop, self.sync_process or self._syncer)
 
     async def stop(self) -> None:
         """End the background work in order. What is still to be written is left to `make_durable`."""
         self._cancel_timers()
-        self._off_loop.end()
-        await self._passes.stop()
-        self._off_loop.detach()
-        await self._flusher.detach()
+        self.off_loop.end()
+        await self.passes.stop()
+        self.off_loop.detach()
+        await self.flusher.detach()
         self._shut_pools()
 
     def abandon(self) -> None:
         """End the background work at once, as it is."""
         self._cancel_timers()
-        self._passes.cancel()
-        self._off_loop.detach()
-        self._flusher.abandon()
+        self.passes.cancel()
+        self.off_loop.detach()
+        self.flusher.abandon()
         self._shut_pools()
 
     def _cancel_timers(self) -> None:
@@ -123,4 +113,4 @@ class Upkeep:
         for pool in self._pools:
             pool.shutdown(wait=True)
         self._pools.clear()
-        self._space.detach()
+        self.space.detach()

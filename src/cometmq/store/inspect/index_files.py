@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,16 +36,18 @@ def read_header(files: ReadOnlyFiles, path: str) -> Header | None:
     return Header(*HEADER.unpack(data)) if len(data) == HEADER.size else None
 
 
+@dataclass(eq=False)
 class IndexFiles:
     """The index files of a store as they were when this was made: those whose header can be believed."""
 
-    def __init__(self, layout: StoreLayout, files: ReadOnlyFiles, findings: Findings) -> None:
-        self._layout = layout
-        self._files = files
-        self._findings = findings
-        self._slots = layout.config.max_hash_slot_num
+    layout: StoreLayout
+    files: ReadOnlyFiles
+    findings: Findings
+
+    def __post_init__(self) -> None:
+        self._slots = self.layout.config.max_hash_slot_num
         self.readable: list[tuple[StoreFile, Header]] = []
-        for file in layout.index_files:
+        for file in self.layout.index_files:
             header = self._header(file)
             if header is not None:
                 self.readable.append((file, header))
@@ -56,14 +59,14 @@ class IndexFiles:
     def all_written(self, number: int) -> bool:
         """Whether all of a readable file is on the disk: a running broker, and one that was killed, may not
         have written slots and header of the newest."""
-        return not self._layout.live and (self._layout.clean or number < len(self.readable) - 1)
+        return not self.layout.live and (self.layout.clean or number < len(self.readable) - 1)
 
     def chunks(self, file: StoreFile, header: Header) -> Iterator[tuple[int, NDArray[np.void]]]:
         """(number of the first, entries), many at a time; ends early if the file does."""
         first = 1
         while first < header.next_number:
             count = min(CHUNK, header.next_number - first)
-            data = self._files.read(file.path, count * ENTRY.size, self.place(first))
+            data = self.files.read(file.path, count * ENTRY.size, self.place(first))
             entries = np.frombuffer(data[: len(data) // ENTRY.size * ENTRY.size], ENTRY_DTYPE)
             if not len(entries):
                 return
@@ -71,17 +74,17 @@ class IndexFiles:
             first += len(entries)
 
     def _error(self, kind: str, file: StoreFile, place: int, problem: str) -> None:
-        self._findings.add(ERROR, kind, file.path, place, problem, REBUILD)
+        self.findings.add(ERROR, kind, file.path, place, problem, REBUILD)
 
     def _header(self, file: StoreFile) -> Header | None:
-        config = self._layout.config
+        config = self.layout.config
         expected = file_length(self._slots, config.max_index_num)
         if file.length != expected:
-            if not self._layout.live:
+            if not self.layout.live:
                 problem = f"{file.length} bytes instead of {expected}"
                 self._error("index-length", file, file.length, problem)
             return None
-        header = read_header(self._files, file.path)
+        header = read_header(self.files, file.path)
         if header is None:
             return None
         if (
@@ -93,9 +96,9 @@ class IndexFiles:
             self._error("index-header", file, 0, f"the header cannot be true: {tuple(header)}")
             return None
         header = header._replace(next_number=max(1, header.next_number))
-        newest = file == self._layout.index_files[-1]
-        if header.next_number == 1 and not (newest and not self._layout.clean):
-            at = first_byte(self._files, file.path, HEADER.size, file.length)
+        newest = file == self.layout.index_files[-1]
+        if header.next_number == 1 and not (newest and not self.layout.clean):
+            at = first_byte(self.files, file.path, HEADER.size, file.length)
             if at is not None or not newest:
                 problem = f"the header counts no entries, there are some: {tuple(header)}"
                 self._error("index-header", file, 0, problem)
@@ -138,7 +141,7 @@ class IndexFiles:
         self._check_slots(file, header, slots)
 
     def _check_slots(self, file: StoreFile, header: Header, expected: IntArray) -> None:
-        data = self._files.read(file.path, self._slots * SLOT_SIZE, HEADER.size)
+        data = self.files.read(file.path, self._slots * SLOT_SIZE, HEADER.size)
         stored = np.frombuffer(data, ">i4").astype(np.int64)
         if len(stored) != len(expected):
             return
@@ -153,7 +156,7 @@ class IndexFiles:
     def _check_rest(self, file: StoreFile, number: int) -> None:
         """Nothing uses entry 0, nor those from the next free one on."""
         stop = file.length if number else self.place(1)
-        at = first_byte(self._files, file.path, self.place(number), stop)
+        at = first_byte(self.files, file.path, self.place(number), stop)
         if at is not None:
             problem = "something stands where no entry is: left by an unclean stop, or changed since"
-            self._findings.add(NOTE, "unused-bytes", file.path, at, problem)
+            self.findings.add(NOTE, "unused-bytes", file.path, at, problem)

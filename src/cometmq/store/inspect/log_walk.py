@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 
 from cometmq.errors import RecordError
 from cometmq.protocol.record.many import Run
@@ -26,24 +27,24 @@ def no_pause(_seconds: float) -> None:
     """Where nobody writes meanwhile, or it does not matter."""
 
 
+@dataclass(eq=False)
 class LogWalk:
     """One walk. Afterwards: `end` is the position behind the last record, `log_min` the first position that
     was still there, `damage` what was skipped, `last_store_ms` the latest store time (a clock may step back).
     """
 
-    def __init__(
-        self, disk: Disk, layout: StoreLayout, findings: Findings, pause: Callable[[float], None] = no_pause
-    ) -> None:
-        self._disk = disk
-        self._layout = layout
-        self._findings = findings
-        self._pause = pause
-        self._size = layout.config.mapped_file_size_commit_log
+    disk: Disk
+    layout: StoreLayout
+    findings: Findings
+    pause: Callable[[float], None] = no_pause
+
+    def __post_init__(self) -> None:
+        self._size = self.layout.config.mapped_file_size_commit_log
         self._seen_twice = -1
         self._open: tuple[StoreFile, int, bool] | None = None  # last used segment, end in it, dirt behind
         self.segments = 0
-        self.log_min = layout.log_min
-        self.end = layout.log_min
+        self.log_min = self.layout.log_min
+        self.end = self.layout.log_min
         self.last_store_ms = 0
         self.damage: list[Damage] = []
 
@@ -54,10 +55,10 @@ class LogWalk:
 
     def runs(self, start: int = 0) -> Iterator[Run]:
         """The same, many at a time."""
-        if self._layout.live and all(file.length != self._size for file in self._layout.segments):
+        if self.layout.live and all(file.length != self._size for file in self.layout.segments):
             return  # the broker was about to make its first segment: its length is not known yet
         files = [
-            file for file in log_files(self._disk, self._layout.config, []) if file.base + self._size > start
+            file for file in log_files(self.disk, self.layout.config, []) if file.base + self._size > start
         ]
         self.segments = len(files)
         if files:
@@ -79,7 +80,7 @@ class LogWalk:
     def _segment(self, file: StoreFile) -> Iterator[Run]:
         position, known = file.base, 0
         while True:
-            scan = SegmentScan(self._disk, file.path, file.base, min(file.length, self._size))
+            scan = SegmentScan(self.disk, file.path, file.base, min(file.length, self._size))
             again = False
             known = 0
             with closing(scan.runs(position)) as runs:  # type: ignore[type-var]
@@ -124,24 +125,24 @@ class LogWalk:
     def _look_again(self, position: int) -> bool:
         """Whether a place that holds no valid record deserves a second walk: a broker may just be writing
         it."""
-        if position == self._seen_twice or not self._layout.live:
+        if position == self._seen_twice or not self.layout.live:
             return False
         self._seen_twice = position
-        self._pause(LOOK_AGAIN_S)
+        self.pause(LOOK_AGAIN_S)
         return True
 
     def _look_behind_blank(self, file: StoreFile, position: int) -> None:
-        with ReadOnlyFiles(self._disk) as files:
+        with ReadOnlyFiles(self.disk) as files:
             at = first_byte(files, file.path, position - file.base, min(file.length, self._size))
         if at is not None:
             problem = "something stands behind the blank record, which may hold anything and is never read"
-            self._findings.add(NOTE, "unused-bytes", file.path, at, problem)
+            self.findings.add(NOTE, "unused-bytes", file.path, at, problem)
 
     # -- findings ---------------------------------------------------------------------------------
 
     def _damaged(self, file: StoreFile, damage: Damage) -> None:
         self.damage.append(damage)
-        self._findings.add(
+        self.findings.add(
             ERROR,
             "log-damage",
             file.path,
@@ -152,17 +153,17 @@ class LogWalk:
         )
 
     def _missing(self, start: int, stop: int) -> None:
-        path = ", ".join(self._layout.config.commit_log_dirs)
+        path = ", ".join(self.layout.config.commit_log_dirs)
         self.damage.append(Damage(path, start, stop))
-        self._findings.add(
+        self.findings.add(
             ERROR, "segment-missing", path, -1, f"no file holds log positions {start} to {stop}", NOTHING
         )
 
     def _wrong_length(self, file: StoreFile) -> None:
-        now = self._disk.facts(file.path)
-        if self._layout.live and (now is None or now.size == self._size):
+        now = self.disk.facts(file.path)
+        if self.layout.live and (now is None or now.size == self._size):
             return  # it was being made or removed at this moment
-        self._findings.add(
+        self.findings.add(
             ERROR,
             "segment-length",
             file.path,
@@ -176,10 +177,10 @@ class LogWalk:
             self._torn(self._open[0], self._open[1])
 
     def _torn(self, file: StoreFile, end: int) -> None:
-        if self._layout.live:
+        if self.layout.live:
             return
-        self._findings.add(
-            ERROR if self._layout.clean else WARNING,
+        self.findings.add(
+            ERROR if self.layout.clean else WARNING,
             "torn-tail",
             file.path,
             end - file.base,
@@ -189,7 +190,7 @@ class LogWalk:
         )
 
     def _why(self, file: StoreFile, position: int) -> str:
-        return why_no_record(self._disk, file, position)
+        return why_no_record(self.disk, file, position)
 
 
 def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:

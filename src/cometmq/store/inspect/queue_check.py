@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,36 +60,31 @@ class QueueState:
         return f"{self.topic}/{self.queue_id}"
 
 
+@dataclass(eq=False)
 class QueueCheck:
-    """All queues of a store. Make it, then walk the log and `check` its records, then `finish`."""
+    """All queues of a store. Make it, then walk the log and `check` its records, then `finish`.
 
-    def __init__(
-        self,
-        layout: StoreLayout,
-        files: ReadOnlyFiles,
-        findings: Findings,
-        pause: Callable[[float], None],
-        known_topics: set[str] | None,
-        hides: Callable[[str, int], bool] | None,
-    ) -> None:
-        """known_topics: names in topics.json, None if that table could not be read. hides(topic, position):
-        whether a record belongs to a deleted topic; None
-        when none was deleted."""
-        self._layout = layout
-        self._findings = findings
-        self._pause = pause
-        self._known = known_topics
-        self.hides = hides
-        self.log_min = layout.log_min  # to be raised when the log loses segments meanwhile
-        self._files = files
-        self._ext = ExtUnits(files, layout.root)
-        self._delays = layout.config.delay_levels_ms
-        self._log = LogReader(files, layout.config)
-        self._size = layout.config.consume_queue_file_size
+    known_topics: names in topics.json, None if that table could not be read. hides(topic, position): whether
+    a record belongs to a deleted topic; None when none was deleted.
+    """
+
+    layout: StoreLayout
+    files: ReadOnlyFiles
+    findings: Findings
+    pause: Callable[[float], None]
+    known_topics: set[str] | None
+    hides: Callable[[str, int], bool] | None
+
+    def __post_init__(self) -> None:
+        self.log_min = self.layout.log_min  # to be raised when the log loses segments meanwhile
+        self._ext = ExtUnits(self.files, self.layout.root)
+        self._delays = self.layout.config.delay_levels_ms
+        self._log = LogReader(self.files, self.layout.config)
+        self._size = self.layout.config.consume_queue_file_size
         self._states: dict[tuple[str, int], QueueState] = {}
-        for queue in layout.queues:
+        for queue in self.layout.queues:
             self._check_files(queue)
-            units = UnitFiles(files, queue, self._size)
+            units = UnitFiles(self.files, queue, self._size)
             self._states[queue.topic, queue.queue_id] = QueueState(queue.topic, queue.queue_id, units)
         self.queues = len(self._states)
         self.units = sum(state.units.end - state.units.first for state in self._states.values())
@@ -102,15 +98,15 @@ class QueueCheck:
 
     def _check_files(self, queue: QueueFiles) -> None:
         for file in queue.files:
-            if file.length != self._size and not self._layout.live:
-                self._findings.add(
+            if file.length != self._size and not self.layout.live:
+                self.findings.add(
                     ERROR, "queue-length", file.path, file.length,
                     f"{file.length} bytes instead of {self._size}", REBUILD,
                 )  # fmt: skip
         for before, after in zip(queue.files, queue.files[1:], strict=False):
             if after.base != before.base + self._size:
                 missing = f"{queue.path}/{file_name(before.base + self._size)}"
-                self._findings.add(ERROR, "queue-file-missing", missing, -1, "the file is missing", REBUILD)
+                self.findings.add(ERROR, "queue-file-missing", missing, -1, "the file is missing", REBUILD)
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -173,9 +169,9 @@ class QueueCheck:
         self._to_set_right.clear()
 
     def _absent(self, topic: str, queue_id: int) -> QueueState:
-        path = f"{self._layout.root}/consumequeue/{topic}/{queue_id}"
+        path = f"{self.layout.root}/consumequeue/{topic}/{queue_id}"
         return QueueState(
-            topic, queue_id, UnitFiles(self._files, QueueFiles(topic, queue_id, path, []), self._size)
+            topic, queue_id, UnitFiles(self.files, QueueFiles(topic, queue_id, path, []), self._size)
         )
 
     def _accounted(self, state: QueueState, start: int, stop: int) -> None:
@@ -190,8 +186,8 @@ class QueueCheck:
     def _check_one(self, state: QueueState, facts: Facts, expected: bytes) -> None:
         offset, units = facts.queue_offset, state.units
         unit = self._unit(state, offset)
-        if unit != expected and self._layout.live and offset < units.end:
-            self._pause(LOOK_AGAIN_S)
+        if unit != expected and self.layout.live and offset < units.end:
+            self.pause(LOOK_AGAIN_S)
             unit = self._unit(state, offset)
         if unit == expected or self._by_address(state, unit, expected):
             if offset >= state.next:
@@ -199,7 +195,7 @@ class QueueCheck:
             return
         position, size, _ = UNIT_STRUCT.unpack(unit)
         mine = position == facts.position and size == facts.size
-        new = self._layout.live and offset >= units.end
+        new = self.layout.live and offset >= units.end
         if not mine and (facts.position in self.evidence.places or (not new and self._is_elsewhere(facts))):
             return
         if offset >= units.end:
@@ -211,7 +207,7 @@ class QueueCheck:
             self.orphans += 1
             self.evidence.supersede(array("q", [facts.position]))
             return
-        if self._layout.live and offset < units.first_now():
+        if self.layout.live and offset < units.first_now():
             return  # retention has taken the file
         if offset >= state.next:
             self._gap(state, state.next, offset)
@@ -252,7 +248,7 @@ class QueueCheck:
             if found != should
         ]
         problem = "the unit is empty" if unit == bytes(UNIT) else ", ".join(differing)
-        self._findings.add(ERROR, "queue-unit", path, at, f"{where}: {problem}", REBUILD)
+        self.findings.add(ERROR, "queue-unit", path, at, f"{where}: {problem}", REBUILD)
 
     def _is_elsewhere(self, facts: Facts) -> bool:
         """Whether the unit of this record stands in another place than it says: then its topic, queue id or
@@ -285,9 +281,9 @@ class QueueCheck:
         )  # fmt: skip
 
     def _record_damaged(self, facts: Facts, problem: str) -> None:
-        at = facts.position % self._layout.config.mapped_file_size_commit_log
+        at = facts.position % self.layout.config.mapped_file_size_commit_log
         problem = f"the record at {facts.position} is damaged where no checksum is: {problem}"
-        self._findings.add(ERROR, "record-field", self._log.path_of(facts.position), at, problem, KEPT)
+        self.findings.add(ERROR, "record-field", self._log.path_of(facts.position), at, problem, KEPT)
 
     def _lives_on(self, state: QueueState, offset: int, position: int, unit_position: int) -> bool:
         """Whether the unit rightly belongs to another record: its topic was deleted and made again, or the
@@ -301,7 +297,7 @@ class QueueCheck:
 
     def _gap(self, state: QueueState, start: int, stop: int) -> None:
         """Units [start, stop) for which the log had no record."""
-        if start < stop and self._layout.live:
+        if start < stop and self.layout.live:
             start = max(start, state.units.first_now())
         for offset, units in state.units.chunks(start, stop):
             position, size = units["position"].astype(np.int64), units["size"].astype(np.int64)
@@ -318,7 +314,7 @@ class QueueCheck:
         path, at = state.units.place(offset)
         units = f"units {offset} to {offset + count - 1}" if count > 1 else f"unit {offset}"
         problem = f"{units} of {state.name}: empty, and the log has no record for it"
-        self._findings.add(ERROR, "queue-unit", path, at, problem, REBUILD)
+        self.findings.add(ERROR, "queue-unit", path, at, problem, REBUILD)
 
     def _lonely(self, state: QueueState, offset: int, position: int, size: int) -> None:
         found = self._log.facts(position)
@@ -344,7 +340,7 @@ class QueueCheck:
         else:
             what = f"points at log position {position}, where no valid record is"
             repair = f"{NOTHING}; {REBUILD} for the unit"
-        self._findings.add(ERROR, "queue-unit", path, at, f"unit {offset} of {state.name} {what}", repair)
+        self.findings.add(ERROR, "queue-unit", path, at, f"unit {offset} of {state.name} {what}", repair)
 
     def finish(self, walk: LogWalk) -> None:
         """After the last record: units behind it, and records without units."""
@@ -352,22 +348,22 @@ class QueueCheck:
         for state in self._states.values():
             self._finish_units(state, walk.end)
         for state in self._states.values():
-            if state.behind and not self._layout.live:
+            if state.behind and not self.layout.live:
                 self._finish_records(state)
         for topic, count in sorted(self._gone.items()):
-            self._findings.add(
-                NOTE, "topic-deleted", self._layout.config.commit_log_dirs[0], -1,
+            self.findings.add(
+                NOTE, "topic-deleted", self.layout.config.commit_log_dirs[0], -1,
                 f"{count} records of topic {topic}, which has no queues and is in no table: it was deleted",
             )  # fmt: skip
         if self._other_delays:
-            self._findings.add(
-                NOTE, "delays", f"{self._layout.root}/consumequeue/{SCHEDULE_TOPIC}", -1,
+            self.findings.add(
+                NOTE, "delays", f"{self.layout.root}/consumequeue/{SCHEDULE_TOPIC}", -1,
                 f"{self._other_delays} delayed messages have other delays than messageDelayLevel="
-                f"{self._layout.config.message_delay_level!r} gives them: their broker had other levels",
+                f"{self.layout.config.message_delay_level!r} gives them: their broker had other levels",
             )  # fmt: skip
         if self.orphans:
-            self._findings.add(
-                NOTE, "superseded", self._layout.config.commit_log_dirs[0], -1,
+            self.findings.add(
+                NOTE, "superseded", self.layout.config.commit_log_dirs[0], -1,
                 f"{self.orphans} records whose queue offsets belong to later records: "
                 "their topics were deleted and made again",
             )  # fmt: skip
@@ -375,13 +371,13 @@ class QueueCheck:
     def _finish_units(self, state: QueueState, log_end: int) -> None:
         """Units of an unclean stop may point behind the log's end; everything else is a gap as others are."""
         stop = state.units.end
-        if not self._layout.clean and not self._layout.live:
+        if not self.layout.clean and not self.layout.live:
             for offset, units in state.units.chunks(state.next, state.units.end):
                 beyond = np.flatnonzero(units["position"].astype(np.int64) >= log_end)
                 if len(beyond):
                     stop = offset + int(beyond[0])
                     path, at = state.units.place(stop)
-                    self._findings.add(
+                    self.findings.add(
                         WARNING, "queue-ahead", path, at,
                         f"{state.units.end - stop} units of {state.name} from {stop} on point behind the "
                         f"log's end {log_end}", f"{NEXT_START} cuts them off",
@@ -391,21 +387,21 @@ class QueueCheck:
 
     def _finish_records(self, state: QueueState) -> None:
         if not names_a_directory(state.topic):
-            self._findings.add(
-                ERROR, "topic-name", self._layout.config.commit_log_dirs[0], -1,
+            self.findings.add(
+                ERROR, "topic-name", self.layout.config.commit_log_dirs[0], -1,
                 f"{state.behind} records, the first at {state.behind_at[0]}, have a topic that can name no "
                 f"directory: {state.topic}; they are not served", NOTHING,
             )  # fmt: skip
             return
-        if state.units.end == 0 and self._known is not None and state.topic not in self._known:
+        if state.units.end == 0 and self.known_topics is not None and state.topic not in self.known_topics:
             self._gone[state.topic] = self._gone.get(state.topic, 0) + state.behind
             return
         count = state.behind - sum(position in self.evidence.places for position in state.behind_at)
         if not count:
             return
         path, at = state.units.place(state.units.end)
-        self._findings.add(
-            ERROR if self._layout.clean else WARNING, "queue-short", path, at,
+        self.findings.add(
+            ERROR if self.layout.clean else WARNING, "queue-short", path, at,
             f"{state.name} ends at {state.units.end}; {count} records of the log, the first at "
             f"{state.behind_at[0]}, have no unit", REBUILD,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -182,23 +183,23 @@ def _check_checkpoint(disk: Disk, layout: StoreLayout, findings: Findings, walk:
             )  # fmt: skip
 
 
+@dataclass(eq=False)
 class TableCheck:
     """The JSON tables of `config/`, and their `.bak` files."""
 
-    def __init__(
-        self, disk: Disk, layout: StoreLayout, findings: Findings, pause: Callable[[float], None]
-    ) -> None:
-        self._disk = disk
-        self._layout = layout
-        self._findings = findings
-        self._pause = pause
+    disk: Disk
+    layout: StoreLayout
+    findings: Findings
+    pause: Callable[[float], None]
+
+    def __post_init__(self) -> None:
         self._deleted: DeletedTopics | None = None
         self.count = 0
         self.topics: set[str] | None = None
 
     def check(self) -> None:
-        directory = os.path.join(self._layout.root, "config")
-        names = self._disk.listdir(directory)
+        directory = os.path.join(self.layout.root, "config")
+        names = self.disk.listdir(directory)
         for name in sorted(
             {name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))}
         ):
@@ -212,18 +213,18 @@ class TableCheck:
                     repair = f"{NEXT_START} goes on with the .bak"
                 elif name in SEALED:
                     repair = f"{NEXT_START} goes on without it"
-                self._findings.add(ERROR, "table", path, -1, problem, repair)
+                self.findings.add(ERROR, "table", path, -1, problem, repair)
             elif table is None and backup is not None:
-                self._findings.add(
+                self.findings.add(
                     ERROR, "table", path, -1, "the file is missing", f"{NEXT_START} takes the .bak"
                 )
             if backup is None and backup_problem:
                 repair = "the next change of the table replaces it"
-                self._findings.add(WARNING, "table", path + ".bak", -1, backup_problem, repair)
+                self.findings.add(WARNING, "table", path + ".bak", -1, backup_problem, repair)
             if name == "topics.json":
                 self._note_topics(table if table is not None else backup)
         try:
-            self._deleted = DeletedTopics(self._disk, self._layout.root)
+            self._deleted = DeletedTopics(self.disk, self.layout.root)
         except (StoreCorrupt, OSError):
             pass  # it is among the findings already
 
@@ -240,14 +241,14 @@ class TableCheck:
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
         """(the table or None, what is wrong with it: nothing if it just is not there)."""
         table, problem = self._parse(path, name)
-        if table is None and self._layout.live:  # it may have been replaced at this moment
-            self._pause(LOOK_AGAIN_S)
+        if table is None and self.layout.live:  # it may have been replaced at this moment
+            self.pause(LOOK_AGAIN_S)
             table, problem = self._parse(path, name)
         return table, problem
 
     def _parse(self, path: str, name: str) -> tuple[Table | None, str]:
         try:
-            text = read_file(self._disk, path)
+            text = read_file(self.disk, path)
         except FileNotFoundError:
             return None, ""
         except OSError as failure:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.store.base.clock import Clock
@@ -28,14 +29,17 @@ _PAGE = 4096
 _TURNS = 4
 
 
+@dataclass(eq=False)
 class LogFlusher:
-    """Flush state of one commit log. Methods belong to the loop's thread."""
+    """Flush state of one commit log. Methods belong to the loop's thread. config: replaced when settings
+    change."""
 
-    def __init__(self, commit_log: CommitLog, disk: Disk, clock: Clock, config: StoreConfig) -> None:
-        self._log = commit_log
-        self._disk = disk
-        self._clock = clock
-        self._config = config
+    commit_log: CommitLog
+    disk: Disk
+    clock: Clock
+    config: StoreConfig
+
+    def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._syncer: Syncer | None = None
         self._waiters: deque[tuple[int, Waiter, float]] = deque()
@@ -43,17 +47,13 @@ class LogFlusher:
         self._wanted = False
         self._landed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._thorough_at = clock.monotonic()
-        self.flushed = commit_log.end  # everything before this position is on the device
+        self._thorough_at = self.clock.monotonic()
+        self.flushed = self.commit_log.end  # everything before this position is on the device
         self.flushed_ms = 0  # store time of the last record before `flushed`
         self.written_ms = 0  # store time of the last record written
         self.failure: OSError | None = None
         self.on_flushed: Callable[[int], None] = lambda _position: None
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
-
-    def configure(self, config: StoreConfig) -> None:
-        """Take over parameters; they may change while the store runs."""
-        self._config = config
 
     def attach(self, loop: asyncio.AbstractEventLoop, syncer: Syncer) -> None:
         """From now on `syncer` syncs; before, and after `detach`, syncs run in place."""
@@ -88,11 +88,11 @@ class LogFlusher:
         elif position <= self.flushed:
             waiter(True)
         else:
-            deadline = self._clock.monotonic() + self._config.sync_flush_timeout / 1000
+            deadline = self.clock.monotonic() + self.config.sync_flush_timeout / 1000
             self._waiters.append((position, waiter, deadline))
             self.request()
             if self._timer is None and self._loop is not None:
-                self._timer = self._loop.call_later(self._config.sync_flush_timeout / 1000, self._expire)
+                self._timer = self._loop.call_later(self.config.sync_flush_timeout / 1000, self._expire)
 
     def request(self) -> None:
         """Start a sync of everything written, or let it follow the one in flight."""
@@ -102,19 +102,19 @@ class LogFlusher:
             self.flush_now()
         elif self._flying:
             self._wanted = True
-        elif self.flushed < self._log.end:
+        elif self.flushed < self.commit_log.end:
             self._start(self._syncer)
 
     def timed(self) -> None:
         """The ASYNC_FLUSH timer, and every commit with flushCommitLogTimed=false: sync when enough pages are
         dirty, a segment is full, or the thorough interval has passed."""
-        dirty = self._log.end - self.flushed
+        dirty = self.commit_log.end - self.flushed
         if not dirty:
             return
-        now = self._clock.monotonic()
-        thorough = (now - self._thorough_at) * 1000 >= self._config.flush_commit_log_thorough_interval
-        full = self.flushed < self._log.segment_base
-        if thorough or full or dirty >= self._config.flush_commit_log_least_pages * _PAGE:
+        now = self.clock.monotonic()
+        thorough = (now - self._thorough_at) * 1000 >= self.config.flush_commit_log_thorough_interval
+        full = self.flushed < self.commit_log.segment_base
+        if thorough or full or dirty >= self.config.flush_commit_log_least_pages * _PAGE:
             self._thorough_at = now
             self.request()
 
@@ -122,13 +122,13 @@ class LogFlusher:
 
     def flush_now(self) -> None:
         """Sync in place. A failure is handled like one in the thread: recorded, not raised."""
-        if self.failure is not None or self.flushed >= self._log.end:
+        if self.failure is not None or self.flushed >= self.commit_log.end:
             return
-        end, end_ms = self._log.end, self.written_ms
-        segments = self._log.segments_to_sync()
+        end, end_ms = self.commit_log.end, self.written_ms
+        segments = self.commit_log.segments_to_sync()
         try:
             for segment in segments:
-                self._disk.fdatasync(segment.fd)
+                self.disk.fdatasync(segment.fd)
         except OSError as failure:
             self._fail(failure)
             return
@@ -137,8 +137,8 @@ class LogFlusher:
     def _start(self, syncer: Syncer) -> None:
         self._flying = True
         self._wanted = False
-        end, end_ms = self._log.end, self.written_ms
-        segments = self._log.segments_to_sync()
+        end, end_ms = self.commit_log.end, self.written_ms
+        segments = self.commit_log.segments_to_sync()
         syncer.sync(segments, lambda failure: self._finished(end, end_ms, segments, failure))
 
     def _finished(self, end: int, end_ms: int, segments: list[Unsynced], failure: OSError | None) -> None:
@@ -150,7 +150,7 @@ class LogFlusher:
             self._fail(failure)
             return
         self._succeed(end, end_ms, segments)
-        if (self._wanted or self._waiters) and self.flushed < self._log.end:
+        if (self._wanted or self._waiters) and self.flushed < self.commit_log.end:
             self._follow()
 
     def _follow(self) -> None:
@@ -160,21 +160,21 @@ class LogFlusher:
             self.flush_now()
         else:
             self._flying = True
-            self._loop.call_soon(self._wait_for_more, self._log.end, _TURNS)
+            self._loop.call_soon(self._wait_for_more, self.commit_log.end, _TURNS)
 
     def _wait_for_more(self, end: int, left: int) -> None:
         if self._syncer is None or not (self._wanted or self._waiters or self._landed):
             self._flying = False
-        elif left and (left == _TURNS or self._log.end != end):
+        elif left and (left == _TURNS or self.commit_log.end != end):
             assert self._loop is not None
-            self._loop.call_soon(self._wait_for_more, self._log.end, left - 1)
+            self._loop.call_soon(self._wait_for_more, self.commit_log.end, left - 1)
         else:
             self._start(self._syncer)
 
     def _succeed(self, end: int, end_ms: int, segments: list[Unsynced]) -> None:
         self.flushed = max(self.flushed, end)
         self.flushed_ms = max(self.flushed_ms, end_ms)
-        self._log.synced(segments, end)
+        self.commit_log.synced(segments, end)
         waiters = self._waiters
         while waiters and waiters[0][0] <= end:
             _answer(waiters.popleft()[1], True)
@@ -190,7 +190,7 @@ class LogFlusher:
 
     def _expire(self) -> None:
         self._timer = None
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         waiters = self._waiters
         while waiters and waiters[0][2] <= now:
             _answer(waiters.popleft()[1], False)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from cometmq import logs
@@ -48,36 +49,38 @@ class Syncer(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class ThreadSyncer:
     """Syncs through the `Disk`, in a thread."""
 
-    def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
-        self._disk = disk
-        self._loop = loop
-        self._pool = pool
+    disk: Disk
+    loop: asyncio.AbstractEventLoop
+    pool: ThreadPoolExecutor
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
         """See Syncer."""
-        self._pool.submit(self._work, segments, done)
+        self.pool.submit(self._work, segments, done)
 
     def _work(self, segments: Sequence[Unsynced], done: Done) -> None:
         failure: OSError | None = None
         try:
             for segment in segments:
-                self._disk.fdatasync(segment.fd)
+                self.disk.fdatasync(segment.fd)
         except OSError as problem:
             failure = problem
-        self._loop.call_soon_threadsafe(done, failure)
+        self.loop.call_soon_threadsafe(done, failure)
 
 
+@dataclass(eq=False)
 class ChildSyncer:
     """Syncs in a process (see sync_child.py); in the thread whatever the process cannot do, and everything
     between the loss of one and the start of another."""
 
-    def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, thread: ThreadSyncer) -> None:
-        self._disk = disk
-        self._loop = loop
-        self._thread = thread
+    disk: Disk
+    loop: asyncio.AbstractEventLoop
+    thread: ThreadSyncer
+
+    def __post_init__(self) -> None:
         self._held: list[int] = []  # segments that the process holds descriptors of
         self._flying: tuple[Sequence[Unsynced], Done] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +91,7 @@ class ChildSyncer:
         self._start()
 
     def _start(self) -> None:
-        self._started_at = self._loop.time()
+        self._started_at = self.loop.time()
         try:
             ours = self._start_process()
         except OSError as problem:
@@ -97,7 +100,7 @@ class ChildSyncer:
         ours.setblocking(False)
         self._held = []  # another process knows nothing of what the one before held
         self._socket = ours
-        self._loop.add_reader(ours, self._answered)
+        self.loop.add_reader(ours, self._answered)
 
     def _start_process(self) -> socket.socket:
         """Returns our end of its socket. Raises OSError."""
@@ -121,10 +124,10 @@ class ChildSyncer:
 
     def _wait(self) -> float:
         """Start another process later; returns the seconds until then."""
-        if self._loop.time() - self._started_at >= _AGAIN_MOST_S:
+        if self.loop.time() - self._started_at >= _AGAIN_MOST_S:
             self._again_s = _AGAIN_S
         seconds, self._again_s = self._again_s, min(2 * self._again_s, _AGAIN_MOST_S)
-        self._again = self._loop.call_later(seconds, self._start_again)
+        self._again = self.loop.call_later(seconds, self._start_again)
         return seconds
 
     def _start_again(self) -> None:
@@ -141,7 +144,7 @@ class ChildSyncer:
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
         """See Syncer."""
         if self._socket is None or len(segments) > sync_child.MOST_DESCRIPTORS:
-            self._thread.sync(segments, done)
+            self.thread.sync(segments, done)
             return
         self._flying = segments, done
         try:
@@ -157,12 +160,12 @@ class ChildSyncer:
         opened: list[int] = []
         try:
             for segment in segments:
-                opened += [self._disk.open(segment.path)]
+                opened += [self.disk.open(segment.path)]
             process.send(sync_child.HOLD)
             socket.send_fds(process, [sync_child.HOLD], opened)
         finally:
             for fd in opened:
-                self._disk.close(fd)
+                self.disk.close(fd)
         self._held = bases
 
     def _answered(self) -> None:
@@ -188,7 +191,7 @@ class ChildSyncer:
         self._end()
         log.warning("the process for syncs is lost, a thread makes them for %g s: %s", self._wait(), problem)
         if flying is not None:
-            self._thread.sync(*flying)
+            self.thread.sync(*flying)
 
     def close(self) -> None:
         """End the process; of a sync in flight nothing more is heard."""
@@ -200,7 +203,7 @@ class ChildSyncer:
 
     def _end(self) -> None:
         if self._socket is not None:
-            self._loop.remove_reader(self._socket)
+            self.loop.remove_reader(self._socket)
             self._socket.close()
             self._socket = None
         process, self._process = self._process, None

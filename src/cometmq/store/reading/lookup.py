@@ -4,6 +4,7 @@ coroutine, which gives the loop's other work its turns."""
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 
 from cometmq import logs
@@ -24,40 +25,29 @@ _UNITS_A_TURN = 256  # looked at in one turn of the loop; each may stand for a r
 _BYTES_A_TURN = 1 << 20  # of records, copied and checked in 1 ms or so
 
 
+@dataclass(slots=True, eq=False)
 class Lookup:
-    """Read-only questions to one store."""
+    """Read-only questions to one store. config: replaced when settings change."""
 
-    __slots__ = ("_config", "_index", "_log", "_off_loop", "_queues")
-
-    def __init__(
-        self,
-        commit_log: CommitLog,
-        queues: QueueTable,
-        index: IndexService,
-        off_loop: OffLoop,
-        config: StoreConfig,
-    ) -> None:
-        self._log = commit_log
-        self._queues = queues
-        self._index = index
-        self._off_loop = off_loop
-        self._config = config
-
-    def configure(self, config: StoreConfig) -> None:
-        """Take over parameters; they may change while the store runs."""
-        self._config = config
+    commit_log: CommitLog
+    queues: QueueTable
+    index: IndexService
+    off_loop: OffLoop
+    config: StoreConfig
 
     def record_at(self, position: int, reads: Reads = WAITING) -> bytes | None:
         """The whole record at a position of the log; None if no valid record begins there, or one that is too
         long for any frame: bytes within a message can look like the beginning of one of a gigabyte."""
-        head = self._log.read(position, 4, reads)
+        head = self.commit_log.read(position, 4, reads)
         if head is None:
             return None
         size = int.from_bytes(head, "big", signed=True)
-        longest = min(self._log.segment_size - position % self._log.segment_size, MAX_FRAME_LENGTH)
+        longest = min(
+            self.commit_log.segment_size - position % self.commit_log.segment_size, MAX_FRAME_LENGTH
+        )
         if not 0 < size <= longest:
             return None
-        data = self._log.read(position, size, reads)
+        data = self.commit_log.read(position, size, reads)
         if data is None or record_facts(memoryview(data), 0, position) is None:
             return None
         return bytes(data)
@@ -69,21 +59,21 @@ class Lookup:
         newest `max_count`, of these the newest that have `max_bytes` together. While the index cannot be
         written, the newest messages are not found."""
         try:
-            self._index.index_waiting_keys()
+            self.index.index_waiting_keys()
         except OSError as failure:
             log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
-        limit = min(max_count, self._config.max_msgs_num_batch)
+        limit = min(max_count, self.config.max_msgs_num_batch)
         async with AsyncExitStack() as held:
             for round_ in range(_QUERY_ROUNDS):
-                positions = await self._index.search(self._off_loop, topic, key, limit, begin_ms, end_ms)
+                positions = await self.index.search(self.off_loop, topic, key, limit, begin_ms, end_ms)
                 if not positions:
                     break
                 if not round_:
-                    await held.enter_async_context(self._off_loop.large_answers)
+                    await held.enter_async_context(self.off_loop.large_answers)
                 found = await self._newest(positions, max_bytes)
                 if found:
                     return found
-                end_ms = await self._off_loop.ask(partial(self._time_of_segment, positions[0]))
+                end_ms = await self.off_loop.ask(partial(self._time_of_segment, positions[0]))
                 if end_ms < 0:
                     break
         return []
@@ -93,7 +83,7 @@ class Lookup:
         found: list[bytes] = []
         left, this_turn = max_bytes, 0
         for position in reversed(positions):
-            record = await self._off_loop.ask(partial(self.record_at, position))
+            record = await self.off_loop.ask(partial(self.record_at, position))
             if record is None:
                 continue
             left -= len(record)
@@ -103,16 +93,16 @@ class Lookup:
             this_turn += len(record)
             if this_turn >= _BYTES_A_TURN:
                 this_turn = 0
-                await self._off_loop.pause(0)
+                await self.off_loop.pause(0)
         return found[::-1]
 
     def _time_of_segment(self, position: int, reads: Reads) -> int:
         """Store time of the first record that still exists at or behind `position`; -1 if there is none."""
-        return self._store_time(max(position, self._log.min_position), reads)
+        return self._store_time(max(position, self.commit_log.min_position), reads)
 
     def _store_time(self, position: int, reads: Reads) -> int:
         """Store time of the record at a position; -1 where none begins."""
-        data = self._log.read(position, PLACE_BYTES, reads)
+        data = self.commit_log.read(position, PLACE_BYTES, reads)
         place = None if data is None else place_of(data)
         return -1 if place is None else place.store_timestamp_ms
 
@@ -190,11 +180,11 @@ class Lookup:
         """(offset, store time) of the first message in a range of a queue."""
         while low < high:
             stop = min(low + _UNITS_A_TURN, high)
-            real = await self._off_loop.ask(partial(self._first_real, queue, low, stop))
+            real = await self.off_loop.ask(partial(self._first_real, queue, low, stop))
             if real is not None:
                 return real
             low = stop
-            await self._off_loop.pause(0)
+            await self.off_loop.pause(0)
         return None
 
     def _first_real(self, queue: ConsumeQueue, low: int, high: int, reads: Reads) -> tuple[int, int] | None:
@@ -208,12 +198,12 @@ class Lookup:
         step = 1
         while offset > queue.min_offset:
             begin = max(queue.min_offset, offset - step)
-            real = await self._off_loop.ask(partial(self._last_real, queue, begin, offset))
+            real = await self.off_loop.ask(partial(self._last_real, queue, begin, offset))
             if real is not None:
                 return real
             offset = begin
             if step > 1:
-                await self._off_loop.pause(0)
+                await self.off_loop.pause(0)
             step = min(step * 8, _UNITS_A_TURN)
         return None
 

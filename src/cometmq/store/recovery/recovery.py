@@ -12,6 +12,8 @@ life. Damage with valid records behind it is skipped and named; everything behin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cometmq import logs
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.config import StoreConfig
@@ -35,30 +37,22 @@ log = logs.logger(__name__)
 _WIDEST_GAP = 1_000_000  # units; as in Gaps
 
 
+@dataclass(eq=False, kw_only=True)
 class Recovery:
     """One run of recovery over the parts of a store."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        config: StoreConfig,
-        commit_log: CommitLog,
-        queues: QueueTable,
-        index: IndexService,
-        checkpoint: Checkpoint,
-        deleted: DeletedTopics,
-        ends: CleanEnds,
-    ) -> None:
-        self._deleted = deleted
-        self._ends = ends
-        self._disk = disk
-        self._config = config
-        self._log = commit_log
-        self._files = ReadOnlyFiles(disk)
-        self._log_reader = LogReader(self._files, config)
-        self._queues = queues
-        self._index = index
-        self._checkpoint = checkpoint
+    disk: Disk
+    config: StoreConfig
+    commit_log: CommitLog
+    queues: QueueTable
+    index: IndexService
+    checkpoint: Checkpoint
+    deleted: DeletedTopics
+    ends: CleanEnds
+
+    def __post_init__(self) -> None:
+        self._files = ReadOnlyFiles(self.disk)
+        self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
         self._index_until = 1 << 62  # records up to here are dispatched to the index
 
@@ -70,27 +64,27 @@ class Recovery:
 
     def _run(self, *, clean: bool) -> Recovered:
         stopped_cleanly = clean
-        self._segments, notes = list_segments(self._disk, self._log.places, self._log.segment_size)
+        self._segments, notes = list_segments(self.disk, self.commit_log.places, self.commit_log.segment_size)
         result = Recovered(clean, notes=notes)
         if clean:
             self._load_queues(1 << 62, result)
             if not self._clean_end_holds():
                 result.notes.append("queues and log do not fit although the last stop was clean")
                 result.clean = clean = False
-        if any(queue.damaged for queue in self._queues):
+        if any(queue.damaged for queue in self.queues):
             result.clean = clean = False
         mark = None if stopped_cleanly else self._mark()
-        index_notes, index_lost = self._index.load(
-            clean=clean, checkpoint_ms=self._checkpoint.index_ms, mark=mark
+        index_notes, index_lost = self.index.load(
+            clean=clean, checkpoint_ms=self.checkpoint.index_ms, mark=mark
         )
         result.notes += index_notes
-        if not self._index.enabled:
-            self._index_until = self._index.end_position if self._index.files else -1
+        if not self.index.enabled:
+            self._index_until = self.index.end_position if self.index.files else -1
         result.rebuilt = index_lost or not clean
         if index_lost and self._segments:
-            self._checkpoint.distrust()
+            self.checkpoint.distrust()
             mark = None
-        start = max(self._queues.max_physical, self._first) if clean else self._checked_start(mark)
+        start = max(self.queues.max_physical, self._first) if clean else self._checked_start(mark)
         if not clean:
             known = start if mark is None else mark.position
             self._reload(known, result)
@@ -99,16 +93,16 @@ class Recovery:
                 result.notes.append(f"{loss}: all are built anew from the log")
             elif known != start:
                 self._reload(start, result)
-            if loss or any(queue.damaged for queue in self._queues):
-                self._checkpoint.distrust()
+            if loss or any(queue.damaged for queue in self.queues):
+                self.checkpoint.distrust()
                 start = self._first
                 self._reload(start, result)
         index_from = start
-        if index_lost and self._index.enabled:
-            index_from = min(start, self._index.end_position)
+        if index_lost and self.index.enabled:
+            index_from = min(start, self.index.end_position)
         if not clean and (mark is None or index_from < mark.position):
-            self._checkpoint.distrust_index()
-        self._index.resume(clean=clean, cut_at=None if clean and not index_lost else index_from)
+            self.checkpoint.distrust_index()
+        self.index.resume(clean=clean, cut_at=None if clean and not index_lost else index_from)
         replay = self._replay_all(start, index_from, result)
         self._finish(replay, result)
         return result
@@ -121,7 +115,7 @@ class Recovery:
 
     def _clean_end_holds(self) -> bool:
         """Whether the record that the queues name as the last one is there."""
-        last = max(self._queues, key=lambda queue: queue.max_physical, default=None)
+        last = max(self.queues, key=lambda queue: queue.max_physical, default=None)
         if last is None or last.max_physical == 0:
             return True
         found = last.unit(last.max_offset - 1)
@@ -140,8 +134,8 @@ class Recovery:
 
     def _mark(self) -> Mark | None:
         """The checkpoint's mark, if the log bears it out."""
-        mark = self._checkpoint.mark
-        if mark is None or mark_holds(self._log_reader, self._segments, self._log.segment_size, mark):
+        mark = self.checkpoint.mark
+        if mark is None or mark_holds(self._log_reader, self._segments, self.commit_log.segment_size, mark):
             return mark
         return None
 
@@ -149,10 +143,10 @@ class Recovery:
         """Where the checkpoint lets the walk begin: at its mark, or at the newest segment whose first record
         is not younger than it."""
         if mark is not None:
-            return max(walk_from(mark, self._log.segment_size), self._first)
-        trusted = self._checkpoint.min_timestamp
-        if self._config.message_index_safe and self._config.message_index_enable:
-            trusted = min(trusted, self._checkpoint.index_ms)
+            return max(walk_from(mark, self.commit_log.segment_size), self._first)
+        trusted = self.checkpoint.min_timestamp
+        if self.config.message_index_safe and self.config.message_index_enable:
+            trusted = min(trusted, self.checkpoint.index_ms)
         found = trusted_segment(self._log_reader, self._segments, trusted)
         if found is not None:
             return found
@@ -161,34 +155,35 @@ class Recovery:
     def _queue_loss(self, start: int, mark: Mark | None) -> str:
         """What tells that queues, loaded up to the mark, have lost units; empty if nothing does. The records
         behind the mark need not tell: a queue may have none among them."""
-        ends = self._queues.offset_sum
+        ends = self.queues.offset_sum
         if start > self._first and not ends:
             return "no consume queue is left"
-        if mark is not None and ends < mark.queue_ends and not self._deleted.any_since(mark.position):
+        if mark is not None and ends < mark.queue_ends and not self.deleted.any_since(mark.position):
             return f"consume queues have lost {mark.queue_ends - ends} units"
         return ""
 
     def _reload(self, start: int, result: Recovered) -> None:
-        self._queues.clear()
+        self.queues.clear()
         self._load_queues(start, result)
 
     def _load_queues(self, log_end: int, result: Recovered) -> None:
-        result.notes += [note for note in self._queues.load(log_end) if note not in result.notes]
-        for topic in self._deleted.topics():
-            for queue in self._queues.of_topic(topic):
+        result.notes += [note for note in self.queues.load(log_end) if note not in result.notes]
+        for topic in self.deleted.topics():
+            for queue in self.queues.of_topic(topic):
                 units = queue.units(queue.min_offset, queue.max_offset, 64)
                 first = next((unit for unit in units if unit[2] != FILLER_SIZE), None)
-                if first is not None and self._deleted.hides(topic, first[1]):
+                if first is not None and self.deleted.hides(topic, first[1]):
                     result.notes.append(f"{topic}: its deletion is finished")
-                    self._queues.delete_topic(topic)
+                    self.queues.delete_topic(topic)
                     break
 
     # -- the walk ---------------------------------------------------------------------------------
 
     def _replay(self, start: int, index_from: int, result: Recovered) -> Replay:
         replay = Replay(
-            self._disk, self._config, self._log, self._segments, self._queues, self._index, self._deleted,
-            self._ends.ends, self._index_until, start, result,
+            disk=self.disk, config=self.config, commit_log=self.commit_log, segments=self._segments,
+            queues=self.queues, index=self.index, deleted=self.deleted, former_ends=self.ends.ends,
+            index_until=self._index_until, start=start, result=result,
         )  # fmt: skip
         replay.run(index_from)
         return replay
@@ -203,17 +198,17 @@ class Recovery:
         except StartEarlier as reason:
             log.warning("%s: all queues are built anew from the log", reason)
             result.notes.append(f"{reason}: all queues were built anew from the log")
-            self._checkpoint.distrust()
+            self.checkpoint.distrust()
             result.clean, result.rebuilt = False, True
             start = self._first
             self._reload(start, result)
-            self._index.forget_waiting()
-            self._index.resume(clean=False, cut_at=start)
+            self.index.forget_waiting()
+            self.index.resume(clean=False, cut_at=start)
             replay = self._replay(start, start, result)
         for topic, queue_id, end in self._shorter(result):
             # Its last messages are lost, or have expired with its files: no offset is given out twice.
             try:
-                queue = self._queues.of_record(topic, queue_id)
+                queue = self.queues.of_record(topic, queue_id)
             except QueueRefused:
                 continue
             if end - queue.max_offset <= _WIDEST_GAP or not queue.max_offset:
@@ -226,35 +221,35 @@ class Recovery:
     def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
         """Queues that end before where they did at the last clean stop. After a clean stop that was
         another broker's the table is too old to say anything."""
-        if result.clean and result.end != self._ends.log_end:
+        if result.clean and result.end != self.ends.log_end:
             return []
-        return self._ends.shorter(self._queues, self._deleted)
+        return self.ends.shorter(self.queues, self.deleted)
 
     # -- afterwards -------------------------------------------------------------------------------
 
     def _finish(self, replay: Replay, result: Recovered) -> None:
-        size = self._log.segment_size
+        size = self.commit_log.segment_size
         keep = [base for base in self._segments if base < result.end or base <= replay.last_used]
         for base in self._segments[len(keep) :]:
-            self._disk.unlink(self._log.path_of(base))
+            self.disk.unlink(self.commit_log.path_of(base))
         if not self._segments:
-            held = sum(queue.max_offset - queue.min_offset for queue in self._queues)
+            held = sum(queue.max_offset - queue.min_offset for queue in self.queues)
             if held:
                 log.error(
                     "the commit log in %s is empty: the queues forget %d messages (is its disk mounted?)",
-                    ", ".join(self._config.commit_log_dirs),
+                    ", ".join(self.config.commit_log_dirs),
                     held,
                 )
-            for topic in self._queues.topics():
-                self._queues.delete_topic(topic)
+            for topic in self.queues.topics():
+                self.queues.delete_topic(topic)
         if replay.torn and replay.last_used >= 0 and result.end < replay.last_used + size:
             self._zero_tail(replay.last_used, result)
-        for queue in self._queues:
+        for queue in self.queues:
             if not result.clean:
                 queue.cut()
             queue.next_offset = queue.max_offset
             queue.correct_min(keep[0] if keep else 0)
-        self._log.resume(keep, result.end)
+        self.commit_log.resume(keep, result.end)
         for damage in result.damage:
             log.error("damage in %s: no valid record in positions %d to %d, skipped", *damage)
         if result.some_not_named:
@@ -264,10 +259,10 @@ class Recovery:
 
     def _zero_tail(self, base: int, result: Recovered) -> None:
         """Cut the segment behind the last valid record: what follows becomes zeros."""
-        path = self._log.path_of(base)
+        path = self.commit_log.path_of(base)
         result.notes.append(f"{path}: torn tail cut and zeroed from position {result.end} on")
-        fd = self._disk.open(path)
+        fd = self.disk.open(path)
         try:
-            zero_out(self._disk, fd, result.end - base, self._log.segment_size)
+            zero_out(self.disk, fd, result.end - base, self.commit_log.segment_size)
         finally:
-            self._disk.close(fd)
+            self.disk.close(fd)

@@ -6,6 +6,7 @@ What follows on its queue's end goes in runs of many records; every other record
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from itertools import compress
 from typing import Any
 
@@ -47,40 +48,29 @@ def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
     return stored_tags_code(facts.properties)
 
 
+@dataclass(eq=False, kw_only=True)
 class Replay:
     """A walk from log position `start` on; what it finds goes to `result`.
 
-    `last_used`: the segment in which the log ends, -1 for none. `torn`: whether something that is no record
-    follows the last one there.
+    former_ends: topic -> queue id -> where the queue ended once. index_until: position of the last record
+    that goes to the index. `last_used`: the segment in which the log ends, -1 for none. `torn`: whether
+    something that is no record follows the last one there.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        config: StoreConfig,
-        commit_log: CommitLog,
-        segments: Sequence[int],
-        queues: QueueTable,
-        index: IndexService,
-        deleted: DeletedTopics,
-        former_ends: Mapping[str, Mapping[int, int]],
-        index_until: int,
-        start: int,
-        result: Recovered,
-    ) -> None:
-        """former_ends: topic -> queue id -> where the queue ended once. index_until: position of the last
-        record that goes to the index."""
-        self._disk = disk
-        self._config = config
-        self._log = commit_log
-        self._segments = segments
-        self._queues = queues
-        self._index = index
-        self._deleted = deleted
-        self._index_until = index_until
-        self._start = start
-        self._result = result
-        self._delays = config.delay_levels_ms
+    disk: Disk
+    config: StoreConfig
+    commit_log: CommitLog
+    segments: Sequence[int]
+    queues: QueueTable
+    index: IndexService
+    deleted: DeletedTopics
+    former_ends: InitVar[Mapping[str, Mapping[int, int]]]
+    index_until: int
+    start: int
+    result: Recovered
+
+    def __post_init__(self, former_ends: Mapping[str, Mapping[int, int]]) -> None:
+        self._delays = self.config.delay_levels_ms
         self._order = QueueOrder(former_ends, self._push, self._leave_out)
         self._touched: set[ConsumeQueue] = set()
         self.last_used = -1
@@ -89,7 +79,7 @@ class Replay:
     def run(self, index_from: int) -> None:
         """Walk to the end of the log. index_from: records from this position on go to the index. Raises
         StartEarlier; OSError."""
-        result, start = self._result, self._start
+        result, start = self.result, self.start
         result.start = start
         result.records = result.not_served = 0
         result.damage.clear()
@@ -109,18 +99,22 @@ class Replay:
         result.end = max(end, result.end)
 
     def _runs(self, start: int) -> Iterator[Run]:
-        result, size = self._result, self._log.segment_size
+        result, size = self.result, self.commit_log.segment_size
         result.end = start
         previous = None
         empty: list[Damage] = []
-        for base in self._segments:
+        for base in self.segments:
             if base + size <= start:
                 continue
             if previous is not None and base != previous + size:
-                result.damage.append(Damage(self._log.path_of(previous + size), previous + size, base))
+                result.damage.append(Damage(self.commit_log.path_of(previous + size), previous + size, base))
             previous = base
             scan = SegmentScan(
-                self._disk, self._log.path_of(base), base, size, check_crc=self._config.check_crc_on_recover
+                self.disk,
+                self.commit_log.path_of(base),
+                base,
+                size,
+                check_crc=self.config.check_crc_on_recover,
             )
             yield from scan.runs(max(start, base))
             if scan.end > max(start, base) or base <= start:
@@ -129,20 +123,20 @@ class Replay:
                 result.damage += scan.damage
                 if self.torn:
                     result.damage.append(
-                        Damage(self._log.path_of(self.last_used), result.end, self.last_used + size)
+                        Damage(self.commit_log.path_of(self.last_used), result.end, self.last_used + size)
                     )
                 result.end = scan.end
                 self.last_used = base
                 self.torn = scan.dirt
             else:
-                empty.append(Damage(self._log.path_of(base), base, base + size))
+                empty.append(Damage(self.commit_log.path_of(base), base, base + size))
 
     def _index_run(self, run: Run, keys: list[bytes] | None, index_from: int) -> None:
         """Dispatch records to the index; `keys` as in `codes_and_keys`."""
         positions = run.position
-        wanted = (index_from <= positions) & (positions <= self._index_until)
-        if self._deleted:
-            hides, names = self._deleted.hides, run.names
+        wanted = (index_from <= positions) & (positions <= self.index_until)
+        if self.deleted:
+            hides, names = self.deleted.hides, run.names
             places = zip(run.topic.tolist(), positions.tolist(), strict=True)
             wanted &= [not hides(names[number], position) for number, position in places]
         given: list[Keys] = [None] * len(positions) if keys is None else [*keys]
@@ -155,9 +149,9 @@ class Replay:
         ]  # fmt: skip
         if not wanted.all():
             columns = [list(compress(column, wanted.tolist())) for column in columns]
-        self._index.add(*columns)
-        if self._index.has_batch_waiting():
-            self._index.index_waiting_keys()
+        self.index.add(*columns)
+        if self.index.has_batch_waiting():
+            self.index.index_waiting_keys()
 
     def _push(self, queue: ConsumeQueue, facts: Facts) -> None:
         queue.push(facts.position, facts.size, tags_code_of(facts, self._delays), facts.queue_offset)
@@ -167,14 +161,14 @@ class Replay:
 
     def _leave_out(self, facts: Facts, end: int, _following: Facts | None) -> None:
         place = f"queue offset {facts.queue_offset} of {facts.topic}/{facts.queue_id}"
-        self._result.note_not_served(f"record at {facts.position}: {place} where {end} was expected")
+        self.result.note_not_served(f"record at {facts.position}: {place} where {end} was expected")
 
     def _queue_run(self, run: Run, codes: list[int]) -> None:
         """Dispatch records to their queues."""
-        by_key, waiting = self._queues.by_key, self._order.waiting
+        by_key, waiting = self.queues.by_key, self._order.waiting
         names, properties = run.names, run.properties
-        start, touched = self._start, self._touched
-        careful = bool(self._deleted)
+        start, touched = self.start, self._touched
+        careful = bool(self.deleted)
         columns = [column.tolist() for column in run[:7]]
         for row, (position, size, queue_id, offset, sys_flag, store_ms, number) in enumerate(
             zip(*columns, strict=True)
@@ -204,14 +198,14 @@ class Replay:
     def _queue_one(self, facts: Facts) -> None:
         """One record that may not follow on its queue's end."""
         topic, queue_id = facts.topic, facts.queue_id
-        if not facts.queued or (self._deleted and self._deleted.hides(topic, facts.position)):
+        if not facts.queued or (self.deleted and self.deleted.hides(topic, facts.position)):
             return
         try:
-            queue = self._queues.of_record(topic, queue_id)
+            queue = self.queues.of_record(topic, queue_id)
         except QueueRefused as refusal:
-            self._result.note_not_served(f"record at {facts.position}: {refusal.remark}")
+            self.result.note_not_served(f"record at {facts.position}: {refusal.remark}")
             return
-        if not self._order.add(queue, facts, may_wait=self._start <= self._segments[0]):
+        if not self._order.add(queue, facts, may_wait=self.start <= self.segments[0]):
             raise StartEarlier(
                 f"consume queue {topic}/{queue_id} ends at {queue.max_offset}, not at {facts.queue_offset}"
             )
