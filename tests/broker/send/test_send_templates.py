@@ -249,7 +249,7 @@ async def test_a_queue_whose_topic_is_deleted_is_not_written_to_any_more(ways):
     ways.learn(HEADER)
     queues = ways.queues
     gone = queues.get("Orders", 2)
-    queues.take_out("Orders")
+    queues.move_to_trash("Orders")
     assert gone.deleted
     assert ways.short(filled()) is None
     ways.long(filled())

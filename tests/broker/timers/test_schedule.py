@@ -114,7 +114,7 @@ class TestClocks:
         clock.advance(0.005)
         clock.now_ms += hours * 3_600_000
         for offset in range(2):
-            schedule.arrived([(SCHEDULE_TOPIC, 0, offset + 1, 0, stored_ms, None)])
+            schedule.arrived([(SCHEDULE_TOPIC, 0, offset + 1, 0, stored_ms)])
         due = schedule.cursors[1].due
         waits = [due.due_ms(offset, stored_ms) - stored_at for offset in range(2)]
         assert all(60_000 <= wait <= 60_000 + 5 + STEP_MS for wait in waits), waits

@@ -326,7 +326,7 @@ class PullProcessor:
         if not len(self.long_poll):
             return
         arrived, waited_for = self.long_poll.arrived, self.long_poll.queues
-        for topic, queue_id, next_offset, tags_code, _, _ in arrivals:
+        for topic, queue_id, next_offset, tags_code, _ in arrivals:
             if (topic, queue_id) not in waited_for:  # most of a batch: its first message has woken them all
                 continue
             woken = arrived(topic, queue_id, next_offset, tags_code)

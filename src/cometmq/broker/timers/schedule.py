@@ -154,7 +154,7 @@ class ScheduleService:
         ahead_ms = monotonic_ms - now_ms
         stepped = abs(ahead_ms - self._ahead_ms) > STEP_MS
         self._ahead_ms = ahead_ms
-        for _, queue_id, behind, _, store_timestamp_ms, _ in delayed:
+        for _, queue_id, behind, _, store_timestamp_ms in delayed:
             cursor = self.cursors.get(queue_id + 1)
             if cursor is None:
                 continue

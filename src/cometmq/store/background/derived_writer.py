@@ -17,7 +17,7 @@ from cometmq.store.background.passes import Passes
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.disk import Disk
+from cometmq.store.base.disk import Disk, opened
 from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.index_service import IndexService
@@ -49,13 +49,10 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
                 continue  # its topic was deleted just now
     for path in paths:
         try:
-            fd = disk.open(path)
+            with opened(disk, path) as fd:
+                disk.fdatasync(fd)
         except FileNotFoundError:
             continue
-        try:
-            disk.fdatasync(fd)
-        finally:
-            disk.close(fd)
 
 
 def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
@@ -91,7 +88,7 @@ class DerivedWriter:
         self._unwritten = 0  # records since queues were last looked over for large windows
         self._look_at = _EAGER_LOOK  # so many of them are due for the next look
         self._lost: OSError | None = None  # why the checkpoint stays where it is
-        self._unsynced_files: set[str] = set()  # of queues and index, taken for a sync that has not succeeded
+        self._unsynced_files: set[str] = set()  # of queues and index, for a sync that has not succeeded
         self._unsynced_names: set[str] = set()  # likewise directories
         self._durable_until = 0  # queues and index are on the device for all records before this position
 
@@ -166,7 +163,7 @@ class DerivedWriter:
         if self.off_loop.ending or self._lost is not None or self.flusher.failure is not None:
             return
         mark, full_ms = self.checkpointing.written(covered)
-        work = self._take_unsynced()
+        work = self._to_sync()
         flushed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.flusher.wait_for(
             self.commit_log.end, lambda ok: None if flushed.done() else flushed.set_result(ok)
@@ -203,7 +200,7 @@ class DerivedWriter:
         covered = self.checkpointing.covered()
         mark, full_ms = self.checkpointing.written(covered)
         try:
-            sync_paths(self.disk, *self._take_unsynced())
+            sync_paths(self.disk, *self._to_sync())
         except OSError as failure:
             self._sync_failed(failure)
             return False
@@ -241,16 +238,16 @@ class DerivedWriter:
         if not self.make_durable(slots=False):
             raise OSError("the recovered store could not be written")
 
-    def _take_unsynced(self) -> tuple[list[str], list[str]]:
+    def _to_sync(self) -> tuple[list[str], list[str]]:
         """(files, directories) of queues and index that the next sync must bring onto the device; they stay
         so until one succeeds."""
-        for paths, directories in (self.queues.take_unsynced(), self.index.take_unsynced()):
+        for paths, directories in (self.queues.collect_unsynced(), self.index.collect_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)
         return sorted(self._unsynced_files), sorted(self._unsynced_names)
 
     def _synced(self, covered: Covered) -> None:
-        """What was taken last is on the device."""
+        """What `_to_sync` gave last is on the device."""
         self._unsynced_files.clear()
         self._unsynced_names.clear()
         self._durable_until = covered.position

@@ -54,7 +54,7 @@ class Purge:
         try:
             await self.off_loop.run(self.min_offsets.save)
         except OSError:
-            self.min_offsets.take_back(topic, floors, before)
+            self.min_offsets.undo(topic, floors, before)
             raise
         for queue, floor in found.items():
             if queue is not None:

@@ -57,7 +57,7 @@ class TopicDeletion:
                     tries += 1
                     gone += await self._attempt(left, wait=tries > _TRIES)
             except OSError:
-                self._take_back(left, deleted, floors)
+                self._restore(left, deleted, floors)
                 raise
             finally:
                 self.deleted.under_way -= 1
@@ -71,7 +71,7 @@ class TopicDeletion:
         return gone
 
     async def _attempt(self, left: list[str], *, wait: bool) -> int:
-        """Take out those topics that get no message while their deletion is being noted, and out of `left`;
+        """Remove those topics that get no message while their deletion is being noted, also from `left`;
         with `wait` the loop waits for the device, so that none gets any. Returns the number of queues.
         Raises OSError."""
         self.appender.encode_pending()
@@ -86,7 +86,7 @@ class TopicDeletion:
         gone = 0
         for topic in list(left):
             if self.queues.next_offsets(topic) == seen[topic] and topic not in self.min_offsets.by_topic:
-                gone += self.queues.take_out(topic)
+                gone += self.queues.move_to_trash(topic)
                 left.remove(topic)
         return gone
 
@@ -98,14 +98,14 @@ class TopicDeletion:
         self.deleted.add(topics, end, begin)
         self.min_offsets.save_without(topics)
 
-    def _take_back(
+    def _restore(
         self, topics: list[str], deleted: Mapping[str, int], floors: Mapping[str, Mapping[int, int]]
     ) -> None:
         for topic in topics:
             if topic in floors:
                 self.min_offsets.note(topic, floors[topic])
         try:
-            self.deleted.take_back(topics, deleted)
+            self.deleted.restore(topics, deleted)
             self.min_offsets.save()
         except OSError as failure:
             log.error("the next start will finish the deletion of %s: %s", ", ".join(topics), failure)

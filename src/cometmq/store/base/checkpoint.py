@@ -18,7 +18,7 @@ import struct
 from typing import NamedTuple
 from zlib import crc32
 
-from cometmq.store.base.disk import Disk, write_all
+from cometmq.store.base.disk import Disk, opened, read_file, write_all
 
 FILE_SIZE = 4096
 _FIELDS = struct.Struct(">qqq")
@@ -66,11 +66,7 @@ class Checkpoint:
         self._rest = bytes(FILE_SIZE - _FIELDS.size)
         facts = disk.facts(path)
         if facts is not None and facts.size >= _FIELDS.size:
-            fd = disk.open(path, write=False)
-            try:
-                data = disk.pread(fd, FILE_SIZE, 0)
-            finally:
-                disk.close(fd)
+            data = read_file(disk, path, FILE_SIZE)
             values = _FIELDS.unpack_from(data)
             if all(0 <= value < 1 << 53 for value in values):
                 self.physic_ms, self.logics_ms, self.index_ms = values
@@ -118,12 +114,9 @@ class Checkpoint:
     def flush(self) -> None:
         """Write and sync. Raises OSError."""
         made = self._disk.facts(self._path) is None
-        fd = self._disk.open(self._path, create=True)
-        try:
+        with opened(self._disk, self._path, create=True) as fd:
             write_all(self._disk, fd, self.encode(), 0)
             self._disk.fdatasync(fd)
-        finally:
-            self._disk.close(fd)
         if made:
             self._disk.fsync_dir(os.path.dirname(self._path))
 

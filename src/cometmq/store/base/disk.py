@@ -23,6 +23,8 @@ import os
 import stat
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from cometmq.private import keep_mode, make_private_directory
@@ -309,24 +311,28 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
     return changed
 
 
-def read_file(disk: Disk, path: str, limit: int = 64 << 20) -> bytes:
-    """Whole content of a small file. Raises FileNotFoundError and other OSErrors."""
-    fd = disk.open(path, write=False)
+@contextmanager
+def opened(disk: Disk, path: str, *, create: bool = False, write: bool = True) -> Iterator[int]:
+    """A descriptor of a file, closed at the end. Raises OSError."""
+    fd = disk.open(path, create=create, write=write)
     try:
-        return disk.pread(fd, limit, 0)
+        yield fd
     finally:
         disk.close(fd)
+
+
+def read_file(disk: Disk, path: str, limit: int = 64 << 20) -> bytes:
+    """Whole content of a small file. Raises FileNotFoundError and other OSErrors."""
+    with opened(disk, path, write=False) as fd:
+        return disk.pread(fd, limit, 0)
 
 
 def write_new_file(disk: Disk, path: str, data: bytes) -> None:
     """Make or overwrite a small file with exactly `data`, on the device when this returns."""
-    fd = disk.open(path, create=True)
-    try:
+    with opened(disk, path, create=True) as fd:
         disk.truncate(fd, 0)
         write_all(disk, fd, data, 0)
         disk.fdatasync(fd)
-    finally:
-        disk.close(fd)
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:

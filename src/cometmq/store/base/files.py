@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from cometmq.store.base.descriptors import DescriptorCache
-from cometmq.store.base.disk import Buffer, Disk
+from cometmq.store.base.disk import Buffer, Disk, opened
 
 
 class FileRange(NamedTuple):
@@ -24,13 +24,10 @@ class FileRange(NamedTuple):
         """The range; less at the end of the file, nothing when it is gone. Waits for the device: belongs in a
         thread. Raises OSError."""
         try:
-            fd = disk.open(self.path, write=False)
+            with opened(disk, self.path, write=False) as fd:
+                return disk.pread(fd, self.length, self.offset)
         except FileNotFoundError:
             return b""
-        try:
-            return disk.pread(fd, self.length, self.offset)
-        finally:
-            disk.close(fd)
 
 
 Fetched = Mapping[FileRange, "bytes | OSError"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from cometmq.errors import StoreError
-from cometmq.store.base.disk import Disk, write_all
+from cometmq.store.base.disk import Disk, opened, write_all
 
 _held: set[str] = set()  # POSIX record locks do not exclude a second owner in the same process
 
@@ -57,13 +57,10 @@ def lock_held(disk: Disk, root: str) -> bool:
     if path in _held:
         return True  # asked before the file is opened: closing it would give our own lock away
     try:
-        fd = disk.open(path, write=False)
+        with opened(disk, path, write=False) as fd:
+            return disk.locked(fd)
     except FileNotFoundError:
         return False
-    try:
-        return disk.locked(fd)
-    finally:
-        disk.close(fd)
 
 
 class AbortFile:
@@ -80,8 +77,7 @@ class AbortFile:
         return self._disk.facts(self._path) is not None
 
     def set(self) -> None:
-        fd = self._disk.open(self._path, create=True)
-        self._disk.close(fd)
+        self._disk.close(self._disk.open(self._path, create=True))
         self._disk.fsync_dir(self._root)
 
     def clear(self) -> None:

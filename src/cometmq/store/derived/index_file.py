@@ -191,10 +191,8 @@ class IndexFile:
         fd = self._files.descriptors.get(self.path)
         while low < high:
             middle = (low + high) // 2
-            entry = ENTRY.unpack(
-                self._files.disk.pread(fd, ENTRY.size, self._entries_at + middle * ENTRY.size)
-            )
-            low, high = (middle + 1, high) if entry[1] < position else (low, middle)
+            data = self._files.disk.pread(fd, ENTRY.size, self._entries_at + middle * ENTRY.size)
+            low, high = (middle + 1, high) if ENTRY.unpack(data)[1] < position else (low, middle)
         if low == self.written:
             return
         self.count = self.written = low
@@ -225,33 +223,32 @@ class IndexFile:
 
     def add(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> int:
         """Append entries (absolute hashes, positions not falling) up to the capacity; returns how many
-        were taken."""
-        taken = min(len(hashes), self.capacity - self.count)
-        if taken <= 0:
+        found room."""
+        added = min(len(hashes), self.capacity - self.count)
+        if added <= 0:
             return 0
         assert self._slots is not None
-        hashes, positions, times_ms = hashes[:taken], positions[:taken], times_ms[:taken]
+        hashes, positions, times_ms = hashes[:added], positions[:added], times_ms[:added]
         first = self.count
         seed_ms = self.begin_ms
         if first == 1:
             self.begin_ms, self.begin_position = int(times_ms[0]), int(positions[0])
         seconds = self._seconds(times_ms, self.begin_ms)
         if first == 1:
-            seconds[0] = self._seconds(times_ms[:1], seed_ms)[
-                0
-            ]  # computed before the header moved, as in Apache's
-        previous = chain(self._slots, hashes, np.arange(first, first + taken, dtype=np.int64))
+            # Computed before the header moved, as in Apache's.
+            seconds[0] = self._seconds(times_ms[:1], seed_ms)[0]
+        previous = chain(self._slots, hashes, np.arange(first, first + added, dtype=np.int64))
         self.slots_in_use += int(np.count_nonzero(previous == 0))
-        batch = np.empty(taken, ENTRY_DTYPE)
+        batch = np.empty(added, ENTRY_DTYPE)
         batch["hash"] = hashes
         batch["position"] = positions
         batch["seconds"] = seconds
         batch["previous"] = previous
         self._pending.append(batch)
-        self.count += taken
+        self.count += added
         self.end_ms, self.end_position = int(times_ms[-1]), int(positions[-1])
         self.slots_written = False
-        return taken
+        return added
 
     @staticmethod
     def _seconds(times_ms: IntArray, begin_ms: int) -> IntArray:

@@ -107,8 +107,8 @@ class IndexService:
             while len(hashes):
                 if self.files[-1].full:
                     self._roll()
-                taken = self.files[-1].add(hashes, positions, times)
-                hashes, positions, times = hashes[taken:], positions[taken:], times[taken:]
+                added = self.files[-1].add(hashes, positions, times)
+                hashes, positions, times = hashes[added:], positions[added:], times[added:]
                 self._hashed = hashes, positions, times
             self._hashed = None
 
@@ -159,17 +159,10 @@ class IndexService:
         if not self.files:
             return Mark(position, last, queue_ends)
         file = self.files[-1]
-        return Mark(
-            position,
-            last,
-            queue_ends,
-            int(os.path.basename(file.path)),
-            file.written,
-            file.slots_lack,
-            file.end_position,
-        )
+        name = int(os.path.basename(file.path))
+        return Mark(position, last, queue_ends, name, file.written, file.slots_lack, file.end_position)
 
-    def take_unsynced(self) -> tuple[list[str], list[str]]:
+    def collect_unsynced(self) -> tuple[list[str], list[str]]:
         """(files written, directories with new names) since the last call, for a sync in a thread."""
         paths, self._unsynced = sorted(self._unsynced), set()
         names = [self._directory, os.path.dirname(self._directory)] if self._new_names else []
@@ -275,7 +268,7 @@ class IndexService:
         self._new_names = self._new_names or (not clean and bool(self.files))
 
     def forget_expired(self, log_min: int) -> str | None:
-        """Take the oldest file out of the index if all its records are gone; never the newest. Returns its
+        """Remove the oldest file from the index if all its records are gone; never the newest. Returns its
         path: the file is the caller's to unlink."""
         if len(self.files) > 1 and self.files[0].end_position < log_min:
             path = self.files.pop(0).path

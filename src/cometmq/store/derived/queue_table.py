@@ -135,7 +135,7 @@ class QueueTable:
             dirty.popleft()
         return not dirty
 
-    def take_unsynced(self) -> tuple[list[str], list[str]]:
+    def collect_unsynced(self) -> tuple[list[str], list[str]]:
         """(files written, directories with new names) since the last call, for a sync in a thread."""
         paths: list[str] = []
         directories: set[str] = set()
@@ -187,7 +187,7 @@ class QueueTable:
 
     def delete_topic(self, topic: str) -> int:
         """Destroy the queues of a topic, in place; returns how many there were. Raises OSError."""
-        count = self.take_out(topic)
+        count = self.move_to_trash(topic)
         self.empty_trash()
         self.drop_trash()
         return count
@@ -196,7 +196,7 @@ class QueueTable:
         """Queue id -> the offset that the next message of a topic gets there."""
         return {queue_id: queue.next_offset for queue_id, queue in self._topics.get(topic, {}).items()}
 
-    def take_out(self, topic: str) -> int:
+    def move_to_trash(self, topic: str) -> int:
         """Forget the queues of a topic and move their files into the trash; returns how many there were.
         Raises OSError; then nothing has changed."""
         disk = self._files.disk

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cometmq.errors import RecordError
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts, decode_record
-from cometmq.store.base.disk import Disk
+from cometmq.store.base.disk import Disk, opened
 from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
 from cometmq.store.log.scan import Damage, SegmentScan
@@ -142,15 +142,11 @@ class LogWalk:
 
     def _damaged(self, file: StoreFile, damage: Damage) -> None:
         self.damage.append(damage)
-        self.findings.add(
-            ERROR,
-            "log-damage",
-            file.path,
-            damage.start - file.base,
+        problem = (
             f"no valid record in log positions {damage.start} to {damage.stop} "
-            f"({damage.stop - damage.start} bytes), valid ones follow; {self._why(file, damage.start)}",
-            NOTHING,
+            f"({damage.stop - damage.start} bytes), valid ones follow; {self._why(file, damage.start)}"
         )
+        self.findings.add(ERROR, "log-damage", file.path, damage.start - file.base, problem, NOTHING)
 
     def _missing(self, start: int, stop: int) -> None:
         path = ", ".join(self.layout.config.commit_log_dirs)
@@ -163,14 +159,9 @@ class LogWalk:
         now = self.disk.facts(file.path)
         if self.layout.live and (now is None or now.size == self._size):
             return  # it was being made or removed at this moment
-        self.findings.add(
-            ERROR,
-            "segment-length",
-            file.path,
-            file.length,
-            f"{file.length} bytes instead of {self._size}",
-            f"{NEXT_START} gives it its length again; records that were cut off are lost",
-        )
+        problem = f"{file.length} bytes instead of {self._size}"
+        repair = f"{NEXT_START} gives it its length again; records that were cut off are lost"
+        self.findings.add(ERROR, "segment-length", file.path, file.length, problem, repair)
 
     def _tail(self) -> None:
         if self._open is not None and self._open[2]:
@@ -179,15 +170,13 @@ class LogWalk:
     def _torn(self, file: StoreFile, end: int) -> None:
         if self.layout.live:
             return
-        self.findings.add(
-            ERROR if self.layout.clean else WARNING,
-            "torn-tail",
-            file.path,
-            end - file.base,
+        problem = (
             f"bytes behind log position {end} that are no record, and no valid record behind them; "
-            f"{self._why(file, end)}",
-            f"{NEXT_START} cuts them off and zeroes the space",
+            f"{self._why(file, end)}"
         )
+        severity = ERROR if self.layout.clean else WARNING
+        repair = f"{NEXT_START} cuts them off and zeroes the space"
+        self.findings.add(severity, "torn-tail", file.path, end - file.base, problem, repair)
 
     def _why(self, file: StoreFile, position: int) -> str:
         return why_no_record(self.disk, file, position)
@@ -196,14 +185,12 @@ class LogWalk:
 def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:
     """What is wrong with the record that should begin at `position` of the log, in this segment."""
     at = position - file.base
-    fd = disk.open(file.path, write=False)
-    try:
-        size = int.from_bytes(disk.pread(fd, 4, at), "big", signed=True)
-        data = disk.pread(fd, min(max(8, size), _LOOK, max(0, file.length - at)), at)
-    except OSError as failure:
-        return f"it cannot be read: {failure}"
-    finally:
-        disk.close(fd)
+    with opened(disk, file.path, write=False) as fd:
+        try:
+            size = int.from_bytes(disk.pread(fd, 4, at), "big", signed=True)
+            data = disk.pread(fd, min(max(8, size), _LOOK, max(0, file.length - at)), at)
+        except OSError as failure:
+            return f"it cannot be read: {failure}"
     if not data[:8].strip(b"\0"):
         return "it begins with zeros"
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from cometmq import logs
-from cometmq.store.base.disk import Disk, write_all
+from cometmq.store.base.disk import Disk, opened, write_all
 from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
@@ -56,11 +56,8 @@ class ZeroAhead:
         self._task = self._pool.submit(self._write, path, start - commit_log.segment_base)
 
     def _write(self, path: str, offset: int) -> None:
-        fd = self._disk.open(path)
-        try:
+        with opened(self._disk, path) as fd:
             write_all(self._disk, fd, self._zeros, offset)
-        finally:
-            self._disk.close(fd)
 
     def let_pass(self, stop: int) -> None:
         """The log is about to be written up to `stop`: wait as long as zeros may still be written there."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cometmq import logs
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.disk import Disk, zero_out
+from cometmq.store.base.disk import Disk, opened, zero_out
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE
@@ -235,11 +235,8 @@ class Recovery:
         if not self._segments:
             held = sum(queue.max_offset - queue.min_offset for queue in self.queues)
             if held:
-                log.error(
-                    "the commit log in %s is empty: the queues forget %d messages (is its disk mounted?)",
-                    ", ".join(self.config.commit_log_dirs),
-                    held,
-                )
+                text = "the commit log in %s is empty: the queues forget %d messages (is its disk mounted?)"
+                log.error(text, ", ".join(self.config.commit_log_dirs), held)
             for topic in self.queues.topics():
                 self.queues.delete_topic(topic)
         if replay.torn and replay.last_used >= 0 and result.end < replay.last_used + size:
@@ -261,8 +258,5 @@ class Recovery:
         """Cut the segment behind the last valid record: what follows becomes zeros."""
         path = self.commit_log.path_of(base)
         result.notes.append(f"{path}: torn tail cut and zeroed from position {result.end} on")
-        fd = self.disk.open(path)
-        try:
+        with opened(self.disk, path) as fd:
             zero_out(self.disk, fd, result.end - base, self.commit_log.segment_size)
-        finally:
-            self.disk.close(fd)

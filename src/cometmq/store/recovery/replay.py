@@ -109,13 +109,8 @@ class Replay:
             if previous is not None and base != previous + size:
                 result.damage.append(Damage(self.commit_log.path_of(previous + size), previous + size, base))
             previous = base
-            scan = SegmentScan(
-                self.disk,
-                self.commit_log.path_of(base),
-                base,
-                size,
-                check_crc=self.config.check_crc_on_recover,
-            )
+            path, check_crc = self.commit_log.path_of(base), self.config.check_crc_on_recover
+            scan = SegmentScan(self.disk, path, base, size, check_crc=check_crc)
             yield from scan.runs(max(start, base))
             if scan.end > max(start, base) or base <= start:
                 result.damage += empty  # no valid record in them, but in this one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cometmq.errors import StoreError
-from cometmq.store.base.disk import NO_FILE, Disk, is_numbered
+from cometmq.store.base.disk import NO_FILE, Disk, is_numbered, opened
 from cometmq.store.log.places import LogPlaces
 
 
@@ -37,9 +37,6 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
     places.check(bases)
     for path, size in short:
         notes.append(f"{path}: {size} bytes instead of {segment_size}, filled up with zeros")
-        fd = disk.open(path)
-        try:
+        with opened(disk, path) as fd:
             disk.truncate(fd, segment_size)
-        finally:
-            disk.close(fd)
     return bases, notes

@@ -36,7 +36,7 @@ class DeletedTopics:
         self._table.save({"deletedTopics": ends})
         self._ends = ends
 
-    def take_back(self, topics: list[str], before: Mapping[str, int]) -> None:
+    def restore(self, topics: list[str], before: Mapping[str, int]) -> None:
         """A deletion did not come off: what was kept of these topics `before` counts again.
 
         Raises OSError; the next start then finishes the deletion.

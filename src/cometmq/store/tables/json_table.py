@@ -2,7 +2,7 @@
 
 Saving 4.9's way: new text to `f.tmp`, the present text of `f` to `f.bak`, rename `f.tmp` to `f`; so at
 every moment one of `f` and `f.bak` is whole. Loading: `f`, or `f.bak` when `f` is missing, empty or no table
-(table_shapes.py says what one is).
+(table_checks.py says what one is).
 """
 
 from __future__ import annotations

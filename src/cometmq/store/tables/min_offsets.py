@@ -60,7 +60,7 @@ class MinOffsets:
         higher = {queue_id: max(offset, present.get(queue_id, 0)) for queue_id, offset in moved.items()}
         self.by_topic = {**self.by_topic, topic: {**present, **higher}}
 
-    def take_back(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
+    def undo(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
         """Undo `note` where nothing has raised the floor further since."""
         kept = dict(self.by_topic.get(topic, {}))
         for queue_id, offset in moved.items():

@@ -11,9 +11,9 @@ from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.writing.appender import BatchRecords, EncodedRun, TickMessage
 
-Arrivals = list[tuple[str, int, int, int, int, bytes]]
+Arrivals = list[tuple[str, int, int, int, int]]
 """Of messages that readers can see from now on: topic, queue id, the queue offset behind it, tags code, store
-time in ms, properties."""
+time in ms."""
 
 Watched = Container[tuple[str, int]] | None
 """Topic and queue id of the queues whose arrivals somebody wants to hear of; None: all."""
@@ -52,10 +52,7 @@ def plain_visible(
         if not queue.dirty:
             add_dirty(queue)
         if watched is None or (queue.topic, queue.queue_id) in watched:
-            arrivals.append((
-                queue.topic, queue.queue_id, offset + 1, tags_code, message.store_timestamp_ms,
-                message.properties,
-            ))  # fmt: skip
+            arrivals.append((queue.topic, queue.queue_id, offset + 1, tags_code, message.store_timestamp_ms))
     if index is not None:
         index.add(
             [message.queue.key_prefix for message in messages],
@@ -88,9 +85,12 @@ def batch_visible(
         queues.add_dirty(queue)
     if watched is None or (queue.topic, queue.queue_id) in watched:
         arrivals += zip(
-            repeat(queue.topic), repeat(queue.queue_id), range(offset + 1, behind + 1), codes,
-            repeat(store_ms), properties(),
-        )  # fmt: skip
+            repeat(queue.topic),
+            repeat(queue.queue_id),
+            range(offset + 1, behind + 1),
+            codes,
+            repeat(store_ms),
+        )
     if index is not None:
         prefixes, times = repeat(prefix, count), repeat(store_ms, count)
         if keys is None:
