@@ -277,10 +277,6 @@ class IndexService:
             return path
         return None
 
-    def close(self) -> None:
-        """Write everything, slots included. Raises OSError."""
-        self.write(slots=True)
-
 
 def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     """Absolute key hashes, positions and store times, one for each key of the oldest records, which no longer
