@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import closing
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cometmq.protocol.record.layout import (
@@ -38,6 +38,7 @@ class Damage(NamedTuple):
     stop: int
 
 
+@dataclass(eq=False)
 class SegmentScan:
     """One walk through one segment file.
 
@@ -49,68 +50,61 @@ class SegmentScan:
     nothing is cut or overwritten.
     """
 
-    def __init__(
-        self, disk: Disk, path: str, base: int, length: int, *, check_crc: bool = True, search: bool = True
-    ) -> None:
-        self._disk = disk
-        self._path = path
-        self._base = base
-        self._length = length
-        self._check_crc = check_crc
-        self._search = search
+    disk: Disk
+    path: str
+    base: int
+    length: int
+    check_crc: bool = True
+
+    def __post_init__(self) -> None:
         self._fd = -1
         self._data = b""
         self._view = memoryview(b"")
         self._data_at = 0
         self._most = LONGEST_RUN  # records looked at together; fewer for a while behind damage
-        self.end = base
+        self.end = self.base
         self.closed = False
         self.blank_end = -1
         self.dirt = False
         self.damage: list[Damage] = []
         self.unreadable: set[int] = set()
 
-    def records(self, start: int) -> Iterator[Facts]:
-        """Valid records from position `start` (where a record begins, or the segment's start) on."""
-        with closing(self.runs(start)) as runs:  # type: ignore[type-var]
-            for run in runs:
-                yield from run.facts()
-
     def runs(self, start: int) -> Iterator[Run]:
-        """The same, many at a time; damage lies between two runs, never within one."""
-        self._fd = self._disk.open(self._path, write=False)
+        """Valid records from position `start` (where a record begins, or the segment's start) on, many at a
+        time; damage lies between two runs, never within one."""
+        self._fd = self.disk.open(self.path, write=False)
         try:
-            yield from self._walk(start - self._base)
+            yield from self._walk(start - self.base)
         finally:
-            self._disk.close(self._fd)
+            self.disk.close(self._fd)
 
     def _walk(self, at: int) -> Iterator[Run]:
-        self.end = self._base + at
-        while at < self._length:
+        self.end = self.base + at
+        while at < self.length:
             run = self._run(at)
             if run is not None:
                 self.end = run.end
-                at = self.end - self._base
+                at = self.end - self.base
                 yield run
                 continue
             if self._blank(at):
-                if self.damage and self.damage[-1].stop == self._base + at:
+                if self.damage and self.damage[-1].stop == self.base + at:
                     # A blank alone holds no message: unless a later segment does, this is a torn tail.
                     self.end = self.damage.pop().start
                     self.dirt = True
                     return
                 self.closed = True
-                self.blank_end = self._base + at + BLANK_SIZE
-                self.end = self._base + self._length
+                self.blank_end = self.base + at + BLANK_SIZE
+                self.end = self.base + self.length
                 return
-            found = self._resync(at) if self._search else None
+            found = self._resync(at)
             if found is None:
-                if any(position + _PIECE > self._base + at for position in self.unreadable):
-                    self.damage.append(Damage(self._path, self._base + at, self._base + self._length))
+                if any(position + _PIECE > self.base + at for position in self.unreadable):
+                    self.damage.append(Damage(self.path, self.base + at, self.base + self.length))
                     self.closed, self.dirt = True, False
-                    self.end = self._base + self._length
+                    self.end = self.base + self.length
                 return
-            self.damage.append(Damage(self._path, self._base + at, self._base + found))
+            self.damage.append(Damage(self.path, self.base + at, self.base + found))
             self.dirt = False
             at = found
 
@@ -118,7 +112,7 @@ class SegmentScan:
         """Valid records from `at` on, as many as are looked at together; None if none begins there."""
         offset = at - self._data_at
         if 0 <= offset < len(self._data):  # the usual case: whole records are in the present window
-            run = valid_run(self._data, offset, self._base + at, self._most, check_crc=self._check_crc)
+            run = valid_run(self._data, offset, self.base + at, self._most, check_crc=self.check_crc)
             if run is not None:
                 self._most = min(2 * self._most, LONGEST_RUN)
                 return run
@@ -133,12 +127,12 @@ class SegmentScan:
         damage, and wherever few records fill a window."""
         found: list[Facts] = []
         window = -1
-        while at < self._length and len(found) < most:
+        while at < self.length and len(found) < most:
             offset = self._window(at)
             if found and self._data_at != window:
                 break  # in a new window a long run may begin
             window = self._data_at
-            facts = record_facts(self._view, offset, self._base + at, check_crc=self._check_crc)
+            facts = record_facts(self._view, offset, self.base + at, check_crc=self.check_crc)
             if facts is None:
                 break
             found.append(facts)
@@ -148,7 +142,7 @@ class SegmentScan:
     def _blank(self, at: int) -> bool:
         offset = self._window(at)
         start = self._data[offset : offset + BLANK_SIZE]
-        return len(start) == BLANK_SIZE and START.unpack(start) == (self._length - at, BLANK_MAGIC)
+        return len(start) == BLANK_SIZE and START.unpack(start) == (self.length - at, BLANK_MAGIC)
 
     def _window(self, at: int) -> int:
         """Have data that holds a whole record from `at` on; returns the place of `at` in it."""
@@ -163,23 +157,23 @@ class SegmentScan:
 
     def _needed(self, at: int, offset: int) -> int:
         """Bytes that tell whether a record begins at `at`, which is `offset` in the data."""
-        rest = self._length - at
+        rest = self.length - at
         if offset + CLAIM_BYTES > len(self._data):
             return min(CLAIM_BYTES, rest)
         # Whatever its size says, bytes that name another place are no record: a body full of old records must
         # not make the walk read as much for each of them.
         size, own = claim_of(self._data, offset)
-        return size if CLAIM_BYTES < size <= rest and own == self._base + at else min(CLAIM_BYTES, rest)
+        return size if CLAIM_BYTES < size <= rest and own == self.base + at else min(CLAIM_BYTES, rest)
 
     def _load(self, at: int, length: int) -> None:
-        self._data = self._read(min(self._length - at, length), at)
+        self._data = self._read(min(self.length - at, length), at)
         self._view = memoryview(self._data)
         self._data_at = at
 
     def _read(self, length: int, at: int) -> bytes:
         """Bytes of the segment; zeros stand for sectors that the device cannot read, which are remembered."""
         try:
-            return self._disk.pread(self._fd, length, at)
+            return self.disk.pread(self._fd, length, at)
         except OSError as failure:
             if failure.errno != errno.EIO:
                 raise
@@ -188,12 +182,12 @@ class SegmentScan:
         while at < stop:
             step = min(_PIECE - at % _PIECE, stop - at)
             try:
-                parts.append(self._disk.pread(self._fd, step, at))
+                parts.append(self.disk.pread(self._fd, step, at))
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
                 parts.append(bytes(step))
-                self.unreadable.add(self._base + at - at % _PIECE)
+                self.unreadable.add(self.base + at - at % _PIECE)
             at += step
         return b"".join(parts)
 
@@ -201,8 +195,8 @@ class SegmentScan:
         """Place of the next valid (or blank) record behind `at`; None if there is none."""
         place = at + 1
         hole, behind = self._hole(place)
-        while place < self._length:
-            data = self._read(min(_BLOCK, self._length - place, hole - place), place)
+        while place < self.length:
+            data = self._read(min(_BLOCK, self.length - place, hole - place), place)
             stop = place + len(data)
             if not data:
                 break  # the file is shorter than it was
@@ -214,7 +208,7 @@ class SegmentScan:
             if stop >= hole:
                 stop = behind
                 hole, behind = self._hole(behind)
-            if stop >= self._length:
+            if stop >= self.length:
                 break
             place = max(place + 1, stop - 8)  # blocks overlap: no magic number lies across a border unseen
         if not self.dirt and self._read(1, at).strip(b"\0"):
@@ -229,14 +223,14 @@ class SegmentScan:
         been read, be it by the system's reading ahead.
         """
         step = _BLOCK
-        while at + step < self._length:
-            following = self._disk.next_data(self._fd, at + step)
+        while at + step < self.length:
+            following = self.disk.next_data(self._fd, at + step)
             if following is None:
-                return at + step, self._length
+                return at + step, self.length
             if following >= at + step + _BLOCK:
                 return at + step, following
             step *= 2
-        return self._length, self._length
+        return self.length, self.length
 
     def _search_block(self, data: bytes, data_at: int) -> int | None:
         at = 0
