@@ -228,9 +228,9 @@ def move_the_checkpoint_first(patch: Patch) -> None:
     right = DerivedWriter.make_durable
 
     def wrong(self: DerivedWriter, *, slots: bool = True) -> bool:
-        self._flusher.flush_now()
-        checkpoint = self._checkpoint
-        checkpoint.physic_ms = checkpoint.logics_ms = checkpoint.index_ms = self._clock.time_ms() + 10_000
+        self.flusher.flush_now()
+        checkpoint = self.checkpoint
+        checkpoint.physic_ms = checkpoint.logics_ms = checkpoint.index_ms = self.clock.time_ms() + 10_000
         checkpoint.flush()
         return right(self, slots=slots)
 
@@ -242,9 +242,9 @@ def mark_what_is_only_written(patch: Patch) -> None:
     right = DerivedWriter.make_durable
 
     def wrong(self: DerivedWriter, *, slots: bool = True) -> bool:
-        covered = self._checkpointing.covered()
-        self._checkpoint.mark = self._index.mark(self._log.end, covered.last, covered.queue_ends)
-        self._checkpoint.flush()
+        covered = self.checkpointing.covered()
+        self.checkpoint.mark = self.index.mark(self.commit_log.end, covered.last, covered.queue_ends)
+        self.checkpoint.flush()
         return right(self, slots=slots)
 
     patch.setattr(DerivedWriter, "make_durable", wrong)
@@ -259,7 +259,7 @@ def truncate_one_record_too_many(patch: Patch) -> None:
     right = Replay._runs
 
     def wrong(self: Replay, start: int) -> Any:
-        held, result = None, self._result
+        held, result = None, self.result
         for run in right(self, start):
             if held is not None:
                 yield held
