@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.store.kit import open_store, opened
 from tests.store.planted import build
+
+from cometmq.store import MessageStore
+
+
+@pytest.fixture(autouse=True)
+def closed_at_the_end() -> Iterator[None]:
+    """Tests need not close what they open with `open_store`."""
+    yield
+    while opened:
+        opened.pop().close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MessageStore:
+    """A new store in `tmp_path` itself."""
+    return open_store(tmp_path)
 
 
 @pytest.fixture(scope="module")

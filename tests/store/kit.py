@@ -11,6 +11,8 @@ from cometmq.store.base.off_loop import in_place
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 START_MS = 1_700_000_000_000
+opened: list[MessageStore] = []
+"""Stores of the test that runs. The fixture `closed_at_the_end` closes those that the test leaves open."""
 
 
 def small(root: Path | str, **changes: Any) -> StoreConfig:
@@ -28,7 +30,8 @@ def small(root: Path | str, **changes: Any) -> StoreConfig:
 def open_store(
     root: Path | str, disk: Disk | None = None, clock: ManualClock | None = None, **changes: Any
 ) -> MessageStore:
-    return MessageStore.open(small(root, **changes), disk, clock or ManualClock(START_MS))
+    opened.append(MessageStore.open(small(root, **changes), disk, clock or ManualClock(START_MS)))
+    return opened[-1]
 
 
 def put(

@@ -26,7 +26,6 @@ def test_a_full_disk_refuses_the_send_and_leaves_no_file(tmp_path: Path) -> None
     disk.heal()
     assert send(store, bytes(40_000)).queue_offset == 2
     assert [len(body) for body in everything(store)] == [40_000, 20, 40_000]
-    store.close()
 
 
 def test_the_remains_of_a_failed_reservation_are_no_obstacle(tmp_path: Path) -> None:
@@ -39,7 +38,6 @@ def test_the_remains_of_a_failed_reservation_are_no_obstacle(tmp_path: Path) -> 
         put(store, bytes(40_000))
     assert (tmp_path / "commitlog" / f"{65536:020d}").exists()
     assert send(store, bytes(40_000)).physical_offset == 65536
-    store.close()
 
 
 @pytest.mark.parametrize("partial", [0.0, 0.4, 0.99])
@@ -62,7 +60,6 @@ def test_a_failed_write_takes_the_whole_tick_back(tmp_path: Path, partial: float
     store = open_store(tmp_path)  # nothing of the refused tick comes to life
     assert (everything(store), everything(store, "T", 1)) == ([b"first", b"again"], [])
     assert store.recovered.damage == []
-    store.close()
 
 
 def test_a_failed_write_over_a_roll_takes_both_segments_back(tmp_path: Path) -> None:
@@ -81,7 +78,6 @@ def test_a_failed_write_over_a_roll_takes_both_segments_back(tmp_path: Path) -> 
     store.crash()
     store = open_store(tmp_path)
     assert [len(body) for body in everything(store)] == [40_000, 4, 40_000]
-    store.close()
 
 
 def test_nothing_is_written_over_remains_that_could_not_be_cleared(tmp_path: Path) -> None:
@@ -99,7 +95,6 @@ def test_nothing_is_written_over_remains_that_could_not_be_cleared(tmp_path: Pat
     store.crash()
     store = open_store(tmp_path)
     assert everything(store) == [b"now"]
-    store.close()
 
 
 @pytest.mark.parametrize("where", ["/consumequeue/", "/index/"])
@@ -127,7 +122,6 @@ async def test_queues_and_index_wait_in_memory_while_they_cannot_be_written(
     store = open_store(tmp_path)
     assert len(everything(store)) == 11
     assert len(by_key(store, "T", "k3")) == 1
-    store.close()
 
 
 def workload(root: Path, disk: FaultyDisk) -> tuple[list[bytes], list[bytes]]:

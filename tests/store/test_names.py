@@ -87,7 +87,6 @@ def test_no_deletion_reaches_beyond_the_topics(tmp_path, topic):
     assert delete_topic(store, topic) == 0
     assert set(before) <= set(tree(tmp_path))
     assert everything(store, "Good") == [b"hello"]
-    store.close()
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -114,7 +113,6 @@ def test_a_store_opens_that_has_taken_messages_for_such_a_name(tmp_path, monkeyp
     rebuild(str(root), config=small(root))
     store = open_store(root)
     assert everything(store, "Good") == [b"good 0", b"good 1", b"good 2"]
-    store.close()
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -127,7 +125,6 @@ def test_a_topic_that_was_mixed_with_another_is_set_right(tmp_path, monkeypatch,
         store.close() if clean else store.crash()
     store = open_store(tmp_path)
     assert everything(store, "Good") == [b"1", b"2"]
-    store.close()
 
 
 def test_of_many_such_messages_some_are_named_and_all_counted(tmp_path, monkeypatch):
@@ -141,7 +138,6 @@ def test_of_many_such_messages_some_are_named_and_all_counted(tmp_path, monkeypa
     *named, last = [note for note in store.recovered.notes if "not served" in note]
     assert len(named) == 200
     assert last == "300 records in all are not served"
-    store.close()
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -166,20 +162,17 @@ def test_what_a_directory_with_an_odd_name_holds_stays_readable(tmp_path, monkey
 
 
 @pytest.mark.parametrize("name", ["²", "٣", "00", "-1", "x"])
-def test_a_directory_that_is_no_queue_does_not_keep_a_store_from_opening(tmp_path, name):
-    store = open_store(tmp_path)
+def test_a_directory_that_is_no_queue_does_not_keep_a_store_from_opening(tmp_path, store, name):
     send(store)
     store.close()
     (tmp_path / "consumequeue" / "T" / name).mkdir()
     store = open_store(tmp_path)
     assert everything(store) == [b"hello"]
-    store.close()
 
 
 @pytest.mark.parametrize("place", ["commitlog", "consumequeue/T/0", "consumequeue_ext/T/0", "index"])
 @pytest.mark.parametrize("digit", ["²", "٣"])
-def test_a_file_whose_digits_are_no_number_is_left_alone(tmp_path, place, digit):
-    store = open_store(tmp_path)
+def test_a_file_whose_digits_are_no_number_is_left_alone(tmp_path, store, place, digit):
     send(store, properties=b"KEYS\x01k")
     store.close()
     file = tmp_path / place / (digit * (17 if place == "index" else 20))
@@ -192,8 +185,7 @@ def test_a_file_whose_digits_are_no_number_is_left_alone(tmp_path, place, digit)
     assert file.exists()
 
 
-def test_a_numbered_file_of_somebody_elses_is_not_deleted_with_a_damaged_index(tmp_path):
-    store = open_store(tmp_path)
+def test_a_numbered_file_of_somebody_elses_is_not_deleted_with_a_damaged_index(tmp_path, store):
     send(store, properties=b"KEYS\x01k")
     store.close()
     (index,) = (tmp_path / "index").iterdir()
@@ -206,9 +198,8 @@ def test_a_numbered_file_of_somebody_elses_is_not_deleted_with_a_damaged_index(t
     assert other.exists()
 
 
-def test_a_directory_whose_name_is_no_utf8_is_left_alone(tmp_path):
+def test_a_directory_whose_name_is_no_utf8_is_left_alone(tmp_path, store):
     """A table could not hold it: the store opened, and failed when it was closed."""
-    store = open_store(tmp_path)
     send(store)
     store.close()
     queues = os.fsencode(tmp_path / "consumequeue")

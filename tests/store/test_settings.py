@@ -43,14 +43,12 @@ def keyed(store: MessageStore, number: int, size: int = 0) -> None:
 class TestIndexSwitchedOff:
     """messageIndexEnable=false stops the indexing of new messages, nothing else."""
 
-    def test_what_was_indexed_is_still_found(self, tmp_path: Path) -> None:
-        store = open_store(tmp_path)
+    def test_what_was_indexed_is_still_found(self, tmp_path: Path, store: MessageStore) -> None:
         keyed(store, 1)
         store.close()
         store = open_store(tmp_path, message_index_enable=False)
         keyed(store, 2)
         assert (found(store, "k1"), found(store, "k2")) == ([b"1:"], [])
-        store.close()
 
     def test_no_file_is_made_where_there_is_none(self, tmp_path: Path) -> None:
         for _ in range(2):
@@ -60,10 +58,8 @@ class TestIndexSwitchedOff:
         assert not (tmp_path / "index").exists()
         store = open_store(tmp_path)  # switched on again, and there is none: it is made from the log
         assert found(store, "k1") == [b"1:"] * 2
-        store.close()
 
-    def test_it_can_be_switched_while_the_store_runs(self, tmp_path: Path) -> None:
-        store = open_store(tmp_path)
+    def test_it_can_be_switched_while_the_store_runs(self, tmp_path: Path, store: MessageStore) -> None:
         for number, enabled in enumerate([True, False, True]):
             store.configure(store.config.replace(message_index_enable=enabled))
             keyed(store, number)
@@ -71,7 +67,6 @@ class TestIndexSwitchedOff:
         store.close()
         store = open_store(tmp_path)
         assert [found(store, f"k{number}") for number in range(3)] == [[b"0:"], [], [b"2:"]]
-        store.close()
 
     def test_switched_on_in_a_store_that_began_without(self, tmp_path: Path) -> None:
         store = open_store(tmp_path, message_index_enable=False)
@@ -79,10 +74,10 @@ class TestIndexSwitchedOff:
         store.configure(store.config.replace(message_index_enable=True))
         keyed(store, 1)
         assert (found(store, "k0"), found(store, "k1")) == ([], [b"1:"])
-        store.close()
 
-    def test_a_crash_takes_nothing_from_it_and_adds_nothing(self, tmp_path: Path) -> None:
-        store = open_store(tmp_path)
+    def test_a_crash_takes_nothing_from_it_and_adds_nothing(
+        self, tmp_path: Path, store: MessageStore
+    ) -> None:
         for number in range(50):
             keyed(store, number)
         store.configure(store.config.replace(message_index_enable=False))
@@ -95,10 +90,8 @@ class TestIndexSwitchedOff:
             *([b"%d:" % number] for number in range(50)),
             [],
         ]
-        store.close()
 
-    def test_its_files_expire_with_the_log(self, tmp_path: Path) -> None:
-        store = open_store(tmp_path)
+    def test_its_files_expire_with_the_log(self, tmp_path: Path, store: MessageStore) -> None:
         for number in range(900):  # of 400 entries a file
             keyed(store, number, 300)
         store.close()
@@ -110,10 +103,8 @@ class TestIndexSwitchedOff:
         drop_first_segment(store)
         assert sorted(os.listdir(tmp_path / "index")) == files[1:]
         assert found(store, "k899") == [b"899:" + bytes(300)]
-        store.close()
 
-    def test_a_damaged_file_is_not_made_anew(self, tmp_path: Path) -> None:
-        store = open_store(tmp_path)
+    def test_a_damaged_file_is_not_made_anew(self, tmp_path: Path, store: MessageStore) -> None:
         keyed(store, 1)
         store.close()
         (path,) = (tmp_path / "index").iterdir()
@@ -121,7 +112,6 @@ class TestIndexSwitchedOff:
         store = open_store(tmp_path, message_index_enable=False)
         assert found(store, "k1") == []
         assert everything(store) == [b"1:"]
-        store.close()
 
 
 def test_a_safe_index_moves_the_start_of_a_recovery_back_to_its_last_full_file(tmp_path: Path) -> None:
@@ -150,9 +140,8 @@ def test_a_safe_index_moves_the_start_of_a_recovery_back_to_its_last_full_file(t
 
 @pytest.mark.parametrize("checked", [True, False])
 def test_a_recovery_that_checks_no_crc_takes_damaged_bodies_for_messages(
-    tmp_path: Path, checked: bool
+    tmp_path: Path, store: MessageStore, checked: bool
 ) -> None:
-    store = open_store(tmp_path)
     places = [send(store, b"body %d" % number).physical_offset for number in range(3)]
     store.crash()
     log = tmp_path / "commitlog" / f"{0:020d}"
@@ -162,14 +151,12 @@ def test_a_recovery_that_checks_no_crc_takes_damaged_bodies_for_messages(
     store = open_store(tmp_path, check_crc_on_recover=checked)
     assert len(everything(store)) == (2 if checked else 3)
     assert bool(store.recovered.damage) is checked
-    store.close()
 
 
 class TestRecordsByPosition:
     """Codes 33 and 36 ask for these."""
 
-    def test_a_record_whose_body_is_damaged_is_none(self, tmp_path: Path) -> None:
-        store = open_store(tmp_path)
+    def test_a_record_whose_body_is_damaged_is_none(self, tmp_path: Path, store: MessageStore) -> None:
         first, second = (send(store, body).physical_offset for body in (b"first", b"second"))
         store.close()
         log = tmp_path / "commitlog" / f"{0:020d}"
@@ -179,16 +166,13 @@ class TestRecordsByPosition:
         store = open_store(tmp_path)
         assert decode_record(store.lookups.record_at(first) or b"").body == b"first"
         assert store.lookups.record_at(second) is None
-        store.close()
 
     @pytest.mark.parametrize("away", [-1, 1, 4, 91])
-    def test_no_record_begins_beside_one(self, tmp_path: Path, away: int) -> None:
-        store = open_store(tmp_path)
+    def test_no_record_begins_beside_one(self, store: MessageStore, away: int) -> None:
         send(store, bytes(100))
         place = send(store, bytes(100)).physical_offset
         assert store.lookups.record_at(place) is not None
         assert store.lookups.record_at(place + away) is None
-        store.close()
 
 
 class TestBatchLimits:
@@ -238,7 +222,6 @@ class TestBatchLimits:
         keeps = (lambda _record: True) if way == "records" else None
         answer = got(store.get_messages("T", 0, 0, 64, record_filter=keeps))
         assert (answer.count, answer.next_begin_offset) == (count, count)
-        store.close()
 
     @pytest.mark.parametrize(("size", "scanned"), [(16_000, 800), (800, 40), (20, 32)])
     def test_a_filter_looks_at_so_many_bytes_of_units(self, tmp_path: Path, size: int, scanned: int) -> None:
@@ -253,7 +236,6 @@ class TestBatchLimits:
         committed(store.commit())
         answer = got(store.get_messages("T", 0, 0, 32, filter={2}))
         assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, scanned)
-        store.close()
 
 
 class TestIndexFiles:
@@ -273,11 +255,7 @@ class TestIndexFiles:
             at = HEADER.size + 100 * SLOT_SIZE
             entries = [ENTRY.unpack_from(data, at + number * ENTRY.size)[2] for number in range(1, count)]
             read.append((begin_ms - START_MS, end_ms - START_MS, entries))
-        assert read == [
-            (700, 20_700, [0, 10, 20]),
-            (27_700, 41_700, [7, 13, 14]),
-            (50_700, 50_700, [9]),
-        ]
+        assert read == [(700, 20_700, [0, 10, 20]), (27_700, 41_700, [7, 13, 14]), (50_700, 50_700, [9])]
 
     @pytest.mark.parametrize(
         ("damaged", "most", "bodies_found"),
@@ -302,7 +280,6 @@ class TestIndexFiles:
         store = open_store(tmp_path, clock=clock)
         records = by_key(store, "T", "k", most, 0, LATE)
         assert [decode_record(record).body for record in records] == [b"body %d" % n for n in bodies_found]
-        store.close()
 
     @pytest.mark.parametrize("most", [1, 3, 64])
     def test_a_query_gives_no_more_than_max_msgs_num_batch(self, tmp_path: Path, most: int) -> None:
@@ -312,7 +289,6 @@ class TestIndexFiles:
         assert len(by_key(store, "T", "k", 32, 0, LATE)) == min(most, 5)
         store.configure(store.config.replace(max_msgs_num_batch=2))
         assert len(by_key(store, "T", "k", 32, 0, LATE)) == 2
-        store.close()
 
 
 class TestRetentionSettings:
@@ -333,7 +309,6 @@ class TestRetentionSettings:
         store, disk, _ = filled(tmp_path, clean_file_forcibly_enable=False, **{setting: given})
         disk.percent = percent
         assert len(in_place(store.retention.log_pass())) == deleted
-        store.crash()
 
     @pytest.mark.parametrize(
         ("given", "percent", "deleted"),
@@ -347,7 +322,6 @@ class TestRetentionSettings:
         age(tmp_path, range(14), clock.now_ms)
         disk.percent = percent
         assert len(in_place(store.retention.log_pass())) == deleted
-        store.crash()
 
     @pytest.mark.parametrize(
         ("given", "percent", "writeable"),
@@ -360,7 +334,6 @@ class TestRetentionSettings:
         disk.percent = percent
         in_place(store.fullness.measure())
         assert store.flags.writeable is writeable
-        store.crash()
 
     @pytest.mark.parametrize("batch", [1, 3, 100])
     def test_so_many_segments_go_in_one_pass(self, tmp_path: Path, batch: int) -> None:
@@ -369,7 +342,6 @@ class TestRetentionSettings:
         assert len(in_place(store.retention.log_pass())) == min(batch, 13)
         store.configure(store.config.replace(delete_file_batch_max=2))
         assert len(in_place(store.retention.log_pass())) == (2 if batch < 13 else 0)
-        store.crash()
 
     def test_a_deletion_by_hand_lasts_twenty_passes(self, tmp_path: Path) -> None:
         store, _, _ = filled(tmp_path, 26, delete_file_batch_max=1)
@@ -378,7 +350,6 @@ class TestRetentionSettings:
         assert gone == [1] * 20 + [0] * 3
         store.retention.delete_now()
         assert len(in_place(store.retention.log_pass())) == 1
-        store.crash()
 
 
 @pytest.mark.parametrize(
@@ -405,12 +376,12 @@ def test_when_the_timer_flushes(
     clock.advance(seconds)
     store.flusher.timed()
     assert (store.flusher.flushed == store.log.end) is flushed
-    store.close()
 
 
-def test_fields_of_another_version_in_the_checkpoint_are_carried_through(tmp_path: Path) -> None:
+def test_fields_of_another_version_in_the_checkpoint_are_carried_through(
+    tmp_path: Path, store: MessageStore
+) -> None:
     """5.x keeps the master's flushed offset at 24 and the confirmed offset at 32."""
-    store = open_store(tmp_path)
     send(store)
     store.close()
     checkpoint = tmp_path / "checkpoint"
@@ -464,7 +435,6 @@ def test_a_full_disk_of_the_queues_alone_stops_writing(tmp_path: Path) -> None:
     send(store)
     in_place(store.fullness.measure())
     assert not store.flags.writeable
-    store.crash()
 
 
 @pytest.mark.parametrize(
@@ -488,4 +458,3 @@ def test_flags_tell_queues_and_index_apart(tmp_path: Path, part: str, flag: Flag
     assert store.flags.writeable
     keyed(store, 2)
     assert (found(store, "k1"), found(store, "k2")) == ([b"1:"], [b"2:"])
-    store.close()

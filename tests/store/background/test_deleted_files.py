@@ -39,7 +39,6 @@ def test_a_segment_deleted_under_a_running_store_costs_its_messages_only(tmp_pat
     store.close()
     store = open_store(tmp_path)
     assert numbers(everything(store)) == [*left, 300]
-    store.close()
 
 
 def test_the_newest_segment_deleted_stops_the_sends_with_the_reason(tmp_path: Path) -> None:
@@ -55,7 +54,6 @@ def test_the_newest_segment_deleted_stops_the_sends_with_the_reason(tmp_path: Pa
     store = open_store(tmp_path)  # the cause is gone with the process, and so are the messages of that file
     assert numbers(everything(store)) == list(range(295))
     assert send(store).queue_offset == 300  # no offset is given out twice
-    store.close()
 
 
 def test_a_queue_file_deleted_under_a_running_store_comes_back_with_the_next_start(tmp_path: Path) -> None:
@@ -70,7 +68,6 @@ def test_a_queue_file_deleted_under_a_running_store_comes_back_with_the_next_sta
     store.close()
     store = open_store(tmp_path)
     assert numbers(everything(store)) == list(range(301))
-    store.close()
 
 
 @pytest.mark.parametrize("what", ["index", "consumequeue"])
@@ -89,7 +86,6 @@ def test_directories_deleted_under_a_running_store_come_back_with_the_next_start
     assert numbers(everything(store)) == list(range(320))
     for number in (0, 150, 299, 319):
         assert len(by_key(store, "T", f"k{number}")) == 1
-    store.close()
 
 
 FEW_DESCRIPTORS = """

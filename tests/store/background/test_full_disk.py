@@ -117,7 +117,6 @@ def test_refused_sends_do_not_fill_the_disk_again_and_again(tmp_path: Path) -> N
     assert disk.calls["tried"] == 1
     disk.room = 2 * SEGMENT
     assert send(store, bytes(40_000)).queue_offset == 1
-    store.close()
 
 
 def test_a_disk_that_cannot_tell_its_room_is_tried_each_time(tmp_path: Path) -> None:
@@ -130,4 +129,3 @@ def test_a_disk_that_cannot_tell_its_room_is_tried_each_time(tmp_path: Path) -> 
         with pytest.raises(StoreRefused):
             put(store, bytes(40_000))
     assert disk.calls["tried"] == 4
-    store.crash()

@@ -67,7 +67,6 @@ def age(root: Path, numbers: range, modified_ms: int) -> None:
 def test_outside_the_hour_and_with_room_nothing_is_deleted(tmp_path: Path) -> None:
     store, _, _ = filled(tmp_path)
     assert store.retention.round() == []
-    store.close()
 
 
 def test_in_the_hour_expired_segments_go_ten_at_a_time_and_never_the_last(tmp_path: Path) -> None:
@@ -77,7 +76,6 @@ def test_in_the_hour_expired_segments_go_ten_at_a_time_and_never_the_last(tmp_pa
     assert len([path for path in store.retention.round() if "commitlog" in path]) == 3
     assert store.retention.round() == []
     assert len(store.log.segments) == 1
-    store.close()
 
 
 def test_a_clock_that_jumps_forward_for_a_while_deletes_nothing(tmp_path: Path) -> None:
@@ -88,7 +86,6 @@ def test_a_clock_that_jumps_forward_for_a_while_deletes_nothing(tmp_path: Path) 
     clock.now_ms -= 365 * 24 * HOUR
     clock.advance(2 * 3600)
     assert len([path for path in store.retention.round() if "commitlog" in path]) == 10
-    store.close()
 
 
 def test_deletion_stops_at_the_first_segment_that_is_young(tmp_path: Path) -> None:
@@ -96,7 +93,6 @@ def test_deletion_stops_at_the_first_segment_that_is_young(tmp_path: Path) -> No
     age(tmp_path, range(3, 4), NOON - 71 * HOUR)
     store.retention.delete_now()
     assert len([path for path in store.retention.round() if "commitlog" in path]) == 3
-    store.close()
 
 
 @pytest.mark.parametrize(("percent", "deleted"), [(75, 0), (76, 10), (-1, 10)])
@@ -104,7 +100,6 @@ def test_a_full_disk_makes_deletion_due_at_any_hour(tmp_path: Path, percent: int
     store, disk, _ = filled(tmp_path)
     disk.percent = percent
     assert len([path for path in store.retention.round() if "commitlog" in path]) == deleted
-    store.close()
 
 
 @pytest.mark.parametrize(("percent", "forcibly", "deleted"), [(85, True, 0), (86, True, 10), (86, False, 0)])
@@ -115,7 +110,6 @@ def test_a_dangerously_full_disk_ignores_the_age(
     age(tmp_path, range(14), NOON)
     disk.percent = percent
     assert len([path for path in store.retention.round() if "commitlog" in path]) == deleted
-    store.close()
 
 
 def test_writing_stops_above_the_watermark_and_goes_on_below(tmp_path: Path) -> None:
@@ -133,7 +127,6 @@ def test_writing_stops_above_the_watermark_and_goes_on_below(tmp_path: Path) -> 
     disk.percent = 90
     store.retention.round()
     send(store)
-    store.close()
 
 
 def test_each_watermark_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -150,7 +143,6 @@ def test_each_watermark_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert [len(lines) for lines in said] == [len(lines) for lines in told]
     assert all(words in line for lines, words_of in zip(said, told, strict=True)
                for line, words in zip(lines, words_of, strict=True))  # fmt: skip
-    store.close()
 
 
 def test_a_stop_while_the_disk_is_full_counts_as_unclean(tmp_path: Path) -> None:
@@ -187,7 +179,6 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
         store = open_store(tmp_path, Partition(), max_index_num=100)
         assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (low, high)
         assert len(everything(store)) == high - low
-    store.close()
 
 
 def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path) -> None:
@@ -210,7 +201,6 @@ def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path
         assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
     assert send(store, b"and on", topic="old").queue_offset == 5
     assert everything(store, "old") == [b"and on"]
-    store.close()
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -240,7 +230,6 @@ async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
     store = open_store(tmp_path, Partition())
     assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
     assert send(store, topic="old").queue_offset == 5
-    store.close()
 
 
 def test_segments_stay_while_queues_cannot_be_brought_onto_the_device(tmp_path: Path) -> None:
@@ -255,7 +244,6 @@ def test_segments_stay_while_queues_cannot_be_brought_onto_the_device(tmp_path: 
     assert len(everything(store)) == 40
     disk.heal()
     assert store.retention.round() != []
-    store.close()
 
 
 # -- in the background -----------------------------------------------------------------------------
@@ -366,7 +354,6 @@ async def test_a_stop_does_not_wait_for_the_pace(tmp_path: Path) -> None:
     store = open_store(tmp_path, Partition())
     assert store.recovered.clean
     assert store.recovered.damage == []
-    store.close()
 
 
 @pytest.mark.parametrize("operation", ["unlink", "fsync_dir"])
@@ -380,7 +367,6 @@ def test_a_deletion_that_fails_is_tried_again_by_the_next_pass(tmp_path: Path, o
     while store.retention.round():
         pass
     assert len(store.log.segments) == len(list((tmp_path / "commitlog").iterdir())) == 1
-    store.close()
 
 
 def test_queue_files_that_a_stopped_pass_left_are_deleted_after_the_next_start(tmp_path: Path) -> None:
@@ -393,4 +379,3 @@ def test_queue_files_that_a_stopped_pass_left_are_deleted_after_the_next_start(t
     assert any("consumequeue" in path for path in store.retention.round())
     assert len(list((tmp_path / "consumequeue/T/0").iterdir())) < files
     assert len(everything(store)) == store.max_offset("T", 0) - store.min_offset("T", 0)
-    store.close()

@@ -106,7 +106,6 @@ async def test_messages_that_come_while_it_is_noted_go_too(tmp_path: Path, end: 
     store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
     assert everything(store) == [b"new"]
     assert store.recovered.damage == []
-    store.close()
 
 
 async def test_deletions_at_the_same_time_do_not_get_in_each_others_way(
@@ -146,7 +145,6 @@ async def test_a_topic_that_never_rests_is_deleted_all_the_same(tmp_path: Path) 
     store.crash()
     store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
     assert everything(store) == [b"new"]
-    store.close()
 
 
 async def test_a_new_topic_of_the_name_is_not_mixed_up_with_the_files_of_the_old(tmp_path: Path) -> None:
@@ -163,7 +161,6 @@ async def test_a_new_topic_of_the_name_is_not_mixed_up_with_the_files_of_the_old
     await store.stop()
     store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
     assert (store.recovered.clean, len(everything(store))) == (True, 200)
-    store.close()
 
 
 async def test_two_deletions_of_one_topic_at_once(tmp_path: Path) -> None:
@@ -208,11 +205,11 @@ def test_what_a_crash_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
     ]
     store = open_store(tmp_path)
     assert (directories(tmp_path), store.queues.topics()) == (["Other"], ["Other"])
-    store.close()
 
 
-def test_somebody_elses_files_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = open_store(tmp_path)
+def test_somebody_elses_files_stay(
+    tmp_path: Path, store: MessageStore, caplog: pytest.LogCaptureFixture
+) -> None:
     send(store)
     store.queues.write_dirty()
     (tmp_path / "consumequeue" / "T" / "notes.txt").write_text("mine")
@@ -229,7 +226,6 @@ def test_somebody_elses_files_stay(tmp_path: Path, caplog: pytest.LogCaptureFixt
     store = open_store(tmp_path)
     assert store.queues.topics() == []
     assert (kept / "notes.txt").exists()
-    store.close()
 
 
 def test_directories_that_go_while_they_are_synced_are_no_failure(tmp_path: Path) -> None:

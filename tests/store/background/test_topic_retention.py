@@ -37,7 +37,6 @@ def test_an_age_moves_the_queues_of_its_topic_only(tmp_path: Path) -> None:
     answer = got(store.get_messages("T", 0, 2, 32))
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 7)
     assert len(everything(store)) == 3
-    store.close()
 
 
 def test_everything_may_grow_too_old(tmp_path: Path) -> None:
@@ -50,7 +49,6 @@ def test_everything_may_grow_too_old(tmp_path: Path) -> None:
     assert store.min_offset("T", 0) == store.max_offset("T", 0) == 10
     assert send(store, topic="T").queue_offset == 10
     assert everything(store) == [b"hello"]
-    store.close()
 
 
 @pytest.mark.parametrize("stored_meanwhile", [False, True])
@@ -71,7 +69,6 @@ def test_a_clock_that_jumps_forward_for_a_while_hides_nothing(
 
     store = open_store(tmp_path, clock=clock)
     assert (store.min_offset("T", 0), len(everything(store))) == (0, 10 + stored_meanwhile)
-    store.close()
 
 
 def test_a_start_with_a_clock_far_ahead_hides_nothing_for_an_hour(tmp_path: Path) -> None:
@@ -85,7 +82,6 @@ def test_a_start_with_a_clock_far_ahead_hides_nothing_for_an_hour(tmp_path: Path
         clock.advance(60)
     clock.advance(60)
     assert store.topic_retention.round() == 10  # after so long it is the time
-    store.close()
 
 
 def test_messages_stored_while_the_clock_was_behind_do_not_take_older_ones_along(tmp_path: Path) -> None:
@@ -97,7 +93,6 @@ def test_messages_stored_while_the_clock_was_behind_do_not_take_older_ones_along
     store.topic_retention.set_limits({"T": TopicLimit(age_ms=2 * MINUTE)})
     store.topic_retention.round()
     assert store.min_offset("T", 0) == 2
-    store.close()
 
 
 @pytest.mark.parametrize(("kept", "minimum"), [(10, 0), (9, 1), (1, 9), (0.5, 10)])
@@ -109,7 +104,6 @@ def test_bytes_keep_the_newest_that_fit(tmp_path: Path, kept: float, minimum: in
     store.topic_retention.round()
 
     assert store.min_offset("T", 0) == minimum
-    store.close()
 
 
 def test_bytes_are_counted_on_from_where_the_last_pass_ended(
@@ -133,11 +127,9 @@ def test_bytes_are_counted_on_from_where_the_last_pass_ended(
 
     first = store.min_offset("T", 0)
     assert sum(sizes[first:]) <= limit < sum(sizes[first - 1 :])
-    store.close()
 
 
-def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(store: MessageStore) -> None:
     store.topic_retention.set_limits({"T": TopicLimit(bytes_per_queue=30_000)})
     for _ in range(10):
         send(store, bytes(2500))
@@ -147,7 +139,6 @@ def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(tmp_path: Pat
         send(store, bytes(100))
     assert store.topic_retention.round() == 0
     assert store.min_offset("T", 0) == 0
-    store.close()
 
 
 def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> None:
@@ -168,7 +159,6 @@ def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> 
     assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (4, 10)
     assert len(everything(store)) == 6
     assert store.min_offset("U", 0) == 0
-    store.close()
 
 
 def test_a_deleted_topic_takes_its_purge_along(tmp_path: Path) -> None:
@@ -180,7 +170,6 @@ def test_a_deleted_topic_takes_its_purge_along(tmp_path: Path) -> None:
 
     store = open_store(tmp_path, clock=clock)
     assert everything(store) == [b"new"]
-    store.close()
 
 
 def test_the_backup_of_the_floors_does_not_hide_a_topic_made_again(tmp_path: Path) -> None:
@@ -193,7 +182,6 @@ def test_the_backup_of_the_floors_does_not_hide_a_topic_made_again(tmp_path: Pat
     (tmp_path / "config" / "queueMinOffsets.json").write_bytes(b"\xff")
     store = open_store(tmp_path, clock=clock)
     assert everything(store) == [b"%d" % n for n in range(12)]
-    store.close()
 
 
 def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> None:
@@ -215,7 +203,6 @@ def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> Non
 
     store = open_store(short, clock=clock)
     assert everything(store) == [b"new", b"new"]
-    store.close()
 
 
 def test_a_purge_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
@@ -231,7 +218,6 @@ def test_a_purge_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "config" / "queueMinOffsets.json.tmp").rmdir()
     in_place(store.purge.raise_min_offsets("T", {0: 1}))
     assert len(everything(store)) == 1
-    store.close()
 
 
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"minOffsets":{"T":{"x":1,"0":"y"},"U":7}}'])
@@ -242,7 +228,6 @@ def test_a_damaged_table_does_not_keep_the_store_from_starting(tmp_path: Path, t
 
     store = open_store(tmp_path, clock=clock)
     assert len(everything(store)) == 10
-    store.close()
 
 
 def test_flush_modes_change_while_the_store_runs(tmp_path: Path) -> None:
@@ -260,7 +245,6 @@ def test_flush_modes_change_while_the_store_runs(tmp_path: Path) -> None:
     assert answers == [True]
     assert len(everything(store)) == 2
     assert store.config.mapped_file_size_commit_log == 64 << 10
-    store.close()
 
 
 @pytest.mark.parametrize("way", ["purge", "retention"])
@@ -286,4 +270,3 @@ def test_a_topic_made_anew_meanwhile_keeps_its_messages(
     store.close()
     store = open_store(tmp_path, clock=clock)
     assert everything(store) == [b"new"]
-    store.close()

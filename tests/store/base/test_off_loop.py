@@ -71,10 +71,7 @@ QUESTIONS: dict[str, tuple[Callable[[MessageStore], Awaitable[object]], object]]
         lambda store: store.off_loop.ask(lambda reads: len(store.lookups.record_at(0, reads) or b"")),
         91 + 800 + 1 + 7,
     ),
-    "purge plan": (
-        lambda store: store.purge.plan("T", before_ms=START_MS + 250_000),
-        [(0, 0, 250, 500)],
-    ),
+    "purge plan": (lambda store: store.purge.plan("T", before_ms=START_MS + 250_000), [(0, 0, 250, 500)]),
 }
 
 

@@ -66,7 +66,6 @@ def test_a_gap_takes_a_few_pulls(tmp_path: Path, how: dict[str, Any], careful: b
     found, pulls = drained(store, **how)
     assert found == [b"%d" % number for number in range(7)]
     assert pulls <= 6
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,6 @@ def test_no_message_before_or_behind_a_gap_is_passed(tmp_path: Path, gap: int) -
         answer = store.get_messages("T", 0, offset, 2)
         if not answer.count:
             assert answer.next_begin_offset in (gap + 3, offset + 2 + 131_072)
-    store.close()
 
 
 def test_one_pull_over_fillers_is_bounded(tmp_path: Path) -> None:
@@ -88,7 +86,6 @@ def test_one_pull_over_fillers_is_bounded(tmp_path: Path) -> None:
     answer = store.get_messages("T", 0, 3, 32)
     assert time.process_time() - begin < 0.1  # 0.5 ms
     assert answer.next_begin_offset == 3 + 32 + 131_072
-    store.close()
 
 
 async def test_what_is_not_in_memory_is_left_to_the_next_pull(tmp_path: Path) -> None:
@@ -127,7 +124,6 @@ def test_a_walk_of_the_whole_log_does_not_take_a_gap_for_what_lies_before_the_lo
     assert (store.recovered.start, store.recovered.notes) == (64 << 10, [])
     assert drained(store)[0] == [b"%d" % number for number in range(7)]
     assert store.max_offset("T", 0) == 7 + gap
-    store.close()
 
 
 def rebuilt(root: Path) -> None:
@@ -161,4 +157,3 @@ def test_what_comes_behind_a_lost_end_of_the_log_is_served_after_the_next_walk_t
     store = open_store(tmp_path)
     assert everything(store) == [b"first", b"new"]
     assert store.max_offset("T", 0) == 1002
-    store.close()

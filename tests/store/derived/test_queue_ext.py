@@ -70,7 +70,6 @@ def test_a_message_whose_tag_is_not_known_passes_the_filter(tmp_path: Path, care
     assert (bodies(answer), answer.next_begin_offset) == ([b"red", b"blue", b"red", b"red"], 5)
     answer = store.get_messages("T", 0, 3, 32, filter={1})
     assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 5)
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,6 @@ def test_ext_files_go_with_the_units_that_refer_to_them(tmp_path: Path) -> None:
         assert [each for each in report.findings if each.kind != "stray"] == []
     assert 0 < len(kept) < 4
     assert len(everything(store)) == 40 - store.min_offset("T", 0)
-    store.close()
 
 
 @pytest.mark.parametrize("code", [RED, LOWEST + 800, LOWEST + (1 << 60), -1])
@@ -205,7 +203,6 @@ def test_ext_files_of_a_deleted_topic_go_with_it(tmp_path: Path) -> None:
     delete_topic(store, "T")
     assert [path.name for path in (tmp_path / "consumequeue_ext").iterdir()] == ["Other"]
     assert other.exists()
-    store.close()
 
 
 def test_what_a_crash_left_of_a_deleted_topic_goes_after_the_next_start(tmp_path: Path) -> None:
@@ -223,7 +220,6 @@ def test_what_a_crash_left_of_a_deleted_topic_goes_after_the_next_start(tmp_path
     store.retention.round()
     left = [path.name for path in (tmp_path / "consumequeue_ext").rglob("*") if path.is_file()]
     assert left == ["notes.txt"] * 2
-    store.close()
 
 
 def test_a_store_that_may_not_delete_them_says_so_and_tries_again(
@@ -238,7 +234,6 @@ def test_a_store_that_may_not_delete_them_says_so_and_tries_again(
     assert ext_files(tmp_path)[0] == 0
     store.retention.round()
     assert ext_files(tmp_path)[0] > 0
-    store.close()
 
 
 def test_stats_count_their_files(tmp_path: Path) -> None:

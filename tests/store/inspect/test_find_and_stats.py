@@ -75,12 +75,9 @@ class TestFinding:
         store = build(tmp_path, close=False)
         store.index.write()
         filler(store, ManualClock(START_MS + 100_000), 400, 20)
-        try:
-            with finder(tmp_path) as find:
-                assert [len(find.by_key(f"k{number}", "T")) for number in (3, 399, 400, 419)] == [1, 1, 1, 1]
-                assert len(find.by_key("all", None)) == 420
-        finally:
-            store.close()
+        with finder(tmp_path) as find:
+            assert [len(find.by_key(f"k{number}", "T")) for number in (3, 399, 400, 419)] == [1, 1, 1, 1]
+            assert len(find.by_key("all", None)) == 420
 
     @pytest.mark.parametrize("lost", ["all", "first"])
     def test_by_key_without_its_index_file(self, root: Path, lost: str) -> None:

@@ -78,13 +78,10 @@ def test_apaches_store_equals_what_apache_wrote(tmp_path: Path) -> None:
 def test_a_rebuilt_store_opens_as_cleanly_stopped_and_serves_everything(root: Path) -> None:
     run(root)
     store = open_store(root)
-    try:
-        assert store.recovered.clean
-        assert store.recovered.notes == []
-        assert [store.max_offset("T", queue_id) for queue_id in range(3)] == [134, 133, 133]
-        assert len(by_key(store, "T", "k399")) == 1
-    finally:
-        store.close()
+    assert store.recovered.clean
+    assert store.recovered.notes == []
+    assert [store.max_offset("T", queue_id) for queue_id in range(3)] == [134, 133, 133]
+    assert len(by_key(store, "T", "k399")) == 1
 
 
 def test_damaged_records_become_gaps_and_are_named(root: Path) -> None:
@@ -133,7 +130,6 @@ def test_records_of_a_topic_that_apache_deleted_and_made_again_do_not_come_back(
     assert mine == queues
     store = open_store(root)
     assert everything(store, "T", 1) == [b"new %d" % number for number in range(5)]
-    store.close()
 
 
 def test_queues_that_do_not_follow_from_the_log_are_not_thrown_away(root: Path) -> None:
@@ -156,14 +152,11 @@ def test_deleted_topics_stay_deleted(root: Path) -> None:
 
 
 def test_a_store_in_use_is_refused_and_untouched(root: Path) -> None:
-    store = open_store(root)
+    open_store(root)
     before = snapshot(root)
-    try:
-        with pytest.raises(StoreError, match="a broker is using this store"):
-            run(root)
-        assert snapshot(root) == before
-    finally:
-        store.close()
+    with pytest.raises(StoreError, match="a broker is using this store"):
+        run(root)
+    assert snapshot(root) == before
 
 
 def test_a_full_disk_leaves_the_old_directories(root: Path) -> None:

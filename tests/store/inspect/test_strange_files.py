@@ -200,7 +200,6 @@ def test_emptying_the_trash_empties_nothing_else(root: Path, outside: Path, tras
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(outside)
     store.queues.empty_trash()
-    store.crash()
 
 
 @pytest.mark.parametrize("topic", ["../../outside", "..", ".", "", "../config", ".deleted"])
@@ -222,7 +221,6 @@ def test_a_new_queue_does_not_begin_behind_a_link(root: Path, outside: Path, pla
     send(store, topic="New")
     with pytest.raises(OSError, match="link"):
         store.queues.write_dirty()
-    store.crash()
 
 
 def test_the_ext_files_of_a_deleted_topic_are_those_of_the_store(root: Path, outside: Path) -> None:
@@ -231,7 +229,6 @@ def test_the_ext_files_of_a_deleted_topic_are_those_of_the_store(root: Path, out
     store = open_store(root)
     delete_topic(store, "T")
     in_place(store.retention.derived_pass())
-    store.close()
 
 
 def test_the_lock_is_not_written_through_a_link(root: Path, outside: Path) -> None:

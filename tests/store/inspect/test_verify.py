@@ -20,14 +20,7 @@ from tests.store.kit import (
     send,
     small,
 )
-from tests.store.planted import (
-    alter,
-    extract_golden,
-    flip,
-    places,
-    snapshot,
-    unit_place,
-)
+from tests.store.planted import alter, extract_golden, flip, places, snapshot, unit_place
 
 from cometmq.errors import StoreError
 from cometmq.protocol.properties.values import tags_code
@@ -112,7 +105,6 @@ class TestSoundStores:
         (found,) = by_key(store, "T", "k77")
         message = decode_record(found)
         assert (message.tags, message.keys, len(message.properties["__CRC32#"])) == ("t1", ("k77",), 10)
-        store.close()
 
     def test_a_directory_that_is_no_store(self, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="no commitlog"):

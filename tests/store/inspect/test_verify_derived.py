@@ -26,7 +26,7 @@ from tests.store.planted import (
 )
 
 from cometmq.protocol.properties.values import index_hash, tags_code
-from cometmq.store import ManualClock
+from cometmq.store import ManualClock, MessageStore
 from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
@@ -53,8 +53,7 @@ class TestRecordAgainstUnit:
         damage_field(hit, "queue id")
         assert only(check(root), "record-field").offset == hit.at
 
-    def test_a_flip_in_the_topic_to_one_that_there_is(self, tmp_path: Path) -> None:
-        store = open_store(tmp_path)
+    def test_a_flip_in_the_topic_to_one_that_there_is(self, tmp_path: Path, store: MessageStore) -> None:
         placed = [send(store, topic=("TA", "TB")[n % 2], queue_id=n % 3).physical_offset for n in range(60)]
         store.close()
         path = tmp_path / "commitlog" / f"{0:020d}"

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.store.inspect.verifying import check, kinds, only
-from tests.store.kit import drop_first_segment, open_store, send, small
-from tests.store.planted import (
-    build,
-    filler,
-    flip,
-    places,
-)
+from tests.store.kit import drop_first_segment, send, small
+from tests.store.planted import build, filler, flip, places
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.inspect.verify import verify
@@ -85,9 +80,9 @@ class TestLive:
         assert report.records > 400
         assert check(tmp_path).findings == []
 
-    def test_a_broker_that_is_about_to_make_its_first_segment(self, tmp_path: Path) -> None:
-        store = open_store(tmp_path)
-
+    def test_a_broker_that_is_about_to_make_its_first_segment(
+        self, tmp_path: Path, store: MessageStore
+    ) -> None:
         class Late(FaultyDisk):
             looked = False
 

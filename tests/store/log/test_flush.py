@@ -177,7 +177,6 @@ async def test_a_slow_flush_times_out_but_the_message_is_stored(tmp_path: Path) 
     await store.stop()
     store = open_store(tmp_path)
     assert everything(store) == [b"slow"]
-    store.close()
 
 
 async def test_nothing_is_acknowledged_after_a_failed_sync(
@@ -217,7 +216,6 @@ async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_pa
     syncs = disk.calls["fdatasync"]
     store.flusher.timed()
     assert disk.calls["fdatasync"] == syncs
-    store.close()
 
 
 async def test_a_full_segment_is_flushed_whatever_the_pages(tmp_path: Path) -> None:
@@ -228,7 +226,6 @@ async def test_a_full_segment_is_flushed_whatever_the_pages(tmp_path: Path) -> N
     send(store, bytes(10_000))  # goes to the next segment
     store.flusher.timed()
     assert store.flusher.flushed == store.log.end
-    store.close()
 
 
 async def test_without_the_timer_alone_each_commit_looks_whether_to_flush(tmp_path: Path) -> None:
@@ -238,7 +235,6 @@ async def test_without_the_timer_alone_each_commit_looks_whether_to_flush(tmp_pa
     assert store.flusher.flushed == 0
     send(store, bytes(3000))
     assert store.flusher.flushed == store.log.end
-    store.close()
 
 
 async def test_the_background_makes_everything_durable_and_moves_the_checkpoint(tmp_path: Path) -> None:
@@ -261,7 +257,6 @@ async def test_the_background_makes_everything_durable_and_moves_the_checkpoint(
     assert store.checkpoint.physic_ms >= last_ms
     assert all(queue.written == queue.max_offset for queue in store.queues)
     assert store.index.files[-1].written == store.index.files[-1].count == 301
-    store.crash()
 
 
 async def test_the_background_keeps_to_the_intervals_of_the_moment(

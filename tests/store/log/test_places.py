@@ -107,7 +107,6 @@ def test_a_full_directory_gets_no_new_segment_until_all_are_full(tmp_path, paths
     in_place(store.fullness.measure())
     fill(store, 8)
     assert segments_in(tmp_path / "b") != []
-    store.close()
 
 
 def test_read_only_directories_are_served_and_emptied_but_get_nothing_new(tmp_path, paths):
@@ -126,7 +125,6 @@ def test_read_only_directories_are_served_and_emptied_but_get_nothing_new(tmp_pa
     in_place(store.retention.log_pass())
     assert segments_in(tmp_path / "a") == []
     assert len(store.log.segments) == 1
-    store.close()
 
 
 def test_a_segment_in_two_directories_stops_the_start(tmp_path, paths):

@@ -215,7 +215,6 @@ class TestFailure:
         store.crash()
         store = open_store(tmp_path)
         assert everything(store) == [b"%d" % number for number in range(9)]
-        store.close()
 
     async def test_killed_under_load_nothing_acknowledged_is_missing(self, tmp_path: Path) -> None:
         store = start(tmp_path)
@@ -241,7 +240,6 @@ class TestFailure:
         store.crash()
         store = open_store(tmp_path)
         assert everything(store) == acknowledged
-        store.close()
 
     async def test_killed_between_syncs_the_next_goes_to_the_thread(self, store: MessageStore) -> None:
         send(store)
@@ -296,7 +294,6 @@ class TestFailure:
         store.crash()
         store = open_store(tmp_path)
         assert everything(store) == sent
-        store.close()
 
     async def test_one_that_is_lost_again_and_again_is_started_ever_more_rarely(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

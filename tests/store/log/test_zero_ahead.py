@@ -98,7 +98,6 @@ async def test_zeros_go_ahead_and_every_record_stays(tmp_path: Path) -> None:
     assert {end // SEGMENT for _, end in zeros} >= set(range(1, ends[-1] // SEGMENT))  # in each segment
     store = open_store(tmp_path, mapped_file_size_commit_log=SEGMENT)
     assert everything(store) == sent
-    store.close()
 
 
 async def test_records_wait_for_zeros_that_are_still_being_written(tmp_path: Path) -> None:

@@ -121,7 +121,6 @@ def test_a_wide_gap_is_crossed_in_strides(tmp_path: object, mode: str | None) ->
     assert store.commit().error is None
     assert offset_by_time(store, "T", 0, BEGIN_MS + 999, mode) == (0 if mode == "UPPER" else 200_000)
     assert offset_by_time(store, "T", 0, BEGIN_MS + 1, mode) == (200_000 if mode == "LOWER" else 0)
-    store.close()
 
 
 def test_a_damaged_record_does_not_lead_the_search_astray(tmp_path: object) -> None:
@@ -142,4 +141,3 @@ def test_a_damaged_record_does_not_lead_the_search_astray(tmp_path: object) -> N
         asked = BEGIN_MS + (number + 1) * 10
         expected = 16 if number == 15 else number
         assert offset_by_time(store, "T", 0, asked, "LOWER") == expected
-    store.close()

@@ -77,7 +77,6 @@ def test_a_queue_without_messages_says_so(store: MessageStore, queue_id: int) ->
 def test_a_slave_does_not_correct_offsets(tmp_path: Path) -> None:
     store = open_store(tmp_path, broker_role="SLAVE")
     assert store.get_messages("T", 0, 5, 32).next_begin_offset == 5
-    store.close()
 
 
 def test_uncommitted_messages_are_invisible(store: MessageStore) -> None:
@@ -118,7 +117,6 @@ def test_batches_end_at_the_limits_for_memory_and_disk(
     answer = store.get_messages("T", 0, 0, 64)
     assert (answer.count, answer.next_begin_offset) == (expected, expected)
     assert store.get_messages("T", 0, 0, 2).count == min(2, expected)
-    store.close()
 
 
 def test_a_request_can_lower_the_byte_limit(store: MessageStore) -> None:
@@ -128,15 +126,13 @@ def test_a_request_can_lower_the_byte_limit(store: MessageStore) -> None:
     assert store.get_messages("T", 0, 0, 32, max_bytes=3300).count == 3
 
 
-def test_the_slave_is_suggested_when_the_reader_is_far_behind(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_the_slave_is_suggested_when_the_reader_is_far_behind(store: MessageStore) -> None:
     store.reader.memory_bytes = 10_000  # 40 % of it are 4,000
     for _ in range(10):
         put(store, bytes(1000))
     committed(store.commit())
     assert store.get_messages("T", 0, 0, 1).suggest_slave
     assert not store.get_messages("T", 0, 8, 1).suggest_slave
-    store.close()
 
 
 def test_tags_filter_by_hash_and_the_offset_passes_what_was_filtered(store: MessageStore) -> None:
@@ -170,7 +166,6 @@ def test_a_scan_reads_at_most_16000_bytes_of_units(tmp_path: Path) -> None:
     committed(store.commit())
     answer = store.get_messages("T", 0, 0, 32, filter={2})
     assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
-    store.close()
 
 
 @pytest.mark.parametrize("wanted", [-(2**31), -1, 0, 1, 31, 32, 33, 2**31 - 1, 2**62])
@@ -196,7 +191,6 @@ def test_however_many_messages_are_asked_for_no_more_units_are_read_than_may_be_
     assert read == [800 if filtered else given.count]
     if filtered:
         assert store.get_messages("T", 0, 0, wanted, filter={2}).next_begin_offset == 800
-    store.close()
 
 
 def test_a_filter_by_content_sees_the_whole_record(store: MessageStore) -> None:
@@ -210,8 +204,7 @@ def test_a_filter_by_content_sees_the_whole_record(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("source", ["memory", "files"])
-def test_queues_do_not_mix_wherever_their_records_lie(tmp_path: Path, source: str) -> None:
-    store = open_store(tmp_path)
+def test_queues_do_not_mix_wherever_their_records_lie(store: MessageStore, source: str) -> None:
     expected: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(5)}
     for number in range(600):
         body = b"%d-" % number + bytes(number * 37 % 900)
@@ -223,7 +216,6 @@ def test_queues_do_not_mix_wherever_their_records_lie(tmp_path: Path, source: st
     if source == "files":
         store = reopened(store)
     assert {queue_id: everything(store, "T", queue_id) for queue_id in range(5)} == expected
-    store.close()
 
 
 @pytest.mark.parametrize("run", [1, 32], ids=["one by one", "in runs"])
@@ -259,7 +251,6 @@ def test_queues_drained_side_by_side_share_what_was_read(tmp_path: Path, sizes: 
     assert disk.calls["pread_cached"] - pulls - crossing < blocks * 4 + behind
     drop_first_segment(store, derived=False)
     assert store.get_messages("T", 0, 0, 32).status is GetStatus.MESSAGE_WAS_REMOVING
-    store.close()
 
 
 def test_hundreds_of_queues_drained_side_by_side_share_what_was_read(tmp_path: Path) -> None:
@@ -291,11 +282,9 @@ def test_hundreds_of_queues_drained_side_by_side_share_what_was_read(tmp_path: P
     store.log.blocks.clear()
     answer = store.get_messages("T", 7, 0, 32)
     assert bodies(answer) == expected[7][:3] + expected[7][4:]
-    store.close()
 
 
-def test_a_segment_that_is_gone_is_stepped_over(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_segment_that_is_gone_is_stepped_over(store: MessageStore) -> None:
     for number in range(200):
         send(store, b"%d" % number + bytes(1000))
     assert len(store.log.segments) == 4
@@ -306,7 +295,6 @@ def test_a_segment_that_is_gone_is_stepped_over(tmp_path: Path) -> None:
     found = everything(store)
     assert found[-1].startswith(b"199")
     assert 130 < len(found) < 200
-    store.close()
 
 
 class ColdDisk(FaultyDisk):
@@ -356,7 +344,6 @@ def test_a_device_error_is_not_taken_for_absence(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Input/output error"):
         store.get_messages("T", 0, 0, 32)
     assert bodies(store.get_messages("T", 0, 0, 32)) == [b"hello"]
-    store.close()
 
 
 def test_damaged_bodies_are_not_served_when_reads_check_the_crc(tmp_path: Path) -> None:
@@ -373,7 +360,6 @@ def test_damaged_bodies_are_not_served_when_reads_check_the_crc(tmp_path: Path) 
     assert (bodies(answer), answer.next_begin_offset) == ([b"message 0", b"message 2"], 3)
     assert refused == [places[1].physical_offset]
     assert store.get_messages("T", 0, 1, 1).status is GetStatus.MESSAGE_WAS_REMOVING
-    store.close()
 
 
 def test_offsets_by_time_are_exact_at_the_edges(tmp_path: Path) -> None:
@@ -394,7 +380,6 @@ def test_offsets_by_time_are_exact_at_the_edges(tmp_path: Path) -> None:
     times = [store.lookups.store_time_of(queue, offset) for offset in (-1, 0, 5, 6)]
     assert times == [-1, 10_000, 10_500, -1]
     assert offset_by_time(store, "other", 0, 0) == 0
-    store.close()
 
 
 def test_records_are_found_by_position_only_where_one_begins(store: MessageStore) -> None:
@@ -440,11 +425,9 @@ def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> Non
         b"657",
         b"707",
     ]
-    store.close()
 
 
-def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path, store: MessageStore) -> None:
     for number in range(5):
         send(store, b"%d" % number)
     store.close()
@@ -456,4 +439,3 @@ def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path) -> None:
     assert bodies(answer) == [b"%d" % number for number in range(2, 9)]
     assert answer.next_begin_offset == 9
     assert bodies(store.reader.get(store.queues.find("T", 0), 2, 4)) == [b"2", b"3", b"4", b"5"]
-    store.close()

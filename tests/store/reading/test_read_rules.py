@@ -176,8 +176,7 @@ def test_every_pull_follows_the_rules(
         store.close()
 
 
-def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path, store: MessageStore) -> None:
     for _ in range(250):
         put(store)
     committed(store.commit())
@@ -198,12 +197,10 @@ def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path) -> No
     store.configure(store.config.replace(offset_check_in_slave=True))
     answer = store.get_messages("T", 0, 120, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 200)
-    store.crash()
 
 
-def test_an_expired_first_record_is_no_damage(tmp_path: Path) -> None:
+def test_an_expired_first_record_is_no_damage(tmp_path: Path, store: MessageStore) -> None:
     """Between the deletion of its segment and the move of the minimum offset."""
-    store = open_store(tmp_path)
     for _ in range(3):
         put(store, bytes(40_000))
     committed(store.commit())
@@ -214,7 +211,6 @@ def test_an_expired_first_record_is_no_damage(tmp_path: Path) -> None:
     store.reader.refused = lambda position, _where: refused.append(position)
     assert store.get_messages("T", 0, 0, 1).status is GetStatus.MESSAGE_WAS_REMOVING
     assert refused == []
-    store.close()
 
 
 def test_the_limits_count_to_the_byte(tmp_path: Path) -> None:
@@ -241,4 +237,3 @@ def test_the_limits_count_to_the_byte(tmp_path: Path) -> None:
         limits = {"max_transfer_bytes_on_message_in_memory": 2 * size + slack}
         store.reader.configure(store.config.replace(**limits))
         assert pull(6)[0] == count
-    store.close()

@@ -114,12 +114,12 @@ def test_a_lone_file_that_holds_something_is_left_alone(tmp_path: Path, made: st
     store = open_store(tmp_path, FaultyDisk(really_sync=False))
     lost = 1 if "blank" in made else 0  # what lay in the segment behind it
     assert everything(store) == found[: len(found) - lost]
-    store.close()
 
 
 @pytest.mark.parametrize("length", [0, 5000, 65_536])
-def test_a_lone_file_that_holds_nothing_was_just_being_made(tmp_path: Path, length: int) -> None:
-    store = open_store(tmp_path)
+def test_a_lone_file_that_holds_nothing_was_just_being_made(
+    tmp_path: Path, store: MessageStore, length: int
+) -> None:
     store.crash()
     (tmp_path / "consumequeue" / "T" / "0").mkdir(parents=True)
     paths = [tmp_path / "commitlog" / f"{0:020d}", tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}"]
@@ -131,7 +131,6 @@ def test_a_lone_file_that_holds_nothing_was_just_being_made(tmp_path: Path, leng
     assert [path.stat().st_size for path in paths] == [65_536, 2000]
     store = open_store(tmp_path)
     assert everything(store) == [b"x"]
-    store.close()
 
 
 def lone_segment_cut_short(root: Path) -> tuple[Path, list[bytes]]:
@@ -155,7 +154,6 @@ def test_a_lone_segment_cut_short_gets_its_length_back(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     assert path.stat().st_size == 64 << 10
     assert everything(store) == whole
-    store.close()
 
 
 def test_where_its_length_is_not_known_an_operator_gives_it_back(tmp_path: Path) -> None:
@@ -165,7 +163,6 @@ def test_where_its_length_is_not_known_an_operator_gives_it_back(tmp_path: Path)
     os.truncate(path, 64 << 10)
     store = open_store(tmp_path)
     assert everything(store) == whole
-    store.close()
 
 
 def test_lone_queue_files_cut_short_are_made_anew(tmp_path: Path) -> None:

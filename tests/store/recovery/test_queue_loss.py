@@ -72,7 +72,6 @@ def test_a_queue_that_nothing_behind_the_mark_tells_of_comes_back(tmp_path: Path
     assert checked(tmp_path).sound
     store = start(tmp_path)
     assert store.recovered.notes == []
-    store.close()
 
 
 def test_rebuild_brings_it_back_too(tmp_path: Path) -> None:
@@ -86,7 +85,6 @@ def test_without_a_loss_only_what_follows_the_mark_is_walked(tmp_path: Path) -> 
     killed(tmp_path)
     store = start(tmp_path)
     assert (store.recovered.records, store.recovered.notes) == (1, [])
-    store.close()
 
 
 def test_a_topic_deleted_since_is_no_loss(tmp_path: Path) -> None:
@@ -103,7 +101,6 @@ def test_a_topic_deleted_since_is_no_loss(tmp_path: Path) -> None:
     store = start(tmp_path)
     assert everything(store, "Other") == [b"0", b"1", b"2"]
     assert store.queues.topics() == ["Other"]
-    store.close()
 
 
 def test_a_file_that_has_expired_since_is_no_loss(tmp_path: Path) -> None:
@@ -120,7 +117,6 @@ def test_a_file_that_has_expired_since_is_no_loss(tmp_path: Path) -> None:
     store = start(tmp_path)
     assert not any("have lost" in note for note in store.recovered.notes)
     assert everything(store)[-1] == b"100"
-    store.close()
 
 
 async def test_a_topic_whose_deletion_was_under_way_at_the_mark_is_no_loss(tmp_path: Path) -> None:
@@ -146,4 +142,3 @@ async def test_a_topic_whose_deletion_was_under_way_at_the_mark_is_no_loss(tmp_p
     store = start(tmp_path)
     assert (store.recovered.records, store.recovered.notes) == (0, [])
     assert store.queues.topics() == ["Other"]
-    store.close()

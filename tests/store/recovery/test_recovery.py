@@ -176,7 +176,6 @@ def test_the_last_record_cut_in_half_is_lost_alone(tmp_path: Path) -> None:
     assert contents(store) == sent
     # Its offset, which a consumer may have seen before the clean stop, is not given to another message.
     assert send(store, lost, queue_id=299 % QUEUES).queue_offset == len(sent[299 % QUEUES]) + 1
-    store.close()
 
 
 def test_a_stale_record_behind_the_cut_never_comes_back(tmp_path: Path) -> None:
@@ -192,7 +191,6 @@ def test_a_stale_record_behind_the_cut_never_comes_back(tmp_path: Path) -> None:
     store.crash()
     store = quick(tmp_path)
     assert [body[:1] for body in everything(store)] == [b"0", b"n"]
-    store.close()
 
 
 @pytest.mark.parametrize("what", ["body", "magic", "size", "zeros"])
@@ -230,7 +228,6 @@ def test_damage_in_the_middle_hides_only_what_it_hit(
     store.crash()
     store = quick(tmp_path)
     assert everything(store, "T", 1) == [*sent[1], b"next"]
-    store.close()
 
 
 def test_a_missing_segment_costs_its_own_messages_only(tmp_path: Path) -> None:
@@ -245,7 +242,6 @@ def test_a_missing_segment_costs_its_own_messages_only(tmp_path: Path) -> None:
         queue_id: [body for body in sent[queue_id] if body not in lost] for queue_id in range(QUEUES)
     }
     assert 0 < len(lost) < 100
-    store.close()
 
 
 def records_of(path: Path) -> list[object]:
@@ -269,7 +265,6 @@ def test_a_truncated_segment_in_the_middle_gets_its_length_back(tmp_path: Path) 
     found = {body for queue in contents(store).values() for body in queue}
     assert found == {body for queue in sent.values() for body in queue} - lost
     assert kept <= found
-    store.close()
 
 
 def test_a_message_whose_header_lies_about_its_queue_offset_is_not_served(tmp_path: Path) -> None:
@@ -280,7 +275,6 @@ def test_a_message_whose_header_lies_about_its_queue_offset_is_not_served(tmp_pa
     store = quick(tmp_path)
     assert everything(store) == [b"0", b"1", b"3", b"4"]
     assert any("queue offset" in note for note in store.recovered.notes)
-    store.close()
 
 
 def test_recovery_starts_at_the_checkpoint_not_at_the_beginning(tmp_path: Path) -> None:
@@ -289,7 +283,6 @@ def test_recovery_starts_at_the_checkpoint_not_at_the_beginning(tmp_path: Path) 
     store = assert_serves_all(tmp_path, sent)
     assert store.recovered.start >= store.log.segments[-1] - 65536
     assert store.recovered.records < 160
-    store.close()
 
 
 def test_a_clean_start_walks_nothing(tmp_path: Path) -> None:
@@ -298,7 +291,6 @@ def test_a_clean_start_walks_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path, disk)
     assert (store.recovered.clean, store.recovered.records) == (True, 0)
     assert contents(store) == sent
-    store.close()
 
 
 def test_queues_that_point_behind_the_log_are_cut(tmp_path: Path) -> None:
@@ -312,7 +304,6 @@ def test_queues_that_point_behind_the_log_are_cut(tmp_path: Path) -> None:
     assert contents(store) == expected
     assert all(store.max_offset("T", q) == len(sent[q]) for q in range(QUEUES))  # no offset is used twice
     assert by_key(store, "T", "k299") == []
-    store.close()
 
 
 def test_recovering_twice_is_the_same_as_once(tmp_path: Path) -> None:
@@ -335,7 +326,6 @@ def test_an_empty_store_can_be_opened_again_and_again(tmp_path: Path) -> None:
     store = quick(tmp_path)
     send(store, b"at last")
     assert bodies(store.get_messages("T", 0, 0, 32)) == [b"at last"]
-    store.close()
 
 
 def test_deleted_messages_stay_deleted_and_do_not_hide_new_ones(tmp_path: Path) -> None:
@@ -351,7 +341,6 @@ def test_deleted_messages_stay_deleted_and_do_not_hide_new_ones(tmp_path: Path) 
         shutil.rmtree(tmp_path / "consumequeue")
         store = quick(tmp_path)
         assert (everything(store, "again"), store.queues.topics()) == ([b"new"], ["again"])
-    store.close()
 
 
 def test_a_clock_far_behind_the_newest_index_file_is_no_trouble(tmp_path: Path) -> None:
@@ -364,7 +353,6 @@ def test_a_clock_far_behind_the_newest_index_file_is_no_trouble(tmp_path: Path) 
     names = [path.name for path in sorted((tmp_path / "index").iterdir())]
     assert len(names) == len(store.index.files) == 3
     assert names == [os.path.basename(file.path) for file in store.index.files]
-    store.close()
 
 
 LARGE = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 20 * 2000}
@@ -406,7 +394,6 @@ def test_after_an_unclean_stop_only_what_follows_the_checkpoint_is_walked(tmp_pa
     store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(), **LARGE)
     assert contents(store) == sent
     assert store.recovered.records == 0
-    store.close()
 
 
 @pytest.mark.usefixtures("large_segments")
@@ -438,7 +425,6 @@ def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
     assert store.recovered.records == 99
     for number in range(1000):
         assert len(by_key(store, "T", f"k{number}")) == 1
-    store.close()
 
 
 def lose_the_mark(root: Path) -> None:
@@ -469,7 +455,6 @@ def test_a_mark_that_does_not_hold_is_not_followed(tmp_path: Path, change: Calla
         assert all(kept[queue_id] == sent[queue_id][: len(kept[queue_id])] for queue_id in sent)
     else:
         assert kept == sent
-    store.close()
 
 
 @pytest.mark.usefixtures("large_segments")
@@ -478,7 +463,6 @@ def test_a_queue_that_lacks_what_the_checkpoint_covers_is_built_anew(tmp_path: P
     shutil.rmtree(tmp_path / "consumequeue" / "T" / "1")
     store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(), **LARGE)
     assert contents(store) == sent
-    store.close()
 
 
 @pytest.mark.usefixtures("large_segments")
@@ -494,7 +478,6 @@ def test_an_index_that_lacks_what_the_checkpoint_covers_is_built_anew(tmp_path: 
     assert contents(store) == sent
     for number in range(0, 1000, 7):
         assert len(by_key(store, "T", f"k{number}")) == 1
-    store.close()
 
 
 @pytest.mark.usefixtures("large_segments")
@@ -515,7 +498,6 @@ def test_a_clock_that_steps_back_does_not_make_new_messages_look_durable(tmp_pat
     store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, mapped_file_size_commit_log=1 << 20)
     assert everything(store) == [b"%d" % number for number in range(90)]
     assert all(len(by_key(store, "T", f"k{number}")) == 1 for number in range(50, 90))
-    store.close()
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -530,7 +512,6 @@ def test_a_lower_maximum_size_loses_no_message_that_was_larger(tmp_path: Path, c
     assert store.recovered.damage == []
     assert [body[:1] for body in everything(store, "T", 0)] == [b"A", b"B", b"C", b"D"]
     assert all(store.lookups.record_at(each.physical_offset) for each in sent)
-    store.close()
 
 
 def test_a_body_full_of_old_records_does_not_slow_the_walk(tmp_path: Path) -> None:
@@ -552,7 +533,6 @@ def test_a_body_full_of_old_records_does_not_slow_the_walk(tmp_path: Path) -> No
     store = open_store(tmp_path / "b", disk, **files)
     assert everything(store, "T", 0) == [b"last"]
     assert disk.calls["pread"] < 60
-    store.close()
 
 
 def test_an_empty_log_beside_full_queues_is_said_aloud(

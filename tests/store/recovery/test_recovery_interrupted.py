@@ -56,7 +56,6 @@ def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
     store = start(tmp_path, FaultyDisk(really_sync=False))
     assert set(lengths) == {length}
     assert everything(store) == [b"%d" % number for number in range(10)]
-    store.close()
 
 
 def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(tmp_path: Path) -> None:
@@ -83,7 +82,6 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
     assert (store.checkpoint.mark is not None, store.checkpoint.index_ms > 0) == (True, True)
     for number in (0, 350, 699):
         assert len(by_key(store, "Other", f"k{number}")) == 1
-    store.close()
 
 
 def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_it(tmp_path: Path) -> None:
@@ -110,7 +108,6 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
     assert seen == [0]
     for number in (0, 350, 699):
         assert len(by_key(store, "T", f"k{number}")) == 1
-    store.close()
 
 
 def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_moves(tmp_path: Path) -> None:
@@ -137,4 +134,3 @@ def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_move
     checkpoint = max(place for place, step in enumerate(steps) if step[1].endswith("/checkpoint"))
     assert gone < steps.index(("fsync_dir", queue), gone) < checkpoint
     assert everything(store) == [b"%d" % number for number in range(100)]
-    store.close()

@@ -15,7 +15,7 @@ from tests.store.kit import everything, open_store, send
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.errors import StoreCorrupt
 from cometmq.protocol.bodies import DelayOffsetTable, SubscriptionGroupTable, TopicConfigTable
-from cometmq.store import JsonTable
+from cometmq.store import JsonTable, MessageStore
 from cometmq.store.base.disk import write_new_file
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
@@ -50,10 +50,7 @@ def _topics(count: int) -> Table:
 
 def _groups(count: int) -> Table:
     groups = {f"G{n}": _group(f"G{n}") for n in range(count)}
-    return {
-        "dataVersion": {"counter": count, "timestamp": 1700000000000},
-        "subscriptionGroupTable": groups,
-    }
+    return {"dataVersion": {"counter": count, "timestamp": 1700000000000}, "subscriptionGroupTable": groups}
 
 
 def _offsets(count: int) -> Table:
@@ -270,9 +267,8 @@ class TestOwnTables:
         assert table.load() == OWN[name](2)
 
     def test_a_changed_end_does_not_move_the_queue(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, tmp_path: Path, store: MessageStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        store = open_store(tmp_path)
         sent = [b"%d" % n for n in range(30)]
         for body in sent:
             send(store, body)
@@ -286,4 +282,3 @@ class TestOwnTables:
         assert "consumeQueueEnds.json" in caplog.text
         assert send(store, b"next").queue_offset == 30
         assert everything(store) == [*sent, b"next"]
-        store.close()

@@ -113,8 +113,7 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
     assert files_of(tmp_path / "alone") == files_of(tmp_path / "together")
 
 
-def test_each_hears_of_its_own_message_in_order(tmp_path):
-    store = open_store(tmp_path)
+def test_each_hears_of_its_own_message_in_order(store):
     for number in range(10):
         enqueue(store, f"sender {number}", b"%d" % number, "T", number % 3)
     enqueue(store, None, b"oneway")
@@ -132,11 +131,9 @@ def test_each_hears_of_its_own_message_in_order(tmp_path):
     assert everything(store) == [b"0", b"3", b"6", b"9", b"oneway"]
     assert everything(store, queue_id=2) == [b"2", b"5", b"8", b"at once", b"last"]
     assert committed(store.commit()).placed == []
-    store.close()
 
 
-def test_a_run_without_anybody_waiting_is_seen(tmp_path):
-    store = open_store(tmp_path)
+def test_a_run_without_anybody_waiting_is_seen(store):
     assert not store.appender.waiting()
     enqueue(store, None, b"x")
     assert store.appender.waiting()
@@ -148,22 +145,18 @@ def test_a_run_without_anybody_waiting_is_seen(tmp_path):
     enqueue(store, None, b"x")
     store.appender.encode_pending()
     assert store.appender.waiting()
-    store.crash()
 
 
-def test_no_more_than_so_many_wait(tmp_path):
-    store = open_store(tmp_path)
+def test_no_more_than_so_many_wait(store):
     for number in range(MOST_PENDING):
         assert len(store.appender.pending) == number
         enqueue(store, number, b"x")
     assert not store.appender.pending
     enqueue(store, "one more", b"x")
     assert senders(store.commit()) == [*range(MOST_PENDING), "one more"]
-    store.close()
 
 
-def test_what_comes_to_a_shut_store_is_refused_with_the_reason(tmp_path):
-    store = open_store(tmp_path)
+def test_what_comes_to_a_shut_store_is_refused_with_the_reason(store):
     enqueue(store, "before", b"x")
     store.appender.encode_pending()
     enqueue(store, "behind", b"y")
@@ -176,16 +169,13 @@ def test_what_comes_to_a_shut_store_is_refused_with_the_reason(tmp_path):
     store.flags.clear(Flag.DISK_FULL)
     send(store, b"z")
     assert everything(store) == [b"x", b"z"]
-    store.close()
 
 
-def test_what_waits_at_a_stop_is_stored(tmp_path):
-    store = open_store(tmp_path)
+def test_what_waits_at_a_stop_is_stored(tmp_path, store):
     enqueue(store, "sender", b"x")
     store.close()
     store = open_store(tmp_path)
     assert everything(store) == [b"x"]
-    store.close()
 
 
 def test_a_segment_that_cannot_be_made_refuses_what_does_not_fit(tmp_path):
@@ -225,8 +215,7 @@ def test_a_failed_write_gives_every_offset_back(tmp_path):
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
 
 
-def test_an_error_nobody_expects_refuses_what_is_not_in_the_buffer(tmp_path, monkeypatch, caplog):
-    store = open_store(tmp_path)
+def test_an_error_nobody_expects_refuses_what_is_not_in_the_buffer(tmp_path, store, monkeypatch, caplog):
     for number in range(3):
         enqueue(store, f"before {number}", b"%d" % number)
     store.appender.encode_pending()
@@ -254,9 +243,7 @@ def test_an_error_nobody_expects_refuses_what_is_not_in_the_buffer(tmp_path, mon
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
 
 
-def test_an_interrupt_leaves_whole_records_alone(tmp_path, monkeypatch):
-    store = open_store(tmp_path)
-
+def test_an_interrupt_leaves_whole_records_alone(tmp_path, store, monkeypatch):
     def interrupted(_body: Body) -> int:
         raise KeyboardInterrupt
 
@@ -272,9 +259,8 @@ def test_an_interrupt_leaves_whole_records_alone(tmp_path, monkeypatch):
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
 
 
-def test_refusals_keep_no_bodies_alive(tmp_path):
+def test_refusals_keep_no_bodies_alive(store):
     """Without the help of the garbage collector: it may come late."""
-    store = open_store(tmp_path)
 
     class Watched(bytearray):
         pass
@@ -294,11 +280,9 @@ def test_refusals_keep_no_bodies_alive(tmp_path):
         assert [each() for each in watched if each()] == []
     finally:
         gc.enable()
-    store.crash()
 
 
-async def test_a_topic_that_is_deleted_in_the_same_tick_takes_its_messages_along(tmp_path):
-    store = open_store(tmp_path)
+async def test_a_topic_that_is_deleted_in_the_same_tick_takes_its_messages_along(tmp_path, store):
     store.start()
     send(store, b"old")
     enqueue(store, "deleted", b"x")

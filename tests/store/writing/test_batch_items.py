@@ -185,9 +185,8 @@ def test_a_unique_key_of_the_request_takes_the_long_way():
 
 
 @pytest.mark.parametrize("end", ["running", "stopped", "killed"])
-def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp_path, end):
+def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp_path, store, end):
     """4.9 adds the properties of the request behind those of each item; clients of 5.x give both an id."""
-    store = open_store(tmp_path)
     items = [(0, b"%d" % number, b"UNIQ_KEY\x01ITEM%d\x02TAGS\x01t" % number) for number in range(3)]
     store.batches.append(
         "T", 0, encode_batch(items), b"UNIQ_KEY\x01BATCH", born_timestamp_ms=START_MS, born_host=HOST
@@ -208,8 +207,7 @@ def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
 
 
-def test_messages_of_batches_with_keys_of_any_length_are_found(tmp_path):
-    store = open_store(tmp_path)
+def test_messages_of_batches_with_keys_of_any_length_are_found(tmp_path, store):
     groups = [["a1", "a2"], ["bb1", "bb2"], ["é1", "é2"], ["c"]]
     for keys in groups:
         items = [(0, key.encode(), b"UNIQ_KEY\x01" + key.encode()) for key in keys]
@@ -224,8 +222,7 @@ def test_messages_of_batches_with_keys_of_any_length_are_found(tmp_path):
     assert verify(str(tmp_path), config=small(tmp_path)).findings == []
 
 
-def test_a_batch_of_one_form_is_refused_whole_when_properties_grow_too_long(tmp_path):
-    store = open_store(tmp_path)
+def test_a_batch_of_one_form_is_refused_whole_when_properties_grow_too_long(tmp_path, store):
     data = encode_batch([(0, b"x", b"UNIQ_KEY\x010000")])
     for length, refused in (
         (32_767 - len("UNIQ_KEY 0000 A "), False),

@@ -60,11 +60,9 @@ def test_the_worked_example_is_written_byte_for_byte(tmp_path: Path) -> None:
     assert bytes(store.log.read(0x400000B0, 122) or b"") == EXAMPLE
     unit = store.queues.get("TopicTest", 3).read(7, 1)
     assert bytes(unit or b"").hex() == "00000000400000b00000007a000000000027a807"
-    store.crash()
 
 
-def test_files_have_apaches_names_and_exact_lengths(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_files_have_apaches_names_and_exact_lengths(tmp_path: Path, store: MessageStore) -> None:
     for number in range(250):
         send(store, bytes(500), topic="%RETRY%group", queue_id=3, properties=b"KEYS\x01k%d" % number)
     assert (tmp_path / "abort").read_bytes() == b""
@@ -104,8 +102,9 @@ def test_the_checkpoint_of_a_clean_stop_names_the_last_record(tmp_path: Path) ->
     assert store.checkpoint.mark.position == store.log.end
 
 
-def test_a_record_that_does_not_fit_rolls_over_behind_a_blank_record(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_record_that_does_not_fit_rolls_over_behind_a_blank_record(
+    tmp_path: Path, store: MessageStore
+) -> None:
     size = send(store, bytes(30_000)).size
     second = send(store, bytes(30_000))
     third = put(store, bytes(30_000))  # rolls in the middle of a tick
@@ -121,16 +120,14 @@ def test_a_record_that_does_not_fit_rolls_over_behind_a_blank_record(tmp_path: P
 
 @pytest.mark.parametrize(("room", "rolls"), [(8, False), (7, True)])
 def test_the_last_eight_bytes_of_a_segment_stay_free_for_the_blank_record(
-    tmp_path: Path, room: int, rolls: bool
+    tmp_path: Path, store: MessageStore, room: int, rolls: bool
 ) -> None:
-    store = open_store(tmp_path)
     overhead = send(store, b"").size
     appended = send(store, bytes(65536 - 2 * overhead - room))
     assert (appended.physical_offset == 65536) is rolls
     store.close()
     store = open_store(tmp_path)
     assert [len(body) for body in everything(store)] == [0, 65536 - 2 * overhead - room]
-    store.close()
 
 
 @pytest.mark.parametrize("segment", [2000, 4096, 10_007, 65_537])
@@ -154,8 +151,7 @@ def test_files_of_any_length(tmp_path: Path, segment: int, queue_file: int) -> N
     assert (report.findings, report.records, report.units) == ([], 100, 100)
 
 
-def test_hosts_of_ipv6_set_their_flags(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_hosts_of_ipv6_set_their_flags(store: MessageStore) -> None:
     v6 = bytes(range(16)) + b"\0\0\xc3\x50"
     places = [
         send(store, b"a", born_host=v6, sys_flag=0x1),
@@ -169,11 +165,9 @@ def test_hosts_of_ipv6_set_their_flags(tmp_path: Path) -> None:
         flags.append(decode_record(record).sys_flag)
     assert flags == [0x11, 0x20, 0x30]
     assert bodies(store.get_messages("T", 0, 0, 32)) == [b"a", b"b", b"c"]
-    store.close()
 
 
-def test_prepared_and_rolled_back_messages_get_no_queue_unit(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_prepared_and_rolled_back_messages_get_no_queue_unit(tmp_path: Path, store: MessageStore) -> None:
     send(store, b"half", sys_flag=0x4, properties=b"KEYS\x01half")
     send(store, b"gone", sys_flag=0xC, properties=b"KEYS\x01gone")
     place = send(store, b"done", sys_flag=0x8, prepared_transaction_offset=0)
@@ -184,11 +178,9 @@ def test_prepared_and_rolled_back_messages_get_no_queue_unit(tmp_path: Path) -> 
         assert by_key(store, "T", "gone") == []
         getattr(store, stop)()
         store = open_store(tmp_path)
-    store.close()
 
 
-def test_a_batch_becomes_neighbours_with_the_request_s_properties(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_batch_becomes_neighbours_with_the_request_s_properties(store: MessageStore) -> None:
     send(store, b"before")
     body = encode_batch([(1, b"one", b"TAGS\x01TagA\x02"), (2, b"two", b"TAGS\x01TagB"), (3, b"three", b"")])
     appended = store.batches.append(
@@ -207,11 +199,9 @@ def test_a_batch_becomes_neighbours_with_the_request_s_properties(tmp_path: Path
         (2, b"two", {"TAGS": "TagB", "CLUSTER": "c"}),
         (3, b"three", {"CLUSTER": "c"}),
     ]
-    store.close()
 
 
-def test_only_arrivals_of_watched_queues_are_told_if_it_is_said_which(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_only_arrivals_of_watched_queues_are_told_if_it_is_said_which(store: MessageStore) -> None:
     store.dispatcher.watched = {("T", 1)}
     for queue_id in (0, 1):
         put(store, queue_id=queue_id)
@@ -221,30 +211,25 @@ def test_only_arrivals_of_watched_queues_are_told_if_it_is_said_which(tmp_path: 
     commit = committed(store.commit())
     assert commit.visible == 6
     assert [arrival[:3] for arrival in commit.arrivals] == [("T", 1, 1), ("T", 1, 2), ("T", 1, 3)]
-    store.close()
 
 
-def test_a_batch_stays_in_one_segment(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_batch_stays_in_one_segment(store: MessageStore) -> None:
     send(store, bytes(60_000))
     body = encode_batch([(0, bytes(1000), b"")] * 5)
     appended = store.batches.append("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
     committed(store.commit())
     assert appended.physical_offsets[0] == 65536
-    store.close()
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"\0" * 21, encode_batch([(0, b"x", b"")])[:-1], encode_batch([(0, b"x", b"")]) + b"\0"]
 )
-def test_a_malformed_batch_is_refused_whole(tmp_path: Path, body: bytes) -> None:
-    store = open_store(tmp_path)
+def test_a_malformed_batch_is_refused_whole(store: MessageStore, body: bytes) -> None:
     with pytest.raises(StoreRefused) as refused:
         store.batches.append("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
     assert refused.value.response_code == 13
     assert committed(store.commit()).arrivals == []
     assert send(store).queue_offset == 0
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -268,7 +253,6 @@ def test_what_a_record_cannot_hold_is_refused_and_leaves_nothing(
     assert send(store, b"next").queue_offset == 0
     assert store.log.end == store.log.next
     assert bodies(store.get_messages("T", 0, 0, 32)) == [b"next"]
-    store.close()
 
 
 def test_topics_beyond_127_bytes_make_records_of_version_2(tmp_path: Path) -> None:
@@ -278,11 +262,9 @@ def test_topics_beyond_127_bytes_make_records_of_version_2(tmp_path: Path) -> No
     store.crash()
     store = open_store(tmp_path)
     assert everything(store, topic) == [b"long"]
-    store.close()
 
 
-def test_units_of_delayed_messages_carry_the_time_of_delivery(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_units_of_delayed_messages_carry_the_time_of_delivery(tmp_path: Path, store: MessageStore) -> None:
     arrival = []
     put(store, topic="SCHEDULE_TOPIC_XXXX", queue_id=2, properties=b"DELAY\x013", delay_ms=10_000)
     arrival = committed(store.commit()).arrivals
@@ -292,11 +274,11 @@ def test_units_of_delayed_messages_carry_the_time_of_delivery(tmp_path: Path) ->
     unit = store.queues.get("SCHEDULE_TOPIC_XXXX", 2).unit(0)
     assert unit is not None
     assert unit[2] == START_MS + 10_000
-    store.close()
 
 
-def test_a_queue_that_continues_elsewhere_is_filled_up_as_apache_does(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_queue_that_continues_elsewhere_is_filled_up_as_apache_does(
+    tmp_path: Path, store: MessageStore
+) -> None:
     queue = store.queues.get("T", 0)
     queue.next_offset = 130
     send(store, b"later")
@@ -310,11 +292,9 @@ def test_a_queue_that_continues_elsewhere_is_filled_up_as_apache_does(tmp_path: 
     store = open_store(tmp_path)
     assert (store.min_offset("T", 0), everything(store)) == (130, [b"later"])
     assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.OFFSET_TOO_SMALL
-    store.close()
 
 
-def test_deleted_topics_leave_nothing_and_can_be_used_again(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_deleted_topics_leave_nothing_and_can_be_used_again(tmp_path: Path, store: MessageStore) -> None:
     for queue_id in range(3):
         send(store, topic="gone", queue_id=queue_id)
         send(store, topic="stays", queue_id=queue_id)
@@ -330,7 +310,6 @@ def test_deleted_topics_leave_nothing_and_can_be_used_again(tmp_path: Path) -> N
     store.close()
     store = open_store(tmp_path)
     assert store.queues.topics() == ["gone"]
-    store.close()
 
 
 def test_memory_and_open_files_do_not_grow_with_the_number_of_queues(
@@ -345,19 +324,16 @@ def test_memory_and_open_files_do_not_grow_with_the_number_of_queues(
     store.queues.write_dirty()
     assert len(store.files.descriptors) <= 512
     assert len(store.queues) == 3000
-    store.close()
 
 
-def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_two_stores_cannot_share_a_directory(tmp_path: Path, store: MessageStore) -> None:
     with pytest.raises(StoreError, match="already started"):
         open_store(tmp_path)
     store.close()
     open_store(tmp_path).close()
 
 
-def test_a_closed_store_refuses(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_closed_store_refuses(store: MessageStore) -> None:
     store.close()
     store.close()
     with pytest.raises(StoreRefused) as refused:
@@ -369,9 +345,8 @@ def test_a_closed_store_refuses(tmp_path: Path) -> None:
     "change", [{"mapped_file_size_commit_log": 32 << 10}, {"mapped_file_size_consume_queue": 1000}]
 )
 def test_files_of_another_size_stop_the_opening_and_stay_whole(
-    tmp_path: Path, change: dict[str, int]
+    tmp_path: Path, store: MessageStore, change: dict[str, int]
 ) -> None:
-    store = open_store(tmp_path)
     for _ in range(150):
         send(store, bytes(600))
     store.close()
@@ -379,7 +354,6 @@ def test_files_of_another_size_stop_the_opening_and_stay_whole(
         open_store(tmp_path, **change)
     store = open_store(tmp_path)
     assert len(everything(store)) == 150
-    store.close()
 
 
 def test_configuration_is_read_by_rocketmq_s_names() -> None:
@@ -415,4 +389,3 @@ def test_store_timestamps_are_those_of_the_append(tmp_path: Path) -> None:
     second = put(store)
     committed(store.commit())
     assert (first.store_timestamp_ms, second.store_timestamp_ms) == (5_000, 4_000)
-    store.close()
