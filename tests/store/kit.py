@@ -30,7 +30,13 @@ def small(root: Path | str, **changes: Any) -> StoreConfig:
 def open_store(
     root: Path | str, disk: Disk | None = None, clock: ManualClock | None = None, **changes: Any
 ) -> MessageStore:
-    opened.append(MessageStore.open(small(root, **changes), disk, clock or ManualClock(START_MS)))
+    return open_configured(small(root, **changes), disk, clock or ManualClock(START_MS))
+
+
+def open_configured(
+    config: StoreConfig, disk: Disk | None = None, clock: ManualClock | None = None
+) -> MessageStore:
+    opened.append(MessageStore.open(config, disk, clock))
     return opened[-1]
 
 

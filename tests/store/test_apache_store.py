@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.interop.store_input import TINY_SLOTS
-from tests.store.kit import by_key, everything
+from tests.store.kit import by_key, everything, open_configured
 
 from cometmq.protocol.record.one import iter_records
-from cometmq.store import MessageStore, StoreConfig
+from cometmq.store import StoreConfig
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.derived.index_file import HEADER
@@ -57,7 +57,7 @@ def queue_files(root: Path) -> dict[str, bytes]:
 
 def test_every_message_is_served(root: Path) -> None:
     log = next((root / "commitlog").iterdir()).read_bytes()
-    store = MessageStore.open(configured(root))
+    store = open_configured(configured(root))
     assert store.recovered.clean
     assert store.recovered.notes == []
     expected: dict[tuple[str, int], list[bytes]] = {}
@@ -72,7 +72,7 @@ def test_every_message_is_served(root: Path) -> None:
 def test_opening_and_closing_changes_nothing(root: Path) -> None:
     config = configured(root)
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    MessageStore.open(config).close()
+    open_configured(config).close()
     after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"}
     del after[root / "config" / "consumeQueueEnds.json"]  # ours alone
     assert after == {path: data for path, data in before.items() if path.name != "lock"}
@@ -86,7 +86,7 @@ def test_queues_and_index_built_from_the_log_equal_apaches_byte_for_byte(root: P
     shutil.rmtree(root / "index")
     if stop == "unclean":
         (root / "abort").touch()
-    MessageStore.open(config).close()
+    open_configured(config).close()
     assert queue_files(root) == queues
     (rebuilt,) = (root / "index").iterdir()
     assert HEADER.unpack_from(rebuilt.read_bytes()) == HEADER.unpack_from(index)
@@ -95,7 +95,7 @@ def test_queues_and_index_built_from_the_log_equal_apaches_byte_for_byte(root: P
 
 def test_every_key_in_it_is_found(root: Path) -> None:
     log = next((root / "commitlog").iterdir()).read_bytes()
-    store = MessageStore.open(configured(root))
+    store = open_configured(configured(root))
     asked = 0
     for record in iter_records(log[: store.log.end]):
         at = record.physical_offset

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.store.kit import by_key, delete_topic, everything, open_store, put, send, small
+from tests.store.kit import by_key, delete_topic, everything, open_configured, open_store, put, send, small
 from tests.store.planted import (
     UNCOVERED_PLACES,
     alter,
@@ -23,7 +23,7 @@ from tests.store.planted import (
 )
 
 from cometmq.errors import StoreError
-from cometmq.store import ManualClock, MessageStore
+from cometmq.store import ManualClock
 from cometmq.store.inspect.rebuild import SCRATCH, rebuild
 from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
@@ -198,7 +198,7 @@ def test_killed_at_any_operation_the_next_start_has_everything(sound: Path, tmp_
         disk.before = kill
         with pytest.raises(Killed):
             run(root, disk)
-        store = MessageStore.open(small(root), FaultyDisk(really_sync=False), ManualClock(AT_MS))
+        store = open_configured(small(root), FaultyDisk(really_sync=False), ManualClock(AT_MS))
         done = sum(store.max_offset("T", queue_id) for queue_id in range(3))
         found = len(by_key(store, "T", "k59"))
         store.close()

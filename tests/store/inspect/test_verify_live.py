@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.inspect.verifying import check, kinds, only
-from tests.store.kit import drop_first_segment, send, small
+from tests.store.kit import drop_first_segment, open_configured, send, small
 from tests.store.planted import build, filler, flip, places
 
 from cometmq.store import ManualClock, MessageStore
@@ -32,7 +32,7 @@ class TestUnclean:
 
     def test_it_is_sound_again_after_the_next_start(self, tmp_path: Path) -> None:
         build(tmp_path, close=False).crash()
-        MessageStore.open(
+        open_configured(
             small(tmp_path), FaultyDisk(really_sync=False), ManualClock(1_700_000_900_000)
         ).close()
         assert check(tmp_path).findings == []

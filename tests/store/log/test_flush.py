@@ -9,7 +9,17 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, by_key, committed, everything, open_store, put, send, small
+from tests.store.kit import (
+    bodies,
+    by_key,
+    committed,
+    everything,
+    open_configured,
+    open_store,
+    put,
+    send,
+    small,
+)
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.log.flush import LogFlusher
@@ -46,7 +56,7 @@ class GatedDisk(FaultyDisk):
 @pytest.fixture
 async def sync_store(tmp_path: Path) -> AsyncIterator[tuple[MessageStore, GatedDisk]]:
     disk = GatedDisk()
-    store = MessageStore.open(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
+    store = open_configured(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
     store.start()
     yield store, disk
     disk.open_gate()
@@ -128,7 +138,7 @@ async def test_who_comes_just_as_a_sync_ends_shares_the_next(
 
 async def test_a_store_let_go_between_two_syncs_asks_for_none(tmp_path: Path) -> None:
     disk = GatedDisk()
-    store = MessageStore.open(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
+    store = open_configured(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
     store.start()
     loop = asyncio.get_running_loop()
     crashed: asyncio.Future[None] = loop.create_future()
@@ -168,7 +178,7 @@ async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
 async def test_a_slow_flush_times_out_but_the_message_is_stored(tmp_path: Path) -> None:
     disk = GatedDisk()
     config = small(tmp_path, flush_disk_type="SYNC_FLUSH", sync_flush_timeout=20)
-    store = MessageStore.open(config, disk)
+    store = open_configured(config, disk)
     store.start()
     send(store, b"slow")
     assert await resolved(waiter(store)) is False
@@ -183,7 +193,7 @@ async def test_nothing_is_acknowledged_after_a_failed_sync(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = FaultyDisk()
-    store = MessageStore.open(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
+    store = open_configured(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
     store.start()
     send(store, b"before")
     assert await resolved(waiter(store))
@@ -203,7 +213,7 @@ async def test_nothing_is_acknowledged_after_a_failed_sync(
 
 async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_path: Path) -> None:
     disk, clock = FaultyDisk(), ManualClock()
-    store = MessageStore.open(small(tmp_path), disk, clock)
+    store = open_configured(small(tmp_path), disk, clock)
     send(store, bytes(100))
     store.flusher.timed()
     assert store.flusher.flushed == 0  # less than four pages
@@ -219,7 +229,7 @@ async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_pa
 
 
 async def test_a_full_segment_is_flushed_whatever_the_pages(tmp_path: Path) -> None:
-    store = MessageStore.open(small(tmp_path, flush_commit_log_least_pages=100), FaultyDisk(), ManualClock())
+    store = open_configured(small(tmp_path, flush_commit_log_least_pages=100), FaultyDisk(), ManualClock())
     send(store, bytes(60_000))
     store.flusher.timed()
     assert store.flusher.flushed == 0
@@ -230,7 +240,7 @@ async def test_a_full_segment_is_flushed_whatever_the_pages(tmp_path: Path) -> N
 
 async def test_without_the_timer_alone_each_commit_looks_whether_to_flush(tmp_path: Path) -> None:
     config = small(tmp_path, flush_commit_log_timed=False, flush_commit_log_least_pages=1)
-    store = MessageStore.open(config, FaultyDisk(), ManualClock())
+    store = open_configured(config, FaultyDisk(), ManualClock())
     send(store, bytes(3000))
     assert store.flusher.flushed == 0
     send(store, bytes(3000))
@@ -244,7 +254,7 @@ async def test_the_background_makes_everything_durable_and_moves_the_checkpoint(
         flush_interval_consume_queue=5,
         flush_consume_queue_thorough_interval=5,
     )
-    store = MessageStore.open(config)
+    store = open_configured(config)
     store.start()
     for number in range(300):
         put(store, bytes(100), queue_id=number % 7, properties=b"KEYS\x01k%d" % number)
@@ -272,7 +282,7 @@ async def test_the_background_keeps_to_the_intervals_of_the_moment(
         return call_later(seconds, work, *given)
 
     monkeypatch.setattr(loop, "call_later", note)
-    store = MessageStore.open(small(tmp_path))
+    store = open_configured(small(tmp_path))
     store.start()
     store.configure(
         store.config.replace(
@@ -291,7 +301,7 @@ async def test_the_background_keeps_to_the_intervals_of_the_moment(
 
 async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = MessageStore.open(small(tmp_path), FaultyDisk(), clock)
+    store = open_configured(small(tmp_path), FaultyDisk(), clock)
     store.start()
     send(store)
     for seconds, moved in ((0, False), (59.9, False), (60, True)):
@@ -359,7 +369,7 @@ async def test_what_a_round_that_timed_out_did_not_sync_the_next_one_does(
 
 async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    store = MessageStore.open(small(tmp_path), disk)
+    store = open_configured(small(tmp_path), disk)
     store.start()
     send(store, bytes(40_000))
     async with asyncio.timeout(20):
@@ -374,7 +384,7 @@ async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:
 
 
 async def test_a_reserved_segment_that_was_not_needed_is_deleted_at_the_stop(tmp_path: Path) -> None:
-    store = MessageStore.open(small(tmp_path))
+    store = open_configured(small(tmp_path))
     store.start()
     send(store, bytes(40_000))
     await store.stop()

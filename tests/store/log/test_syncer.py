@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.store.kit import everything, open_store, put, send, small
+from tests.store.kit import everything, open_configured, open_store, put, send, small
 
 from cometmq.store import MessageStore, StoreRefused
 from cometmq.store.base.disk import OsDisk
@@ -78,7 +78,7 @@ async def flushed(store: MessageStore) -> bool:
 
 
 def start(root: Path, disk: OsDisk | None = None, **changes: object) -> MessageStore:
-    store = MessageStore.open(small(root, flush_disk_type="SYNC_FLUSH", **changes), disk)
+    store = open_configured(small(root, flush_disk_type="SYNC_FLUSH", **changes), disk)
     store.start()
     return store
 
@@ -153,7 +153,7 @@ class TestLife:
 
     async def test_only_sync_flush_has_one_and_it_comes_with_the_setting(self, tmp_path: Path) -> None:
         config = small(tmp_path)
-        store = MessageStore.open(config)
+        store = open_configured(config)
         store.start()
         assert store.upkeep.sync_process is None
         store.configure(small(tmp_path, flush_disk_type="SYNC_FLUSH"))

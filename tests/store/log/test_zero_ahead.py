@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.kit import everything, open_store, put, small
+from tests.store.kit import everything, open_configured, open_store, put, small
 
 from cometmq.store import MessageStore
 from cometmq.store.base.disk import Buffer, OsDisk, is_zero
@@ -60,7 +60,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(root: Path, disk: OsDisk, flush: str = "SYNC_FLUSH") -> MessageStore:
     config = small(root, flush_disk_type=flush, mapped_file_size_commit_log=SEGMENT)
-    store = MessageStore.open(config, disk)
+    store = open_configured(config, disk)
     store.start()
     return store
 

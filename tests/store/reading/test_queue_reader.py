@@ -16,6 +16,7 @@ from tests.store.kit import (
     drop_first_segment,
     everything,
     offset_by_time,
+    open_configured,
     open_store,
     pulled,
     put,
@@ -40,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 def reopened(store: MessageStore) -> MessageStore:
     """The store with nothing of its own in memory: reads go to the files."""
     store.close()
-    return MessageStore.open(store.config, store.disk, ManualClock(START_MS))
+    return open_configured(store.config, store.disk, ManualClock(START_MS))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.store.kit import bodies, committed, drop_first_segment, open_store, put, small
+from tests.store.kit import bodies, committed, drop_first_segment, open_configured, open_store, put, small
 
 from cometmq.store import GetStatus, MessageStore
 from cometmq.store.base.config import StoreConfig
@@ -113,7 +113,7 @@ pulls = st.builds(
 def filled(
     root: str, sizes: list[int], config: StoreConfig, *, restarted: bool
 ) -> tuple[MessageStore, list[Unit]]:
-    store = MessageStore.open(config)
+    store = open_configured(config)
     units = []
     for number, size in enumerate(sizes):
         body = b"%d:" % number + bytes(size)
@@ -123,7 +123,7 @@ def filled(
     committed(store.commit())
     if restarted:
         store.close()
-        store = MessageStore.open(config)
+        store = open_configured(config)
     return store, units
 
 

@@ -16,6 +16,7 @@ from tests.store.kit import (
     delete_topic,
     everything,
     got,
+    open_configured,
     open_store,
     put,
     send,
@@ -383,7 +384,7 @@ def test_a_queue_file_size_is_rounded_up_to_units() -> None:
 
 def test_store_timestamps_are_those_of_the_append(tmp_path: Path) -> None:
     clock = ManualClock(5_000)
-    store = MessageStore.open(small(tmp_path), None, clock)
+    store = open_configured(small(tmp_path), None, clock)
     first = put(store)
     clock.now_ms = 4_000  # a clock may step back
     second = put(store)
