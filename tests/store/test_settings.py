@@ -20,6 +20,7 @@ from tests.store.kit import (
     put,
     send,
 )
+from tests.store.planted import alter, flip
 
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
@@ -144,10 +145,7 @@ def test_a_recovery_that_checks_no_crc_takes_damaged_bodies_for_messages(
 ) -> None:
     places = [send(store, b"body %d" % number).physical_offset for number in range(3)]
     store.crash()
-    log = tmp_path / "commitlog" / f"{0:020d}"
-    data = bytearray(log.read_bytes())
-    data[places[1] + 90] ^= 1
-    log.write_bytes(data)
+    flip(tmp_path / "commitlog" / f"{0:020d}", places[1] + 90)
     store = open_store(tmp_path, check_crc_on_recover=checked)
     assert len(everything(store)) == (2 if checked else 3)
     assert bool(store.recovered.damage) is checked
@@ -159,10 +157,7 @@ class TestRecordsByPosition:
     def test_a_record_whose_body_is_damaged_is_none(self, tmp_path: Path, store: MessageStore) -> None:
         first, second = (send(store, body).physical_offset for body in (b"first", b"second"))
         store.close()
-        log = tmp_path / "commitlog" / f"{0:020d}"
-        data = bytearray(log.read_bytes())
-        data[second + 90] ^= 1
-        log.write_bytes(data)
+        flip(tmp_path / "commitlog" / f"{0:020d}", second + 90)
         store = open_store(tmp_path)
         assert decode_record(store.lookups.record_at(first) or b"").body == b"first"
         assert store.lookups.record_at(second) is None
@@ -272,11 +267,8 @@ class TestIndexFiles:
             places.append(send(store, b"body %d" % number, properties=b"KEYS\x01k").physical_offset)
         send(store, b"the next start looks at the last one")
         store.close()
-        log = tmp_path / "commitlog" / f"{0:020d}"
-        data = bytearray(log.read_bytes())
         for place in places[8 - damaged :]:
-            data[place + 90] ^= 1
-        log.write_bytes(data)
+            flip(tmp_path / "commitlog" / f"{0:020d}", place + 90)
         store = open_store(tmp_path, clock=clock)
         records = by_key(store, "T", "k", most, 0, LATE)
         assert [decode_record(record).body for record in records] == [b"body %d" % n for n in bodies_found]
@@ -385,18 +377,13 @@ def test_fields_of_another_version_in_the_checkpoint_are_carried_through(
     send(store)
     store.close()
     checkpoint = tmp_path / "checkpoint"
-    data = bytearray(checkpoint.read_bytes())
-    data[24:40] = struct.pack(">qq", 123_456_789, 987_654_321)
-    data[4088:] = b"the  end"
-    checkpoint.write_bytes(data)
+    alter(checkpoint, 24, struct.pack(">qq", 123_456_789, 987_654_321))
+    alter(checkpoint, 4088, b"the  end")
     for crash in (False, True):
         store = open_store(tmp_path, clock=ManualClock(START_MS + 5000))
         send(store)
         store.writer.make_durable()
-        if crash:
-            store.crash()
-        else:
-            store.close()
+        store.crash() if crash else store.close()
         kept = checkpoint.read_bytes()
         assert struct.unpack_from(">qq", kept, 24) == (123_456_789, 987_654_321)
         assert (kept[4088:], len(kept)) == (b"the  end", 4096)

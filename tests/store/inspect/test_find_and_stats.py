@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -19,18 +18,6 @@ from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.testing.faulty_disk import FaultyDisk
 
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("sound")
-    build(root)
-    return root
-
-
-@pytest.fixture
-def root(sound: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(sound, tmp_path / "store"))
 
 
 def finder(root: Path) -> RecordFinder:

@@ -22,6 +22,7 @@ from tests.store.kit import (
     put,
     send,
 )
+from tests.store.planted import alter, flip
 
 from cometmq.protocol.properties.values import java_hash
 from cometmq.protocol.record.layout import MIN_SIZE
@@ -277,9 +278,7 @@ def test_hundreds_of_queues_drained_side_by_side_share_what_was_read(tmp_path: P
     # The units of each queue; the blocks, three records of each before it is worth loading, those on borders
     # and behind the last whole block.
     assert disk.calls["pread_cached"] < 400 + 6400 / 16
-    with open(tmp_path / "commitlog" / f"{0:020d}", "r+b") as log:
-        log.seek(places[3][7].physical_offset)
-        log.write(bytes(8))
+    alter(tmp_path / "commitlog" / f"{0:020d}", places[3][7].physical_offset, bytes(8))
     store.log.blocks.clear()
     answer = store.get_messages("T", 7, 0, 32)
     assert bodies(answer) == expected[7][:3] + expected[7][4:]
@@ -352,9 +351,7 @@ def test_damaged_bodies_are_not_served_when_reads_check_the_crc(tmp_path: Path) 
     places = [send(store, b"message %d" % number) for number in range(3)]
     store = reopened(store)
     path = tmp_path / "commitlog" / f"{0:020d}"
-    data = bytearray(path.read_bytes())
-    data[places[1].physical_offset + 88] ^= 0x40
-    path.write_bytes(data)
+    flip(path, places[1].physical_offset + 88)
     refused: list[int] = []
     store.reader.refused = lambda position, _where: refused.append(position)
     answer = store.get_messages("T", 0, 0, 32)

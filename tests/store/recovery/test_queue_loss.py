@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.kit import START_MS, delete_topic, everything, open_store, send, small
+from tests.store.planted import alter
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.inspect.rebuild import rebuild
@@ -43,9 +44,7 @@ def killed(root: Path) -> None:
 
 
 def zero_the_end(queue: Path) -> None:
-    with open(max(queue.iterdir()), "r+b") as file:
-        file.seek(10 * 20)
-        file.write(bytes(40 * 20))
+    alter(max(queue.iterdir()), 10 * 20, bytes(40 * 20))
 
 
 LOSSES: dict[str, Callable[[Path], object]] = {

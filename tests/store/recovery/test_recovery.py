@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.kit import bodies, by_key, committed, delete_topic, everything, got, open_store, put, send
+from tests.store.planted import alter, snapshot
 
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore
@@ -50,12 +51,6 @@ def unclean(root: Path) -> None:
 
 def segment(root: Path, number: int) -> Path:
     return sorted((root / "commitlog").iterdir())[number]
-
-
-def alter(path: Path, at: int, data: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.seek(at)
-        file.write(data)
 
 
 def end_of_log(root: Path) -> tuple[Path, int]:
@@ -312,10 +307,9 @@ def test_recovering_twice_is_the_same_as_once(tmp_path: Path) -> None:
     alter(path, at, b"\x55" * 500)
     unclean(tmp_path)
     quick(tmp_path).crash()
-    once = {item: item.read_bytes() for item in tmp_path.rglob("*") if item.is_file()}
+    once = snapshot(tmp_path)
     quick(tmp_path).crash()
-    twice = {item: item.read_bytes() for item in tmp_path.rglob("*") if item.is_file()}
-    assert once == twice
+    assert once == snapshot(tmp_path)
 
 
 def test_an_empty_store_can_be_opened_again_and_again(tmp_path: Path) -> None:

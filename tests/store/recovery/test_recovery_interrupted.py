@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.store.kit import START_MS, by_key, delete_topic, everything, open_store, send
+from tests.store.planted import alter
 
-from cometmq.store import ManualClock, MessageStore
+from cometmq.store import ManualClock
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.disk import OsDisk
 from cometmq.testing.faulty_disk import FaultyDisk
 
 
-def start(root: Path, disk: FaultyDisk) -> MessageStore:
-    return open_store(root, disk, ManualClock(START_MS))
-
-
 def torn_log(root: Path) -> Path:
-    end = START_MS % 7 + 4000
-    with open(path := root / "commitlog" / f"{0:020d}", "r+b") as file:
-        file.seek(end)
-        file.write(b"\xda" * 9000)
+    alter(path := root / "commitlog" / f"{0:020d}", START_MS % 7 + 4000, b"\xda" * 9000)
     return path
 
 
 def stray_units(root: Path) -> Path:
-    with open(path := root / "consumequeue" / "T" / "0" / f"{0:020d}", "r+b") as file:
-        file.seek(20 * 20)
-        file.write((1 << 40).to_bytes(8, "big") + bytes(3) + b"\x63" + bytes(8))
+    path = root / "consumequeue" / "T" / "0" / f"{0:020d}"
+    alter(path, 20 * 20, (1 << 40).to_bytes(8, "big") + bytes(3) + b"\x63" + bytes(8))
     return path
 
 
@@ -40,7 +34,7 @@ def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
 ) -> None:
     """A lone file of another length would be refused by the next start: nothing tells which one is right.
     writes: to the file, before the one that zeroes."""
-    store = start(tmp_path, FaultyDisk(really_sync=False))
+    store = open_store(tmp_path, FaultyDisk(really_sync=False))
     for number in range(10):
         send(store, b"%d" % number)
     store.queues.write_dirty()
@@ -52,8 +46,8 @@ def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
     disk.before = lambda _operation, _path: lengths.append(path.stat().st_size)
     disk.fail("pwrite", match=str(path), first=writes + 1, partial=share)
     with pytest.raises(OSError, match="Input/output error"):
-        start(tmp_path, disk)
-    store = start(tmp_path, FaultyDisk(really_sync=False))
+        open_store(tmp_path, disk)
+    store = open_store(tmp_path, FaultyDisk(really_sync=False))
     assert set(lengths) == {length}
     assert everything(store) == [b"%d" % number for number in range(10)]
 
@@ -61,7 +55,7 @@ def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
 def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(tmp_path: Path) -> None:
     """Without the keys of a topic that was deleted the entries are others: a file that holds some of the old
     and some of the new must not count as whole."""
-    store = start(tmp_path, FaultyDisk(really_sync=False))
+    store = open_store(tmp_path, FaultyDisk(really_sync=False))
     for number in range(700):  # two index files
         for topic in ("T", "Other"):
             send(store, topic=topic, properties=b"KEYS\x01k%d" % number)
@@ -77,7 +71,7 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
             seen.append(Checkpoint(OsDisk(), str(tmp_path / "checkpoint")))
 
     disk.before = look
-    store = start(tmp_path, disk)
+    store = open_store(tmp_path, disk)
     assert [(at.mark, at.index_ms, at.physic_ms) for at in seen] == [(None, 0, store.checkpoint.physic_ms)]
     assert (store.checkpoint.mark is not None, store.checkpoint.index_ms > 0) == (True, True)
     for number in (0, 350, 699):
@@ -86,7 +80,7 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
 
 def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_it(tmp_path: Path) -> None:
     """Without a mark nothing would tell the next recovery that the file was ever there."""
-    store = start(tmp_path, FaultyDisk(really_sync=False))
+    store = open_store(tmp_path, FaultyDisk(really_sync=False))
     for number in range(700):  # two index files
         send(store, properties=b"KEYS\x01k%d" % number)
     assert store.writer.make_durable(slots=False)
@@ -94,8 +88,7 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
     store.checkpoint.mark = None  # as another broker leaves it
     store.checkpoint.flush()
     damaged = max((tmp_path / "index").iterdir())
-    with open(damaged, "r+b") as file:
-        file.truncate(100)
+    os.truncate(damaged, 100)
     disk = FaultyDisk(really_sync=False)
     seen: list[int] = []
 
@@ -104,7 +97,7 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
             seen.append(Checkpoint(OsDisk(), str(tmp_path / "checkpoint")).min_timestamp)
 
     disk.before = look
-    store = start(tmp_path, disk)
+    store = open_store(tmp_path, disk)
     assert seen == [0]
     for number in (0, 350, 699):
         assert len(by_key(store, "T", f"k{number}")) == 1
@@ -122,9 +115,8 @@ def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_move
         send(store, b"%d" % number)
     store.queues.write_dirty()
     store.crash()
-    with open(tmp_path / "commitlog" / f"{0:020d}", "r+b") as file:
-        file.truncate(end)
-        file.truncate(16 << 20)
+    for length in (end, 16 << 20):
+        os.truncate(tmp_path / "commitlog" / f"{0:020d}", length)
     disk = FaultyDisk(really_sync=False)
     steps: list[tuple[str, str]] = []
     disk.before = lambda operation, path: steps.append((operation, path))
