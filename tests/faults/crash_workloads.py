@@ -128,7 +128,7 @@ class Worker:
             self.store.flusher.attach(self.loop, ThreadSyncer(self.disk, self.loop, self.pool))  # type: ignore[arg-type]
             self.store.space.attach(self.pool)  # type: ignore[arg-type]
             self.store.space.add_zeros(ZeroAhead(self.store.log, self.disk, self.pool))  # type: ignore[arg-type]
-        self._note_flushed()
+        self.note_flushed()
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -196,14 +196,14 @@ class Worker:
     def flush(self) -> None:
         self.store.flusher.request()
         if not self.threads:
-            self._note_flushed()
+            self.note_flushed()
 
     def settle(self) -> None:
         self._finish_threads()
         assert self.store.writer.make_durable(slots=False)
-        self._note_flushed()
+        self.note_flushed()
 
-    def _note_flushed(self) -> None:
+    def note_flushed(self) -> None:
         """What the store says to be on the device is a promise."""
         flushed = self.store.flusher.flushed
         known = {position for _, position in self.ledger.promised}
@@ -227,31 +227,32 @@ class Worker:
             self.run_callback()
 
     def stop_and_start(self) -> None:
-        self._detach()
+        self.detach()
         self.store.off_loop.end()
-        self._finish_retirement()
+        self.finish_retirement()
         self.store.close()
-        self._note_flushed()
+        self.note_flushed()
         self.open()
         assert self.store.recovered.clean
 
     def die_and_start(self) -> None:
-        self._detach()
+        self.detach()
         if self.retirement is not None:
             self.retirement.close()
         self.store.crash()
         self.open()
         assert not self.store.recovered.damage
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
         self._finish_threads()
+        # As after the end of the loop that `attach` has named, without what a stop waits for.
         self.store.flusher._loop = self.store.flusher._syncer = None
 
     def retire(self) -> None:
         """All segments but the last are old: they go, with queue and index files."""
         self.settle()
         self.begin_retirement()
-        self._finish_retirement()
+        self.finish_retirement()
 
     def begin_retirement(self) -> None:
         """All segments but the last are old; `step_retirement` deletes them, with queue and index files."""
@@ -275,7 +276,7 @@ class Worker:
                 self.retirement = None
         self.ledger.retired.append((self.now, self.store.retention.synced_min))
 
-    def _finish_retirement(self) -> None:
+    def finish_retirement(self) -> None:
         while self.retirement is not None:
             self.step_retirement()
 
@@ -392,9 +393,9 @@ def short(seed: str) -> Worker:
     worker.settle()
     worker.append()
     worker.commit()
-    worker._detach()
+    worker.detach()
     worker.store.close()
-    worker._note_flushed()
+    worker.note_flushed()
     return worker
 
 
@@ -404,7 +405,7 @@ def short_deletions(seed: str) -> Worker:
     before = Worker(seed, sync=True)
     while len(before.store.log.segments) < 3:
         before.send()
-    before._detach()
+    before.detach()
     before.store.close()
     worker = Worker(seed, sync=True, disk=RecordingDisk(before.disk.image(), before.clock.time_ms))
     worker.clock.now_ms = before.clock.now_ms
@@ -415,7 +416,7 @@ def short_deletions(seed: str) -> Worker:
     worker.chance.shuffle(steps)
     for step in steps:
         step()
-        worker._finish_retirement()
+        worker.finish_retirement()
     return worker
 
 

@@ -107,11 +107,15 @@ def flips(text: bytes) -> Iterator[tuple[int, bytes]]:
         yield bit, bytes(changed)
 
 
-def table_of(name: str, text: bytes, backup: bytes | None) -> JsonTable:
+def disk_of(name: str, text: bytes, backup: bytes | None) -> RecordingDisk:
     start = {"/store": None, CONFIG: None, f"{CONFIG}/{name}": text}
     if backup is not None:
         start[f"{CONFIG}/{name}.bak"] = backup
-    return JsonTable(f"{CONFIG}/{name}", RecordingDisk(start))
+    return RecordingDisk(start)
+
+
+def table_of(name: str, text: bytes, backup: bytes | None) -> JsonTable:
+    return JsonTable(f"{CONFIG}/{name}", disk_of(name, text, backup))
 
 
 def differences(found: Any, expected: Any, path: str = "") -> list[str]:
@@ -185,25 +189,27 @@ def test_a_flipped_bit_leaves_the_table_its_backup_or_the_typed_error(
 def test_what_is_no_such_table_gives_way_to_the_backup(name: str, damage: bytes) -> None:
     content, _ = APACHES[name]
     _, old = saved(name, content)
-    table = table_of(name, damage, old)
+    disk = disk_of(name, damage, old)
+    table = JsonTable(f"{CONFIG}/{name}", disk)
     assert table.load() == texts(content(1))
     table.save(content(3))  # the damaged text must not take the place of the good backup
-    assert JsonTable(table.path, table._disk).load() == texts(content(3))
-    assert table_of(name, table._disk.image()[table.path + ".bak"], None).load() == texts(content(1))
+    assert JsonTable(table.path, disk).load() == texts(content(3))
+    assert table_of(name, disk.image()[table.path + ".bak"], None).load() == texts(content(1))
     if damage:
         with pytest.raises(StoreCorrupt, match=name):
             table_of(name, damage, damage).load()
 
 
 def test_what_is_damaged_after_it_was_written_never_becomes_the_backup() -> None:
-    table = table_of("topics.json", b"", None)
+    disk = disk_of("topics.json", b"", None)
+    table = JsonTable(f"{CONFIG}/topics.json", disk)
     for count in (1, 2):
         table.save(_topics(count))
-    write_new_file(table._disk, table.path, b'{"topicConfigTabld":{}}')
+    write_new_file(disk, table.path, b'{"topicConfigTabld":{}}')
     table.save(_topics(3))
-    assert table_of("topics.json", table._disk.image()[table.path + ".bak"], None).load() == _topics(1)
+    assert table_of("topics.json", disk.image()[table.path + ".bak"], None).load() == _topics(1)
     table.save(_topics(4))
-    assert table_of("topics.json", table._disk.image()[table.path + ".bak"], None).load() == _topics(3)
+    assert table_of("topics.json", disk.image()[table.path + ".bak"], None).load() == _topics(3)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +242,7 @@ class TestOwnTables:
 
     def test_a_damaged_table_of_ends_counts_as_empty_and_its_backup_is_not_asked(self) -> None:
         new, old = saved("consumeQueueEnds.json", OWN["consumeQueueEnds.json"])
-        image = table_of("consumeQueueEnds.json", new.replace(b"60", b"70"), old)
-        ends = CleanEnds(image._disk, "/store")
+        ends = CleanEnds(disk_of("consumeQueueEnds.json", new.replace(b"60", b"70"), old), "/store")
         assert (ends.log_end, ends.ends) == (-1, {})
 
     @pytest.mark.parametrize("damage", [b"60", b"6000"])
@@ -246,7 +251,7 @@ class TestOwnTables:
     ) -> None:
         for name in ("queueMinOffsets.json", "deletedTopics.json"):
             new, old = saved(name, OWN[name])
-            disk = table_of(name, new.replace(damage, b"7" + damage[1:]), old)._disk
+            disk = disk_of(name, new.replace(damage, b"7" + damage[1:]), old)
             if damage in new:
                 assert MinOffsets(disk, "/store").by_topic == (
                     {"T": {0: 30, 1: 2}} if name == "queueMinOffsets.json" else {}
@@ -260,10 +265,11 @@ class TestOwnTables:
 
     @pytest.mark.parametrize("name", OWN)
     def test_files_without_a_crc_are_read_and_get_one(self, name: str) -> None:
-        table = table_of(name, render(OWN[name](1)).encode(), None)
+        disk = disk_of(name, render(OWN[name](1)).encode(), None)
+        table = JsonTable(f"{CONFIG}/{name}", disk)
         assert table.load() == OWN[name](1)
         table.save(OWN[name](2))
-        assert b'"crc":"' in (table._disk.image()[table.path] or b"")
+        assert b'"crc":"' in (disk.image()[table.path] or b"")
         assert table.load() == OWN[name](2)
 
     def test_a_changed_end_does_not_move_the_queue(
