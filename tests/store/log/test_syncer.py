@@ -104,7 +104,7 @@ class TestLife:
         send(store, b"a")
         assert await flushed(store)
         assert store.upkeep.sync_process is not None
-        assert store.upkeep.sync_process._held == [0]
+        assert store.upkeep.sync_process._held == [0]  # the process did it
         await store.stop()
         assert ends(pidfd)
         assert not (tmp_path / "abort").exists()
@@ -309,8 +309,8 @@ class TestFailure:
                 assert process is not None
                 process.wait(20)
                 if number == 8:
-                    child._started_at -= 60
-                child._answered()
+                    child._started_at -= 60  # it has served for a minute
+                child._answered()  # what the loop calls when the other end is closed
                 assert child.pid is None
                 child._start_again()
             child.close()
