@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -166,6 +168,26 @@ def test_an_iteration_that_is_left_goes_on_where_it_was(local: LocalBroker) -> N
         consumer.seek(queue, 0)
         assert next(abandoned).body == b"0"
     abandoned.close()  # nothing to be said to a consumer that is stopped
+
+
+LEAVES_AN_ITERATION = """
+import sys
+from cometmq import ConsumeFromWhere, PullOptions, SyncPullConsumer
+
+options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+consumer = SyncPullConsumer("g-exit", namesrv=sys.argv[1], options=options)
+consumer.start()
+consumer.assign_topic("Exit")
+messages = iter(consumer)
+print(next(messages).body.decode())
+"""
+
+
+def test_a_program_ends_although_it_stops_neither_iteration_nor_consumer(local: LocalBroker) -> None:
+    numbered(local, "Exit", 3)
+    command = [sys.executable, "-c", LEAVES_AN_ITERATION, local.namesrv]
+    ended = subprocess.run(command, timeout=30, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
 
 
 def test_a_seek_within_an_iteration_holds_from_the_next_message_on(local: LocalBroker) -> None:

@@ -292,18 +292,19 @@ class PullConsumer(Client):
                 try:
                     yield message
                 except GeneratorExit:
-                    if self._state == "running":
-                        run(self._left_at(messages, number))
+                    # Not waited for: Python may close this iterator in any thread, or at its exit, when the
+                    # loop's thread does not run any more. What is asked of the loop next comes after it.
+                    if self._state == "running" and self._loop is not None:
+                        self._loop.call_soon_threadsafe(self._left_at, messages, number)
                     raise
 
-    async def _left_at(self, messages: list[MessageExt], number: int) -> list[MessageExt]:
+    def _left_at(self, messages: list[MessageExt], number: int) -> None:
         """The one given out last is not known to be consumed; those after it are the next to be given out."""
         given = self._given
         if given is not None and given.messages is messages:
             self._given, self._iterated = None, given
             self._store.update(given.queue, messages[number].queue_offset)
             self._rest.extend(messages[number + 1 :])
-        return messages
 
     def _count_given(self) -> None:
         given, self._given = self._given, None
