@@ -10,6 +10,7 @@ import pytest
 from tests.store.kit import bodies, by_key, committed, everything, open_store, put, send
 
 from cometmq.store import JsonTable, StoreRefused
+from cometmq.store.background import checkpointing
 from cometmq.testing.faulty_disk import FaultyDisk
 
 
@@ -122,6 +123,22 @@ async def test_queues_and_index_wait_in_memory_while_they_cannot_be_written(
     store = open_store(tmp_path)
     assert len(everything(store)) == 11
     assert len(by_key(store, "T", "k3")) == 1
+
+
+async def test_a_store_whose_checkpoint_stays_behind_does_not_write_everything_in_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointing, "_MOST_BEHIND", 10)
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    for topic in ("Failed", "T"):
+        disk.fail("fdatasync", match="/consumequeue/Failed", times=1000)
+        for _ in range(10):
+            send(store, topic=topic)
+        assert store.checkpointing.far_behind
+        await store.writer.write_round()
+        assert not store.checkpointing.far_behind, topic
+    store.crash()
 
 
 def workload(root: Path, disk: FaultyDisk) -> tuple[list[bytes], list[bytes]]:

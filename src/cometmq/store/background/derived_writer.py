@@ -160,9 +160,9 @@ class DerivedWriter:
 
     async def _make_durable(self, covered: Covered) -> None:
         """Sync log, queues and index in the thread, then move the checkpoint behind what they cover."""
+        mark, full_ms = self.checkpointing.written(covered)
         if self.off_loop.ending or self._lost is not None or self.flusher.failure is not None:
             return
-        mark, full_ms = self.checkpointing.written(covered)
         work = self._to_sync()
         flushed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.flusher.wait_for(
