@@ -25,6 +25,7 @@ CLUSTER = b"CLUSTER\x01DefaultCluster"
         (b"", CLUSTER, True),
         (b"WAIT\x01true", CLUSTER, True),
         (b"WAIT\x01false", CLUSTER, False),
+        (b"\x02WAIT\x01false", CLUSTER, False),
         (b"WAIT\x01false\x02", CLUSTER, False),
         (b"KEYS\x01k\x02WAIT\x01true", b"KEYS\x01k\x02" + CLUSTER, True),
         (b"WAIT\x01true\x02KEYS\x01k", b"KEYS\x01k\x02" + CLUSTER, True),

@@ -77,11 +77,9 @@ def stored_form(properties: bytes, cluster_pair: bytes) -> tuple[bytes, bool]:
     waits = True
     start = properties.find(_WAIT_INSIDE) + 1
     if start or properties.startswith(_WAIT):
-        stop = properties.find(VALUE_END, start)
-        if stop < 0:
-            stop = len(properties)
-        waits = properties[start + len(_WAIT) : stop].lower() != b"false"
-        properties = properties[:start] + properties[stop + 1 :]
+        value, following, behind = properties[start + len(_WAIT) :].partition(VALUE_END)
+        waits = value.lower() != b"false"
+        properties = properties[:start] + behind if following else properties[: max(start - 1, 0)]
     if properties.find(b"CLUSTER\x01") >= 0:
         properties = drop(properties, b"CLUSTER")
     return append(properties, cluster_pair), waits
