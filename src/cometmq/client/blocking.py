@@ -210,6 +210,6 @@ class SyncPullConsumer(_Face[PullConsumer]):
     update_offset = _on_loop(PullConsumer.update_offset)
 
     def __iter__(self) -> Iterator[MessageExt]:
-        """Messages of the assigned queues for ever; those of a batch count as consumed when the next one is
-        asked for, or the iteration is left."""
+        """Messages of the assigned queues for ever. Those of a batch count as consumed when the next batch is
+        asked for; where the iteration is left, those before the one that was given out last."""
         return self._twin._iterate_in_thread(self._run)  # noqa: SLF001 - it is made for this
