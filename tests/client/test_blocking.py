@@ -7,6 +7,7 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -241,3 +242,51 @@ def test_each_face_has_what_its_twin_has(twin: type, face: type) -> None:
         ("client", expected.parameters["client"])
     }
     assert hasattr(face, "__iter__") == hasattr(twin, "__aiter__")
+
+
+def test_a_call_under_way_at_the_stop_ends_with_a_client_error(broker: LocalBroker) -> None:
+    """Also when another client keeps the loop alive, and nothing will ever come."""
+    for keeper in (SyncProducer("keeper", namesrv=broker.namesrv), None):
+        if keeper is not None:
+            keeper.start()
+        consumer = SyncPullConsumer("g-under-way", namesrv=broker.namesrv)
+        consumer.start()
+        with ThreadPoolExecutor(1) as threads:
+            call = threads.submit(consumer.poll, None)
+            time.sleep(0.2)
+            consumer.stop()
+            with pytest.raises(ClientStateError, match="stopp"):
+                call.result(10)
+        if keeper is not None:
+            keeper.stop()
+
+
+def test_a_call_on_a_thread_that_has_ended_is_refused() -> None:
+    thread = LoopThread.acquire()
+    thread.release()
+
+    async def work() -> None: ...
+
+    with pytest.raises(ClientStateError, match="was stopped"):
+        thread.run(work())
+
+
+def test_calls_beside_the_stop_say_that_it_stops(broker: LocalBroker) -> None:
+    said: list[str] = []
+
+    def ask(consumer: SyncPullConsumer) -> None:
+        try:
+            while True:
+                assert consumer.assignment == ()
+        except ClientStateError as error:
+            said.append(str(error))
+
+    for _ in range(10):
+        with ThreadPoolExecutor(3) as threads:
+            with SyncPullConsumer("g-beside", namesrv=broker.namesrv) as consumer:
+                calls = [threads.submit(ask, consumer) for _ in range(3)]
+                time.sleep(0.01)
+            for call in calls:
+                call.result(10)
+    assert len(said) == 30
+    assert not [text for text in said if "is running" in text]

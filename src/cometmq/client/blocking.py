@@ -118,7 +118,8 @@ class _Face(Generic[C]):
     def _run(self, work: Coroutine[Any, Any, R]) -> R:
         if self._thread is None:
             work.close()
-            raise not_running(self._name, self._twin.state)
+            state = self._twin.state
+            raise not_running(self._name, "stopping" if state == "running" else state)
         return self._thread.run(work)
 
 

@@ -30,6 +30,8 @@ class LoopThread:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.users = 0
+        self._calls = threading.Lock()  # of this thread alone: a fork may leave it locked in the child
+        self._ended = False
         self.loop = new_event_loop()
         started = threading.Event()
         self.loop.call_soon(started.set)
@@ -53,7 +55,9 @@ class LoopThread:
                 return
             if LoopThread._shared is self:
                 LoopThread._shared = None
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        with self._calls:
+            self._ended = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -67,12 +71,20 @@ class LoopThread:
             raise ClientStateError(
                 "a blocking client was called on its own loop; use the asyncio class there"
             )
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        with self._calls:  # either it is begun before the loop is told to stop, or it is refused
+            if self._ended:
+                work.close()
+                raise ClientStateError("this client was stopped: that is final, make a new one")
+            future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout_s)
         except (KeyboardInterrupt, SystemExit, concurrent.futures.TimeoutError):
             future.cancel()
             raise
+        except concurrent.futures.CancelledError:
+            if not self._ended:
+                raise
+            raise ClientStateError("this client was stopped while a call of it was under way") from None
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)

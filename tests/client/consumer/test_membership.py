@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
 
-from cometmq import ConsumeContext, ConsumeFromWhere, MessageExt, MessageQueue, PushConsumer, PushOptions
+from cometmq import (
+    ClientInstance,
+    ConsumeContext,
+    ConsumeFromWhere,
+    MessageExt,
+    MessageQueue,
+    PushConsumer,
+    PushOptions,
+)
 from cometmq.client.cluster.broker_api import BrokerApi
+from cometmq.client.cluster.routes import topic_route
 from cometmq.client.consumer import queue_puller
 from cometmq.message import PullResult
 from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, ResetOffsetBody
@@ -137,3 +146,34 @@ async def test_messages_consumed_on_request_have_own_topics(namesrv: FakeNamesrv
         refused = await broker.connections[-1].call(empty, 10)
     assert seen == [("T", "%RETRY%g"), ("%RETRY%other", "%RETRY%other")]
     assert (refused.code, "no record" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+async def test_a_rebalance_beside_the_stop_takes_no_queue_up(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    """On a shared client the pulls of a queue that nobody consumes would go on for ever."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    queue = MessageQueue("T", "broker-a", 0)
+
+    async def slowly(frame: Frame) -> Frame | None:
+        asked.set()
+        await go_on.wait()
+        return broker.answer(frame)
+
+    async with ClientInstance(namesrv.addr) as client:
+        member = PushConsumer("g", ignore, "T", client=client, options=PushOptions(consume_from_where=FIRST))
+        await member.start()
+        namesrv.serve("T", broker, queues=2)
+        await client.refresh_routes(["T"])
+        await member.rebalance()
+        assert queue in member.assignment
+        broker.on(RequestCode.QUERY_CONSUMER_OFFSET, slowly)
+        namesrv.serve("T", broker, queues=3)
+        client.routes.put(topic_route("T", await client.namesrv.route("T")))
+        round_ = asyncio.create_task(member.rebalance())
+        await asked.wait()
+        await member.stop()
+        go_on.set()
+        await asyncio.gather(round_, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("cometmq-pull")]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 
-from cometmq import ConsumeFromWhere, MessageExt, MessageQueue, PullConsumer, PullOptions
+from cometmq import ClientInstance, ConsumeFromWhere, MessageExt, MessageQueue, PullConsumer, PullOptions
 from cometmq.client.consumer import reading_ahead
 from cometmq.errors import ClientStateError
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -192,3 +192,41 @@ async def test_a_stopped_consumer_says_so(consumer: PullConsumer) -> None:
     await consumer.stop()
     with pytest.raises(ClientStateError):
         await consumer.start()
+
+
+async def test_whoever_waits_for_a_message_hears_of_the_stop(
+    consumer: PullConsumer, broker: FakeBroker
+) -> None:
+    async def iterate() -> None:
+        async for _ in consumer:
+            pass
+
+    waiting = [asyncio.create_task(consumer.poll(None)), asyncio.create_task(iterate())]
+    await asyncio.sleep(0.05)
+    await consumer.stop()
+    for task in waiting:
+        with pytest.raises(ClientStateError, match="stop"):
+            await asyncio.wait_for(task, 5)
+
+
+async def test_an_assignment_beside_the_stop_leaves_no_reader(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    """On a shared client the pulls of a reader left behind would go on for ever."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(frame: Frame) -> Frame:
+        asked.set()
+        await go_on.wait()
+        return frame.response(ResponseCode.SUCCESS, ext={"offset": "0"})
+
+    broker.on(RequestCode.QUERY_CONSUMER_OFFSET, slowly)
+    async with ClientInstance(namesrv.addr) as client:
+        consumer = PullConsumer("g", client=client)
+        await consumer.start()
+        assigning = asyncio.create_task(consumer.assign([QUEUE]))
+        await asked.wait()
+        await consumer.stop()
+        go_on.set()
+        await asyncio.gather(assigning, return_exceptions=True)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("cometmq-fetch")]

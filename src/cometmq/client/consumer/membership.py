@@ -61,6 +61,7 @@ class Membership:
             name=f"rebalance of group {group.name}",
         )
         self._suspended = False
+        self._ended = False
         self._unlisted: set[str] = set()
         """Topics whose broker did not know us in the last round."""
         self._retry_topic_misses = 0
@@ -95,6 +96,7 @@ class Membership:
 
     async def stop_pulling(self) -> None:
         """No more rebalance and no more pulls; held messages may still be acknowledged."""
+        self._ended = True
         self._rounds.cancel()
         tasks = [held.task for held in self.held.values()]
         for task in tasks:
@@ -189,6 +191,8 @@ class Membership:
             offset = await start_offset(group.instance, queue, stored, where, group.start_timestamp_ms)
         except CometError as error:
             self._note_problem(queue.topic, error)
+            return False
+        if self._ended:  # while a rebalance that somebody had asked for was under way
             return False
         loop = asyncio.get_running_loop()
         process_queue = ProcessQueue(queue, offset, loop.time())

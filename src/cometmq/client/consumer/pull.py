@@ -250,7 +250,7 @@ class PullConsumer(Client):
         self._running()
         self._count_given()
         if not self._rest:
-            fetched = await self._fetcher.next_batch(timeout_s)
+            fetched = await self._next_batch(timeout_s)
             if fetched is None:
                 return []
             self._given = fetched
@@ -261,13 +261,19 @@ class PullConsumer(Client):
         self._rest.clear()
         return self._given.messages
 
+    async def _next_batch(self, timeout_s: float | None) -> Fetched | None:
+        fetched = await self._fetcher.next_batch(timeout_s)
+        if self._fetcher.closed:  # nobody waits for ever for a consumer that was stopped meanwhile
+            raise self._not_running()
+        return fetched
+
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
         """Messages of the assigned queues for ever; each counts as consumed when the next is asked for."""
         self._running()
         self._count_given()
         while True:
             while not self._rest:
-                self._iterated = await self._fetcher.next_batch(None)
+                self._iterated = await self._next_batch(None)
                 self._rest.extend(self._iterated.messages if self._iterated is not None else ())
             batch = self._iterated
             assert batch is not None

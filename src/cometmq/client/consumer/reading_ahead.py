@@ -57,6 +57,7 @@ class Fetcher:
         self._readers: dict[MessageQueue, _Reader] = {}
         self._line: deque[tuple[_Reader, Fetched]] = deque()
         self._arrived = asyncio.Event()
+        self.closed = False
         self.problems: dict[MessageQueue, str] = {}
 
     @property
@@ -64,7 +65,9 @@ class Fetcher:
         return tuple(sorted(self._readers))
 
     def read(self, queue: MessageQueue, offset: int) -> None:
-        """Read `queue` from `offset`, forgetting what was read ahead of it before."""
+        """Read `queue` from `offset`, forgetting what was read ahead of it before. Nothing once closed."""
+        if self.closed:
+            return
         reader = self._readers[queue] = _Reader(queue, offset, paused=self.drop(queue))
         reader.task = asyncio.get_running_loop().create_task(
             self._run(reader), name=f"cometmq-fetch-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
@@ -91,10 +94,12 @@ class Fetcher:
         reader.room.set()
 
     async def next_batch(self, timeout_s: float | None) -> Fetched | None:
-        """The next batch in order of arrival, None when none came in time."""
+        """The next batch in order of arrival, None when none came in time or will ever come."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._line:
+                    if self.closed:
+                        return None
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
@@ -105,6 +110,9 @@ class Fetcher:
         return fetched
 
     async def close(self) -> None:
+        """Read nothing more; whoever waits for a batch gets none."""
+        self.closed = True
+        self._arrived.set()
         tasks = [reader.task for reader in self._readers.values() if reader.task is not None]
         for task in tasks:
             task.cancel()
