@@ -60,7 +60,7 @@ class Broker:
             if host:
                 await resolve(key, host)  # what cannot work must not get as far as the store
         try:
-            store = await asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
+            store = await self._open_store()
         except OSError as error:
             raise not_opened(config.store, error) from error
         try:
@@ -78,6 +78,20 @@ class Broker:
         await parts.start()
         log.info("broker %s listens on %s", self.config.broker_name, self.addr)
         return self.port
+
+    async def _open_store(self) -> MessageStore:
+        """Open the store in a thread. That goes on when the start is cancelled: then what it has opened is
+        closed again, else the directory would stay locked."""
+        opening = asyncio.create_task(
+            asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
+        )
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await asyncio.wait([opening])
+            if not opening.cancelled() and opening.exception() is None:
+                opening.result().close()
+            raise
 
     async def stop(self, drain_s: float = 3.0) -> None:
         """Unregister, answer what is held, drain, write the tables, close the store."""

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, bodies, delete_topic, everything, open_store, send, small
+from tests.store.kit import START_MS, bodies, delete_topic, everything, open_store, put, send, small
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.background.derived_writer import sync_paths
@@ -259,3 +259,26 @@ async def test_a_refusal_after_a_message_came_between_takes_everything_back(tmp_
     assert send(store, b"more").queue_offset == 2
     assert store.min_offsets.by_topic == {"T": {0: 1}}
     await store.stop()
+
+
+async def test_a_new_topic_is_not_hidden_by_a_deletion_beside_a_failed_write(tmp_path: Path) -> None:
+    """The deletion was noted for an end of the log that the failed write took back: what the new topic got
+    below that end must not count as deleted at the next start."""
+    disk = FaultyDisk(really_sync=False)
+    store = open_store(tmp_path, disk, ManualClock(START_MS))
+    send(store, b"old")
+    send(store, b"other", topic="Other")
+    store.start()
+    put(store, b"x" * 5000, topic="Other")
+    deletion = asyncio.create_task(store.deletion.delete(["T"]))
+    await asyncio.sleep(0)
+    disk.fail("pwrite", match="commitlog")
+    assert store.commit().error is not None
+    disk.heal()
+    assert await deletion == 1
+    send(store, b"new")
+    store.writer.make_durable()
+    store.crash()
+    store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(START_MS))
+    assert bodies(store.get_messages("T", 0, 0, 10)) == [b"new"]
+    store.close()

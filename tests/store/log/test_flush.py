@@ -389,3 +389,18 @@ async def test_a_reserved_segment_that_was_not_needed_is_deleted_at_the_stop(tmp
     send(store, bytes(40_000))
     await store.stop()
     assert [path.name for path in (tmp_path / "commitlog").iterdir()] == [f"{0:020d}"]
+
+
+async def test_two_stops_at_once_both_come_back(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    store = open_store(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
+    store.start()
+    put(store)
+    committed(store.commit())
+    await disk.sync_arrives()
+    stops = [asyncio.create_task(store.stop()) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    disk.gated = False
+    disk.gate.release()
+    await asyncio.wait_for(asyncio.gather(*stops), 10)
+    assert open_store(tmp_path).recovered.clean

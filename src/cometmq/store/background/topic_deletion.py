@@ -83,7 +83,7 @@ class TopicDeletion:
         else:
             await self.off_loop.run(self._note, list(left), end, begin)
         self.appender.encode_pending()  # what came meanwhile
-        if not wait and self.log.end < end:
+        if not wait and self.commit_log.end < end:
             return 0  # a write failed: what the topics get next would lie before `end`, and count as deleted
         gone = 0
         for topic in list(left):

@@ -63,8 +63,9 @@ class LogFlusher:
     async def detach(self) -> None:
         """Wait for the sync in flight; later ones run in place."""
         if self._flying and self._loop is not None:
-            self._landed = self._loop.create_future()
-            await self._landed
+            if self._landed is None:
+                self._landed = self._loop.create_future()
+            await asyncio.shield(self._landed)  # which others may wait for, too
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
