@@ -23,7 +23,7 @@ admin/test_message_commands.py: admin/messages
 admin/test_shell.py: admin/commands
 admin/test_topic_commands.py: admin/admin admin/errors
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
-broker/test_config.py: broker/base/inert broker/server
+broker/test_config.py: broker/base/inert
 broker/test_offset_requests.py: broker/base/compat
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
