@@ -244,12 +244,12 @@ def test_each_face_has_what_its_twin_has(twin: type, face: type) -> None:
     assert hasattr(face, "__iter__") == hasattr(twin, "__aiter__")
 
 
-def test_a_call_under_way_at_the_stop_ends_with_a_client_error(broker: LocalBroker) -> None:
+def test_a_call_under_way_at_the_stop_ends_with_a_client_error(local: LocalBroker) -> None:
     """Also when another client keeps the loop alive, and nothing will ever come."""
-    for keeper in (SyncProducer("keeper", namesrv=broker.namesrv), None):
+    for keeper in (SyncProducer("keeper", namesrv=local.namesrv), None):
         if keeper is not None:
             keeper.start()
-        consumer = SyncPullConsumer("g-under-way", namesrv=broker.namesrv)
+        consumer = SyncPullConsumer("g-under-way", namesrv=local.namesrv)
         consumer.start()
         with ThreadPoolExecutor(1) as threads:
             call = threads.submit(consumer.poll, None)
@@ -271,7 +271,7 @@ def test_a_call_on_a_thread_that_has_ended_is_refused() -> None:
         thread.run(work())
 
 
-def test_calls_beside_the_stop_say_that_it_stops(broker: LocalBroker) -> None:
+def test_calls_beside_the_stop_say_that_it_stops(local: LocalBroker) -> None:
     said: list[str] = []
 
     def ask(consumer: SyncPullConsumer) -> None:
@@ -283,7 +283,7 @@ def test_calls_beside_the_stop_say_that_it_stops(broker: LocalBroker) -> None:
 
     for _ in range(10):
         with ThreadPoolExecutor(3) as threads:
-            with SyncPullConsumer("g-beside", namesrv=broker.namesrv) as consumer:
+            with SyncPullConsumer("g-beside", namesrv=local.namesrv) as consumer:
                 calls = [threads.submit(ask, consumer) for _ in range(3)]
                 time.sleep(0.01)
             for call in calls:
