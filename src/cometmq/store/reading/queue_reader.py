@@ -171,8 +171,8 @@ class QueueReader:
         return self._get_one_by_one(queue, offset, data, max_count, tags, records, max_bytes, reads)
 
     def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
-        """`ConsumeQueue.read`, by way of the stretch of the file that was read last. Units in a file never change,
-        and a system call for each pull costs more than all its units."""
+        """`ConsumeQueue.read`, by way of the stretch of the file that was read last. Units in a file never
+        change, and a system call for each pull costs more than all its units."""
         several = min(_STRETCH, queue.window_start - offset)
         if several <= count or queue.deleted:
             return queue.read(offset, count, reads)
