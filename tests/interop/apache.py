@@ -6,25 +6,26 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.interop import wire
 from tests.interop.jars import java_tool, server_jars
-from tests.interop.processes import OPENED, Cluster, Process, broker_port, free_port, launcher_classes
+from tests.interop.processes import (
+    OPENED,
+    Broker,
+    Cluster,
+    NameServer,
+    Process,
+    Server,
+    launcher_classes,
+    write_settings,
+)
 
 LOGBACK = """<configuration><statusListener class="ch.qos.logback.core.status.NopStatusListener"/>
 <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
 <encoder><pattern>%d %-5p %c - %m%n</pattern></encoder></appender>
 <root level="WARN"><appender-ref ref="out"/></root></configuration>
 """
-SMALL_STORE = {
-    "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
-    "mappedFileSizeConsumeQueue": str(3000 * 20),
-    "maxHashSlotNum": "50000",
-    "maxIndexNum": "200000",
-}
-"""The file sizes that our standalone server writes into its broker.conf."""
 
 
-class ApacheServer:
+class ApacheServer(Server):
     """A main class of RocketMQ's server jars, run with our JVM flags and RocketMQ's settings file."""
 
     def __init__(
@@ -39,8 +40,6 @@ class ApacheServer:
         self.version = version
         self.directory = directory
         conf = rocketmq_home(directory)
-        settings_file = conf / f"{name}.conf"
-        settings_file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         command = [
             java_tool("java"),
             *jvm,
@@ -51,7 +50,7 @@ class ApacheServer:
             "ServerLauncher",
             main_class,
             "-c",
-            str(settings_file),
+            write_settings(conf / f"{name}.conf", settings),
         ]
         self.process = Process(
             f"Apache {version} {name}",
@@ -61,25 +60,13 @@ class ApacheServer:
             env={"ROCKETMQ_HOME": str(directory)},
         )
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
-    def stop(self) -> int:
-        return self.process.stop()
-
-    def kill(self) -> int:
-        return self.process.kill()
-
-
-class ApacheNamesrv(ApacheServer):
+class ApacheNamesrv(ApacheServer, NameServer):
     def __init__(
         self, version: str, directory: Path, *, port: int = 0, jvm: list[str] | None = None, wait: bool = True
     ) -> None:
-        self.port = port or free_port()
         settings = {
-            "listenPort": str(self.port),
-            "kvConfigPath": str(directory / "namesrv" / "kvConfig.json"),
+            **self.place(directory, port),
             "configStorePath": str(directory / "namesrv" / "namesrv.properties"),
         }
         flags = jvm if jvm is not None else ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC"]
@@ -89,11 +76,8 @@ class ApacheNamesrv(ApacheServer):
         if wait:
             self.wait_ready()
 
-    def wait_ready(self) -> None:
-        self.process.wait_ready("name server listening", lambda: wire.listens(self.port))
 
-
-class ApacheBroker(ApacheServer):
+class ApacheBroker(ApacheServer, Broker):
     """A broker with its store in ``store`` (default ``directory/store``); ``settings`` override all else."""
 
     def __init__(
@@ -109,25 +93,13 @@ class ApacheBroker(ApacheServer):
         jvm: list[str] | None = None,
         wait: bool = True,
     ) -> None:
-        self.port = port or broker_port()
-        self.name = name
-        self.store = store or directory / "store"
-        self.namesrv_port = int(namesrv.split(";")[0].rsplit(":", 1)[1])
         merged = {
-            "brokerClusterName": "DefaultCluster",
-            "brokerName": name,
-            "brokerId": "0",
-            "brokerIP1": "127.0.0.1",
+            **self.place(directory, namesrv, name, port, store),
             "brokerIP2": "127.0.0.1",
-            "listenPort": str(self.port),
             "haListenPort": str(self.port + 1),
-            "namesrvAddr": namesrv,
-            "storePathRootDir": str(self.store),
-            "storePathCommitLog": str(self.store / "commitlog"),
             "diskMaxUsedSpaceRatio": "95",
             "waitTimeMillsInSendQueue": "10000",  # the default 200 ms refuses sends while a JVM warms up
             "osPageCacheBusyTimeOutMills": "10000",
-            **SMALL_STORE,
             **(settings or {}),
         }
         flags = jvm if jvm is not None else ["-Xms256m", "-Xmx768m", "-XX:+UseSerialGC"]
@@ -136,10 +108,6 @@ class ApacheBroker(ApacheServer):
         )
         if wait:
             self.wait_ready()
-
-    def wait_ready(self) -> None:
-        self.process.wait_ready("broker listening", lambda: wire.listens(self.port))
-        self.process.wait_ready("broker registered", lambda: wire.knows_broker(self.namesrv_port, self.name))
 
 
 class ApacheCluster(Cluster):

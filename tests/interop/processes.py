@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.interop import wire
 from tests.interop.jars import java_tool, locked
 
 T = TypeVar("T")
@@ -176,6 +177,75 @@ class Process:
                 pass  # the child is gone with an unsent line in the pipe
         self._output.close()
         return self.popen.returncode
+
+
+def write_settings(path: Path, settings: dict[str, str]) -> str:
+    """Write a settings file in RocketMQ's format; its path as text."""
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return str(path)
+
+
+class Server:
+    """A server in a directory of its own."""
+
+    process: Process
+    port: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self) -> int:
+        return self.process.stop()
+
+    def kill(self) -> int:
+        return self.process.kill()
+
+
+class NameServer(Server):
+    """What Apache's name server and ours have in common."""
+
+    def place(self, directory: Path, port: int) -> dict[str, str]:
+        """Choose the port; the settings that say so."""
+        self.port = port or free_port()
+        return {
+            "listenPort": str(self.port),
+            "kvConfigPath": str(directory / "namesrv" / "kvConfig.json"),
+        }
+
+    def wait_ready(self) -> None:
+        self.process.wait_ready("name server listening", lambda: wire.listens(self.port))
+
+
+class Broker(Server):
+    """What Apache's broker and ours have in common."""
+
+    def place(
+        self, directory: Path, namesrv: str, name: str, port: int, store: Path | None
+    ) -> dict[str, str]:
+        """Choose port and store; the settings that say so, with our standalone server's file sizes."""
+        self.port = port or broker_port()
+        self.name = name
+        self.store = store or directory / "store"
+        self.namesrv_port = int(namesrv.split(";")[0].rsplit(":", 1)[1])
+        return {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": name,
+            "brokerId": "0",
+            "brokerIP1": "127.0.0.1",
+            "listenPort": str(self.port),
+            "namesrvAddr": namesrv,
+            "storePathRootDir": str(self.store),
+            "storePathCommitLog": str(self.store / "commitlog"),
+            "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
+            "mappedFileSizeConsumeQueue": str(3000 * 20),
+            "maxHashSlotNum": "50000",
+            "maxIndexNum": "200000",
+        }
+
+    def wait_ready(self) -> None:
+        self.process.wait_ready("broker listening", lambda: wire.listens(self.port))
+        self.process.wait_ready("broker registered", lambda: wire.knows_broker(self.namesrv_port, self.name))
 
 
 class Cluster:
