@@ -11,12 +11,10 @@ import sys
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import BIN
-from tests.cli.conftest import Run as RunProcess
+from tests.cli.conftest import BIN, Run
 from tests.store.kit import open_store, send
 from tests.store.planted import build, extract_golden, flip, places, snapshot
 
@@ -26,21 +24,13 @@ from cometmq.client.blocking import SyncProducer
 from cometmq.testing.local import local_broker
 from cometmq.testing.process import StandaloneProcess
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-
-@pytest.fixture(name="run_process")
-def _run_process(run: RunProcess) -> RunProcess:
-    """The installed command as a process."""
-    return run
-
-
-@pytest.fixture(name="call")
-def _call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command's entry point in this process: the same words, output and exit code, without a start."""
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`cometmq store` in this process: the same words, output and exit code, without a start."""
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", list(words))
+        monkeypatch.setattr(sys, "argv", ["cometmq", "store", *words])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             cometmq_main()
@@ -63,110 +53,97 @@ def root(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "store"))
 
 
-def test_a_sound_store(run_process: RunProcess, sound: Path) -> None:
-    done = run_process("cometmq", "store", "verify", str(sound))
+def test_a_sound_store(run: Run, sound: Path) -> None:
+    done = run("cometmq", "store", "verify", str(sound))
     assert (done.returncode, done.stderr) == (0, "")
     assert "400 records" in done.stdout
     assert "0 errors, 0 warnings, 0 notes" in done.stdout
 
 
-def test_damage_is_named_and_ends_with_1(call: Run, root: Path) -> None:
+def test_damage_is_named_and_ends_with_1(store: Run, root: Path) -> None:
     hit = places(root)[200]
     flip(hit.path, hit.at + 100)
-    done = call("cometmq", "store", "verify", str(root))
+    done = store("verify", str(root))
     assert done.returncode == 1
     assert f"error   {hit.path} at byte {hit.at}: no valid record" in done.stdout
     assert "repaired by" in done.stdout
-    report = json.loads(call("cometmq", "store", "verify", "--json", str(root)).stdout)
+    report = json.loads(store("verify", "--json", str(root)).stdout)
     found = Counter(finding["kind"] for finding in report["findings"])
     assert found == {"log-damage": 1, "queue-unit": 1, "index-entry": 3}  # the record, and what points at it
     assert report["errors"] == 5
 
 
-def test_an_unclean_stop_is_no_damage(call: Run, root: Path) -> None:
+def test_an_unclean_stop_is_no_damage(store: Run, root: Path) -> None:
     last = places(root)[-1]
     flip(last.path, last.at + 100)
     (root / "abort").touch()
-    done = call("cometmq", "store", "verify", str(root))
+    done = store("verify", str(root))
     assert done.returncode == 0
     assert "not stopped cleanly" in done.stdout
     assert "next start" in done.stdout
 
 
-def test_rebuild_repairs_what_follows_from_the_log(call: Run, root: Path) -> None:
+def test_rebuild_repairs_what_follows_from_the_log(store: Run, root: Path) -> None:
     shutil.rmtree(root / "index")
     for path in (root / "consumequeue" / "T" / "1").iterdir():
         path.unlink()
     # No index file tells its own lengths any more.
     conf = root / "broker.conf"
     conf.write_text("maxHashSlotNum=100\nmaxIndexNum=400\n")
-    assert call("cometmq", "store", "verify", str(root)).returncode == 1
-    done = call("cometmq", "store", "rebuild", str(root), "--json")
+    assert store("verify", str(root)).returncode == 1
+    done = store("rebuild", str(root), "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["units"] == 400
-    assert call("cometmq", "store", "verify", str(root)).returncode == 0
+    assert store("verify", str(root)).returncode == 0
 
 
 class TestDump:
-    def test_one_record_by_position(self, call: Run, sound: Path) -> None:
+    def test_one_record_by_position(self, store: Run, sound: Path) -> None:
         place = places(sound)[7]
-        done = call("cometmq", "store", "dump", str(sound), "--offset", str(place.position))
+        done = store("dump", str(sound), "--offset", str(place.position))
         assert done.returncode == 0
         fields = dict(line.split("  ", 1) for line in done.stdout.splitlines())
         assert {name: value.strip() for name, value in fields.items()}["property KEYS"] == "k7 all"
 
-    def test_by_id_and_key_as_json(self, call: Run, sound: Path) -> None:
+    def test_by_id_and_key_as_json(self, store: Run, sound: Path) -> None:
         for option in (("--id", "U00007"), ("--key", "k7", "--topic", "T"), ("--key", "k7", "--scan")):
-            done = call("cometmq", "store", "dump", str(sound), *option, "--json")
+            done = store("dump", str(sound), *option, "--json")
             (line,) = done.stdout.splitlines()
             found = json.loads(line)
             assert (found["msg_id"], found["keys"], found["tags"]) == ("U00007", ["k7", "all"], "tag3")
             assert found["body"].startswith("7:")
             assert found["body_form"] == "text"
 
-    def test_a_range_of_a_queue(self, call: Run, sound: Path) -> None:
-        done = call(
-            "cometmq",
-            "store",
-            "dump",
-            str(sound),
-            "-t",
-            "T",
-            "-q",
-            "2",
-            "--from",
-            "5",
-            "--limit",
-            "3",
-            "--json",
-        )
+    def test_a_range_of_a_queue(self, store: Run, sound: Path) -> None:
+        words = ("-t", "T", "-q", "2", "--from", "5", "--limit", "3", "--json")
+        done = store("dump", str(sound), *words)
         assert [json.loads(line)["queue_offset"] for line in done.stdout.splitlines()] == [5, 6, 7]
 
-    def test_bodies_in_hex_and_none(self, call: Run, tmp_path: Path) -> None:
+    def test_bodies_in_hex_and_none(self, store: Run, tmp_path: Path) -> None:
         extract_golden(tmp_path / "golden")
-        words = ("cometmq", "store", "dump", str(tmp_path / "golden"), "--offset", "0")
-        assert "body (hex)         a6" in call(*words).stdout
-        assert "body" not in call(*words, "--body", "none").stdout
-        assert "\ufffd" in call(*words, "--body", "text").stdout
+        words = ("dump", str(tmp_path / "golden"), "--offset", "0")
+        assert "body (hex)         a6" in store(*words).stdout
+        assert "body" not in store(*words, "--body", "none").stdout
+        assert "\ufffd" in store(*words, "--body", "text").stdout
 
-    def test_compressed_bodies_are_shown_plain(self, call: Run, root: Path) -> None:
-        store = open_store(root)
-        at = send(store, zlib.compress(b"plain words"), sys_flag=1).physical_offset
-        store.close()
-        words = ("cometmq", "store", "dump", str(root), "--offset", str(at), "--json")
-        assert json.loads(call(*words).stdout)["body"] == "plain words"
-        assert json.loads(call(*words, "--raw").stdout)["body"] == zlib.compress(b"plain words").hex()
+    def test_compressed_bodies_are_shown_plain(self, store: Run, root: Path) -> None:
+        opened = open_store(root)
+        at = send(opened, zlib.compress(b"plain words"), sys_flag=1).physical_offset
+        opened.close()
+        words = ("dump", str(root), "--offset", str(at), "--json")
+        assert json.loads(store(*words).stdout)["body"] == "plain words"
+        assert json.loads(store(*words, "--raw").stdout)["body"] == zlib.compress(b"plain words").hex()
 
-    def test_escapes_are_shown_and_not_sent_to_the_terminal(self, call: Run, root: Path) -> None:
+    def test_escapes_are_shown_and_not_sent_to_the_terminal(self, store: Run, root: Path) -> None:
         evil = "\x1b[2J\x9b[red]\u202e"
-        store = open_store(root)
+        opened = open_store(root)
         properties = f"KEYS\x01{evil}\x02TAGS\x01{evil}\x02a\x01x\nbody (text)  forged\x02".encode()
-        at = send(store, f"{evil}\nnext\tline".encode(), properties=properties).physical_offset
-        store.close()
-        words = ("cometmq", "store", "dump", str(root), "--offset", str(at))
+        at = send(opened, f"{evil}\nnext\tline".encode(), properties=properties).physical_offset
+        opened.close()
+        words = ("dump", str(root), "--offset", str(at))
 
-        fields, in_line = call(*words).stdout, call(*words[:-2], "--from", str(at)).stdout
-        as_json = call(*words, "--json").stdout
+        fields, in_line = store(*words).stdout, store(*words[:-2], "--from", str(at)).stdout
+        as_json = store(*words, "--json").stdout
 
         for shown in (fields, in_line, as_json):
             assert shown.replace("\n", "").replace("\t", "").isprintable()
@@ -176,7 +153,7 @@ class TestDump:
         assert fields.endswith("\nnext\tline\n")
         assert in_line.count("\n") == 1
         assert json.loads(as_json)["tags"] == evil
-        assert f"{evil}\nnext" in call(*words, "--raw").stdout
+        assert f"{evil}\nnext" in store(*words, "--raw").stdout
 
     @pytest.mark.parametrize(
         ("words", "problem"),
@@ -198,16 +175,16 @@ class TestDump:
         ],
     )
     def test_nothing_found_ends_with_1_and_says_why(
-        self, call: Run, sound: Path, words: tuple[str, ...], problem: str
+        self, store: Run, sound: Path, words: tuple[str, ...], problem: str
     ) -> None:
-        done = call("cometmq", "store", "dump", str(sound), *words)
+        done = store("dump", str(sound), *words)
         assert (done.returncode, done.stdout) == (1, "")
         assert problem in done.stderr
 
-    def test_by_position_id_and_key_of_apaches_store(self, call: Run, tmp_path: Path) -> None:
+    def test_by_position_id_and_key_of_apaches_store(self, store: Run, tmp_path: Path) -> None:
         extract_golden(tmp_path / "golden")
-        words = ("cometmq", "store", "dump", str(tmp_path / "golden"), "--json")
-        every = [json.loads(line) for line in call(*words, "--limit", "1000").stdout.splitlines()]
+        words = ("dump", str(tmp_path / "golden"), "--json")
+        every = [json.loads(line) for line in store(*words, "--limit", "1000").stdout.splitlines()]
         assert len(every) == 204
         for message in every[::40]:
             topic, queue, at = message["topic"], str(message["queue_id"]), str(message["queue_offset"])
@@ -216,9 +193,9 @@ class TestDump:
                 ("--id", message["offset_msg_id"]),
                 ("-t", topic, "-q", queue, "--from", at, "--limit", "1"),
             ):
-                assert json.loads(call(*words, *option).stdout) == message
+                assert json.loads(store(*words, *option).stdout) == message
             for key in message["keys"]:
-                found = call(*words, "--key", key, "-t", topic).stdout.splitlines()
+                found = store(*words, "--key", key, "-t", topic).stdout.splitlines()
                 assert message in [json.loads(line) for line in found]
 
 
@@ -235,29 +212,29 @@ class TestDump:
         ("nothing",),
     ],
 )
-def test_usage_errors_end_with_2(call: Run, sound: Path, words: tuple[str, ...]) -> None:
-    done = call("cometmq", "store", *(str(sound) if word == "DIR" else word for word in words))
+def test_usage_errors_end_with_2(store: Run, sound: Path, words: tuple[str, ...]) -> None:
+    done = store(*(str(sound) if word == "DIR" else word for word in words))
     assert done.returncode == 2
     assert done.stdout == ""
 
 
-def test_a_directory_without_a_store_ends_with_1(call: Run, tmp_path: Path) -> None:
+def test_a_directory_without_a_store_ends_with_1(store: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for command in ("verify", "dump", "rebuild", "stats"):
-        done = call("cometmq", "store", command, str(tmp_path / "empty"))
+        done = store(command, str(tmp_path / "empty"))
         assert done.returncode == 1
         assert "there is no commitlog directory here" in done.stderr
         assert list((tmp_path / "empty").iterdir()) == []
 
 
-def test_names_that_are_no_utf8_are_shown_in_json_too(call: Run, root: Path) -> None:
+def test_names_that_are_no_utf8_are_shown_in_json_too(store: Run, root: Path) -> None:
     os.mkdir(os.fsencode(root / "commitlog") + b"/\xff")
-    result = call("cometmq", "store", "verify", "--json", str(root))
+    result = store("verify", "--json", str(root))
     assert result.returncode == 0, result.stdout
     assert json.loads(result.stdout)["findings"][0]["path"] == rf"{root}/commitlog/\udcff"
 
 
-def test_a_log_over_several_directories(call: Run, root: Path, tmp_path: Path) -> None:
+def test_a_log_over_several_directories(store: Run, root: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "one", tmp_path / "two"
     first.mkdir()
     second.mkdir()
@@ -265,29 +242,29 @@ def test_a_log_over_several_directories(call: Run, root: Path, tmp_path: Path) -
         path.rename((first, second)[number % 2] / path.name)
     (root / "commitlog").rmdir()
     (root / "broker.conf").write_text(f"storePathCommitLog={first},{second}\n")
-    assert "400 records" in call("cometmq", "store", "verify", str(root)).stdout
-    assert json.loads(call("cometmq", "store", "stats", str(root), "--json").stdout)["messages"] == 400
-    assert len(call("cometmq", "store", "dump", str(root), "--limit", "999").stdout.splitlines()) == 400
-    assert json.loads(call("cometmq", "store", "rebuild", str(root), "--json").stdout)["records"] == 400
+    assert "400 records" in store("verify", str(root)).stdout
+    assert json.loads(store("stats", str(root), "--json").stdout)["messages"] == 400
+    assert len(store("dump", str(root), "--limit", "999").stdout.splitlines()) == 400
+    assert json.loads(store("rebuild", str(root), "--json").stdout)["records"] == 400
     second.rename(tmp_path / "elsewhere")
     for command in ("verify", "dump", "stats", "rebuild"):
-        done = call("cometmq", "store", command, str(root))
+        done = store(command, str(root))
         assert (done.returncode, done.stdout) == (1, "")
         assert f"there is no {second}, where its configuration has the log" in done.stderr
 
 
-def test_stats(call: Run, sound: Path) -> None:
-    done = call("cometmq", "store", "stats", str(sound))
+def test_stats(store: Run, sound: Path) -> None:
+    done = store("stats", str(sound))
     assert done.returncode == 0
     assert "400 messages" in done.stdout
     assert "retention: 72 h" in done.stdout
-    by_queue = call("cometmq", "store", "stats", "--queues", str(sound)).stdout
+    by_queue = store("stats", "--queues", str(sound)).stdout
     assert [line.split()[:4] for line in by_queue.splitlines()[1:4]] == [
         ["T", "0", "0-134", "134"],
         ["T", "1", "0-133", "133"],
         ["T", "2", "0-133", "133"],
     ]
-    value = json.loads(call("cometmq", "store", "stats", "--json", str(sound)).stdout)
+    value = json.loads(store("stats", "--json", str(sound)).stdout)
     assert (value["messages"], len(value["queues"]), value["outlook"]["file_reserved_hours"]) == (400, 3, 72)
 
 
@@ -327,7 +304,7 @@ def test_a_terminal_sees_a_progress_bar(root: Path, words: tuple[str, ...], show
     assert shown not in out
 
 
-def test_beside_a_broker_under_load(run_process: RunProcess, tmp_path: Path) -> None:
+def test_beside_a_broker_under_load(run: Run, tmp_path: Path) -> None:
     with StandaloneProcess(tmp_path) as cluster:
         stop = threading.Event()
         sent: list[str] = []
@@ -347,40 +324,40 @@ def test_beside_a_broker_under_load(run_process: RunProcess, tmp_path: Path) -> 
         directory = str(tmp_path / "broker-a")
         try:
             for _ in range(2):
-                done = run_process("cometmq", "store", "verify", "--json", directory)
+                done = run("cometmq", "store", "verify", "--json", directory)
                 report = json.loads(done.stdout)
                 assert (report["findings"], report["live"], done.returncode) == ([], True, 0)
             assert report["records"] > 50
             number = len(sent) - 1
-            shown = run_process(
+            shown = run(
                 "cometmq", "store", "dump", directory, "--key", f"k{number}", "--topic", "Load", "--json"
             )
             assert json.loads(shown.stdout)["msg_id"] == sent[number]
-            assert run_process("cometmq", "store", "stats", directory).returncode == 0
-            refused = run_process("cometmq", "store", "rebuild", directory)
+            assert run("cometmq", "store", "stats", directory).returncode == 0
+            refused = run("cometmq", "store", "rebuild", directory)
             assert refused.returncode == 1
             assert "a broker is using this store" in refused.stderr
         finally:
             stop.set()
             sender.join()
         assert failures == []
-    after = json.loads(run_process("cometmq", "store", "verify", "--json", directory).stdout)
+    after = json.loads(run("cometmq", "store", "verify", "--json", directory).stdout)
     assert (after["findings"], after["live"], after["clean"]) == ([], False, True)
     assert after["units"] == len(sent)
 
 
-def test_reading_commands_change_nothing(call: Run, root: Path) -> None:
+def test_reading_commands_change_nothing(store: Run, root: Path) -> None:
     before = snapshot(root)
     for command in ("verify", "dump", "stats"):
-        assert call("cometmq", "store", command, str(root)).returncode == 0
+        assert store(command, str(root)).returncode == 0
     assert snapshot(root) == before
 
 
-def test_a_broker_in_the_same_process_keeps_its_lock(tmp_path: Path, run_process: RunProcess) -> None:
+def test_a_broker_in_the_same_process_keeps_its_lock(tmp_path: Path, run: Run) -> None:
     """A POSIX lock is lost when its process closes any descriptor of the file."""
     from cometmq.store.inspect.verify import verify
 
     with local_broker(tmp_path) as broker:
         directory = str(broker.data_dir / broker.broker_name)
         assert verify(directory).live
-        assert json.loads(run_process("cometmq", "store", "verify", "--json", directory).stdout)["live"]
+        assert json.loads(run("cometmq", "store", "verify", "--json", directory).stdout)["live"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.interop.apache import ApacheCluster
+from tests.interop.apache import ApacheCluster, ApacheNamesrv
 from tests.interop.comet import CometCluster
 from tests.interop.driver import Driver
 from tests.interop.jars import (
@@ -63,6 +63,14 @@ def apache_4(apache_clusters: Callable[[str], ApacheCluster]) -> ApacheCluster:
 def apache_5(apache_clusters: Callable[[str], ApacheCluster]) -> ApacheCluster:
     """Apache's name server and broker 5.5.0."""
     return apache_clusters("5.5.0")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a name server 4.9.7 for the brokers that a test starts."""
+    server = ApacheNamesrv("4.9.7", tmp_path_factory.mktemp("names"))
+    yield f"127.0.0.1:{server.port}"
+    server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ SEND_V2 = 310
 SEND_BATCH = 320
 PULL = 11
 UPDATE_OFFSET = 15
+QUERY_MESSAGE = 12
 QUERY_OFFSET = 14
 MAX_OFFSET = 30
 SEND_BACK = 36
@@ -99,6 +100,14 @@ class Feeder:
         }
         return self.ask(code, ext, body)
 
+    def update_topic(self, topic: str, queues: int, **more: str) -> None:
+        ext = {
+            "topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(queues),
+            "writeQueueNums": str(queues), "perm": "6", "order": "false", "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0",
+        }  # fmt: skip
+        self.ask(UPDATE_TOPIC, ext | more)
+
     def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> dict[str, str]:
         header, _ = self.connection.call(code, ext, body)
         if header["code"] != 0:
@@ -113,19 +122,7 @@ def feed(port: int, *, numbered: int = 500, batches: int = 12, big: bool = True)
     with wire.Connection(port) as connection:
         feeder = Feeder(connection)
         for topic, queues in (("Alpha", 4), ("Beta", 2), ("Gamma", 1)):
-            feeder.ask(
-                UPDATE_TOPIC,
-                {
-                    "topic": topic,
-                    "defaultTopic": "TBW102",
-                    "readQueueNums": str(queues),
-                    "writeQueueNums": str(queues),
-                    "perm": "6",
-                    "order": "false",
-                    "topicFilterType": "SINGLE_TAG",
-                    "topicSysFlag": "0",
-                },
-            )
+            feeder.update_topic(topic, queues)
         for number in range(numbered):
             _numbered(feeder, number, noise)
         # The large ones fill three log files.
@@ -143,27 +140,13 @@ def feed(port: int, *, numbered: int = 500, batches: int = 12, big: bool = True)
             )
         feeder.send("Alpha", 1, b"x\x9c squeezed", [("TAGS", "z")], sys_flag=1)
         for queue in range(4):
-            feeder.ask(
-                UPDATE_OFFSET,
-                {
-                    "consumerGroup": GROUP,
-                    "topic": "Alpha",
-                    "queueId": str(queue),
-                    "commitOffset": str(10 + queue),
-                },
-            )
-        feeder.ask(
-            SEND_BACK,
-            {
-                "group": GROUP,
-                "originTopic": "Alpha",
-                "offset": "0",
-                "delayLevel": "5",
-                "originMsgId": "",
-                "unitMode": "false",
-                "maxReconsumeTimes": "16",
-            },
-        )
+            offset = {"topic": "Alpha", "queueId": str(queue), "commitOffset": str(10 + queue)}
+            feeder.ask(UPDATE_OFFSET, {"consumerGroup": GROUP, **offset})
+        sent_back = {
+            "group": GROUP, "originTopic": "Alpha", "offset": "0", "delayLevel": "5", "originMsgId": "",
+            "unitMode": "false", "maxReconsumeTimes": "16",
+        }  # fmt: skip
+        feeder.ask(SEND_BACK, sent_back)
 
 
 def _numbered(feeder: Feeder, number: int, noise: random.Random) -> None:
@@ -178,29 +161,28 @@ def _numbered(feeder: Feeder, number: int, noise: random.Random) -> None:
     feeder.send("Alpha", number % 4, noise.randbytes(1 + number % 300), properties, flag=number)
 
 
-def served(port: int, topic: str, queue: int) -> list[Record]:
-    """Every message of a queue as the broker serves it to a puller."""
+def served(
+    port: int, topic: str, queue: int, first: int = 0, *, step_over: tuple[int, ...] = ()
+) -> list[Record]:
+    """Every message of a queue from an offset on, as the broker serves it to a puller.
+
+    step_over: codes that send the puller on to the next offset, beside the one of success.
+    """
     found: list[Record] = []
+    offset = first
     with wire.Connection(port) as connection:
         while True:
             ext = {
-                "consumerGroup": PROBE,
-                "topic": topic,
-                "queueId": str(queue),
-                "queueOffset": str(len(found)),
-                "maxMsgNums": "32",
-                "sysFlag": "4",
-                "commitOffset": "0",
-                "suspendTimeoutMillis": "0",
-                "subscription": "*",
-                "subVersion": "0",
-                "expressionType": "TAG",
-            }
+                "consumerGroup": PROBE, "topic": topic, "queueId": str(queue), "queueOffset": str(offset),
+                "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
+                "subscription": "*", "subVersion": "0", "expressionType": "TAG",
+            }  # fmt: skip
             header, body = connection.call(PULL, ext)
-            if header["code"] != 0:
+            if header["code"] not in (0, *step_over):
                 assert header["code"] in (19, 21), header  # 19: nothing new, 21: an empty queue
                 return found
             found += records_in(body)
+            offset = int(header["extFields"]["nextBeginOffset"])
 
 
 def max_offset(port: int, topic: str, queue: int) -> int:
@@ -212,3 +194,17 @@ def consumer_offset(port: int, group: str, topic: str, queue: int) -> int:
     ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
     header, _ = wire.call(port, QUERY_OFFSET, ext)
     return int(header["extFields"]["offset"])
+
+
+def by_key(port: int, topic: str, key: str) -> list[Record]:
+    """What the broker answers to a key, each record once: it is indexed twice if it names the key twice."""
+    ext = {"topic": topic, "key": key, "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(2**62)}
+    header, body = wire.call(port, QUERY_MESSAGE, ext)
+    assert header["code"] == 0
+    return sorted(set(records_in(body)), key=lambda each: each.position)
+
+
+def keys(record: Record) -> list[str]:
+    """The keys that a record is found by."""
+    fields = dict(each.split("\x01", 1) for each in record.properties)
+    return [*fields.get("KEYS", "").split(" "), fields.get("UNIQ_KEY", "")]

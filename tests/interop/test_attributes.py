@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.interop import store_input, wire
-from tests.interop.apache import ApacheBroker, ApacheNamesrv
+from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
 from tests.interop.processes import wait_until
@@ -19,23 +18,6 @@ SETTINGS = {**store_input.TINY, "cleanResourceInterval": "100"}
 ATTRIBUTES = {"retention.ms": "3600000", "retention.bytes": "1000", "message.type": "NORMAL"}
 
 
-@pytest.fixture
-def names(tmp_path: Path) -> Iterator[str]:
-    server = ApacheNamesrv("4.9.7", tmp_path / "names")
-    yield f"127.0.0.1:{server.port}"
-    server.kill()
-
-
-def update_topic(feeder: store_input.Feeder, topic: str, attributes: dict[str, str] | None = None) -> None:
-    ext = {
-        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
-        "order": "false", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0",
-    }  # fmt: skip
-    if attributes:
-        ext["attributes"] = ",".join(f"+{name}={value}" for name, value in attributes.items())
-    feeder.ask(store_input.UPDATE_TOPIC, ext)
-
-
 def attributes_of(directory: Path, topic: str) -> dict[str, str] | None:
     table = json.loads((directory / "store/config/topics.json").read_text())
     found: dict[str, str] | None = table["topicConfigTable"][topic].get("attributes")
@@ -44,21 +26,7 @@ def attributes_of(directory: Path, topic: str) -> dict[str, str] | None:
 
 def bodies(port: int, topic: str, first: int = 0) -> list[bytes]:
     """All that a broker serves of the topic's queue from an offset on."""
-    with wire.Connection(port) as connection:
-        found: list[bytes] = []
-        while True:
-            header, body = connection.call(
-                store_input.PULL,
-                {
-                    "consumerGroup": store_input.PROBE, "topic": topic, "queueId": "0",
-                    "queueOffset": str(first + len(found)), "maxMsgNums": "32", "sysFlag": "4",
-                    "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
-                    "expressionType": "TAG",
-                },
-            )  # fmt: skip
-            if header["code"] != 0:
-                return found
-            found += [record.body for record in store_input.records_in(body)]
+    return [record.body for record in store_input.served(port, topic, 0, first)]
 
 
 def minimum(port: int, topic: str) -> int:
@@ -71,8 +39,10 @@ def test_apache_opens_serves_and_forgets_the_attributes(names: str, tmp_path: Pa
     ours = CometBroker(tmp_path, names, settings=SETTINGS)
     with wire.Connection(ours.port) as connection:
         feeder = store_input.Feeder(connection)
-        update_topic(feeder, "Short", ATTRIBUTES)
-        update_topic(feeder, "Purged")
+        feeder.update_topic(
+            "Short", 1, attributes=",".join(f"+{name}={value}" for name, value in ATTRIBUTES.items())
+        )
+        feeder.update_topic("Purged", 1)
         sent = [b"%02d" % number + bytes(150) for number in range(20)]
         for body in sent:
             feeder.send("Short", 0, body, [])
@@ -93,7 +63,7 @@ def test_apache_opens_serves_and_forgets_the_attributes(names: str, tmp_path: Pa
         feeder = store_input.Feeder(connection)
         assert feeder.send("Short", 0, b"by Apache", [])["queueOffset"] == "20"
         assert feeder.send("Purged", 0, b"by Apache", [])["queueOffset"] == "20"
-        update_topic(feeder, "Another")
+        feeder.update_topic("Another", 1)
     apache.stop()
     assert not attributes_of(tmp_path, "Short")
 

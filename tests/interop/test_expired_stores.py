@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.interop import store_input, wire
-from tests.interop.apache import ApacheBroker, ApacheNamesrv
+from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
 from tests.interop.processes import wait_until
-from tests.interop.stores import Record, records_in
+from tests.interop.stores import Record
 
 DELETE_EXPIRED, MIN_OFFSET = 329, 31
 GONE = 20  # Apache's broker lets a queue begin with its first file, and steps over what has expired
@@ -26,13 +26,6 @@ LONG = pytest.mark.skipif(
     reason="Apache's broker begins to delete a minute after its start: COMETMQ_INTEROP_LONG=1 waits for it",
 )
 pytestmark = pytest.mark.skipif(bool(instead_of_ours()), reason="is about our own broker's store")
-
-
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = ApacheNamesrv("4.9.7", tmp_path_factory.mktemp("names"))
-    yield f"127.0.0.1:{server.port}"
-    server.kill()
 
 
 @pytest.fixture
@@ -60,21 +53,8 @@ def bound(port: int, code: int, topic: str, queue: int) -> int:
 
 def served(port: int, topic: str, queue: int) -> list[Record]:
     """Everything from the queue's first offset on."""
-    found: list[Record] = []
-    offset = bound(port, MIN_OFFSET, topic, queue)
-    with wire.Connection(port) as connection:
-        while True:
-            ext = {
-                "consumerGroup": store_input.PROBE, "topic": topic, "queueId": str(queue),
-                "queueOffset": str(offset), "maxMsgNums": "32", "sysFlag": "4",
-                "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
-                "expressionType": "TAG",
-            }  # fmt: skip
-            header, body = connection.call(store_input.PULL, ext)
-            if header["code"] not in (0, GONE):
-                return found
-            found += records_in(body)
-            offset = int(header["extFields"]["nextBeginOffset"])
+    first = bound(port, MIN_OFFSET, topic, queue)
+    return store_input.served(port, topic, queue, first, step_over=(GONE,))
 
 
 def bounds(port: int) -> list[tuple[int, int]]:

@@ -15,12 +15,11 @@ from typing import Any, Self
 
 import pytest
 from tests.interop import store_input, wire
-from tests.interop.apache import ApacheBroker, ApacheNamesrv
+from tests.interop.apache import ApacheBroker
 from tests.interop.processes import wait_until
-from tests.interop.stores import Record, read_store, records_in
+from tests.interop.stores import read_store
 
 COMMAND = str(Path(sys.executable).with_name("cometmq"))
-QUERY_MESSAGE = 12
 TOPIC = "Load"
 SETTINGS = {**store_input.TINY, "maxIndexNum": "10000"}
 """Apache's broker names an index file by the millisecond: when it catches up and fills two in one, the second
@@ -41,16 +40,9 @@ def report(command: str, store: Path, *words: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheNamesrv]:
-    server = ApacheNamesrv("4.9.7", tmp_path_factory.mktemp("names"))
-    yield server
-    server.kill()
-
-
 @contextmanager
-def apache(directory: Path, names: ApacheNamesrv) -> Iterator[ApacheBroker]:
-    broker = ApacheBroker("4.9.7", directory, f"127.0.0.1:{names.port}", settings=SETTINGS)
+def apache(directory: Path, names: str) -> Iterator[ApacheBroker]:
+    broker = ApacheBroker("4.9.7", directory, names, settings=SETTINGS)
     try:
         yield broker
     finally:
@@ -98,7 +90,7 @@ class Load:
             self.failures.append(failure)
 
 
-def test_beside_a_broker_that_is_writing(names: ApacheNamesrv, tmp_path: Path) -> None:
+def test_beside_a_broker_that_is_writing(names: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
     with apache(tmp_path, names) as broker:
         with Load(broker.port) as load:
@@ -144,7 +136,7 @@ def _dump_finds(store: Path, sent: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def written(names: ApacheNamesrv, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def written(names: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of the same input: "stopped" in order, and "killed" with kill -9."""
     made = {}
     for end in ("stopped", "killed"):
@@ -173,9 +165,7 @@ def test_after_a_kill_there_are_warnings_only(written: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
-def test_apache_serves_rebuilt_stores(
-    end: str, written: dict[str, Path], names: ApacheNamesrv, tmp_path: Path
-) -> None:
+def test_apache_serves_rebuilt_stores(end: str, written: dict[str, Path], names: str, tmp_path: Path) -> None:
     store = Path(shutil.copytree(written[end], tmp_path / "store"))
     before = read_store(written["stopped"], slots=store_input.TINY_SLOTS)
     shutil.rmtree(store / "index")
@@ -194,8 +184,8 @@ def test_apache_serves_rebuilt_stores(
             wanted = [each for each in rebuilt.records if (each.topic, each.queue_id) == ("Alpha", queue)]
             assert len(wanted) > 100
             assert store_input.served(broker.port, "Alpha", queue)[: len(wanted)] == wanted
-        assert _by_key(broker.port, "Alpha", "k7") == [
-            each for each in rebuilt.records if each.topic == "Alpha" and _has_key(each, "k7")
+        assert store_input.by_key(broker.port, "Alpha", "k7") == [
+            each for each in rebuilt.records if each.topic == "Alpha" and "k7" in store_input.keys(each)
         ]
         with wire.Connection(broker.port) as connection:
             store_input.Feeder(connection).send("Alpha", 1, b"after", [("KEYS", "after")])
@@ -203,15 +193,3 @@ def test_apache_serves_rebuilt_stores(
         if end == "stopped":  # an orderly end takes Apache's broker ten seconds
             broker.stop()
     assert report("verify", store)["errors"] == 0
-
-
-def _by_key(port: int, topic: str, key: str) -> list[Record]:
-    ext = {"topic": topic, "key": key, "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(2**62)}
-    header, body = wire.call(port, QUERY_MESSAGE, ext)
-    assert header["code"] == 0
-    return sorted(set(records_in(body)), key=lambda each: each.position)
-
-
-def _has_key(record: Record, key: str) -> bool:
-    fields = dict(each.split("\x01", 1) for each in record.properties)
-    return key in fields.get("KEYS", "").split(" ")

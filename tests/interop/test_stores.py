@@ -10,13 +10,12 @@ from typing import Protocol
 
 import pytest
 from tests.interop import store_input, wire
-from tests.interop.apache import ApacheBroker, ApacheNamesrv
+from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
 from tests.interop.processes import wait_until
-from tests.interop.stores import Record, Store, differences, read_store, records_in
+from tests.interop.stores import Record, Store, differences, read_store
 
-QUERY_MESSAGE = 12
 ON_FIRST_USE = {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"}
 """Apache's shutdown runs its check of transactions once, which makes one of these."""
 QUEUES = [("Alpha", each) for each in range(4)] + [("Beta", 1), ("Gamma", 0)]
@@ -29,26 +28,22 @@ class Start(Protocol):
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    names = ApacheNamesrv("4.9.7", tmp_path_factory.mktemp("names"))
+def start(names: str) -> Iterator[Start]:
     running: list[Broker] = []
 
     def broker(kind: str, directory: Path, **settings: str) -> Broker:
-        namesrv = f"127.0.0.1:{names.port}"
         version = "4.9.7" if kind == "apache" else instead_of_ours()
+        settings = {**store_input.TINY, **settings}
         if version:
-            running.append(
-                ApacheBroker(version, directory, namesrv, settings={**store_input.TINY, **settings})
-            )
+            running.append(ApacheBroker(version, directory, names, settings=settings))
         else:
-            running.append(CometBroker(directory, namesrv, settings={**store_input.TINY, **settings}))
+            running.append(CometBroker(directory, names, settings=settings))
         return running[-1]
 
     yield broker
     for each in running:
         if each.process.running:
             each.kill()
-    names.kill()
 
 
 @pytest.fixture(scope="module")
@@ -64,27 +59,27 @@ def written(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[
             if end == "killed":
                 broker.kill()
             else:
-                assert broker.stop() in (
-                    0,
-                    143,
-                )  # 143: a JVM ended by SIGTERM says so even when all went well
+                # 143: a JVM ended by SIGTERM says so even when all went well.
+                assert broker.stop() in (0, 143)
             made[kind, end] = path
         return made[kind, end]
 
     return directory
 
 
+def read_tiny(directory: Path) -> Store:
+    return read_store(directory / "store", slots=store_input.TINY_SLOTS)
+
+
 def test_the_same_input_gives_the_same_files(written: Callable[[str, str], Path]) -> None:
-    apache = read_store(written("apache", "stopped") / "store", slots=store_input.TINY_SLOTS)
-    ours = read_store(written("ours", "stopped") / "store", slots=store_input.TINY_SLOTS)
+    apache, ours = (read_tiny(written(kind, "stopped")) for kind in ("apache", "ours"))
     assert len(apache.records) == 814
     assert len(apache.indexes) > 1
     assert differences(apache, ours) == []
 
 
 def test_the_configuration_tables_say_the_same(written: Callable[[str, str], Path]) -> None:
-    apache = read_store(written("apache", "stopped") / "store", slots=store_input.TINY_SLOTS).tables
-    ours = read_store(written("ours", "stopped") / "store", slots=store_input.TINY_SLOTS).tables
+    apache, ours = (read_tiny(written(kind, "stopped")).tables for kind in ("apache", "ours"))
     for name, table in (
         ("topics.json", "topicConfigTable"),
         ("subscriptionGroup.json", "subscriptionGroupTable"),
@@ -101,7 +96,7 @@ def test_each_broker_opens_what_the_other_wrote(
     writer: str, reader: str, end: str, start: Start, written: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     shutil.copytree(written(writer, end) / "store", tmp_path / "store")
-    before = read_store(tmp_path / "store", slots=store_input.TINY_SLOTS)
+    before = read_tiny(tmp_path)
     assert (tmp_path / "store" / "abort").exists() == (end == "killed")
     broker = start(reader, tmp_path)
     wanted = {(topic, queue): _records_of(before, topic, queue) for topic, queue in QUEUES}
@@ -119,7 +114,7 @@ def test_each_broker_opens_what_the_other_wrote(
     rebuilt_by_apache = (reader, end) == ("apache", "killed")
     _delivers_what_was_due(broker.port, before, early=rebuilt_by_apache)
     broker.stop()
-    after = read_store(tmp_path / "store", slots=store_input.TINY_SLOTS)
+    after = read_tiny(tmp_path)
     assert after.records[: len(before.records)] == before.records
 
 
@@ -149,17 +144,8 @@ def _records_of(store: Store, topic: str, queue: int) -> list[Record]:
 
 def _answers_by_key(port: int, before: Store) -> None:
     for topic, key in (("Gamma", "p3.7"), ("Alpha", "k7"), ("Beta", "big400000"), ("Alpha", f"{9:032X}")):
-        ext = {"topic": topic, "key": key, "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(2**62)}
-        header, body = wire.call(port, QUERY_MESSAGE, ext)
-        assert header["code"] == 0
-        wanted = [each for each in before.records if each.topic == topic and key in _keys(each)]
-        # A record that names a key twice is indexed twice, and Apache's broker answers with it twice.
-        assert sorted(set(records_in(body)), key=lambda each: each.position) == wanted != []
-
-
-def _keys(record: Record) -> list[str]:
-    fields = dict(each.split("\x01", 1) for each in record.properties)
-    return [*fields.get("KEYS", "").split(" "), fields.get("UNIQ_KEY", "")]
+        wanted = [each for each in before.records if each.topic == topic and key in store_input.keys(each)]
+        assert store_input.by_key(port, topic, key) == wanted != []
 
 
 def _goes_on(port: int, wanted: dict[tuple[str, int], list[Record]]) -> None:
