@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.client.fakes import Box, FakeBroker, FakeNamesrv
 
 from cometmq.testing import LocalBroker, local_broker
 
@@ -22,6 +22,11 @@ async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
     async with FakeNamesrv() as server:
         server.serve("T", broker, queues=1)
         yield server
+
+
+@pytest.fixture
+def box(namesrv: FakeNamesrv) -> Box:
+    return Box(namesrv)
 
 
 @pytest.fixture(scope="module")

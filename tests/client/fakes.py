@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from cometmq import ConsumeFromWhere, ConsumeStatus, MessageExt, PushConsumer, PushOptions
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import BrokerData, ConsumerList, HeartbeatData, QueueData, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -169,6 +170,47 @@ class FakeBroker:
         if not found:
             return None  # held for ever
         return pull_answer(frame, 0, header.queue_offset + len(found), len(stored), b"".join(found))
+
+
+async def ignore(messages: list[MessageExt]) -> None: ...
+
+
+def push_consumer(namesrv: FakeNamesrv, listener: object, **options: object) -> PushConsumer:
+    """A member of group g that reads topic T from its beginning and does not wait long after a failure."""
+    first = {"consume_from_where": ConsumeFromWhere.FIRST_OFFSET, "pull_error_delay_s": 0.01}
+    settings = PushOptions(**{**first, **options})  # type: ignore[arg-type]
+    return PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=settings)  # type: ignore[arg-type]
+
+
+class Box:
+    """A listener that keeps what it gets, and the maker of its consumers."""
+
+    def __init__(self, namesrv: FakeNamesrv) -> None:
+        self.namesrv = namesrv
+        self.messages: list[MessageExt] = []
+        self.status = ConsumeStatus.SUCCESS
+        self.open = asyncio.Event()
+        self.open.set()
+        self._news = asyncio.Event()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+    async def __call__(self, messages: list[MessageExt]) -> ConsumeStatus:
+        self.messages += messages
+        self._news.set()
+        await self.open.wait()
+        return self.status
+
+    def consumer(self, **options: object) -> PushConsumer:
+        return push_consumer(self.namesrv, self, **options)
+
+    async def has(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.messages) < count:
+                self._news.clear()
+                await self._news.wait()
 
 
 def pull_answer(frame: Frame, code: int, next_offset: int, end: int, body: bytes = b"") -> Frame:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.client.fakes import Box, FakeBroker, FakeNamesrv
 
-from cometmq import (
-    ConsumeFromWhere,
-    MessageExt,
-    MessageQueue,
-    PullConsumer,
-    PullOptions,
-    PushConsumer,
-    PushOptions,
-)
+from cometmq import MessageQueue, PullConsumer, PullOptions
 from cometmq.client.cluster import decoding
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.decoding import decode_messages, decode_one, decode_pulled
@@ -61,12 +52,8 @@ def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sizes", "lengths", "oversized", "left_at"),
     [
         ([40, 40], [40, 40], [], None),
-        (
-            [40, 40, 40, 1],
-            [40, 40],
-            [],
-            2,
-        ),  # what has no room comes with the next pull, and what is behind it
+        # What has no room comes with the next pull, and what is behind it.
+        ([40, 40, 40, 1], [40, 40], [], 2),
         ([60, 1], [None, 1], [0], None),
         ([40, 60, 60, 1], [40, None], [1], 2),  # finding out that one is too large costs as much
         ([60, 60, 60], [None, None], [0, 1], 2),
@@ -104,88 +91,57 @@ def test_a_query_gives_what_is_too_large_as_it_is_stored(monkeypatch: pytest.Mon
 # -- push
 
 
-async def test_a_too_large_message_is_sent_back_and_passed(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
-    seen: list[bytes] = []
-    done = asyncio.Event()
-
-    async def listener(messages: list[MessageExt]) -> None:
-        seen.extend(message.body for message in messages)
-        if b"last" in seen:
-            done.set()
-
+async def test_a_too_large_message_is_sent_back_and_passed(broker: FakeBroker, box: Box) -> None:
     broker.records["T", 0] = [plain(0), packed(60 * KIB, 1), packed(3, 2), plain(3, b"last")]
-    options = PushOptions(
-        consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_body=50 * KIB, consume_batch_max_size=10
-    )
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
-        await asyncio.wait_for(done.wait(), 20)
+    async with box.consumer(max_body=50 * KIB, consume_batch_max_size=10) as member:
+        await box.has(3)
         await broker.wait_for(lambda: bool(broker.sent_back))
         error = member.health().last_error
-    assert seen == [b"plain", bytes(3), b"last"]
+    assert box.bodies == [b"plain", bytes(3), b"last"]
     assert [(header.offset, header.delay_level) for header in broker.sent_back] == [(0, 0)]
     assert "BodyTooLarge" in (error or "")
     assert "PushOptions.max_body" in (error or "")
     assert broker.offsets["T", 0] == 4
 
 
-async def test_no_listener_is_blamed_for_what_it_never_got(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
-    async def listener(messages: list[MessageExt]) -> None: ...
-
+async def test_no_listener_is_blamed_for_what_it_never_got(broker: FakeBroker, box: Box) -> None:
     broker.records["T", 0] = [packed(60 * KIB, number) for number in range(4)]
-    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_body=50 * KIB)
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
+    async with box.consumer(max_body=50 * KIB) as member:
         await broker.wait_for(lambda: len(broker.sent_back) == 4)
         assert member.health().failed == 4
         assert not [problem for problem in member.health().problems if "listener" in problem]
 
 
-async def test_what_the_client_sends_back_stays_compressed(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
-    async def listener(messages: list[MessageExt]) -> None: ...
-
+async def test_what_the_client_sends_back_stays_compressed(broker: FakeBroker, box: Box) -> None:
     broker.records["T", 0] = [packed(60 * KIB)]
     broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
-    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_body=50 * KIB)
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options):
+    async with box.consumer(max_body=50 * KIB):
         await broker.wait_for(lambda: bool(broker.sent))
     ((header, body),) = broker.sent
     assert (header.topic, header.sys_flag, zlib.decompress(body)) == ("%RETRY%g", 0x301, bytes(60 * KIB))
 
 
 async def test_a_push_consumer_gets_all_of_an_answer_over_the_budget(
-    namesrv: FakeNamesrv, broker: FakeBroker, small_budget: None
+    broker: FakeBroker, box: Box, small_budget: None
 ) -> None:
-    seen: list[int] = []
-    done = asyncio.Event()
-
-    async def listener(messages: list[MessageExt]) -> None:
-        seen.extend(message.queue_offset for message in messages)
-        if len(seen) == 9:
-            done.set()
-
     broker.records["T", 0] = [packed(40 * KIB, offset) for offset in range(9)]
-    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_body=50 * KIB)
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options):
-        await asyncio.wait_for(done.wait(), 20)
-    assert sorted(seen) == list(range(9))
+    async with box.consumer(max_body=50 * KIB):
+        await box.has(9)
+    assert sorted(message.queue_offset for message in box.messages) == list(range(9))
     assert [pull.queue_offset for pull in broker.pulls if pull.topic == "T"] == [0, 2, 4, 6, 8, 9]
     assert broker.offsets["T", 0] == 9
 
 
 async def test_a_listener_is_never_handed_one_on_request(
-    namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoding, "MAX_BODY", 50 * KIB)
-    seen: list[MessageExt] = []
-
-    async def listener(messages: list[MessageExt]) -> None:
-        seen.extend(messages)
-
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
+    async with box.consumer() as member:
         header = ConsumeMessageDirectlyRequestHeader(consumer_group="g", client_id=member.client.client_id)
         request = Frame.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, packed(60 * KIB))
         answer = await broker.connections[-1].call(request, 10)
     assert (answer.code, "larger than 51200" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
-    assert seen == []
+    assert box.messages == []
 
 
 # -- pull

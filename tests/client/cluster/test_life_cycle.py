@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.client.fakes import FakeBroker, FakeNamesrv, ignore
 
 from cometmq import (
     Admin,
@@ -25,9 +25,6 @@ from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.errors import ClientStateError
 
 QUEUE = MessageQueue("T", "broker-a", 0)
-
-
-async def ignore(messages: list[Any]) -> None: ...
 
 
 def producer(**more: Any) -> Producer:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
+from tests.client.fakes import Box, FakeBroker, FakeNamesrv, ignore, pull_answer
 
-from cometmq import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer, PushOptions
+from cometmq import Message, Producer, PushConsumer
 from cometmq.client.cluster import broker_api
 from cometmq.errors import BodyError
 from cometmq.protocol.bodies import BrokerData, ConsumerList, QueueData
@@ -17,20 +17,14 @@ from cometmq.protocol.frame import Frame
 
 @pytest.mark.parametrize("addr", ["..:1", "a\0b:1", "x" * 100 + ":1", "no port"])
 async def test_an_address_that_is_none_ends_no_consumer(
-    namesrv: FakeNamesrv, broker: FakeBroker, addr: str, caplog: pytest.LogCaptureFixture
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, addr: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     route = namesrv.routes["T"]
     route.queue_datas.append(QueueData(broker_name="broker-x", read_queue_nums=1, write_queue_nums=1))
     route.broker_datas.append(BrokerData(broker_name="broker-x", broker_addrs={0: addr}))
     broker.store("T", 0, b"a")
-    consumed = asyncio.Event()
-
-    async def listener(messages: list[MessageExt]) -> None:
-        consumed.set()
-
-    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
-        await asyncio.wait_for(consumed.wait(), 20)
+    async with box.consumer() as member:
+        await box.has(1)
         problems = member.health().problems
     assert any("broker-x" in problem for problem in problems)
     assert "names what are no addresses" in caplog.text
@@ -45,9 +39,7 @@ async def test_a_route_of_a_billion_queues_is_refused_by_name(
     for data in namesrv.routes["T"].queue_datas:
         data.read_queue_nums = data.write_queue_nums = 1_000_000_000
 
-    async def listener(messages: list[MessageExt]) -> None: ...
-
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
+    async with PushConsumer("g", ignore, "T", namesrv=namesrv.addr) as member:
         assert any("topic T has 1000000000 queues" in problem for problem in member.health().problems)
     async with Producer("p", namesrv=namesrv.addr) as producer:
         with pytest.raises(BodyError, match="a client takes 262144 at most"):
@@ -61,9 +53,7 @@ async def test_a_group_of_too_many_members_is_named(
     body = ConsumerList(consumer_id_list=[f"c{number}" for number in range(11)]).encode()
     broker.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda frame: frame.response(0, body=body))
 
-    async def listener(messages: list[MessageExt]) -> None: ...
-
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
+    async with PushConsumer("g", ignore, "T", namesrv=namesrv.addr) as member:
         assert any("group g has 11 members" in problem for problem in member.health().problems)
         assert member.assignment == ()
 
@@ -78,9 +68,7 @@ async def test_a_broker_that_holds_no_pulls_is_not_asked_too_fast(
         asked += 1
         return pull_answer(frame, ResponseCode.PULL_NOT_FOUND, 0, 0)
 
-    async def listener(messages: list[MessageExt]) -> None: ...
-
     broker.on(RequestCode.PULL_MESSAGE, nothing_new)
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr):
+    async with PushConsumer("g", ignore, "T", namesrv=namesrv.addr):
         await asyncio.sleep(0.5)
     assert 1 <= asked < 50  # thousands where each answer is followed by the next question

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.client.fakes import FakeBroker, FakeNamesrv, push_consumer
 
-from cometmq import ConsumeFromWhere, ConsumeStatus, MessageExt, PushConsumer, PushOptions
+from cometmq import ConsumeStatus, MessageExt
 
 
 @pytest.mark.parametrize("how", ["raises", "asks for later"])
@@ -33,8 +33,7 @@ async def test_a_listener_that_always_fails_is_named(
     namesrv.serve("%RETRY%g", broker, queues=1)
     for body in (b"bad", b"bad", b"bad", b"good"):
         broker.store("T", 0, body)
-    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_concurrency=1)
-    async with PushConsumer("g", on_messages, "T", namesrv=namesrv.addr, options=options) as member:
+    async with push_consumer(namesrv, on_messages, consume_concurrency=1) as member:
         for count in (1, 2):
             await handled(count)
             assert member.health().ok  # may be an accident

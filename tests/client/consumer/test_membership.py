@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.client.fakes import Box, FakeBroker, FakeNamesrv, ignore, push_consumer
 
 from cometmq import (
     ClientInstance,
@@ -27,11 +27,6 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumeMessageDirectlyRequestHeader, ResetOffsetRequestHeader
 from cometmq.protocol.record.one import encode_record
 
-FIRST = ConsumeFromWhere.FIRST_OFFSET
-
-
-async def ignore(messages: list[MessageExt]) -> None: ...
-
 
 async def test_a_reset_moves_only_the_queues_that_are_held(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
     namesrv.serve("T", broker, queues=4)
@@ -42,9 +37,7 @@ async def test_a_reset_moves_only_the_queues_that_are_held(namesrv: FakeNamesrv,
         return answer
 
     broker.on(RequestCode.HEART_BEAT, beat)
-    async with PushConsumer(
-        "g", ignore, "T", namesrv=namesrv.addr, options=PushOptions(consume_from_where=FIRST)
-    ) as member:
+    async with push_consumer(namesrv, ignore) as member:
         assert [queue.queue_id for queue in member.assignment] == [0, 1]
         header = ResetOffsetRequestHeader(topic="T", group="g", timestamp=0, is_force=True)
         table = {MessageQueue("T", "broker-a", queue_id): 7 for queue_id in range(4)}
@@ -60,10 +53,7 @@ async def test_a_reset_moves_only_the_queues_that_are_held(namesrv: FakeNamesrv,
 
 
 async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew(
-    namesrv: FakeNamesrv,
-    broker: FakeBroker,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pull = BrokerApi.pull
     lost: list[MessageQueue] = []
@@ -78,18 +68,12 @@ async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew
 
     monkeypatch.setattr(BrokerApi, "pull", loses_the_first)
     broker.store("T", 0, b"waited for")
-    consumed = asyncio.Event()
-
-    async def listener(messages: list[MessageExt]) -> None:
-        consumed.set()
-
-    options = PushOptions(consume_from_where=FIRST, broker_suspend_s=0.01, suspend_timeout_s=0.01)
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
+    async with box.consumer(broker_suspend_s=0.01, suspend_timeout_s=0.01) as member:
         await member.rebalance()
-        assert not consumed.is_set()  # not so soon
+        assert not box.messages  # not so soon
         monkeypatch.setattr(queue_puller, "PULL_MAX_IDLE_S", 0.02)
         async with asyncio.timeout(20):
-            while not consumed.is_set():
+            while not box.messages:
                 await asyncio.sleep(0.01)
                 await member.rebalance()
     assert len(lost) == 1
@@ -98,7 +82,7 @@ async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew
 
 @pytest.mark.parametrize("failure", [MemoryError("no room"), RuntimeError("a bug")])
 async def test_a_pull_that_fails_in_an_odd_way_is_named_and_tried_again(
-    namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, failure: Exception
+    broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     pull = BrokerApi.pull
     failing = True
@@ -110,18 +94,12 @@ async def test_a_pull_that_fails_in_an_odd_way_is_named_and_tried_again(
 
     monkeypatch.setattr(BrokerApi, "pull", fails)
     broker.store("T", 0, b"waited for")
-    consumed = asyncio.Event()
-
-    async def listener(messages: list[MessageExt]) -> None:
-        consumed.set()
-
-    options = PushOptions(consume_from_where=FIRST, pull_error_delay_s=0.01)
-    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options) as member:
+    async with box.consumer() as member:
         async with asyncio.timeout(20):
             while not any(repr(failure) in problem for problem in member.health().problems):
                 await asyncio.sleep(0.01)
         failing = False
-        await asyncio.wait_for(consumed.wait(), 20)
+        await box.has(1)
 
 
 async def test_messages_consumed_on_request_have_own_topics(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
@@ -161,7 +139,8 @@ async def test_a_rebalance_beside_the_stop_takes_no_queue_up(
         return broker.answer(frame)
 
     async with ClientInstance(namesrv.addr) as client:
-        member = PushConsumer("g", ignore, "T", client=client, options=PushOptions(consume_from_where=FIRST))
+        options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+        member = PushConsumer("g", ignore, "T", client=client, options=options)
         await member.start()
         namesrv.serve("T", broker, queues=2)
         await client.refresh_routes(["T"])

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
+from tests.client.fakes import Box, FakeBroker, FakeNamesrv, ignore, pull_answer, push_consumer
 
 from cometmq import (
     BrokerError,
@@ -47,48 +47,6 @@ from cometmq.protocol.properties.values import decode_properties
 from cometmq.protocol.record.one import encode_record
 
 QUEUE = MessageQueue("T", "broker-a", 0)
-FIRST = ConsumeFromWhere.FIRST_OFFSET
-
-
-class Box:
-    """A listener that keeps what it gets, and the maker of its consumers."""
-
-    def __init__(self, namesrv: FakeNamesrv) -> None:
-        self.namesrv = namesrv
-        self.messages: list[MessageExt] = []
-        self.status = ConsumeStatus.SUCCESS
-        self.open = asyncio.Event()
-        self.open.set()
-        self._news = asyncio.Event()
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [message.body for message in self.messages]
-
-    async def __call__(self, messages: list[MessageExt]) -> ConsumeStatus:
-        self.messages += messages
-        self._news.set()
-        await self.open.wait()
-        return self.status
-
-    def consumer(self, **options: object) -> PushConsumer:
-        return consumer(self.namesrv, self, **options)
-
-    async def has(self, count: int) -> None:
-        async with asyncio.timeout(20):
-            while len(self.messages) < count:
-                self._news.clear()
-                await self._news.wait()
-
-
-@pytest.fixture
-def box(namesrv: FakeNamesrv) -> Box:
-    return Box(namesrv)
-
-
-def consumer(namesrv: FakeNamesrv, listener: object, **options: object) -> PushConsumer:
-    settings = {"consume_from_where": FIRST, "pull_error_delay_s": 0.01, **options}
-    return PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=PushOptions(**settings))  # type: ignore[arg-type]
 
 
 # -- joining and leaving
@@ -129,12 +87,10 @@ async def test_a_consumer_starts_once_and_stops_as_often_as_you_like(box: Box) -
 
 
 def test_nonsense_is_refused_before_anything_starts() -> None:
-    async def listener(messages: list[MessageExt]) -> None: ...
-
     with pytest.raises(MessageIllegal):
-        PushConsumer("bad group", listener, "T")
+        PushConsumer("bad group", ignore, "T")
     with pytest.raises(ConfigError, match="would match nothing"):
-        PushConsumer("g", listener, {"T": " || "})
+        PushConsumer("g", ignore, {"T": " || "})
     with pytest.raises(ConfigError, match="consume_concurrency"):
         PushOptions(consume_concurrency=0)
 
@@ -227,7 +183,7 @@ async def test_a_failed_message_is_sent_back(namesrv: FakeNamesrv, broker: FakeB
         context.delay_level = 7
         return ConsumeStatus.RECONSUME_LATER if messages[0].body == b"a" else ConsumeStatus.SUCCESS
 
-    async with consumer(namesrv, listener, max_reconsume_times=4):
+    async with push_consumer(namesrv, listener, max_reconsume_times=4):
         await broker.wait_for(lambda: bool(broker.sent_back))
     (header,) = broker.sent_back
     assert (header.offset, header.group, header.delay_level) == (0, "g", 7)
@@ -282,7 +238,7 @@ async def test_a_hanging_listener_does_not_hold_the_queue(namesrv: FakeNamesrv, 
         if messages[0].body == b"hangs":
             await release.wait()
 
-    async with consumer(namesrv, listener, consume_timeout_s=0.1, persist_interval_s=0.05):
+    async with push_consumer(namesrv, listener, consume_timeout_s=0.1, persist_interval_s=0.05):
         await broker.wait_for(lambda: broker.offsets.get(("T", 0)) == 3)
         release.set()
     assert [header.delay_level for header in broker.sent_back] == [3]
@@ -311,7 +267,7 @@ async def test_a_plain_function_runs_in_threads(namesrv: FakeNamesrv, broker: Fa
         if len(seen) == 20:
             done.set()
 
-    async with consumer(namesrv, listener):
+    async with push_consumer(namesrv, listener):
         assert await asyncio.to_thread(done.wait, 20)
     assert sorted(seen) == sorted((b"%d" % number, False) for number in range(20))
 
