@@ -43,19 +43,10 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
         run("cometmq", "send", "events", "a", "b", "c")
         first = run("cometmq", "archive", "events", "-o", str(archive), "--json")
         run("cometmq", "send", "events", "d")
-        arguments = (
-            "archive",
-            "--pattern",
-            "event.*",
-            "-o",
-            str(archive),
-            "--continuous",
-            "--interval",
-            "0.2",
-        )
+        arguments = ("--pattern", "event.*", "-o", str(archive), "--continuous", "--interval", "0.2")
         commits = archive / "_cometmq" / "commits"
         known = len(list(commits.iterdir()))
-        job = serve("cometmq", *arguments)
+        job = serve("cometmq", "archive", *arguments)
         try:
             wait_until(lambda: len(list(commits.iterdir())) > known or job.process.poll() is not None)
             assert job.stop(signal.SIGINT, timeout_s=60) == 0

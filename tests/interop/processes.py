@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from tests.interop import wire
 from tests.interop.jars import java_tool, locked
@@ -186,10 +186,16 @@ def write_settings(path: Path, settings: dict[str, str]) -> str:
 
 
 class Server:
-    """A server in a directory of its own."""
+    """A server in a directory of its own; as a context, it stops in order in the end."""
 
     process: Process
     port: int
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @property
     def pid(self) -> int:

@@ -65,13 +65,7 @@ def test_the_cluster_and_its_broker_are_shown(mqadmin: Run, space: Space) -> Non
     ]
     assert line[1:4] == ["broker-a", "0", space.cluster.broker_addr]
     status = mqadmin(f"brokerStatus -b {space.cluster.broker_addr}")
-    for name in (
-        "bootTimestamp",
-        "brokerVersionDesc",
-        "commitLogMaxOffset",
-        "msgPutTotalTodayNow",
-        "runtime",
-    ):
+    for name in "bootTimestamp brokerVersionDesc commitLogMaxOffset msgPutTotalTodayNow runtime".split():
         assert name in status
     assert "storePathRootDir" in mqadmin(f"getBrokerConfig -b {space.cluster.broker_addr}")
 
@@ -114,9 +108,8 @@ def test_messages_are_found_by_id_key_and_unique_key(shell: AdminShell, mqadmin:
     assert re.search(r"Keys:\s*\[needle\]", by_unique)
 
 
-@pytest.mark.parametrize(
-    "shell", ["4.9.7"], indirect=True
-)  # the client pauses ten seconds over it: once is enough
+# The client pauses ten seconds over it: once is enough.
+@pytest.mark.parametrize("shell", ["4.9.7"], indirect=True)
 def test_offsets_are_reset_while_a_consumer_runs(shell: AdminShell, space: Space) -> None:
     producer = space.producer()
     space.java.send(producer, [message(space.topic, b"again")])

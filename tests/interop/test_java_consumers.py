@@ -11,10 +11,7 @@ from tests.interop import wire
 from tests.interop.driver import Driver, Json, body_of, message
 from tests.interop.processes import wait_until
 from tests.interop.space import Space, assert_exactly_once, bodies
-
-GET_MAX_OFFSET = 30
-VIEW_MESSAGE_BY_ID = 33
-QUERY_CONSUMER_OFFSET = 14
+from tests.interop.store_input import MAX_OFFSET, QUERY_OFFSET, max_offset
 
 
 def _send(space: Space, count: int, word: str = "m", **each: object) -> list[bytes]:
@@ -65,10 +62,7 @@ def test_a_new_group_may_start_at_the_end(space: Space) -> None:
     # broker answers 0 for it. So the group is given its offsets first.
     puller = space.pull()
     for number in range(4):
-        header, _ = wire.call(
-            space.broker_port, GET_MAX_OFFSET, {"topic": space.topic, "queueId": str(number)}
-        )
-        top = int(header["extFields"]["offset"])
+        top = max_offset(space.broker_port, space.topic, number)
         space.java.call("offset_update", name=puller, queue=space.queue(number), offset=top)
         wait_until("offset stored", lambda n=number, t=top: _stored_offset(space, n) == t)
     space.stop(puller)  # it belongs to the group and would keep its share of the queues
@@ -78,11 +72,8 @@ def test_a_new_group_may_start_at_the_end(space: Space) -> None:
 
 
 def _stored_offset(space: Space, queue_id: int) -> int:
-    header, _ = wire.call(
-        space.broker_port,
-        QUERY_CONSUMER_OFFSET,
-        {"consumerGroup": space.group, "topic": space.topic, "queueId": str(queue_id)},
-    )
+    ext = {"consumerGroup": space.group, "topic": space.topic, "queueId": str(queue_id)}
+    header, _ = wire.call(space.broker_port, QUERY_OFFSET, ext)
     return int(header["extFields"]["offset"]) if header["code"] == 0 else -header["code"]
 
 
@@ -166,9 +157,8 @@ def test_two_consumers_share_and_hand_over_queues(
     assert_exactly_once(both(), shared)
     of_first = {each["queueId"] for each in java.delivered(first) if body_of(each) in shared}
     assert of_first == _queues(space, java, first)
-    space.stop(
-        second
-    )  # says goodbye: the first one is told, and has everything long before its own next look
+    # Says goodbye: the first one is told, and has everything long before its own next look.
+    space.stop(second)
     wait_until("first has all queues", lambda: len(_queues(space, java, first)) == 4, 10)
     alone = _send(space, 40, "alone")
 
@@ -234,7 +224,7 @@ def test_a_message_that_always_fails_ends_in_the_dead_letter_topic(space: Space)
     dead = f"%DLQ%{space.group}"
 
     def top() -> int:
-        header, _ = wire.call(space.broker_port, GET_MAX_OFFSET, {"topic": dead, "queueId": "0"})
+        header, _ = wire.call(space.broker_port, MAX_OFFSET, {"topic": dead, "queueId": "0"})
         return int(header["extFields"]["offset"]) if header["code"] == 0 else 0
 
     wait_until("three dead letters", lambda: top() >= 3)
@@ -245,12 +235,8 @@ def test_a_message_that_always_fails_ends_in_the_dead_letter_topic(space: Space)
 def test_an_ordered_consumer_keeps_the_order_through_failures(space: Space) -> None:
     producer = space.producer()
     for key in range(4):
-        space.java.send(
-            producer,
-            [message(space.topic, f"{key}:{n:02d}".encode()) for n in range(25)],
-            "selector",
-            select=key,
-        )
+        messages = [message(space.topic, f"{key}:{n:02d}".encode()) for n in range(25)]
+        space.java.send(producer, messages, "selector", select=key)
     consumer = space.push(orderly=True, failTimes=1, suspendMillis=10)
     got = space.java.wait_delivered(consumer, lambda seen: sum(not each["failed"] for each in seen) >= 100)
     for key in range(4):

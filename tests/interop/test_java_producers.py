@@ -72,13 +72,8 @@ def test_a_batch_takes_consecutive_places_and_keeps_what_each_message_carries(sp
     assert [each["msgId"] for each in stored] == ids
     assert [each["offsetMsgId"] for each in stored] == places
     for n, each in enumerate(stored):
-        assert (body_of(each), each["tags"], each["keys"], each["flag"]) == (
-            b"part %d" % n,
-            f"t{n % 3}",
-            f"k{n}",
-            n,
-        )
-        assert each["properties"]["n"] == str(n)
+        carried = (each["tags"], each["keys"], each["flag"], each["properties"]["n"])
+        assert (body_of(each), *carried) == (b"part %d" % n, f"t{n % 3}", f"k{n}", n, str(n))
 
 
 def test_properties_and_text_of_every_alphabet_arrive_unchanged(space: Space) -> None:
@@ -135,10 +130,8 @@ def test_looking_up_by_id_key_and_time(space: Space) -> None:
     after = java.call(
         "bounds", name=producer, queue=space.queue(3), timestamp=stored[-1]["storeTimestamp"] + 60_000
     )
-    assert after["at"] in (
-        9,
-        10,
-    )  # 4.9 answers with the nearest message, 5.x with the place behind the last one
+    # 4.9 answers with the nearest message, 5.x with the place behind the last one.
+    assert after["at"] in (9, 10)
 
 
 def test_the_second_port_of_old_clients_answers_too(space: Space) -> None:

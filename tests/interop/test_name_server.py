@@ -130,26 +130,17 @@ def test_a_killed_broker_leaves_the_routes_at_once_and_returns_when_it_registers
 @pytest.mark.parametrize("version", SERVER_VERSIONS)
 def test_key_value_files_go_both_ways(tmp_path: Path, version: str) -> None:
     values = {"plain": "v", "order": "broker-a:8;broker-b:8", "text": 'åäö "quoted" \\ {}'}
-    ours = CometNamesrv(tmp_path)
-    try:
+    with CometNamesrv(tmp_path) as ours:
         for key, value in values.items():
             assert wire.call(ours.port, 100, {"namespace": "n", "key": key, "value": value})[0]["code"] == 0
-    finally:
-        ours.stop()
-    theirs = ApacheNamesrv(version, tmp_path)
-    try:
+    with ApacheNamesrv(version, tmp_path) as theirs:
         for key, value in values.items():
             header, _ = wire.call(theirs.port, 101, {"namespace": "n", "key": key})
             assert header["extFields"] == {"value": value}
         wire.call(theirs.port, 100, {"namespace": "m", "key": "k", "value": "from Apache"})
         wire.call(theirs.port, 102, {"namespace": "n", "key": "plain"})
-    finally:
-        theirs.stop()
-    again = CometNamesrv(tmp_path)
-    try:
+    with CometNamesrv(tmp_path) as again:
         header, body = wire.call(again.port, 219, {"namespace": "n"})
         assert json.loads(body) == {"table": {key: value for key, value in values.items() if key != "plain"}}
         header, _ = wire.call(again.port, 101, {"namespace": "m", "key": "k"})
         assert header["extFields"] == {"value": "from Apache"}
-    finally:
-        again.stop()

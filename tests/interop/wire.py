@@ -71,14 +71,8 @@ def _binary(head: bytes) -> dict[str, Any]:
         value_end = key_end + 4 + int.from_bytes(head[key_end : key_end + 4])
         ext[head[at + 2 : key_end].decode()] = head[key_end + 4 : value_end].decode()
         at = value_end
-    return {
-        "code": code,
-        "version": version,
-        "opaque": opaque,
-        "flag": flag,
-        "remark": remark,
-        "extFields": ext,
-    }
+    fields = {"code": code, "version": version, "opaque": opaque, "flag": flag, "remark": remark}
+    return {**fields, "extFields": ext}
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

@@ -71,15 +71,10 @@ class TestTable:
             }
             (hour,) = hours
             day, number = hour.split()
-            assert path.relative_to(output).parts[:3] == (
-                f"topic={topic.name}",
-                f"dt={day}",
-                f"hour={number}",
-            )
-        assert {row.dt for row in spark.read.parquet(output).select("dt").collect()} <= {
-            before.date(),
-            datetime.now(UTC).date(),
-        }
+            parts = path.relative_to(output).parts[:3]
+            assert parts == (f"topic={topic.name}", f"dt={day}", f"hour={number}")
+        days = {row.dt for row in spark.read.parquet(output).select("dt").collect()}
+        assert days <= {before.date(), datetime.now(UTC).date()}
 
     def test_other_readers_see_the_same(self, spark: SparkSession, topic: Topic, output: str) -> None:
         topic.send(100)
@@ -223,17 +218,8 @@ class TestResuming:
         holder: list[ArchiveSummary] = []
 
         def work() -> None:
-            holder.append(
-                run(
-                    spark,
-                    topic,
-                    output,
-                    mode="continuous",
-                    interval_s=0.2,
-                    stop=stop,
-                    on_progress=seen.append,
-                )
-            )
+            options = {"mode": "continuous", "interval_s": 0.2, "stop": stop, "on_progress": seen.append}
+            holder.append(run(spark, topic, output, **options))
 
         thread = threading.Thread(target=work)
         thread.start()

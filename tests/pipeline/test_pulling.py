@@ -20,17 +20,10 @@ HOST = b"\x7f\0\0\1\0\0\x2a\x9f"
 
 def record(offset: int, queue: MessageQueue = QUEUE) -> bytes:
     return encode_record(
-        topic=queue.topic,
-        queue_id=queue.queue_id,
-        body=str(offset).encode(),
-        properties=b"",
-        queue_offset=offset,
-        physical_offset=offset * 100,
-        born_timestamp_ms=1,
-        born_host=HOST,
-        store_timestamp_ms=2,
+        queue.topic, b"%d" % offset, queue_id=queue.queue_id, queue_offset=offset,
+        physical_offset=offset * 100, born_timestamp_ms=1, born_host=HOST, store_timestamp_ms=2,
         store_host=HOST,
-    )
+    )  # fmt: skip
 
 
 class FakeQueue:

@@ -104,29 +104,29 @@ class TestStartingAtATime:
         assert fake.asked[RequestCode.PULL_MESSAGE] < 10
 
 
+@pytest.fixture
+def rude(fake: FakeCluster) -> Iterator[FakeCluster]:
+    """The broker that the route names: it accepts connections and closes them."""
+    with fake_cluster() as made:
+        made.closing, made.stored_ms = True, list(TIMES)
+        fake.brokers = {0: made.address}
+        yield made
+
+
 class TestABrokerThatHangsUp:
-    def test_it_is_connected_a_few_times_and_no_more(self, fake: FakeCluster) -> None:
-        with fake_cluster() as rude:
-            rude.closing = True
-            fake.brokers = {0: rude.address}
-            with pytest.raises(SendFailed, match=rude.address):
-                list(parts(fake, timeout_ms=2000))
-            assert 2 < rude.connections < 12
+    def test_it_is_connected_a_few_times_and_no_more(self, fake: FakeCluster, rude: FakeCluster) -> None:
+        with pytest.raises(SendFailed, match=rude.address):
+            list(parts(fake, timeout_ms=2000))
+        assert 2 < rude.connections < 12
 
-    def test_it_is_read_on_when_it_stays(self, fake: FakeCluster) -> None:
-        with fake_cluster() as rude:
-            rude.closing, rude.stored_ms = True, list(TIMES)
-            fake.brokers = {0: rude.address}
-            threading.Timer(0.5, lambda: setattr(rude, "closing", False)).start()
-            assert offsets(parts(fake)) == list(range(40))
+    def test_it_is_read_on_when_it_stays(self, fake: FakeCluster, rude: FakeCluster) -> None:
+        threading.Timer(0.5, lambda: setattr(rude, "closing", False)).start()
+        assert offsets(parts(fake)) == list(range(40))
 
-    def test_planning_paces_itself_too(self, fake: FakeCluster) -> None:
-        with fake_cluster() as rude:
-            rude.closing = True
-            fake.brokers = {0: rude.address}
-            with Cluster((fake.address,), timeout_ms=1000) as cluster, pytest.raises(SendFailed):
-                cluster.bounds([QUEUE])
-            assert rude.connections < 12
+    def test_planning_paces_itself_too(self, fake: FakeCluster, rude: FakeCluster) -> None:
+        with Cluster((fake.address,), timeout_ms=1000) as cluster, pytest.raises(SendFailed):
+            cluster.bounds([QUEUE])
+        assert rude.connections < 12
 
 
 class TestAReplicaThatLags:
@@ -202,10 +202,10 @@ class TestAStreamWhoseBrokersAreAway:
         assert not fake.asked
         reader.stop()
 
-    def test_one_that_stays_away_is_left_alone_for_ever_longer(self, fake: FakeCluster) -> None:
-        with fake_cluster() as rude, Cluster((fake.address,), timeout_ms=300) as cluster:
-            rude.closing = True
-            fake.brokers = {0: rude.address}
+    def test_one_that_stays_away_is_left_alone_for_ever_longer(
+        self, fake: FakeCluster, rude: FakeCluster
+    ) -> None:
+        with Cluster((fake.address,), timeout_ms=300) as cluster:
             for _ in range(20):
                 with pytest.raises(SendFailed):
                     cluster.look(Topics(names=(TOPIC,)), [QUEUE])

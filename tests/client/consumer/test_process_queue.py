@@ -17,24 +17,7 @@ def messages(*offsets: int, body: bytes = b"body") -> list[MessageExt]:
 
 
 def make(offset: int, body: bytes) -> MessageExt:
-    return MessageExt(
-        topic="T",
-        body=body,
-        flag=0,
-        properties={},
-        queue_id=0,
-        queue_offset=offset,
-        physical_offset=offset * 100,
-        sys_flag=0,
-        born_timestamp_ms=1,
-        born_host="127.0.0.1:1",
-        store_timestamp_ms=1,
-        store_host="127.0.0.1:2",
-        reconsume_times=0,
-        prepared_transaction_offset=0,
-        body_crc=0,
-        store_size=100,
-    )
+    return MessageExt(topic="T", body=body, queue_offset=offset, physical_offset=offset * 100)
 
 
 def held(*offsets: int, batch_size: int = 1) -> tuple[ProcessQueue, list]:  # type: ignore[type-arg]
