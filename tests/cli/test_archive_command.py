@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
-from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Run, Serve
+from tests.interop.processes import wait_until
 
 from cometmq.cli.archive import archive, own_names, report
 from cometmq.errors import CometError, ConfigError
@@ -24,13 +23,6 @@ from cometmq.testing import local_broker
 
 def bodies(archive: Path) -> list[bytes]:
     return sorted(pq.read_table(archive, columns=["body"])["body"].to_pylist())
-
-
-def wait_until(done: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
@@ -48,7 +40,11 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
         known = len(list(commits.iterdir()))
         job = serve("cometmq", "archive", *arguments)
         try:
-            wait_until(lambda: len(list(commits.iterdir())) > known or job.process.poll() is not None)
+            wait_until(
+                "a commit or the end",
+                lambda: len(list(commits.iterdir())) > known or job.process.poll() is not None,
+                timeout_s=60,
+            )
             assert job.stop(signal.SIGINT, timeout_s=60) == 0
         finally:
             job.kill()

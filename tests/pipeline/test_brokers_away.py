@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.interop.processes import free_port
 from tests.pipeline.fake_servers import TOPIC, NameServer, fake_cluster, serving
 from tests.pipeline.feeding import Topic, wait_for
 
@@ -30,13 +30,6 @@ from cometmq.standalone import Standalone
 from cometmq.testing import ServerProcess
 
 SCHEMA = arrow_schema(["queue_id", "queue_offset", "body"])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 class Restartable:

@@ -53,6 +53,18 @@ def offsets(read: Iterator[Part]) -> list[int]:
     return [offset for part in read for offset in part.batch.column("queue_offset").to_pylist()]
 
 
+def stream(fake: FakeCluster) -> CometStreamReader:
+    given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "300"}
+    return CometStreamReader(full_schema(), read_options(given, streaming=True))
+
+
+@pytest.fixture
+def reader(fake: FakeCluster) -> Iterator[CometStreamReader]:
+    made = stream(fake)
+    yield made
+    made.stop()
+
+
 class TestStartingAtATime:
     def at(self, fake: FakeCluster, time_ms: int, timeout_ms: int = 5000) -> int:
         with Cluster((fake.address,), timeout_ms=timeout_ms) as cluster:
@@ -158,18 +170,11 @@ class TestAReplicaThatLags:
         with pytest.raises(DataLossError, match="10 records are gone"):
             list(parts(fake, end=50, timeout_ms=300))
 
-    def test_a_stream_waits_for_it(self, replica: FakeCluster) -> None:
-        reader = stream(replica)
+    def test_a_stream_waits_for_it(self, replica: FakeCluster, reader: CometStreamReader) -> None:
         start = {TOPIC: {"broker-a": {"0": 50}}}
         assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
         (task,) = reader.partitions({TOPIC: {"broker-a": {"0": 30}}}, start)
         assert task.ranges == [QueueRange(QUEUE, 30, 50)]
-        reader.stop()
-
-
-def stream(fake: FakeCluster, **options: str) -> CometStreamReader:
-    given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "300", **options}
-    return CometStreamReader(full_schema(), read_options(given, streaming=True))
 
 
 def position(offset: int) -> dict[str, Any]:
@@ -178,9 +183,8 @@ def position(offset: int) -> dict[str, Any]:
 
 class TestAStreamWhoseBrokersAreAway:
     def test_a_broker_that_is_dead_and_still_routed_keeps_its_queues(
-        self, fake: FakeCluster, caplog: pytest.LogCaptureFixture
+        self, fake: FakeCluster, reader: CometStreamReader, caplog: pytest.LogCaptureFixture
     ) -> None:
-        reader = stream(fake)
         with fake_cluster() as dying:
             dying.stored_ms = list(TIMES)
             fake.brokers = {0: dying.address}
@@ -192,15 +196,14 @@ class TestAStreamWhoseBrokersAreAway:
         fake.brokers = {}  # it is back, somewhere else
         fake.stored_ms.append(5000)
         assert reader.latestOffset(end, reader.getDefaultReadLimit())[TOPIC] == position(41)[TOPIC]
-        reader.stop()
 
-    def test_a_batch_is_planned_without_those_it_does_not_read(self, fake: FakeCluster) -> None:
-        reader = stream(fake)
+    def test_a_batch_is_planned_without_those_it_does_not_read(
+        self, fake: FakeCluster, reader: CometStreamReader
+    ) -> None:
         end = reader.latestOffset(position(10), reader.getDefaultReadLimit())
         fake.asked.clear()
         assert reader.partitions(end, end) == []
         assert not fake.asked
-        reader.stop()
 
     def test_one_that_stays_away_is_left_alone_for_ever_longer(
         self, fake: FakeCluster, rude: FakeCluster
@@ -211,20 +214,19 @@ class TestAStreamWhoseBrokersAreAway:
                     cluster.look(Topics(names=(TOPIC,)), [QUEUE])
             assert rude.connections == 1
 
-    def test_a_name_server_that_has_just_started_takes_nothing_away(self, fake: FakeCluster) -> None:
-        reader = stream(fake)
+    def test_a_name_server_that_has_just_started_takes_nothing_away(
+        self, fake: FakeCluster, reader: CometStreamReader
+    ) -> None:
         end = reader.latestOffset(position(10), reader.getDefaultReadLimit())
         fake.routed = False
         fake.stored_ms.append(5000)
         later = reader.latestOffset(end, reader.getDefaultReadLimit())
         assert later[TOPIC] == position(41)[TOPIC]
-        reader.stop()
 
     def test_a_stream_that_starts_again_waits_for_the_first_broker(
-        self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+        self, fake: FakeCluster, reader: CometStreamReader, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(source, "_REGISTERED_S", 0.3)
-        reader = stream(fake)
         fake.routed = False
         start = position(10)
         assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
@@ -234,7 +236,6 @@ class TestAStreamWhoseBrokersAreAway:
         late = stream(fake)
         with pytest.raises(NoRouteError, match=TOPIC):
             ask_until_it_raises(late, start)
-        reader.stop()
         late.stop()
 
     @pytest.mark.parametrize(
