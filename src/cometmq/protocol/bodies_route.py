@@ -242,7 +242,7 @@ class RegisterBrokerBody(Body):
     @classmethod
     def _decode_compressed(cls, data: bytes) -> Self:
         reader = _Counted(data)
-        version = DataVersion.decode(reader.take("data version"))
+        version = DataVersion.decode(reader.read("data version"))
         count = reader.count("number of topics")
         _check_number(count)
         topics: dict[str, TopicConfig] = {}
@@ -252,7 +252,7 @@ class RegisterBrokerBody(Body):
         filters: list[str] | None = None
         if reader.left:
             try:
-                found = reader.json(reader.take("filter servers"), "filter servers")
+                found = reader.json(reader.read("filter servers"), "filter servers")
                 filters = msgspec.convert(found or [], list[str], strict=False)
             except (msgspec.ValidationError, BodyError):
                 filters = None  # Java logs it and goes on
@@ -266,7 +266,7 @@ def _check_number(topics: int) -> None:
 
 def _topic_of(reader: _Counted) -> TopicConfig:
     """A topic of `name read write perm filterType`, and 5.x's attributes after that."""
-    text = reader.take("topic").decode("utf-8", "replace")
+    text = reader.read("topic").decode("utf-8", "replace")
     words = text.split(" ", 5)
     if len(words) < 5:
         raise BodyError(
@@ -310,7 +310,7 @@ class _Counted:
         self._pos += 4
         return number
 
-    def take(self, what: str) -> bytes:
+    def read(self, what: str) -> bytes:
         length = self.count(what)
         if not 0 <= length <= self.left:
             raise BodyError("compressed registration", f"length {length}, {self.left} bytes left", what)

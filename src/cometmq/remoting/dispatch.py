@@ -36,7 +36,7 @@ class LogBudget:
         self._second = 0
         self._left = per_second
 
-    def take(self) -> bool:
+    def allows(self) -> bool:
         """Whether one more line may be written now."""
         second = int(time.monotonic())
         if second != self._second:
@@ -110,7 +110,7 @@ class Dispatcher:
             # A request that cannot be read is its sender's fault, and the answer says so. A FrameError is
             # ours: the answer is too long.
             ours = isinstance(error, FrameError) or not isinstance(error, ProtocolError)
-            if ours and self._budget.take():
+            if ours and self._budget.allows():
                 log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)
         connection.respond(request, code, remark=shortened(remark, REMARK_MAX), ext=ext)
 

@@ -273,7 +273,7 @@ class ScheduleService:
 
     def _step_over(self, cursor: LevelCursor, offset: int, position: int | None, why: object) -> None:
         """Say that a message is not delivered, of many only of some."""
-        if self._budget.take():
+        if self._budget.allows():
             where = "" if position is None else f", log position {position}"
             log.error(
                 "delay level %d: message at %d%s is not delivered: %s", cursor.level, offset, where, why

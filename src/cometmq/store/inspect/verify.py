@@ -26,7 +26,7 @@ from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
 from cometmq.store.inspect.queue_check import QueueCheck
 from cometmq.store.recovery.store_layout import LONGEST_FILE, StoreLayout, read_layout
 from cometmq.store.tables.deleted_topics import DeletedTopics
-from cometmq.store.tables.table_checks import ENDS, SEALED, SHAPES, Table, read_table
+from cometmq.store.tables.table_checks import ENDS, SEALED, TABLE_RULES, Table, read_table
 
 _SYSTEM_TOPICS = frozenset({"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"})
 _FUTURE_MS = 1 << 53
@@ -258,6 +258,6 @@ class TableCheck:
         if not text.strip():
             return None, "the file is empty"
         try:
-            return read_table(text, SHAPES.get(name)), ""
+            return read_table(text, TABLE_RULES.get(name)), ""
         except ProtocolError as problem:
             return None, str(problem)

@@ -14,7 +14,7 @@ import os
 from cometmq import logs
 from cometmq.errors import ProtocolError, StoreCorrupt
 from cometmq.store.base.disk import Disk, OsDisk, read_file, write_new_file
-from cometmq.store.tables.table_checks import SEALED, SHAPES, Shape, Table, read_table, seal
+from cometmq.store.tables.table_checks import SEALED, TABLE_RULES, TableRule, Table, read_table, seal
 from cometmq.store.tables.table_text import render
 
 log = logs.logger(__name__)
@@ -23,16 +23,16 @@ log = logs.logger(__name__)
 class JsonTable:
     """One file of `config/`. Its methods wait for the device; big tables belong in a thread.
 
-    shape: what it must hold; by default what a file of that name holds, and of other names any object.
+    rule: what it must hold; by default what a file of that name holds, and of other names any object.
     """
 
-    __slots__ = ("_disk", "_sealed", "_shape", "_written", "path")
+    __slots__ = ("_disk", "_sealed", "_rule", "_written", "path")
 
-    def __init__(self, path: str, disk: Disk | None = None, shape: Shape | None = None) -> None:
+    def __init__(self, path: str, disk: Disk | None = None, rule: TableRule | None = None) -> None:
         self.path = path
         self._disk = disk or OsDisk()
         name = os.path.basename(path)
-        self._shape = shape or SHAPES.get(name)
+        self._rule = rule or TABLE_RULES.get(name)
         self._sealed = name in SEALED
         self._written: bytes | None = None  # digest of the text that we wrote last
 
@@ -57,7 +57,7 @@ class JsonTable:
                 problems.append(f"{path} is empty")
                 continue
             try:
-                table = read_table(text, self._shape)
+                table = read_table(text, self._rule)
             except ProtocolError as problem:
                 problems.append(f"{path}: {problem}")
                 continue
@@ -101,7 +101,7 @@ class JsonTable:
         if _digest(text) == self._written:
             return True
         try:
-            read_table(text, self._shape)
+            read_table(text, self._rule)
         except ProtocolError:
             return False
         return True

@@ -32,8 +32,8 @@ from cometmq.protocol.lenient import read_lenient
 from cometmq.store.tables.table_text import render
 
 Table: TypeAlias = dict[str, Any]
-Shape: TypeAlias = Callable[[Table], Table]
-"""Gives a table that has the shape back (without its CRC), raises ProtocolError for another one."""
+TableRule: TypeAlias = Callable[[Table], Table]
+"""Gives a table that keeps the rule back (without its CRC), raises ProtocolError for another one."""
 
 TOPICS = "topics.json"
 GROUPS = "subscriptionGroup.json"
@@ -69,7 +69,7 @@ class DeletedTopicTable(Body, forbid_unknown_fields=True):
     deleted_topics: dict[str, int] = empty(dict)
 
 
-def read_table(text: bytes, shape: Shape | None = None) -> Table:
+def read_table(text: bytes, rule: TableRule | None = None) -> Table:
     """The table of a file's text, in either dialect. Raises ProtocolError, whatever is wrong with it."""
     try:
         plain = text.decode()
@@ -81,7 +81,7 @@ def read_table(text: bytes, shape: Shape | None = None) -> Table:
         value = read_lenient(plain, unique=True)
     if not isinstance(value, dict):
         raise BodyError("table", "it holds no JSON object")
-    return shape(value) if shape is not None else value
+    return rule(value) if rule is not None else value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Table:
@@ -100,14 +100,14 @@ def _crc_of(table: Table) -> str:
     return f"{zlib.crc32(render(table).encode()):08x}"
 
 
-# -- shapes
+# -- rules
 
 
-def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> Shape:
+def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRule:
     """Apache's tables: the field `name`, and perhaps a version and what newer versions add."""
     known = (*kind.__struct_encode_fields__, "dataVersion")
 
-    def shape(table: Table) -> Table:
+    def rule(table: Table) -> Table:
         if not table:
             return table
         _no_neighbours(table, known, "")
@@ -118,7 +118,7 @@ def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> Shape:
         kind.from_plain(table)
         return table
 
-    return shape
+    return rule
 
 
 def _entries(kind: type[Body], name_field: str) -> Callable[[Table], None]:
@@ -166,20 +166,20 @@ def _bits_apart(one: str, other: str) -> int:
     return (int.from_bytes(a, "big") ^ int.from_bytes(b, "big")).bit_count()
 
 
-def _own(kind: type[Body]) -> Shape:
+def _own(kind: type[Body]) -> TableRule:
     """CometMQ's tables: nothing but their fields, and the CRC of a sealed one right."""
 
-    def shape(table: Table) -> Table:
+    def rule(table: Table) -> Table:
         content = {key: value for key, value in table.items() if key != _CRC}
         if _CRC in table and table[_CRC] != _crc_of(content):
             raise BodyError(kind.__name__, "the content does not fit its CRC")
         kind.from_plain(content)
         return content
 
-    return shape
+    return rule
 
 
-SHAPES: dict[str, Shape] = {
+TABLE_RULES: dict[str, TableRule] = {
     TOPICS: _holds("topicConfigTable", TopicConfigTable, _entries(TopicConfig, "topicName")),
     GROUPS: _holds(
         "subscriptionGroupTable", SubscriptionGroupTable, _entries(SubscriptionGroupConfig, "groupName")
@@ -190,5 +190,5 @@ SHAPES: dict[str, Shape] = {
     MIN_OFFSETS: _own(MinOffsetTable),
     DELETED: _own(DeletedTopicTable),
 }
-"""File name -> shape."""
+"""File name -> rule."""
 SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED})
