@@ -14,7 +14,7 @@ import os
 from cometmq import logs
 from cometmq.errors import ProtocolError, StoreCorrupt
 from cometmq.store.base.disk import Disk, OsDisk, read_file, write_new_file
-from cometmq.store.tables.table_checks import SEALED, TABLE_RULES, TableRule, Table, read_table, seal
+from cometmq.store.tables.table_checks import SEALED, TABLE_RULES, Table, TableRule, read_table, seal
 from cometmq.store.tables.table_text import render
 
 log = logs.logger(__name__)
@@ -26,7 +26,7 @@ class JsonTable:
     rule: what it must hold; by default what a file of that name holds, and of other names any object.
     """
 
-    __slots__ = ("_disk", "_sealed", "_rule", "_written", "path")
+    __slots__ = ("_disk", "_rule", "_sealed", "_written", "path")
 
     def __init__(self, path: str, disk: Disk | None = None, rule: TableRule | None = None) -> None:
         self.path = path
