@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +18,12 @@ SHORT_S = 0.005
 def runs() -> list[float]:
     """One entry for each run of a test's job."""
     return []
+
+
+def started(job: Callable[[], object]) -> Periodic:
+    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="test")
+    periodic.start()
+    return periodic
 
 
 async def until(count: int, runs: list[float]) -> None:
@@ -88,8 +95,7 @@ async def test_runs_do_not_overlap(runs: list[float]) -> None:
         under_way -= 1
         runs.append(0)
 
-    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="test")
-    periodic.start()
+    periodic = started(job)
     await until(3, runs)
     await periodic.stop()
 
@@ -107,8 +113,7 @@ async def test_stop_waits_for_a_run_under_way_and_cancel_interrupts_it(
         await asyncio.sleep(10 * SHORT_S)
         done.append(True)
 
-    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="test")
-    periodic.start()
+    periodic = started(job)
     await until(1, runs)
     if cancel:
         periodic.cancel()
@@ -124,8 +129,7 @@ async def test_a_job_may_stop_itself(runs: list[float]) -> None:
         runs.append(0)
         await periodic.stop()
 
-    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="test")
-    periodic.start()
+    periodic = started(job)
     await until(1, runs)
     await asyncio.sleep(10 * SHORT_S)
 
@@ -138,8 +142,7 @@ async def test_a_job_that_was_cancelled_from_within_runs_again(runs: list[float]
         runs.append(0)
         raise asyncio.CancelledError
 
-    periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="test")
-    periodic.start()
+    periodic = started(job)
     await until(2, runs)
     periodic.cancel()
 

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -21,6 +21,7 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
+    DeleteTopicRequestHeader,
     Header,
     PullMessageRequestHeader,
     SendMessageRequestHeader,
@@ -128,6 +129,17 @@ class Peer:
         )
         return await self.call(code, request, version=version)
 
+    async def send_numbers(self, count: int) -> None:
+        """Messages whose bodies are 0, 1, 2 and so on."""
+        for number in range(count):
+            await self.send(body=b"%d" % number)
+
+    async def set_group(self, settings: bytes) -> Frame:
+        return await self.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)
+
+    async def delete_topic(self, topic: str) -> Frame:
+        return await self.call(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic))
+
     async def heartbeat(
         self,
         client_id: str = "c1",
@@ -171,6 +183,12 @@ class Peer:
     async def close(self) -> None:
         await self.remoting.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
 
 def records(answer: Frame) -> list[MessageExt]:
     """The messages of a pull's answer."""
@@ -183,6 +201,19 @@ def offset_of(answer: Frame, name: str = "offset") -> int:
     assert answer.code == 0, (answer.code, answer.remark)
     assert answer.ext is not None
     return int(answer.ext[name])
+
+
+def refused(answer: Frame, code: int, words: str) -> None:
+    """The answer says no, and why."""
+    assert answer.code == code, (answer.code, answer.remark)
+    assert words in answer.remark
+
+
+async def held(cluster: Cluster, peer: Peer, **pull: Any) -> asyncio.Task[Frame]:
+    """A pull that waits for the second message of a queue."""
+    pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000, **pull))
+    await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+    return pulling
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
@@ -249,11 +280,10 @@ async def running(
     config = BrokerConfig.from_properties({**small_files(), **base, **settings})
     broker = Broker(config, disk=disk, clock=clock)
     await broker.start()
-    peer = Peer(broker.addr)
     try:
-        yield broker, peer
+        async with Peer(broker.addr) as peer:
+            yield broker, peer
     finally:
-        await peer.close()
         await broker.stop()
 
 
@@ -317,6 +347,17 @@ async def start_cluster(tmp_path: Any) -> AsyncIterator[StartCluster]:
 @pytest.fixture
 async def cluster(start_cluster: StartCluster) -> Cluster:
     return await start_cluster()
+
+
+@pytest.fixture
+def started(start_cluster: StartCluster) -> StartCluster:
+    """Like `start_cluster`, with a client: `cluster, peer = await started(...)`."""
+
+    async def start(**settings: str) -> tuple[Cluster, Peer]:
+        cluster = await start_cluster(**settings)
+        return cluster, cluster.peer()
+
+    return start
 
 
 @pytest.fixture

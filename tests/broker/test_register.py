@@ -7,100 +7,65 @@ import socket
 
 import msgspec
 import pytest
-from tests.broker.conftest import Peer, until
+from tests.broker.conftest import Peer, create, until
+from tests.namesrv.conftest import running as name_server
 
-from cometmq.namesrv.config import NamesrvConfig
-from cometmq.namesrv.server import NameServer
 from cometmq.protocol.bodies import RegisterBrokerBody, TopicRouteData
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
-    DeleteTopicRequestHeader,
     GetRouteInfoRequestHeader,
     RegisterBrokerRequestHeader,
 )
 from cometmq.remoting import RemotingServer
 
 
-async def name_server(directory) -> NameServer:
-    directory.mkdir()
-    config = NamesrvConfig(
-        listen_port=0,
-        bind_address="127.0.0.1",
-        kv_config_path=str(directory / "kv.json"),
-        config_store_path=str(directory / "namesrv.properties"),
-    )
-    server = NameServer(config)
-    await server.start()
-    return server
-
-
 async def route(addr: str, topic: str) -> TopicRouteData | None:
-    peer = Peer(addr)
-    answer = await peer.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
-    await peer.close()
+    async with Peer(addr) as peer:
+        answer = await peer.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
     return TopicRouteData.decode(answer.body) if answer.code == 0 else None
 
 
-async def create(peer: Peer, topic: str) -> None:
-    header = CreateTopicRequestHeader(topic=topic, read_queue_nums=2, write_queue_nums=2, perm=6)
-    assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == 0
-
-
 async def test_every_name_server_knows_the_broker_and_forgets_it_when_it_stops(tmp_path, start_cluster):
-    second, third = await name_server(tmp_path / "n2"), await name_server(tmp_path / "n3")
-    addresses = [f"127.0.0.1:{server.port}" for server in (second, third)]
-    cluster = await start_cluster(namesrvAddr=";".join(addresses))
-    await create(cluster.peer(), "Orders")
-    for addr in addresses:
-        found = await route(addr, "Orders")
-        assert found.broker_datas[0].broker_addrs == {0: cluster.addr}
-        assert found.queue_datas[0].write_queue_nums == 2
-    await cluster.close_peers()
-    await cluster.standalone.stop()
-    for addr in addresses:
-        assert await route(addr, "Orders") is None
-    await second.stop()
-    await third.stop()
+    async with name_server(tmp_path) as second, name_server(tmp_path) as third:
+        addresses = [f"127.0.0.1:{server.port}" for server in (second, third)]
+        cluster = await start_cluster(namesrvAddr=";".join(addresses))
+        await create(cluster.peer())
+        for addr in addresses:
+            found = await route(addr, "Orders")
+            assert found.broker_datas[0].broker_addrs == {0: cluster.addr}
+            assert found.queue_datas[0].write_queue_nums == 2
+        await cluster.close_peers()
+        await cluster.standalone.stop()
+        for addr in addresses:
+            assert await route(addr, "Orders") is None
 
 
 async def test_a_dead_and_a_deaf_name_server_do_not_hold_up_the_living_one(tmp_path, start_cluster):
-    living = await name_server(tmp_path / "living")
     deaf = socket.create_server(("127.0.0.1", 0))  # accepts by backlog, never answers
     with socket.create_server(("127.0.0.1", 0)) as closed:
         dead_port = closed.getsockname()[1]
-    addresses = f"127.0.0.1:{dead_port};127.0.0.1:{deaf.getsockname()[1]};127.0.0.1:{living.port}"
-    cluster = await start_cluster(namesrvAddr=addresses, registerBrokerTimeoutMills="300")
-    await cluster.peer().send("Fresh")
-    async with asyncio.timeout(0.25):
-        while await route(f"127.0.0.1:{living.port}", "Fresh") is None:
-            await asyncio.sleep(0.005)
+    async with name_server(tmp_path) as living:
+        addresses = f"127.0.0.1:{dead_port};127.0.0.1:{deaf.getsockname()[1]};127.0.0.1:{living.port}"
+        cluster = await start_cluster(namesrvAddr=addresses, registerBrokerTimeoutMills="300")
+        await cluster.peer().send("Fresh")
+        async with asyncio.timeout(0.25):
+            while await route(f"127.0.0.1:{living.port}", "Fresh") is None:
+                await asyncio.sleep(0.005)
     deaf.close()
-    await living.stop()
 
 
 async def test_a_name_server_that_comes_later_is_told_by_the_periodic_registration(
     tmp_path, start_cluster, monkeypatch
 ):
     monkeypatch.setattr("cometmq.broker.base.config.BrokerConfig.register_period_ms", 50)
-    late = await name_server(tmp_path / "late")
-    port = late.port
-    await late.stop()
+    async with name_server(tmp_path) as late:
+        port = late.port
     cluster = await start_cluster(namesrvAddr=f"127.0.0.1:{port}")
-    await create(cluster.peer(), "Orders")
-    late = NameServer(
-        NamesrvConfig(
-            listen_port=port,
-            bind_address="127.0.0.1",
-            kv_config_path=str(tmp_path / "late" / "kv.json"),
-            config_store_path=str(tmp_path / "late" / "n.properties"),
-        )
-    )
-    await late.start()
-    async with asyncio.timeout(5):
+    await create(cluster.peer())
+    async with name_server(tmp_path, listenPort=str(port)), asyncio.timeout(5):
         while await route(f"127.0.0.1:{port}", "Orders") is None:
             await asyncio.sleep(0.02)
-    await late.stop()
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -176,8 +141,7 @@ async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_clust
     assert (
         len(parts.registrar.registration()[1]) < start + 15_000 < 2 * len(parts.registrar.registration()[1])
     )
-    header = DeleteTopicRequestHeader(topic=name)
-    assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, header)).code == 0
+    assert (await peer.delete_topic(name)).code == 0
     counted = parts.tables.topics.registered_bytes
     await cluster.restart()
     assert cluster.broker.parts.tables.topics.registered_bytes == counted

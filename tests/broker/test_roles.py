@@ -9,7 +9,7 @@ import json
 import time
 
 import pytest
-from tests.broker.conftest import COMMIT, records, running, until
+from tests.broker.conftest import COMMIT, held, records, running, until
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import ConfigError
@@ -27,8 +27,7 @@ def begin(answer):
 async def slave(tmp_path):
     """Start a slave on a store that a master wrote: 40 messages, and one that waits for its delivery."""
     async with running(tmp_path, messageDelayLevel="1h") as (_, peer):
-        for number in range(40):
-            await peer.send(body=b"%d" % number)
+        await peer.send_numbers(40)
         await peer.send("Later", properties={"DELAY": "1"})
         await peer.pull()
     async with contextlib.AsyncExitStack() as stack:
@@ -131,9 +130,8 @@ def test_a_slave_needs_an_id_of_its_own(tmp_path):
     assert BrokerConfig.from_properties({"brokerRole": "SLAVE", "brokerId": "1"}).store.broker_role == "SLAVE"
 
 
-async def test_the_role_of_a_running_broker_stays(start_cluster):
-    cluster = await start_cluster()
-    peer = cluster.peer()
+async def test_the_role_of_a_running_broker_stays(started):
+    _, peer = await started()
     answer = await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerRole=SYNC_MASTER")
     assert (answer.code, "brokerRole" in answer.remark) == (16, True)
     assert (await peer.send()).code == 0
@@ -141,8 +139,7 @@ async def test_the_role_of_a_running_broker_stays(start_cluster):
 
 class TestOffsetMovedEvents:
     @pytest.mark.parametrize(("asked", "corrected"), [(-1, 0), (9, 2)])
-    async def test_whoever_is_sent_elsewhere_stands_in_the_topic(self, cluster, asked, corrected):
-        peer = cluster.peer()
+    async def test_whoever_is_sent_elsewhere_stands_in_the_topic(self, cluster, peer, asked, corrected):
         await peer.send()
         await peer.send()
         await peer.pull(group="Lost", offset=asked)
@@ -162,8 +159,7 @@ class TestOffsetMovedEvents:
         (found,) = records(await peer.pull("OFFSET_MOVED_EVENT", expression="Lost"))
         assert found.body == event.body
 
-    async def test_who_is_within_the_queue_or_at_its_end_does_not(self, cluster):
-        peer = cluster.peer()
+    async def test_who_is_within_the_queue_or_at_its_end_does_not(self, cluster, peer):
         await peer.send()
         for offset in (0, 1):
             await peer.pull(offset=offset)
@@ -182,8 +178,7 @@ class TestOffsetMovedEvents:
         (event,) = records(await other.pull("OFFSET_MOVED_EVENT", hold_ms=5000))
         assert json.loads(event.body)["offsetRequest"] == 1
 
-    async def test_a_store_that_takes_no_messages_answers_all_the_same(self, cluster):
-        peer = cluster.peer()
+    async def test_a_store_that_takes_no_messages_answers_all_the_same(self, cluster, peer):
         await peer.send()
         cluster.broker.parts.store.appender.shut = "the test says so"
         answer = await peer.pull(offset=7)
@@ -204,15 +199,13 @@ class TestMostBytes:
             (407, 3500, 10),
         ],
     )
-    async def test_an_answer_keeps_to_what_the_pull_asks_for(self, cluster, version, asked, count):
-        peer = cluster.peer()
+    async def test_an_answer_keeps_to_what_the_pull_asks_for(self, peer, version, asked, count):
         for _ in range(10):
             await peer.send(body=bytes(1000))
         answer = await peer.pull(version=version, max_msg_bytes=asked)
         assert len(records(answer)) == count
 
-    async def test_less_than_a_hundred_bytes_is_a_hundred(self, cluster):
-        peer = cluster.peer()
+    async def test_less_than_a_hundred_bytes_is_a_hundred(self, peer):
         for _ in range(3):
             await peer.send("T", body=b"", properties={})
         size = records(await peer.pull("T"))[0].store_size
@@ -230,15 +223,13 @@ class TestLiveSettings:
         assert (await peer.pull(offset=1, hold_ms=15_000)).code == 19
         assert 0.05 <= time.monotonic() - begun < 5
         assert (await admin.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"longPollingEnable=true")).code == 0
-        held = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
-        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        pulling = await held(cluster, peer)
         await asyncio.sleep(0.2)  # four times what a short poll lasts
-        assert not held.done()
+        assert not pulling.done()
         await admin.send(body=b"second")
-        assert [m.body for m in records(await held)] == [b"second"]
+        assert [m.body for m in records(await pulling)] == [b"second"]
 
-    async def test_a_query_by_unique_key_finds_default_query_max_num(self, cluster):
-        peer = cluster.peer()
+    async def test_a_query_by_unique_key_finds_default_query_max_num(self, peer):
         for _ in range(5):
             await peer.send(properties={"UNIQ_KEY": "U", "KEYS": "k"})
         for most in (2, 3):
@@ -257,9 +248,8 @@ class TestLiveSettings:
 
 
 async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rarely(
-    cluster, caplog, monkeypatch
+    cluster, peer, caplog, monkeypatch
 ):
-    peer = cluster.peer()
     await peer.send(body=b"late", properties={"DELAY": "1"})
     broker = cluster.broker.parts
     schedule, cursor = broker.schedule, broker.schedule.cursors[1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,23 +24,30 @@ from cometmq.testing.faulty_disk import FaultyDisk
 from cometmq.testing.recording_disk import RecordingDisk
 
 
+@contextlib.asynccontextmanager
+async def serving(path, **more) -> AsyncIterator[tuple[Standalone, Peer]]:
+    """A cluster of one broker, and a client of it."""
+    async with (
+        Standalone(path, 0, 0, **more) as cluster,
+        Peer(cluster.broker_addrs["broker-a"]) as peer,
+    ):
+        yield cluster, peer
+
+
 def settings_of(path) -> dict[str, str]:
     return parse_properties((path / "broker.conf").read_text())
 
 
 async def brokers_known(namesrv_addr: str) -> set[str]:
-    peer = Peer(namesrv_addr)
-    answer = await peer.call(106)
-    await peer.close()
+    async with Peer(namesrv_addr) as peer:
+        answer = await peer.call(106)
     table = ClusterInfo.decode(answer.body).broker_addr_table
     return {data.broker_addrs[0] for data in table.values()}
 
 
 async def test_small_files_and_the_settings_that_say_so(tmp_path):
-    async with Standalone(tmp_path, 0, 0) as cluster:
-        peer = Peer(cluster.broker_addrs["broker-a"])
+    async with serving(tmp_path) as (_, peer):
         await peer.send()
-        await peer.close()
     store = tmp_path / "broker-a"
     settings = settings_of(store)
     assert (store / "commitlog" / ("0" * 20)).stat().st_size == 64 * 1024 * 1024
@@ -50,10 +59,8 @@ async def test_small_files_and_the_settings_that_say_so(tmp_path):
 
 async def test_settings_of_a_run_are_not_kept_but_segment_sizes_are(tmp_path):
     settings = {"maxMessageSize": "1000", "mappedFileSizeCommitLog": "2097152"}
-    async with Standalone(tmp_path, 0, 0, settings=settings) as cluster:
-        peer = Peer(cluster.broker_addrs["broker-a"])
+    async with serving(tmp_path, settings=settings) as (_, peer):
         assert (await peer.send(body=b"x" * 1001)).code == 13
-        await peer.close()
     kept = settings_of(tmp_path / "broker-a")
     assert (kept["mappedFileSizeCommitLog"], kept.get("maxMessageSize")) == ("2097152", None)
 
@@ -63,18 +70,14 @@ async def test_an_operators_settings_in_the_store_stay(tmp_path):
         pass
     path = tmp_path / "broker-a" / "broker.conf"
     path.write_text(path.read_text() + "maxMessageSize=1000\n")
-    async with Standalone(tmp_path, 0, 0) as cluster:
-        peer = Peer(cluster.broker_addrs["broker-a"])
+    async with serving(tmp_path) as (_, peer):
         assert (await peer.send(body=b"x" * 1001)).code == 13
-        await peer.close()
 
 
 @pytest.mark.parametrize("text", [b"", b"\n# nothing\n"])
 async def test_an_empty_conf_beside_a_store_is_refused(tmp_path, text):
-    async with Standalone(tmp_path, 0, 0) as cluster:
-        peer = Peer(cluster.broker_addrs["broker-a"])
+    async with serving(tmp_path) as (_, peer):
         await peer.send(body=b"kept")
-        await peer.close()
     path = tmp_path / "broker-a" / "broker.conf"
     good = path.read_bytes()
     path.write_bytes(text)
@@ -82,10 +85,8 @@ async def test_an_empty_conf_beside_a_store_is_refused(tmp_path, text):
         await Standalone(tmp_path, 0, 0).start()
     assert path.read_bytes() == text
     path.write_bytes(good)
-    async with Standalone(tmp_path, 0, 0) as cluster:
-        peer = Peer(cluster.broker_addrs["broker-a"])
+    async with serving(tmp_path) as (_, peer):
         assert [m.body for m in records(await peer.pull())] == [b"kept"]
-        await peer.close()
 
 
 def test_an_empty_conf_without_a_store_is_filled(tmp_path):
@@ -136,10 +137,9 @@ async def test_several_brokers_are_processes_with_stores_of_their_own(tmp_path):
         assert list(cluster.broker_addrs) == ["broker-a", "broker-b"]
         assert await brokers_known(cluster.namesrv_addr) == set(cluster.broker_addrs.values())
         for name, addr in cluster.broker_addrs.items():
-            peer = Peer(addr)
-            assert (await peer.send(body=name.encode())).code == 0
-            assert [m.body for m in records(await peer.pull())] == [name.encode()]
-            await peer.close()
+            async with Peer(addr) as peer:
+                assert (await peer.send(body=name.encode())).code == 0
+                assert [m.body for m in records(await peer.pull())] == [name.encode()]
         processes = [child.process for child in cluster.children]
     assert [process.returncode for process in processes] == [0, 0]
     assert not (tmp_path / "broker-a" / "abort").exists()
@@ -199,10 +199,8 @@ def test_programs_without_a_loop_run_it_in_a_thread(tmp_path):
     with Standalone(tmp_path, 0, 0).run_in_thread() as cluster:
 
         async def use() -> int:
-            peer = Peer(cluster.broker_addrs["broker-a"])
-            answer = await peer.send()
-            await peer.close()
-            return answer.code
+            async with Peer(cluster.broker_addrs["broker-a"]) as peer:
+                return (await peer.send()).code
 
         assert asyncio.run(use()) == 0
     assert not (tmp_path / "broker-a" / "abort").exists()

@@ -70,6 +70,28 @@ async def ask(
     return await raw.read()
 
 
+def refused(answer: tuple[dict[str, Any], bytes], code: int, words: str) -> None:
+    """The answer says no, and why."""
+    header, _ = answer
+    assert header["code"] == code, header
+    assert words in header["remark"]
+
+
+async def key_value(raw: RawPeer, code: int, key: str = "k", value: str | None = None) -> dict[str, Any]:
+    """The header of an answer about a key of the namespace n: 100 puts it, 101 gets it, 102 deletes it."""
+    header, _ = await ask(raw, code, {"namespace": "n", "key": key, **({"value": value} if value else {})})
+    return header
+
+
+async def put_order(raw: RawPeer) -> None:
+    """The order configuration of TopicA."""
+    await ask(raw, 100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:8"})
+
+
+def topics_named(*names: str) -> list[dict[str, Any]]:
+    return [{**TOPIC_A, "topicName": name} for name in names]
+
+
 def registration(
     topics: list[dict[str, Any]], counter: int = 1, filter_servers: list[str] | None = None
 ) -> bytes:

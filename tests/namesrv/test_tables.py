@@ -10,6 +10,8 @@ from cometmq.namesrv.tables import EXPIRY_MS, Registered, Registration, RouteTab
 from cometmq.protocol.bodies import DataVersion, QueueData, TopicConfig
 
 T0 = 1_700_000_000_000
+A, B = "10.0.0.1:10911", "10.0.0.2:10911"
+CLUSTER = "DefaultCluster"
 
 
 def topic(name: str, perm: int = 6, read: int = 4, write: int = 4, flag: int = 0) -> TopicConfig:
@@ -20,12 +22,12 @@ def topic(name: str, perm: int = 6, read: int = 4, write: int = 4, flag: int = 0
 
 def says(
     name: str = "broker-a",
-    addr: str = "10.0.0.1:10911",
+    addr: str = A,
     broker_id: int = 0,
     *,
     topics: tuple[TopicConfig, ...] | tuple[str, ...] = ("TopicA",),
     version: int = 1,
-    cluster: str = "DefaultCluster",
+    cluster: str = CLUSTER,
     **more: Any,
 ) -> Registration:
     configs = [topic(item) if isinstance(item, str) else item for item in topics]
@@ -60,7 +62,7 @@ class TestRegistration:
     def test_a_master_makes_its_topics_known(self, tables: RouteTables) -> None:
         assert tables.register(T0, says(topics=(topic("TopicA", 6, 8, 4, 1),))) == Registered()
 
-        assert brokers_of(tables, "TopicA") == {"broker-a": {0: "10.0.0.1:10911"}}
+        assert brokers_of(tables, "TopicA") == {"broker-a": {0: A}}
         queue = queues_of(tables, "TopicA")["broker-a"]
         assert (queue.read_queue_nums, queue.write_queue_nums, queue.perm, queue.topic_sys_flag) == (
             8,
@@ -68,7 +70,7 @@ class TestRegistration:
             6,
             1,
         )
-        assert tables.live() == {"10.0.0.1:10911": T0}
+        assert tables.live() == {A: T0}
 
     def test_an_unknown_topic_has_no_route(self, tables: RouteTables) -> None:
         tables.register(T0, says())
@@ -76,55 +78,49 @@ class TestRegistration:
         assert tables.route("Other") is None
 
     def test_a_slave_is_told_its_master_and_its_topics_do_not_count(self, tables: RouteTables) -> None:
-        slave = says(addr="10.0.0.2:10911", broker_id=1, topics=("OnlyOnSlave",))
+        slave = says(addr=B, broker_id=1, topics=("OnlyOnSlave",))
         assert tables.register(T0, slave) == Registered()
         tables.register(T0, says())
 
-        assert tables.register(T0, slave) == Registered(
-            ha_server_addr="10.0.0.1:10912", master_addr="10.0.0.1:10911"
-        )
-        assert brokers_of(tables, "TopicA") == {"broker-a": {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}}
+        assert tables.register(T0, slave) == Registered(ha_server_addr="10.0.0.1:10912", master_addr=A)
+        assert brokers_of(tables, "TopicA") == {"broker-a": {0: A, 1: B}}
         assert tables.route("OnlyOnSlave") is None
 
-    def test_a_topic_lives_on_several_brokers(self, tables: RouteTables) -> None:
-        tables.register(T0, says())
-        tables.register(T0, says("broker-b", "10.0.0.2:10911"))
+    @pytest.mark.parametrize(
+        ("first", "second", "brokers", "clusters"),
+        [
+            (
+                says(),
+                says("broker-b", B),
+                {"broker-a": {0: A}, "broker-b": {0: B}},
+                {CLUSTER: ["broker-a", "broker-b"]},
+            ),
+            (says(broker_id=1), says(broker_id=0), {"broker-a": {0: A}}, {CLUSTER: ["broker-a"]}),
+            (says(), says(addr=B), {"broker-a": {0: B}}, {CLUSTER: ["broker-a"]}),
+            (says("old-name"), says("new-name"), {"new-name": {0: A}}, {CLUSTER: ["new-name"]}),
+            (says(cluster="One"), says(cluster="Two"), {"broker-a": {0: A}}, {"Two": ["broker-a"]}),
+        ],
+        ids=["another broker", "a new id", "a new address", "a new name", "a new cluster"],
+    )
+    def test_a_second_registration_replaces_what_it_says_anew(
+        self,
+        tables: RouteTables,
+        first: Registration,
+        second: Registration,
+        brokers: dict[str, dict[int, str]],
+        clusters: dict[str, list[str]],
+    ) -> None:
+        tables.register(T0, first)
+        tables.register(T0 + 1, second)
 
-        assert brokers_of(tables, "TopicA") == {
-            "broker-a": {0: "10.0.0.1:10911"},
-            "broker-b": {0: "10.0.0.2:10911"},
-        }
-
-    def test_the_same_address_under_a_new_id_leaves_the_old_one(self, tables: RouteTables) -> None:
-        tables.register(T0, says(broker_id=1))
-        tables.register(T0, says(broker_id=0))
-
-        assert brokers_of(tables, "TopicA") == {"broker-a": {0: "10.0.0.1:10911"}}
-
-    def test_a_new_address_with_the_same_id_replaces_the_old_one(self, tables: RouteTables) -> None:
-        tables.register(T0, says())
-        tables.register(T0 + 1, says(addr="10.0.0.9:10911"))
-
-        assert brokers_of(tables, "TopicA") == {"broker-a": {0: "10.0.0.9:10911"}}
-
-    def test_the_same_address_under_a_new_name_leaves_the_old_one(self, tables: RouteTables) -> None:
-        tables.register(T0, says("old-name"))
-        tables.register(T0 + 1, says("new-name"))
-
-        assert brokers_of(tables, "TopicA") == {"new-name": {0: "10.0.0.1:10911"}}
-        assert tables.cluster_info().cluster_addr_table == {"DefaultCluster": ["new-name"]}
-
-    def test_a_broker_name_that_changes_its_cluster_leaves_the_old_one(self, tables: RouteTables) -> None:
-        tables.register(T0, says(cluster="One"))
-        tables.register(T0 + 1, says(cluster="Two"))
-
-        assert tables.cluster_info().cluster_addr_table == {"Two": ["broker-a"]}
+        assert brokers_of(tables, "TopicA") == brokers
+        assert tables.cluster_info().cluster_addr_table == clusters
 
     def test_an_unchanged_data_version_refreshes_the_time_only(self, tables: RouteTables) -> None:
         tables.register(T0, says(version=1))
         tables.register(T0 + 5, says(version=1, topics=("TopicA", "TopicB")))
         assert tables.topics() == ["TopicA"]
-        assert tables.live() == {"10.0.0.1:10911": T0 + 5}
+        assert tables.live() == {A: T0 + 5}
 
         tables.register(T0 + 6, says(version=2, topics=("TopicA", "TopicB")))
         assert sorted(tables.topics()) == ["TopicA", "TopicB"]
@@ -137,7 +133,7 @@ class TestRegistration:
 
     def test_topics_missing_from_a_later_table_go_if_so_configured(self, tables: RouteTables) -> None:
         tables.register(T0, says(topics=("TopicA", "TopicB")))
-        tables.register(T0, says("broker-b", "10.0.0.2:10911", topics=("TopicA",)))
+        tables.register(T0, says("broker-b", B, topics=("TopicA",)))
         tables.register(T0, says(topics=("TopicB",), version=2, replaces_topics=True))
 
         assert list(queues_of(tables, "TopicA")) == ["broker-b"]
@@ -164,18 +160,18 @@ class TestRegistration:
         route = tables.route("TopicA")
 
         assert route is not None
-        assert route.filter_server_table.get("10.0.0.1:10911") == left
+        assert route.filter_server_table.get(A) == left
 
 
 class TestLeaving:
     def test_the_last_address_takes_name_cluster_and_topics_with_it(self, tables: RouteTables) -> None:
         tables.register(T0, says())
-        tables.register(T0, says(addr="10.0.0.2:10911", broker_id=1))
+        tables.register(T0, says(addr=B, broker_id=1))
         tables.register(T0, says("broker-b", "10.0.0.3:10911", topics=("TopicA", "TopicB")))
-        tables.unregister("10.0.0.1:10911", "broker-a")
-        assert brokers_of(tables, "TopicA")["broker-a"] == {1: "10.0.0.2:10911"}
+        tables.unregister(A, "broker-a")
+        assert brokers_of(tables, "TopicA")["broker-a"] == {1: B}
 
-        tables.unregister("10.0.0.2:10911", "broker-a")
+        tables.unregister(B, "broker-a")
         assert list(brokers_of(tables, "TopicA")) == ["broker-b"]
         tables.unregister("10.0.0.3:10911", "broker-b")
         info = tables.cluster_info()
@@ -189,24 +185,24 @@ class TestLeaving:
     def test_a_replaced_broker_that_leaves_does_not_take_its_successor(self, tables: RouteTables) -> None:
         tables.register(T0, says())
         tables.register(T0, says(addr="10.0.0.9:10911"))
-        tables.unregister("10.0.0.1:10911", "broker-a")
+        tables.unregister(A, "broker-a")
 
         assert brokers_of(tables, "TopicA") == {"broker-a": {0: "10.0.0.9:10911"}}
 
     def test_a_wrong_name_changes_nothing(self, tables: RouteTables) -> None:
         tables.register(T0, says())
-        tables.unregister("10.0.0.1:10911", "broker-x")
+        tables.unregister(A, "broker-x")
         tables.unregister("10.9.9.9:10911", "broker-a")
 
-        assert brokers_of(tables, "TopicA") == {"broker-a": {0: "10.0.0.1:10911"}}
+        assert brokers_of(tables, "TopicA") == {"broker-a": {0: A}}
 
     def test_silence_for_120_seconds_removes_a_broker(self, tables: RouteTables) -> None:
         tables.register(T0, says(), "connection 1")
-        tables.register(T0 + 1, says("broker-b", "10.0.0.2:10911"), "connection 2")
+        tables.register(T0 + 1, says("broker-b", B), "connection 2")
         assert list(tables.scan(T0 + EXPIRY_MS)) == []
         gone = list(tables.scan(T0 + EXPIRY_MS + 1))
 
-        assert [(item.broker_addr, item.connection) for item in gone] == [("10.0.0.1:10911", "connection 1")]
+        assert [(item.broker_addr, item.connection) for item in gone] == [(A, "connection 1")]
         assert list(brokers_of(tables, "TopicA")) == ["broker-b"]
 
     def test_a_5x_broker_chooses_its_own_time_out(self, tables: RouteTables) -> None:
@@ -222,10 +218,10 @@ class TestLeaving:
         if sign == "register":
             tables.register(later, says())
         elif sign == "heartbeat":
-            assert tables.heartbeat(later, "10.0.0.1:10911")
+            assert tables.heartbeat(later, A)
         else:
             version = DataVersion(timestamp=T0, counter=1)
-            assert tables.query_data_version(later, "10.0.0.1:10911", version) == (False, version)
+            assert tables.query_data_version(later, A, version) == (False, version)
 
         assert list(tables.scan(later + EXPIRY_MS)) == []
         assert len(list(tables.scan(later + EXPIRY_MS + 1))) == 1
@@ -235,19 +231,19 @@ class TestLeaving:
         held = DataVersion(timestamp=T0, counter=1)
         newer = DataVersion(timestamp=T0, counter=2)
 
-        assert tables.query_data_version(T0 + 9, "10.0.0.1:10911", newer) == (True, held)
-        assert tables.query_data_version(T0 + 9, "10.0.0.2:10911", newer) == (True, None)
-        assert tables.live() == {"10.0.0.1:10911": T0}
+        assert tables.query_data_version(T0 + 9, A, newer) == (True, held)
+        assert tables.query_data_version(T0 + 9, B, newer) == (True, None)
+        assert tables.live() == {A: T0}
 
     def test_an_unknown_broker_has_no_heartbeat(self, tables: RouteTables) -> None:
-        assert not tables.heartbeat(T0, "10.0.0.1:10911")
+        assert not tables.heartbeat(T0, A)
 
     def test_a_lost_connection_removes_all_brokers_behind_it_at_once(self, tables: RouteTables) -> None:
         tables.register(T0, says(), "connection 1")
-        tables.register(T0, says("broker-b", "10.0.0.2:10911"), "connection 1")
+        tables.register(T0, says("broker-b", B), "connection 1")
         tables.register(T0, says("broker-c", "10.0.0.3:10911"), "connection 2")
 
-        assert list(tables.connection_lost("connection 1")) == ["10.0.0.1:10911", "10.0.0.2:10911"]
+        assert list(tables.connection_lost("connection 1")) == [A, B]
         assert list(brokers_of(tables, "TopicA")) == ["broker-c"]
         assert list(tables.connection_lost("connection 1")) == []
 
@@ -256,8 +252,8 @@ class TestLeaving:
         tables.register(T0 + 1, says(), "new")
 
         assert list(tables.connection_lost("old")) == []
-        assert brokers_of(tables, "TopicA") == {"broker-a": {0: "10.0.0.1:10911"}}
-        assert list(tables.connection_lost("new")) == ["10.0.0.1:10911"]
+        assert brokers_of(tables, "TopicA") == {"broker-a": {0: A}}
+        assert list(tables.connection_lost("new")) == [A]
 
     def test_after_an_expiry_the_same_data_version_brings_the_topics_back(self, tables: RouteTables) -> None:
         tables.register(T0, says())
@@ -277,7 +273,7 @@ class TestTopics:
 
     def test_a_topic_deleted_in_one_cluster_stays_in_others(self, tables: RouteTables) -> None:
         tables.register(T0, says(cluster="One"))
-        tables.register(T0, says("broker-b", "10.0.0.2:10911", cluster="Two"))
+        tables.register(T0, says("broker-b", B, cluster="Two"))
         tables.delete_topic("TopicA", "One")
         assert list(queues_of(tables, "TopicA")) == ["broker-b"]
 
@@ -287,7 +283,7 @@ class TestTopics:
 
     def test_write_permission_is_wiped_and_restored(self, tables: RouteTables) -> None:
         tables.register(T0, says(topics=(topic("TopicA", 6), topic("TopicB", 2), topic("TopicC", 4))))
-        tables.register(T0, says("broker-b", "10.0.0.2:10911"))
+        tables.register(T0, says("broker-b", B))
         assert tables.wipe_write_perm("broker-a") == 3
         perms = {name: queues_of(tables, name)["broker-a"].perm for name in ("TopicA", "TopicB", "TopicC")}
         assert perms == {"TopicA": 4, "TopicB": 0, "TopicC": 4}
@@ -311,23 +307,23 @@ class TestTopics:
         before = tables.route("TopicA")
         assert before is not None
         tables.wipe_write_perm("broker-a")
-        tables.register(T0, says(addr="10.0.0.2:10911", broker_id=1))
+        tables.register(T0, says(addr=B, broker_id=1))
 
-        assert (before.queue_datas[0].perm, before.broker_datas[0].broker_addrs) == (6, {0: "10.0.0.1:10911"})
+        assert (before.queue_datas[0].perm, before.broker_datas[0].broker_addrs) == (6, {0: A})
 
     def test_lists(self, tables: RouteTables) -> None:
         tables.register(
             T0, says(topics=(topic("Unit", flag=1), topic("UnitSub", flag=2), topic("Both", flag=3)))
         )
-        tables.register(T0, says("broker-b", "10.0.0.2:10911", cluster="Other", topics=("Plain",)))
+        tables.register(T0, says("broker-b", B, cluster="Other", topics=("Plain",)))
 
         assert sorted(tables.topics()) == ["Both", "Plain", "Unit", "UnitSub"]
-        assert sorted(tables.topics_of_cluster("DefaultCluster")) == ["Both", "Unit", "UnitSub"]
+        assert sorted(tables.topics_of_cluster(CLUSTER)) == ["Both", "Unit", "UnitSub"]
         assert tables.topics_of_cluster("Nowhere") == []
         assert sorted(tables.topics_with(lambda flag: flag & 1 != 0)) == ["Both", "Unit"]
         assert tables.system_topics() == (
-            ["DefaultCluster", "broker-a", "Other", "broker-b"],
-            "10.0.0.1:10911",
+            [CLUSTER, "broker-a", "Other", "broker-b"],
+            A,
         )
 
     def test_empty_tables_have_empty_lists(self, tables: RouteTables) -> None:
@@ -339,14 +335,14 @@ class TestTopics:
         tables.register_topic("TopicN", [data])
         assert list(queues_of(tables, "TopicN")) == ["broker-a"]
 
-        tables.unregister("10.0.0.1:10911", "broker-a")
+        tables.unregister(A, "broker-a")
         tables.register_topic("TopicN", [data])
         assert tables.route("TopicN") is None
 
     def test_a_member_group_lists_the_processes_of_a_name(self, tables: RouteTables) -> None:
         tables.register(T0, says())
-        tables.register(T0, says(addr="10.0.0.2:10911", broker_id=1))
+        tables.register(T0, says(addr=B, broker_id=1))
 
-        group = tables.member_group("DefaultCluster", "broker-a")
-        assert group.broker_addrs == {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}
-        assert tables.member_group("DefaultCluster", "broker-x").broker_addrs == {}
+        group = tables.member_group(CLUSTER, "broker-a")
+        assert group.broker_addrs == {0: A, 1: B}
+        assert tables.member_group(CLUSTER, "broker-x").broker_addrs == {}

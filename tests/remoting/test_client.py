@@ -57,6 +57,10 @@ async def plain_server(script: Callable[[RawPeer], Awaitable[None]]) -> AsyncIte
         await listener.wait_closed()
 
 
+async def deaf(raw: RawPeer) -> None:
+    await raw.read_end()
+
+
 @pytest.fixture
 async def client() -> AsyncIterator[RemotingClient]:
     made = RemotingClient()
@@ -132,9 +136,6 @@ async def test_a_call_that_is_not_answered_times_out_and_its_late_answer_is_drop
 
 
 async def test_calls_time_out_each_at_its_own_deadline(client: RemotingClient) -> None:
-    async def deaf(raw: RawPeer) -> None:
-        await raw.read_end()
-
     async with plain_server(deaf) as addr:
         await client.connect(addr)
         loop = asyncio.get_running_loop()
@@ -352,9 +353,6 @@ async def test_a_oneway_request_is_handled_and_not_answered() -> None:
 
 
 async def test_closing_the_client_fails_outstanding_calls(client: RemotingClient) -> None:
-    async def deaf(raw: RawPeer) -> None:
-        await raw.read_end()
-
     async with plain_server(deaf) as addr:
         await client.connect(addr)
         calling = asyncio.create_task(client.call(addr, Frame.request(ECHO), 30))

@@ -41,6 +41,16 @@ def silent(connection: Connection, request: Frame) -> None:
     return None
 
 
+class Big:
+    """Answers with 100 kB, and counts its requests."""
+
+    handled = 0
+
+    def __call__(self, connection: Connection, request: Frame) -> Frame:
+        self.handled += 1
+        return request.response(0, body=bytes(100_000))
+
+
 class Held:
     """Requests that are answered together."""
 
@@ -69,6 +79,18 @@ async def serving(
         yield server, port
     finally:
         await server.stop(1)
+
+
+@contextlib.asynccontextmanager
+async def deaf_peer(port: int) -> AsyncIterator[asyncio.StreamWriter]:
+    """One that sends and reads nothing: its side of the connection has room for a few answers only."""
+    _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    try:
+        yield writer
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 @contextlib.asynccontextmanager
@@ -283,15 +305,25 @@ class CountingTransport(asyncio.Transport):
         pass
 
 
+def made(handle: Any, limits: Limits, tick: Tick | None = None) -> tuple[Connection, CountingTransport]:
+    """A connection that is fed by hand."""
+    transport = CountingTransport()
+    connection = Connection(handle, tick or Tick(), limits)
+    connection.connection_made(transport)
+    return connection, transport
+
+
+def deliver(connection: Connection, frames: list[bytes]) -> None:
+    data = b"".join(frames)
+    connection.get_buffer(-1)[: len(data)] = data
+    connection.buffer_updated(len(data))
+
+
 async def test_all_answers_of_a_tick_leave_in_one_write() -> None:
     from cometmq.remoting.dispatch import Dispatcher
 
-    connection = Connection(Dispatcher(HANDLERS), Tick(), Limits())
-    transport = CountingTransport()
-    connection.connection_made(transport)
-    data = b"".join(raw_frame(ECHO, n, b"x" * 100) for n in range(50))
-    connection.get_buffer(-1)[: len(data)] = data
-    connection.buffer_updated(len(data))
+    connection, transport = made(Dispatcher(HANDLERS), Limits())
+    deliver(connection, [raw_frame(ECHO, n, b"x" * 100) for n in range(50)])
     assert transport.writes == []
     await until(lambda: bool(transport.writes))
     connection.connection_lost(None)
@@ -302,24 +334,12 @@ async def test_all_answers_of_a_tick_leave_in_one_write() -> None:
 
 async def test_a_busy_connection_does_not_starve_another() -> None:
     order: list[str] = []
-    tick = Tick()
-    limits = Limits(frames_per_callback=8)
-
-    def connect(name: str) -> tuple[Connection, CountingTransport]:
-        transport = CountingTransport()
-        connection = Connection(lambda c, request: order.append(name), tick, limits)
-        connection.connection_made(transport)
-        return connection, transport
-
-    def deliver(connection: Connection, frames: int) -> None:
-        data = b"".join(raw_frame(LATER, n) for n in range(frames))
-        connection.get_buffer(-1)[: len(data)] = data
-        connection.buffer_updated(len(data))
-
-    (busy, busy_transport), (calm, _) = connect("busy"), connect("calm")
-    deliver(busy, 100)
+    tick, limits = Tick(), Limits(frames_per_callback=8)
+    busy, busy_transport = made(lambda c, request: order.append("busy"), limits, tick)
+    calm, _ = made(lambda c, request: order.append("calm"), limits, tick)
+    deliver(busy, [raw_frame(LATER, n) for n in range(100)])
     assert busy_transport.reading is False
-    deliver(calm, 1)
+    deliver(calm, [raw_frame(LATER, 0)])
     assert order == ["busy"] * 8 + ["calm"]
     await until(lambda: len(order) == 101)
     assert busy_transport.reading is True
@@ -329,13 +349,9 @@ async def test_a_busy_connection_does_not_starve_another() -> None:
 
 async def test_frames_that_take_long_end_the_callback_and_its_reads() -> None:
     done: list[int] = []
-    transport = CountingTransport()
-    connection = Connection(lambda _, request: done.append(request.opaque), Tick(), Limits(callback_s=0.0))
-    connection.connection_made(transport)
+    connection, transport = made(lambda _, request: done.append(request.opaque), Limits(callback_s=0.0))
     for numbers, reading in (([1], False), ([2, 3], False)):
-        data = b"".join(raw_frame(LATER, n) for n in numbers)
-        connection.get_buffer(-1)[: len(data)] = data
-        connection.buffer_updated(len(data))
+        deliver(connection, [raw_frame(LATER, n) for n in numbers])
         assert done == list(range(1, numbers[0] + 1))
         assert transport.reading is reading
         await until(lambda last=numbers[-1]: done[-1] == last and transport.reading)  # type: ignore[misc]
@@ -366,55 +382,32 @@ async def test_requests_before_a_half_close_are_answered() -> None:
 
 async def test_a_reader_that_never_drains_stops_being_read_and_is_evicted() -> None:
     limits = Limits(write_high=64 * 1024, write_low=16 * 1024, write_stall_s=0.2)
-    handled = 0
-
-    def big(connection: Connection, request: Frame) -> Frame:
-        nonlocal handled
-        handled += 1
-        return request.response(0, body=bytes(100_000))
-
-    async with serving({ECHO: big}, limits=limits, scan_s=0.05) as (server, port):
-        _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    big = Big()
+    async with serving({ECHO: big}, limits=limits, scan_s=0.05) as (server, port), deaf_peer(port) as writer:
         writer.write(b"".join(raw_frame(ECHO, n) for n in range(2000)))
-        await until(lambda: handled > 0)
+        await until(lambda: big.handled > 0)
         await until(lambda: not server.connections)
         # Sockets take some megabytes on their own; 2,000 answers would be 200.
-        assert handled < 500
+        assert big.handled < 500
         async with peer(port) as raw:
             assert (await raw.ask(ECHO, 1))[0]["opaque"] == 1
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
 
 
 async def test_reading_stops_while_answers_wait_even_from_a_peer_that_asks_one_by_one() -> None:
     limits = Limits(write_high=64 * 1024, write_low=16 * 1024)
-    handled = 0
-
-    def big(connection: Connection, request: Frame) -> Frame:
-        nonlocal handled
-        handled += 1
-        return request.response(0, body=bytes(100_000))
-
-    async with serving({ECHO: big}, limits=limits) as (_, port):
-        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    big = Big()
+    async with serving({ECHO: big}, limits=limits) as (_, port), deaf_peer(port) as writer:
         for n in range(600):
             writer.write(raw_frame(ECHO, n))
             await asyncio.sleep(0.001 if n < 150 else 0)
         await asyncio.sleep(0.1)
-        assert 0 < handled < 400
-        writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+        assert 0 < big.handled < 400
 
 
 async def test_a_slow_reader_gets_everything() -> None:
     limits = Limits(write_high=64 * 1024, write_low=16 * 1024, write_stall_s=5)
 
-    def big(connection: Connection, request: Frame) -> Frame:
-        return request.response(0, body=bytes(100_000))
-
-    async with serving({ECHO: big}, limits=limits) as (_server, port), peer(port) as raw:
+    async with serving({ECHO: Big()}, limits=limits) as (_server, port), peer(port) as raw:
         sending = asyncio.create_task(raw.send(b"".join(raw_frame(ECHO, n) for n in range(300))))
         for n in range(300):
             header, body = await raw.read()
@@ -426,8 +419,7 @@ async def test_a_slow_reader_gets_everything() -> None:
 
 async def test_answers_piling_up_without_requests_cut_the_connection() -> None:
     limits = Limits(write_high=64 * 1024, write_low=16 * 1024, write_evict=1 * MIB)
-    async with serving({SILENT: silent}, limits=limits) as (server, port):
-        _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    async with serving({SILENT: silent}, limits=limits) as (server, port), deaf_peer(port):
         await until(lambda: len(server.connections) == 1)
         connection = next(iter(server.connections))
         pushed = 0
@@ -436,9 +428,6 @@ async def test_answers_piling_up_without_requests_cut_the_connection() -> None:
             pushed += MIB // 4
             await asyncio.sleep(0)
         assert connection.closed
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
 
 
 async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:

@@ -23,8 +23,7 @@ class TestConsumersAreTold:
 
     async def test_an_offset_reset_reaches_the_consumers(self, cluster, peer):
         await create(peer)
-        for _ in range(3):
-            await peer.send()
+        await peer.send_numbers(3)
         await commit(peer, 0, 3)
         await commit(peer, 1, 0)
         assert (await self.reset(peer, 0)).code == 206
@@ -45,8 +44,7 @@ class TestConsumersAreTold:
 
     async def test_without_force_offsets_only_go_back(self, cluster, peer):
         await create(peer)
-        for _ in range(3):
-            await peer.send()
+        await peer.send_numbers(3)
         await commit(peer, 0, 1)
         await commit(peer, 1, 0)
         await cluster.peer().heartbeat("c1")

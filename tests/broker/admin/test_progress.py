@@ -129,8 +129,7 @@ class TestProgress:
 
     async def test_the_progress_of_all_groups(self, cluster, peer):
         await create(peer)
-        for _ in range(5):
-            await peer.send()
+        await peer.send_numbers(5)
         await peer.pull()  # makes the group
         await commit(peer, 0, 2)
         answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, None, ext={"isOrder": "false"})

@@ -112,9 +112,8 @@ async def _config(peer):
     return await peer.call(RequestCode.GET_TOPIC_CONFIG, TopicRequestHeader(topic="Orders"))
 
 
-async def test_the_background_applies_settings_that_changed_while_it_ran(start_cluster):
-    cluster = await start_cluster(cleanResourceInterval="20")
-    peer = cluster.peer()
+async def test_the_background_applies_settings_that_changed_while_it_ran(started):
+    cluster, peer = await started(cleanResourceInterval="20")
     await topic(peer, "+retention.bytes=1")
     await peer.send()
     store = cluster.broker.parts.store

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from tests.broker.conftest import commit, create, records, until
+from tests.broker.conftest import commit, create, held, records, until
 
 from cometmq.protocol.bodies import (
     SubscriptionGroupConfig,
@@ -18,7 +16,6 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     DeleteSubscriptionGroupRequestHeader,
-    DeleteTopicRequestHeader,
     GetRouteInfoRequestHeader,
     TopicRequestHeader,
 )
@@ -67,11 +64,8 @@ class TestTopics:
     async def test_deleting_takes_queues_and_offsets_along(self, cluster, peer):
         await peer.send()
         await commit(peer, 0, 1)
-        pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
-        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
-        assert (
-            await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="Orders"))
-        ).code == 0
+        pulling = await held(cluster, peer)
+        assert (await peer.delete_topic("Orders")).code == 0
         assert (await pulling).code != 0
         assert (await peer.pull()).code == 17
         await peer.send(body=b"new life")
@@ -80,8 +74,7 @@ class TestTopics:
 
     async def test_deleting_the_unknown_is_fine_and_the_systems_own_is_not(self, peer):
         for topic, code in (("Nothing", 0), ("TBW102", 1)):
-            header = DeleteTopicRequestHeader(topic=topic)
-            assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, header)).code == code
+            assert (await peer.delete_topic(topic)).code == code
 
     async def test_tables_and_single_topics_are_shown(self, peer):
         await create(peer)
@@ -114,7 +107,7 @@ class TestTopics:
 class TestGroups:
     async def test_set_show_and_delete(self, cluster, peer):
         body = b'{"groupName":"G","retryMaxTimes":3,"consumeBroadcastEnable":false}'
-        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 0
+        assert (await peer.set_group(body)).code == 0
         answer = await peer.call(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         table = SubscriptionGroupTable.decode(answer.body).subscription_group_table
         assert (
@@ -135,7 +128,7 @@ class TestGroups:
 
     @pytest.mark.parametrize("flag", [None, "remove_offset", "clean_offset"])
     async def test_deleting_takes_the_offsets_only_if_asked(self, cluster, peer, flag):
-        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, b'{"groupName":"G"}')
+        await peer.set_group(b'{"groupName":"G"}')
         await commit(peer, 0, 4)
         header = DeleteSubscriptionGroupRequestHeader(group_name="G", **({flag: True} if flag else {}))
         assert (await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).code == 0
@@ -145,4 +138,4 @@ class TestGroups:
 
     @pytest.mark.parametrize("body", [b"", b"{}", b'{"groupName":""}', b"no json"])
     async def test_a_group_that_cannot_be_read(self, peer, body):
-        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 1
+        assert (await peer.set_group(body)).code == 1

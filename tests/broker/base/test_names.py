@@ -66,8 +66,7 @@ def names_in(broker):
 
 
 @pytest.mark.parametrize("version", [407, 513])
-async def test_no_request_leaves_a_trace_of_an_illegal_name(cluster, tmp_path, version):
-    peer = cluster.peer()
+async def test_no_request_leaves_a_trace_of_an_illegal_name(cluster, peer, tmp_path, version):
     await peer.send("TopicA")
     before = names_in(cluster.broker)
     asked = set()
@@ -141,8 +140,7 @@ async def test_a_heartbeat_with_one_illegal_name_counts_for_nothing(cluster, pee
     assert not parts.producers.groups
 
 
-async def test_tables_with_illegal_names_are_read_without_them(cluster, tmp_path, caplog):
-    peer = cluster.peer()
+async def test_tables_with_illegal_names_are_read_without_them(cluster, peer, tmp_path, caplog):
     await peer.send()
     await cluster.close_peers()
     await cluster.standalone.stop()

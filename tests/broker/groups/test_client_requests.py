@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import Peer, records, running, subscription, until
+from tests.broker.conftest import Peer, records, refused, running, subscription, until
 
 from cometmq.broker.base import attributes
 from cometmq.broker.groups.clients import EXPIRED_MS, MOST_GROUPS
@@ -75,8 +75,7 @@ class TestHeartbeats:
         assert peer.notices.empty()
 
     async def test_a_group_can_ask_not_to_be_told(self, peer):
-        settings = b'{"groupName":"Quiet","notifyConsumerIdsChangedEnable":false}'
-        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)
+        await peer.set_group(b'{"groupName":"Quiet","notifyConsumerIdsChangedEnable":false}')
         await peer.heartbeat(group="Quiet")
         assert await consumer_ids(peer, "Quiet") == ["c1"]
         assert peer.notices.empty()
@@ -229,9 +228,7 @@ class TestBounds:
         ],
     )
     async def test_a_heartbeat_that_says_too_much_is_refused_whole(self, cluster, peer, beat, words):
-        answer = await self.beat(peer, **beat)
-        assert answer.code == 1
-        assert words in answer.remark
+        refused(await self.beat(peer, **beat), 1, words)
         parts = cluster.broker.parts
         assert (parts.consumers.groups, parts.producers.groups) == ({}, {})
         assert "%RETRY%G0" not in parts.tables.topics.table
@@ -279,19 +276,16 @@ class TestBounds:
         }
         codes = [(await peer.send(f"T{n}")).code for n in range(5)]
         assert codes == [0, 0, 0, 17, 17]
-        refused = await peer.send("%RETRY%elsewhere")
-        assert refused.code == 17
-        assert "only administrators make more" in refused.remark
+        refused(await peer.send("%RETRY%elsewhere"), 17, "only administrators make more")
         assert (await peer.pull("T0", group="G9")).code == 26
-        settings = b'{"groupName":"G9"}'
-        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)).code == 0
+        assert (await peer.set_group(b'{"groupName":"G9"}')).code == 0
         assert len(records(await peer.pull("T0", group="G9"))) == 1
         monkeypatch.setattr(
             "cometmq.broker.tables.subscription_groups.MOST_GROUPS", len(parts.tables.groups.table)
         )
         for name, code in (("G9", 0), ("G10", 1)):
             body = b'{"groupName":"%s"}' % name.encode()
-            answer = await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+            answer = await peer.set_group(body)
             assert answer.code == code
         assert "no more are kept" in answer.remark
 

@@ -48,9 +48,8 @@ class TestConsumerOffsets:
         await peer.send()
         assert offset_of(await query(peer, version=version)) == 0
 
-    async def test_a_queue_that_left_memory_gives_22(self, start_cluster):
-        cluster = await start_cluster(accessMessageInMemoryMaxRatio="0")
-        peer = cluster.peer()
+    async def test_a_queue_that_left_memory_gives_22(self, started):
+        _, peer = await started(accessMessageInMemoryMaxRatio="0")
         await peer.send()
         await peer.send()
         answer = await query(peer)

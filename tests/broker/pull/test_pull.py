@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from tests.broker.conftest import COMMIT, SUSPEND, Peer, records, running, until
+from tests.broker.conftest import COMMIT, SUSPEND, Peer, held, records, refused, running, until
 
 from cometmq.broker.pull.backlog import Backlog
 from cometmq.broker.pull.pull import PullProcessor
@@ -14,7 +14,6 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
-    DeleteTopicRequestHeader,
 )
 from cometmq.remoting import Limits
 from cometmq.store.base.disk import OsDisk
@@ -27,8 +26,7 @@ def bounds(answer):
 
 @pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
 async def test_messages_come_in_order_and_say_where_to_go_on(peer, code):
-    for number in range(40):
-        await peer.send(body=b"%d" % number)
+    await peer.send_numbers(40)
     first = await peer.pull(code=code)
     assert [m.body for m in records(first)] == [b"%d" % n for n in range(32)]
     assert (first.remark, bounds(first), first.ext["suggestWhichBrokerId"]) == ("FOUND", (32, 0, 40), "0")
@@ -50,8 +48,7 @@ async def test_messages_come_in_order_and_say_where_to_go_on(peer, code):
 )
 async def test_offsets_outside_the_queue_are_corrected(peer, offset, sent, code, remark, following):
     await peer.send(queue_id=1)
-    for _ in range(sent):
-        await peer.send()
+    await peer.send_numbers(sent)
     answer = await peer.pull(offset=offset)
     assert (answer.code, answer.remark, bounds(answer)[0]) == (code, remark, following)
 
@@ -60,8 +57,7 @@ async def test_offsets_outside_the_queue_are_corrected(peer, offset, sent, code,
     ("status", "code"), [(GetStatus.MESSAGE_WAS_REMOVING, 20), (GetStatus.OFFSET_FOUND_NULL, 19)]
 )
 async def test_what_is_not_there_any_more_moves_the_reader_on(cluster, peer, monkeypatch, status, code):
-    for _ in range(3):
-        await peer.send()
+    await peer.send_numbers(3)
     answer = Got(status, [], 0, 2, 1, 3, False)
     monkeypatch.setattr(type(cluster.broker.parts.store), "get_messages", lambda *_, **__: answer)
     answer = await peer.pull(offset=1)
@@ -93,16 +89,13 @@ class TestTags:
 
     async def test_sql_is_refused_with_its_name(self, peer):
         await peer.send()
-        answer = await peer.pull(expression="a > 1", expression_type="SQL92")
-        assert answer.code == 1
-        assert "SQL92" in answer.remark
+        refused(await peer.pull(expression="a > 1", expression_type="SQL92"), 1, "SQL92")
 
 
 class TestHolding:
     async def test_an_arrival_wakes_a_held_pull_at_once(self, cluster, peer):
         await peer.send()
-        pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
-        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        pulling = await held(cluster, peer)
         begun = time.monotonic()
         await peer.send(body=b"news")
         assert [m.body for m in records(await pulling)] == [b"news"]
@@ -147,9 +140,8 @@ class TestHolding:
         assert [m.body for m in records(answer)] == [b"mine"]
         assert bounds(answer)[0] == 3
 
-    async def test_short_polling_waits_a_fixed_time(self, start_cluster):
-        cluster = await start_cluster(longPollingEnable="false", shortPollingTimeMills="100")
-        peer = cluster.peer()
+    async def test_short_polling_waits_a_fixed_time(self, started):
+        _, peer = await started(longPollingEnable="false", shortPollingTimeMills="100")
         await peer.send()
         begun = time.monotonic()
         assert (await peer.pull(offset=1, hold_ms=15_000)).code == 19
@@ -189,8 +181,7 @@ class TestHolding:
 
     async def test_a_stopping_broker_answers_what_it_holds(self, cluster, peer):
         await peer.send()
-        pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000))
-        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        pulling = await held(cluster, peer)
         await cluster.standalone.stop()
         assert (await pulling).code == 19
 
@@ -210,8 +201,7 @@ class TestWhatChangesMeanwhile:
         topic.read_queue_nums = 0
 
     async def topic_deleted(self, cluster, peer):
-        header = DeleteTopicRequestHeader(topic="Orders")
-        assert (await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, header)).code == 0
+        assert (await peer.delete_topic("Orders")).code == 0
 
     async def topic_made_again(self, cluster, peer):
         await self.topic_deleted(cluster, peer)
@@ -221,8 +211,7 @@ class TestWhatChangesMeanwhile:
         assert (await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerPermission=2")).code == 0
 
     async def group_closed(self, cluster, peer):
-        settings = b'{"groupName":"G","consumeEnable":false}'
-        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)
+        await peer.set_group(b'{"groupName":"G","consumeEnable":false}')
 
     async def group_deleted(self, cluster, peer):
         await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"autoCreateSubscriptionGroup=false")
@@ -290,9 +279,8 @@ class TestRoom:
     """Pulls that wait are bounded; further ones are answered as if long polling was off."""
 
     @pytest.mark.parametrize("limit", ["maxHeldPullsPerConnection", "maxHeldPullsPerQueue"])
-    async def test_a_pull_too_many_is_answered_after_a_short_time(self, start_cluster, limit):
-        cluster = await start_cluster(**{limit: "3", "shortPollingTimeMills": "100"})
-        peer = cluster.peer()
+    async def test_a_pull_too_many_is_answered_after_a_short_time(self, started, limit):
+        cluster, peer = await started(**{limit: "3", "shortPollingTimeMills": "100"})
         long_poll = cluster.broker.parts.pulls.long_poll
         await peer.send()
         parked = [asyncio.create_task(peer.pull(offset=1, hold_ms=15_000, group=f"G{n}")) for n in range(3)]
@@ -309,21 +297,17 @@ class TestRoom:
             assert [m.body for m in records(await pull)] == [b"news"]
         assert (await peer.pull(offset=2, hold_ms=1, group="G4")).code == 19
 
-    async def test_long_subscriptions_count_for_more_than_one_pull(self, start_cluster):
-        cluster = await start_cluster(maxHeldPullsPerConnection="10", shortPollingTimeMills="50")
-        peer = cluster.peer()
+    async def test_long_subscriptions_count_for_more_than_one_pull(self, started):
+        cluster, peer = await started(maxHeldPullsPerConnection="10", shortPollingTimeMills="50")
         await peer.send()
         tags = "||".join(f"tag{n}" for n in range(300))
-        held = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000, expression=tags))
-        await until(lambda: len(cluster.broker.parts.pulls.long_poll))
+        pulling = await held(cluster, peer, expression=tags)
         assert (await peer.pull(offset=1, hold_ms=15_000, expression=tags)).code == 19
-        held.cancel()
+        pulling.cancel()
 
     async def test_an_expression_that_is_too_long_is_refused(self, peer):
         await peer.send()
-        answer = await peer.pull(expression="tag||" * 10_000)
-        assert answer.code == 23
-        assert "at most 32767" in answer.remark
+        refused(await peer.pull(expression="tag||" * 10_000), 23, "at most 32767")
 
     async def test_who_sends_ever_more_pulls_is_not_read_until_some_are_answered(self, start_cluster):
         cluster = await start_cluster(maxHeldPullsPerConnection="1", shortPollingTimeMills="300")
@@ -361,24 +345,20 @@ class TestRefusals:
     @pytest.mark.parametrize("queue_id", [4, -1])
     async def test_a_queue_that_does_not_exist(self, peer, version, code, queue_id):
         await peer.send()
-        answer = await peer.pull(queue_id=queue_id, version=version)
-        assert answer.code == code
-        assert "is illegal" in answer.remark
+        refused(await peer.pull(queue_id=queue_id, version=version), code, "is illegal")
 
     async def test_a_topic_without_read_permission(self, peer):
         header = CreateTopicRequestHeader(topic="WriteOnly", read_queue_nums=1, write_queue_nums=1, perm=2)
         assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == 0
         assert (await peer.pull("WriteOnly")).code == 16
 
-    async def test_a_group_that_may_not_consume_or_not_be_made(self, start_cluster):
-        cluster = await start_cluster(autoCreateSubscriptionGroup="false")
-        peer = cluster.peer()
+    async def test_a_group_that_may_not_consume_or_not_be_made(self, started):
+        _, peer = await started(autoCreateSubscriptionGroup="false")
         await peer.send()
         answer = await peer.pull(group="Unknown")
         assert (answer.code, answer.remark) == (26, "subscription group [Unknown] does not exist")
         assert (await peer.pull(group="TOOLS_CONSUMER")).code == 0
-        settings = b'{"groupName":"Closed","consumeEnable":false}'
-        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)).code == 0
+        assert (await peer.set_group(b'{"groupName":"Closed","consumeEnable":false}')).code == 0
         assert (await peer.pull(group="Closed")).code == 16
 
     async def test_without_a_subscription_of_its_own_a_pull_needs_the_heartbeat(self, peer):
@@ -396,14 +376,12 @@ class TestRefusals:
 
     async def test_broadcasting_can_be_forbidden_to_a_group(self, peer):
         await peer.send()
-        settings = b'{"groupName":"G","consumeBroadcastEnable":false}'
-        await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, settings)
+        await peer.set_group(b'{"groupName":"G","consumeBroadcastEnable":false}')
         await peer.heartbeat(message_model="BROADCASTING")
         assert (await peer.pull(expression=None)).code == 16
 
-    async def test_a_broker_without_read_permission(self, start_cluster):
-        cluster = await start_cluster(brokerPermission="2")
-        peer = cluster.peer()
+    async def test_a_broker_without_read_permission(self, started):
+        _, peer = await started(brokerPermission="2")
         await peer.send()
         assert (await peer.pull()).code == 16
 
@@ -431,17 +409,27 @@ class TestColdReads:
         async with running(tmp_path, ColdDisk()) as (broker, _):
             yield broker
 
-    async def test_records_that_are_not_in_memory_come_by_way_of_a_thread(self, cold):
-        peer = Peer(cold.addr)
+    @pytest.fixture
+    async def peer(self, cold):
+        async with Peer(cold.addr) as connected:
+            yield connected
+
+    @pytest.fixture
+    async def other(self, cold):
+        async with Peer(cold.addr) as connected:
+            yield connected
+
+    async def test_records_that_are_not_in_memory_come_by_way_of_a_thread(self, cold, peer):
         answers = await asyncio.gather(*(peer.pull(offset=n) for n in (0, 8, 16)))
         assert cold.parts.store.disk.refused > 0
         for first, answer in zip((0, 8, 16), answers, strict=True):
             found = records(answer)
             assert [m.queue_offset for m in found] == list(range(first, first + len(found)))
         assert {m.tags for m in records(await peer.pull(expression="A"))} == {"A"}
-        await peer.close()
 
-    async def test_so_many_reads_of_one_connection_are_in_flight_and_no_more(self, cold, monkeypatch):
+    async def test_so_many_reads_of_one_connection_are_in_flight_and_no_more(
+        self, cold, peer, other, monkeypatch
+    ):
         gate, reads = asyncio.Event(), 0
         really = type(cold.parts.store.off_loop).ask
 
@@ -452,30 +440,23 @@ class TestColdReads:
             return await really(*asked, **named)
 
         monkeypatch.setattr(type(cold.parts.store.off_loop), "ask", wait)
-        greedy, other = Peer(cold.addr), Peer(cold.addr)
         most = Limits().handlers
-        pulls = [asyncio.create_task(greedy.pull(group=f"G{n}")) for n in range(2 * most)]
+        pulls = [asyncio.create_task(peer.pull(group=f"G{n}")) for n in range(2 * most)]
         await until(lambda: reads == most)
         assert (await other.send("Others")).code == 0
         assert reads == most
         gate.set()
         assert {answer.code for answer in await asyncio.gather(*pulls)} == {0}
-        await greedy.close()
-        await other.close()
 
-    async def test_a_read_that_fails_is_answered(self, cold, monkeypatch):
-        peer = Peer(cold.addr)
+    async def test_a_read_that_fails_is_answered(self, cold, peer, monkeypatch):
 
         async def fail(*_args, **_named):
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(type(cold.parts.store.off_loop), "ask", fail)
-        answer = await peer.pull()
-        assert answer.code == 1
-        assert "Input/output error" in answer.remark
-        await peer.close()
+        refused(await peer.pull(), 1, "Input/output error")
 
-    async def test_a_drain_waits_its_turn_until_it_has_nearly_caught_up(self, cold, monkeypatch):
+    async def test_a_drain_waits_its_turn_until_it_has_nearly_caught_up(self, peer, other, monkeypatch):
         waited, wait = [], Backlog.wait
 
         def note(backlog, request):
@@ -483,7 +464,6 @@ class TestColdReads:
             return wait(backlog, request)
 
         monkeypatch.setattr(Backlog, "wait", note)
-        peer, sender = Peer(cold.addr), Peer(cold.addr)
 
         async def drain():
             offsets = [0]
@@ -497,18 +477,15 @@ class TestColdReads:
 
         with monkeypatch.context() as far:
             far.setattr("cometmq.broker.pull.pull.NEAR", 0)
-            offsets, *sent = await asyncio.gather(drain(), *(sender.send("Other") for _ in range(50)))
+            offsets, *sent = await asyncio.gather(drain(), *(other.send("Other") for _ in range(50)))
             assert len(sent) == 50
             assert waited == offsets[1:-1]
         await peer.pull(offset=8)
         await peer.pull(offset=0, max_msg_nums=1)
         assert waited == [*offsets[1:-1], 8]
-        await peer.close()
-        await sender.close()
 
-    async def test_a_pull_that_waits_and_fails_is_answered(self, cold, monkeypatch):
+    async def test_a_pull_that_waits_and_fails_is_answered(self, cold, peer, monkeypatch):
         monkeypatch.setattr("cometmq.broker.pull.pull.NEAR", 0)
-        peer = Peer(cold.addr)
         assert (await peer.pull()).code == 0
         with monkeypatch.context() as broken:
 
@@ -519,11 +496,9 @@ class TestColdReads:
             answer = await peer.pull(offset=8)
             assert (answer.code, answer.remark) == (1, "OSError: [Errno 5] Input/output error")
         assert records(await peer.pull(offset=8))[0].queue_offset == 8
-        await peer.close()
 
-    async def test_a_pull_that_waits_is_answered_when_the_broker_stops(self, cold, monkeypatch):
+    async def test_a_pull_that_waits_is_answered_when_the_broker_stops(self, cold, peer, monkeypatch):
         monkeypatch.setattr("cometmq.broker.pull.pull.NEAR", 0)
-        peer = Peer(cold.addr)
         assert (await peer.pull()).code == 0
         waits = asyncio.Event()
         monkeypatch.setattr(Backlog, "serve_some", lambda _: waits.set())
@@ -531,4 +506,3 @@ class TestColdReads:
         await waits.wait()
         await cold.stop()
         assert records(await waiting)[0].queue_offset == 8
-        await peer.close()

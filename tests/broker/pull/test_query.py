@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import records
+from tests.broker.conftest import records, refused
 
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
@@ -94,6 +94,8 @@ class TestQueries:
     @pytest.mark.parametrize("offset", [1, 7, 10**9, -1])
     async def test_an_offset_where_no_record_begins(self, peer, offset):
         await peer.send()
-        answer = await peer.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset))
-        assert answer.code == 1
-        assert str(offset) in answer.remark
+        refused(
+            await peer.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset)),
+            1,
+            str(offset),
+        )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.broker.conftest import records
+from tests.broker.conftest import records, refused
 
 from cometmq.broker.send import send_templates
 from cometmq.errors import CometError
@@ -278,9 +278,7 @@ async def test_known_headers_follow_the_topic_and_the_store(cluster, peer):
     assert (await send(3)).code == ResponseCode.SYSTEM_ERROR
     assert (await send(0)).code == 0
     parts.store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
-    refused = await send(0)
-    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert "the disk is full" in refused.remark
+    refused(await send(0), ResponseCode.SERVICE_NOT_AVAILABLE, "the disk is full")
     parts.store.flags.clear(Flag.DISK_FULL)
     assert (await send(0)).code == 0
     assert len(records(await peer.pull(queue_id=0))) == 6

@@ -9,7 +9,7 @@ import errno
 import threading
 
 import pytest
-from tests.broker.conftest import records, running, table_on_disk, until
+from tests.broker.conftest import records, refused, running, table_on_disk, until
 
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.errors import StoreCorrupt
@@ -70,8 +70,7 @@ class TestAnswers:
         async with running(tmp_path, disk) as (_, peer):
             fault = disk.fail("pwrite", match=file, error=errno.ENOSPC, times=4)
             answer = await peer.call(code, header, body)
-            assert answer.code == 1
-            assert name in answer.remark
+            refused(answer, 1, name)
             assert "No space left" in answer.remark
             path = tmp_path / "config" / file
             await until(lambda: path.exists() and f'"{name}"' in path.read_text())
