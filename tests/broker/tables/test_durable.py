@@ -246,9 +246,7 @@ class TestDeletionOfATopic:
                 await peer.send("T", b"old")
                 broker.parts.tables.offsets.commit("G", "T", 0, 1)
                 # The log is flushed: its failure is another story.
-                await (
-                    broker.parts.tables.offsets_file.save_now()
-                )  # the log is flushed: its failure is another story
+                await broker.parts.tables.offsets_file.save_now()
                 store = broker.parts.store
                 store.queues.write_dirty()
                 await store.purge.raise_min_offsets("T", {0: 0})
