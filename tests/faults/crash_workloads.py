@@ -16,7 +16,7 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.properties.values import java_hash
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store.background.topic_retention import TopicLimit
-from cometmq.store.base.off_loop import OffLoop
+from cometmq.store.base.off_loop import OffLoop, in_place
 from cometmq.store.log import zero_ahead
 from cometmq.store.log.syncer import ThreadSyncer
 from cometmq.store.log.zero_ahead import ZeroAhead
@@ -245,8 +245,7 @@ class Worker:
 
     def detach(self) -> None:
         self._finish_threads()
-        # As after the end of the loop that `attach` has named, without what a stop waits for.
-        self.store.flusher._loop = self.store.flusher._syncer = None
+        in_place(self.store.flusher.detach())
 
     def retire(self) -> None:
         """All segments but the last are old: they go, with queue and index files."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,11 @@ from cometmq.store import MessageStore
 
 
 @pytest.fixture(autouse=True)
-def closed_at_the_end() -> Iterator[None]:
-    """Tests need not close what they open with `open_store`."""
+async def stopped_at_the_end() -> AsyncIterator[None]:
+    """Tests need not stop what they open with `open_store`."""
     yield
     while opened:
-        opened.pop().close()
+        await opened.pop().stop()
 
 
 @pytest.fixture

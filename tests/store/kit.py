@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from cometmq.protocol.record.one import iter_records
 from cometmq.store import Commit, Disk, Got, ManualClock, MessageStore, NotInMemory, StoreConfig, TickMessage
 from cometmq.store.base.off_loop import in_place
+from cometmq.testing.faulty_disk import FaultyDisk
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 START_MS = 1_700_000_000_000
 opened: list[MessageStore] = []
-"""Stores of the test that runs. The fixture `closed_at_the_end` closes those that the test leaves open."""
+"""Stores of the test that runs. The fixture `stopped_at_the_end` stops those that the test leaves open."""
 
 
 def small(root: Path | str, **changes: Any) -> StoreConfig:
@@ -40,6 +42,11 @@ def open_configured(
     return opened[-1]
 
 
+def quick(root: Path | str, clock: ManualClock | None = None, **changes: Any) -> MessageStore:
+    """A store whose syncs cost no time."""
+    return open_store(root, FaultyDisk(really_sync=False), clock, **changes)
+
+
 def put(
     store: MessageStore,
     body: bytes = b"hello",
@@ -60,6 +67,24 @@ def send(
     appended = put(store, body, topic, queue_id, **more)
     committed(store.commit())
     return appended
+
+
+def put_all(store: MessageStore, bodies: Iterable[bytes], *place: Any, **more: Any) -> None:
+    """Append messages with these bodies, and commit them together."""
+    for body in bodies:
+        put(store, body, *place, **more)
+    committed(store.commit())
+
+
+def send_all(store: MessageStore, bodies: Iterable[bytes], *place: Any, **more: Any) -> None:
+    """Append messages with these bodies, and commit each by itself."""
+    for body in bodies:
+        send(store, body, *place, **more)
+
+
+def numbered(*given: int) -> list[bytes]:
+    """Bodies that are the numbers of a range."""
+    return [b"%d" % number for number in range(*given)]
 
 
 def committed(commit: Commit) -> Commit:

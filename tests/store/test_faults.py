@@ -7,7 +7,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, by_key, committed, everything, open_store, put, send
+from tests.store.kit import bodies, by_key, committed, everything, numbered, open_store, put, send, send_all
 
 from cometmq.store import JsonTable, StoreRefused
 from cometmq.store.background import checkpointing
@@ -133,8 +133,7 @@ async def test_a_store_whose_checkpoint_stays_behind_does_not_write_everything_i
     store = open_store(tmp_path, disk)
     for topic in ("Failed", "T"):
         disk.fail("fdatasync", match="/consumequeue/Failed", times=1000)
-        for _ in range(10):
-            send(store, topic=topic)
+        send_all(store, [b"hello"] * 10, topic=topic)
         assert store.checkpointing.far_behind
         await store.writer.write_round()
         assert not store.checkpointing.far_behind, topic
@@ -220,8 +219,7 @@ def test_json_tables_survive_an_error_at_every_operation(tmp_path: Path) -> None
 async def test_a_disk_that_turns_read_only_is_still_read(tmp_path: Path) -> None:
     disk = FaultyDisk()
     store = open_store(tmp_path, disk)
-    for number in range(3):
-        send(store, b"%d" % number)
+    send_all(store, numbered(3))
     for operation in ("pwrite", "reserve", "truncate", "rename", "unlink", "makedirs", "open"):
         disk.fail(operation, error=errno.EROFS, times=1 << 30)
     put(store, b"small")
@@ -235,8 +233,7 @@ async def test_a_disk_that_turns_read_only_is_still_read(tmp_path: Path) -> None
     store.retention.delete_now()
     store.retention.round()
     disk.heal()
-    for number in range(3, 6):
-        send(store, b"%d" % number)
-    assert everything(store) == [b"%d" % number for number in range(6)]
+    send_all(store, numbered(3, 6))
+    assert everything(store) == numbered(6)
     store.close()
     assert not (tmp_path / "abort").exists()

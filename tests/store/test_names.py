@@ -18,6 +18,7 @@ from tests.store.kit import (
     open_store,
     put,
     send,
+    send_all,
     small,
 )
 
@@ -131,8 +132,7 @@ def test_of_many_such_messages_some_are_named_and_all_counted(tmp_path, monkeypa
     with careless(monkeypatch) as patches:
         patches.setattr(ConsumeQueue, "write", lambda _queue: None)
         store = open_store(tmp_path)
-        for _ in range(300):
-            send(store, b"bad", "x/../Good")
+        send_all(store, [b"bad"] * 300, "x/../Good")
         store.crash()
     store = open_store(tmp_path)
     *named, last = [note for note in store.recovered.notes if "not served" in note]

@@ -12,13 +12,14 @@ from tests.store.background.test_retention import age, filled
 from tests.store.kit import (
     START_MS,
     by_key,
-    committed,
     drop_first_segment,
     everything,
     got,
     open_store,
     put,
+    put_all,
     send,
+    send_all,
 )
 from tests.store.planted import alter, flip
 
@@ -210,9 +211,7 @@ class TestBatchLimits:
             tmp_path, access_message_in_memory_max_ratio=100, check_crc_on_read=way == "crc", **changes
         )
         store.reader.memory_bytes = memory
-        for _ in range(40):
-            put(store, bytes(1000 + 3))
-        committed(store.commit())
+        put_all(store, [bytes(1000 + 3)] * 40)
         assert store.log.end == 40 * 1095
         keeps = (lambda _record: True) if way == "records" else None
         answer = got(store.get_messages("T", 0, 0, 64, record_filter=keeps))
@@ -226,9 +225,7 @@ class TestBatchLimits:
             mapped_file_size_consume_queue=20_000,
             mapped_file_size_commit_log=1 << 20,
         )
-        for _ in range(900):
-            put(store, b"", tags_code=1)
-        committed(store.commit())
+        put_all(store, [b""] * 900, tags_code=1)
         answer = got(store.get_messages("T", 0, 0, 32, filter={2}))
         assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, scanned)
 
@@ -276,8 +273,7 @@ class TestIndexFiles:
     @pytest.mark.parametrize("most", [1, 3, 64])
     def test_a_query_gives_no_more_than_max_msgs_num_batch(self, tmp_path: Path, most: int) -> None:
         store = open_store(tmp_path, max_msgs_num_batch=most)
-        for _ in range(5):
-            send(store, properties=b"KEYS\x01k")
+        send_all(store, [b"hello"] * 5, properties=b"KEYS\x01k")
         assert len(by_key(store, "T", "k", 32, 0, LATE)) == min(most, 5)
         store.configure(store.config.replace(max_msgs_num_batch=2))
         assert len(by_key(store, "T", "k", 32, 0, LATE)) == 2
@@ -409,7 +405,6 @@ async def test_how_full_the_disks_are_is_known_before_the_first_pass(tmp_path: P
     await store.fullness.measure()
     with pytest.raises(StoreRefused, match=r"CL:  0.60 CQ:  0.30 INDEX:  0.20"):
         put(store)
-    await store.stop()
 
 
 def test_a_full_disk_of_the_queues_alone_stops_writing(tmp_path: Path) -> None:

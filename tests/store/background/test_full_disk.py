@@ -39,7 +39,7 @@ async def sent(store: MessageStore, count: int, size: int = 100) -> None:
     """Commit one by one, letting the thread work in between."""
     for _ in range(count):
         send(store, bytes(size))
-        reserving = store.log._reserving
+        reserving = store.log._reserving  # noqa: SLF001 - nobody else waits for the thread
         if reserving is not None:
             await asyncio.gather(asyncio.wrap_future(reserving[1]), return_exceptions=True)
 
@@ -75,8 +75,7 @@ async def test_the_next_segment_is_tried_every_ten_seconds_and_complained_of_onc
         clock.advance(10.1)
         await sent(store, 5)
         assert disk.calls["tried"] == 3
-    assert store.log._spares.keys() == {SEGMENT}
-    await store.stop()
+    assert sorted(os.listdir(tmp_path / "commitlog")) == [f"{base:020d}" for base in (0, SEGMENT)]
 
 
 async def test_room_that_retention_makes_is_used_at_once(tmp_path: Path) -> None:
@@ -98,7 +97,6 @@ async def test_room_that_retention_makes_is_used_at_once(tmp_path: Path) -> None
     await sent(store, 2)
     assert store.log.segments == [base]
     assert disk.calls["tried"] == tried + 1
-    await store.stop()
 
 
 def test_refused_sends_do_not_fill_the_disk_again_and_again(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from tests.store.kit import committed, delete_topic, everything, open_store, put, send
+from tests.store.kit import committed, delete_topic, everything, numbered, open_store, put, send
 
 from cometmq.store import MessageStore
 from cometmq.store.base.off_loop import in_place
@@ -30,9 +30,9 @@ def filled(root: Path, disk: FaultyDisk) -> MessageStore:
 def serves(store: MessageStore, *after: bytes) -> None:
     assert store.max_offset("T", 0) == SENT + len(after)
     assert everything(store)[-len(after) :] == list(after)
-    assert everything(store, "Other") == [b"%d" % n for n in range(SENT)]
+    assert everything(store, "Other") == numbered(SENT)
     left = everything(store, queue_id=1)
-    assert left == [b"%d" % n for n in range(SENT)][SENT - len(left) :]
+    assert left == numbered(SENT)[SENT - len(left) :]
 
 
 @pytest.mark.parametrize("unclean", [False, True])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import by_key, committed, everything, got, open_store, put, send
+from tests.store.kit import by_key, committed, everything, got, open_store, put, send, send_all
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
@@ -184,10 +184,8 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
 def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path) -> None:
     disk, clock = Partition(), ManualClock(NOON)
     store = open_store(tmp_path, disk, clock)
-    for _ in range(5):
-        send(store, topic="old")
-    for _ in range(40):
-        send(store, bytes(5000), topic="new")
+    send_all(store, [b"hello"] * 5, topic="old")
+    send_all(store, [bytes(5000)] * 40, topic="new")
     store.queues.write_dirty()
     age(tmp_path, range(4), NOON - 100 * HOUR)
     store.retention.delete_now()
@@ -210,10 +208,8 @@ async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
     """Else nothing would know, after a crash, which offsets its messages had."""
     disk, clock = Partition(), ManualClock(NOON)
     store = open_store(tmp_path, disk, clock, delete_when="99")
-    for _ in range(5):
-        send(store, topic="old")
-    for _ in range(40):
-        send(store, bytes(5000), topic="new")
+    send_all(store, [b"hello"] * 5, topic="old")
+    send_all(store, [bytes(5000)] * 40, topic="new")
     age(tmp_path, range(4), NOON - 100 * HOUR)
     store.retention.delete_now()
     done: list[tuple[str, str]] = []
@@ -235,8 +231,7 @@ async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
 def test_segments_stay_while_queues_cannot_be_brought_onto_the_device(tmp_path: Path) -> None:
     disk, clock = Partition(), ManualClock(NOON)
     store = open_store(tmp_path, disk, clock, delete_when="99")
-    for _ in range(40):
-        send(store, bytes(5000))
+    send_all(store, [bytes(5000)] * 40)
     age(tmp_path, range(3), NOON - 100 * HOUR)
     store.retention.delete_now()
     disk.fail("pwrite", match="/consumequeue/", times=1 << 30)
@@ -283,7 +278,6 @@ async def test_the_loop_goes_on_while_a_segment_is_deleted(tmp_path: Path) -> No
     assert threads
     assert threading.get_ident() not in threads
     assert store.min_offset("T", 0) > 0
-    await store.stop()
 
 
 async def test_every_deletion_lasts_before_the_next_and_queues_wait_for_the_log(tmp_path: Path) -> None:
@@ -338,7 +332,6 @@ async def test_deletions_are_paced_by_the_settings_of_the_moment(
     pauses.clear()
     await store.passes.idle()
     assert set(pauses) == {100}
-    await store.stop()
 
 
 async def test_a_stop_does_not_wait_for_the_pace(tmp_path: Path) -> None:

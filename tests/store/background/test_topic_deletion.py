@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, bodies, delete_topic, everything, open_store, put, send, small
+from tests.store.kit import START_MS, bodies, delete_topic, everything, open_store, put, send, send_all, small
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.background.derived_writer import sync_paths
@@ -62,7 +62,6 @@ async def test_the_loop_waits_for_no_device(tmp_path: Path) -> None:
     assert await store.deletion.delete(["T"]) == 300
     assert disk.in_the_loop == []
     assert (directories(tmp_path), store.queues.topics()) == (["Other"], ["Other"])
-    await store.stop()
 
 
 async def test_many_topics_cost_as_many_syncs_as_one(tmp_path: Path) -> None:
@@ -78,7 +77,6 @@ async def test_many_topics_cost_as_many_syncs_as_one(tmp_path: Path) -> None:
     assert disk.calls["fdatasync"] + disk.calls["fsync_dir"] - calls < 15
     assert directories(tmp_path) == ["Other"]
     assert await store.deletion.keep({"Other"}) == []
-    await store.stop()
 
 
 async def held_up(store: MessageStore, disk: Watched, operation: str, path: str) -> asyncio.Task[int]:
@@ -172,23 +170,19 @@ async def test_two_deletions_of_one_topic_at_once(tmp_path: Path) -> None:
     disk.go_on.set()
     assert (await first, await second) == (3, 1)
     assert directories(tmp_path) == ["Other"]
-    await store.stop()
 
 
 async def test_whoever_still_holds_a_queue_reads_nothing_of_its_successor(tmp_path: Path) -> None:
     store, _ = running(tmp_path)
-    for number in range(300):
-        send(store, b"old %d" % number)
+    send_all(store, (b"old %d" % number for number in range(300)))
     old = store.queues.get("T", 0)
     store.queues.write_dirty()
     await store.deletion.delete(["T"])
-    for number in range(300):
-        send(store, b"new %d" % number)
+    send_all(store, (b"new %d" % number for number in range(300)))
     store.queues.write_dirty()
     assert old.read(0, 1) is None
     assert old.unit(0) is None
     assert bodies(store.get_messages("T", 0, 0, 1)) == [b"new 0"]
-    await store.stop()
 
 
 def test_what_a_crash_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
@@ -258,7 +252,6 @@ async def test_a_refusal_after_a_message_came_between_takes_everything_back(tmp_
     assert (everything(store), everything(store, queue_id=1)) == ([b"late"], [b"1"])
     assert send(store, b"more").queue_offset == 2
     assert store.min_offsets.by_topic == {"T": {0: 1}}
-    await store.stop()
 
 
 async def test_a_new_topic_is_not_hidden_by_a_deletion_beside_a_failed_write(tmp_path: Path) -> None:

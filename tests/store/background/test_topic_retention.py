@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, delete_topic, everything, got, open_store, put, send
+from tests.store.kit import START_MS, delete_topic, everything, got, numbered, open_store, put, send, send_all
 
 from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.store.background.topic_retention import TopicLimit
@@ -87,8 +87,7 @@ def test_a_start_with_a_clock_far_ahead_hides_nothing_for_an_hour(tmp_path: Path
 def test_messages_stored_while_the_clock_was_behind_do_not_take_older_ones_along(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path, 4)
     clock.now_ms -= 86_400_000
-    for _ in range(8):
-        send(store, topic="T")
+    send_all(store, [b"hello"] * 8, topic="T")
     clock.now_ms += 86_400_000
     store.topic_retention.set_limits({"T": TopicLimit(age_ms=2 * MINUTE)})
     store.topic_retention.round()
@@ -131,12 +130,10 @@ def test_bytes_are_counted_on_from_where_the_last_pass_ended(
 
 def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(store: MessageStore) -> None:
     store.topic_retention.set_limits({"T": TopicLimit(bytes_per_queue=30_000)})
-    for _ in range(10):
-        send(store, bytes(2500))
+    send_all(store, [bytes(2500)] * 10)
     store.topic_retention.round()
     delete_topic(store, "T")
-    for _ in range(50):
-        send(store, bytes(100))
+    send_all(store, [bytes(100)] * 50)
     assert store.topic_retention.round() == 0
     assert store.min_offset("T", 0) == 0
 
@@ -176,12 +173,11 @@ def test_the_backup_of_the_floors_does_not_hide_a_topic_made_again(tmp_path: Pat
     store, clock = minutely(tmp_path)
     in_place(store.purge.raise_min_offsets("T", {0: 10}))
     delete_topic(store, "T")
-    for n in range(12):
-        send(store, b"%d" % n)
+    send_all(store, numbered(12))
     store.close()
     (tmp_path / "config" / "queueMinOffsets.json").write_bytes(b"\xff")
     store = open_store(tmp_path, clock=clock)
-    assert everything(store) == [b"%d" % n for n in range(12)]
+    assert everything(store) == numbered(12)
 
 
 def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> None:

@@ -88,7 +88,6 @@ async def test_a_cold_question_leaves_the_loop_free(cold: tuple[MessageStore, Co
     assert await asked == answer
     assert disk.in_the_loop == 0
     disk.cold = False
-    await store.stop()
 
 
 async def test_what_is_in_memory_is_answered_without_a_thread(cold: tuple[MessageStore, ColdDisk]) -> None:
@@ -100,7 +99,6 @@ async def test_what_is_in_memory_is_answered_without_a_thread(cold: tuple[Messag
         coroutine.send(None)
     assert done.value.value == START_MS + 77_000
     assert disk.calls["pread"] == before
-    await store.stop()
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -113,7 +111,6 @@ async def test_memory_that_never_holds_anything_does_not_keep_a_question_going_f
     assert await asyncio.gather(*(question(store) for _ in range(3))) == [answer] * 3
     assert disk.in_the_loop == 0
     disk.cold = False
-    await store.stop()
 
 
 async def test_a_read_that_fails_fails_its_question_only(cold: tuple[MessageStore, ColdDisk]) -> None:
@@ -124,7 +121,6 @@ async def test_a_read_that_fails_fails_its_question_only(cold: tuple[MessageStor
     assert await store.off_loop.ask(partial(store.lookups.record_at, 0))
     disk.cold = False
     assert len(everything(store)) == 500
-    await store.stop()
 
 
 KEYED = 2000
@@ -201,7 +197,7 @@ async def test_few_of_their_answers_are_put_together_at_once(
     store, _ = keyed
     under_way: list[int] = []
     seen: list[int] = []
-    real = Lookup._newest
+    real = Lookup._newest  # noqa: SLF001 - the step that puts an answer together
 
     async def watched(lookup: Lookup, positions: list[int], max_bytes: int) -> list[bytes]:
         under_way.append(0)

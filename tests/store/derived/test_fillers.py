@@ -12,13 +12,14 @@ import pytest
 from tests.store.cold_disk import ColdDisk
 from tests.store.kit import (
     bodies,
-    committed,
     drop_first_segment,
     everything,
+    numbered,
     open_store,
     pulled,
-    put,
+    put_all,
     send,
+    send_all,
     small,
 )
 
@@ -32,15 +33,11 @@ GAP = 200_000
 def with_gap(root: Path, gap: int, disk: Any = None, **changes: Any) -> MessageStore:
     """Three messages, `gap` fillers, four messages; all units in files."""
     store = open_store(root, disk, mapped_file_size_consume_queue=20 * 70_000, **changes)
-    for number in range(3):
-        put(store, b"%d" % number)
-    committed(store.commit())
+    put_all(store, numbered(3))
     queue = store.queues.get("T", 0)
     queue.skip_to(3 + gap)
     queue.next_offset = 3 + gap
-    for number in range(3, 7):
-        put(store, b"%d" % number)
-    committed(store.commit())
+    put_all(store, numbered(3, 7))
     queue.write()
     return store
 
@@ -64,7 +61,7 @@ def drained(store: MessageStore, **how: Any) -> tuple[list[bytes], int]:
 def test_a_gap_takes_a_few_pulls(tmp_path: Path, how: dict[str, Any], careful: bool) -> None:
     store = with_gap(tmp_path, GAP, check_crc_on_read=careful)
     found, pulls = drained(store, **how)
-    assert found == [b"%d" % number for number in range(7)]
+    assert found == numbered(7)
     assert pulls <= 6
 
 
@@ -73,7 +70,7 @@ def test_a_gap_takes_a_few_pulls(tmp_path: Path, how: dict[str, Any], careful: b
 )
 def test_no_message_before_or_behind_a_gap_is_passed(tmp_path: Path, gap: int) -> None:
     store = with_gap(tmp_path, gap)
-    assert drained(store)[0] == [b"%d" % number for number in range(7)]
+    assert drained(store)[0] == numbered(7)
     for offset in range(3, 3 + min(gap, 40)):
         answer = store.get_messages("T", 0, offset, 2)
         if not answer.count:
@@ -101,11 +98,10 @@ async def test_what_is_not_in_memory_is_left_to_the_next_pull(tmp_path: Path) ->
         found += bodies(answer)
         offset = answer.next_begin_offset
         pulls += 1
-    assert found == [b"%d" % number for number in range(7)]
+    assert found == numbered(7)
     assert (disk.in_the_loop, bool(disk.warm)) == (0, True)
     assert pulls < 100
     disk.cold = False
-    await store.stop()
 
 
 @pytest.mark.parametrize("gap", [1, 70_000])
@@ -122,7 +118,7 @@ def test_a_walk_of_the_whole_log_does_not_take_a_gap_for_what_lies_before_the_lo
     (tmp_path / "checkpoint").unlink()
     store = open_store(tmp_path, mapped_file_size_consume_queue=20 * 70_000)
     assert (store.recovered.start, store.recovered.notes) == (64 << 10, [])
-    assert drained(store)[0] == [b"%d" % number for number in range(7)]
+    assert drained(store)[0] == numbered(7)
     assert store.max_offset("T", 0) == 7 + gap
 
 
@@ -144,8 +140,7 @@ def test_what_comes_behind_a_lost_end_of_the_log_is_served_after_the_next_walk_t
     send(store, b"first")
     while len(store.log.segments) < 2:
         send(store, bytes(30_000), "Other")
-    for _ in range(1000):
-        send(store, b"lost")
+    send_all(store, [b"lost"] * 1000)
     store.close()
     for segment in sorted((tmp_path / "commitlog").iterdir())[1:]:
         segment.unlink()

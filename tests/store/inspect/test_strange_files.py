@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.store.kit import delete_topic, everything, open_store, send, small
+from tests.store.kit import delete_topic, everything, open_store, send, send_all, small
 
 from cometmq.errors import StoreError
 from cometmq.store import MessageStore
@@ -261,8 +261,7 @@ def rewrite(root: Path, change: Callable[[int, bytearray], None], *, topic: byte
 
 def three(root: Path) -> None:
     store = open_store(root)
-    for _ in range(3):
-        send(store, topic="TopicTopicTopic")
+    send_all(store, [b"hello"] * 3, topic="TopicTopicTopic")
     store.close()
 
 

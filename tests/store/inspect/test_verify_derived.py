@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.store.inspect.verifying import check, kinds, only
-from tests.store.kit import delete_topic, open_store, send, small
+from tests.store.kit import delete_topic, open_store, send, send_all, small
 from tests.store.planted import (
     ENTRIES_AT,
     UNCOVERED_PLACES,
@@ -159,8 +159,7 @@ class TestQueues:
     def test_a_topic_deleted_by_our_broker_and_made_again(self, root: Path) -> None:
         store = open_store(root)
         delete_topic(store, "T")
-        for _ in range(5):
-            send(store, queue_id=1)
+        send_all(store, [b"hello"] * 5, queue_id=1)
         store.close()
         report = check(root)
         assert report.findings == []
@@ -176,8 +175,7 @@ class TestQueues:
     def test_a_topic_that_apache_deleted_and_made_again(self, root: Path) -> None:
         store = open_store(root)
         delete_topic(store, "T")
-        for _ in range(5):
-            send(store, queue_id=1)
+        send_all(store, [b"hello"] * 5, queue_id=1)
         store.close()
         (root / "config" / "deletedTopics.json").unlink()  # Apache's broker keeps no such table
         shutil.rmtree(root / "consumequeue" / "T" / "0", ignore_errors=True)

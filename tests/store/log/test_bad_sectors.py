@@ -118,4 +118,3 @@ async def test_pulls_get_everything_but_what_cannot_be_read(tmp_path: Path, segm
     assert found == [body for number, body in enumerate(sent) if number not in (50, 120, 198)]
     assert disk.in_the_loop == 0
     disk.loop_thread = -1
-    await store.stop()

@@ -296,7 +296,6 @@ async def test_the_background_keeps_to_the_intervals_of_the_moment(
     while len(due) < 6:
         await asyncio.sleep(0)
     assert [seconds for seconds, _ in due] == [0.5, 1, 10, 70, 80, 90]
-    await store.stop()
 
 
 async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) -> None:
@@ -308,7 +307,6 @@ async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) ->
         clock.now_s = 1000 + seconds
         await store.writer.write_round()
         assert (store.checkpoint.logics_ms == store.checkpointing.stored_ms) is moved
-    await store.stop()
 
 
 @pytest.mark.parametrize("part", ["consumequeue", "index"])
@@ -364,7 +362,6 @@ async def test_what_a_round_that_timed_out_did_not_sync_the_next_one_does(
     synced.clear()
     assert store.writer.make_durable()
     assert not [path for path in synced if "consumequeue" in path]
-    await store.stop()
 
 
 async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:

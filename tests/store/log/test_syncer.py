@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.store.kit import everything, open_configured, open_store, put, send, small
+from tests.store.kit import everything, numbered, open_configured, open_store, put, send, small
 
 from cometmq.store import MessageStore, StoreRefused
 from cometmq.store.base.disk import OsDisk
@@ -103,8 +103,7 @@ class TestLife:
         pidfd = os.pidfd_open(child_of(store))
         send(store, b"a")
         assert await flushed(store)
-        assert store.upkeep.sync_process is not None
-        assert store.upkeep.sync_process._held == [0]  # the process did it
+        assert held_by(child_of(store)) == [store.log.path_of(0)]  # the process did it
         await store.stop()
         assert ends(pidfd)
         assert not (tmp_path / "abort").exists()
@@ -149,7 +148,6 @@ class TestLife:
         assert await flushed(store)
         assert len(store.log.segments) > 2
         assert held_by(child_of(store)) == [store.log.path_of(store.log.segments[-1])]
-        await store.stop()
 
     async def test_only_sync_flush_has_one_and_it_comes_with_the_setting(self, tmp_path: Path) -> None:
         config = small(tmp_path)
@@ -179,7 +177,6 @@ class TestFailure:
         with pytest.raises(StoreRefused, match="could not be flushed"):
             put(store)
         assert everything(store) == []
-        await store.stop()
 
     async def test_the_error_is_the_one_that_the_system_gave(self) -> None:
         loop = asyncio.get_running_loop()
@@ -214,7 +211,7 @@ class TestFailure:
             assert await flushed(store)
         store.crash()
         store = open_store(tmp_path)
-        assert everything(store) == [b"%d" % number for number in range(9)]
+        assert everything(store) == numbered(9)
 
     async def test_killed_under_load_nothing_acknowledged_is_missing(self, tmp_path: Path) -> None:
         store = start(tmp_path)
@@ -300,21 +297,20 @@ class TestFailure:
     ) -> None:
         monkeypatch.setattr(sys, "executable", "/bin/true")
         loop = asyncio.get_running_loop()
-        waits: list[float] = []
-        monkeypatch.setattr(loop, "call_later", lambda seconds, work, *_: waits.append(seconds))
+        timers: list[tuple[float, Callable[[], None]]] = []
+        monkeypatch.setattr(loop, "call_later", lambda seconds, work: timers.append((seconds, work)))
         with ThreadPoolExecutor(1) as pool:
             child = ChildSyncer(OsDisk(), loop, ThreadSyncer(OsDisk(), loop, pool))
             for number in range(9):
-                process = child._process
-                assert process is not None
-                process.wait(20)
-                if number == 8:
-                    child._started_at -= 60  # it has served for a minute
-                child._answered()  # what the loop calls when the other end is closed
-                assert child.pid is None
-                child._start_again()
+                assert child.pid is not None
+                assert ends(os.pidfd_open(child.pid))
+                if number == 8:  # it has served for a minute
+                    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 60)
+                while child.pid is not None:  # until the loop sees that the other end is closed
+                    await asyncio.sleep(0)
+                timers[-1][1]()
             child.close()
-        assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 1]
+        assert [seconds for seconds, _ in timers] == [1, 2, 4, 8, 16, 32, 60, 60, 1]
 
     async def test_a_store_that_stops_starts_no_other_one(self, tmp_path: Path) -> None:
         store = start(tmp_path)
@@ -325,7 +321,7 @@ class TestFailure:
         assert await flushed(store)
         child = store.upkeep.sync_process
         assert child is not None
-        again = child._again
+        again = child._again  # noqa: SLF001 - the timer has no other name
         assert again is not None
         await store.stop()
         assert again.cancelled()
@@ -344,7 +340,6 @@ class TestFailure:
         os.kill(pid, signal.SIGKILL)
         assert await waiting is False
         assert store.flusher.failure is not None
-        await store.stop()
 
     async def test_without_a_process_a_thread_syncs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -354,7 +349,6 @@ class TestFailure:
         send(store)
         assert await flushed(store)
         assert "no process for syncs" in caplog.text
-        await store.stop()
 
     async def test_more_segments_than_a_request_holds_are_synced_by_the_thread(self, tmp_path: Path) -> None:
         loop = asyncio.get_running_loop()

@@ -118,7 +118,6 @@ async def test_records_wait_for_zeros_that_are_still_being_written(tmp_path: Pat
     )  # fmt: skip
     assert disk.writes.index(("zeros", begin, end)) < over
     assert everything(store) == sent
-    await store.stop()
 
 
 async def test_zeros_that_fail_are_said_once_and_cost_nothing(
@@ -131,7 +130,6 @@ async def test_zeros_that_fail_are_said_once_and_cost_nothing(
         sent = [body for _ in range(40) for body in await flushed_send(store, 1000)]
     assert everything(store) == sent
     assert caplog.text.count("could not be prepared") == 1
-    await store.stop()
 
 
 async def test_without_sync_flush_there_are_none(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.cold_disk import ColdDisk
 from tests.store.kit import (
     START_MS,
     bodies,
@@ -15,12 +15,15 @@ from tests.store.kit import (
     committed,
     drop_first_segment,
     everything,
+    numbered,
     offset_by_time,
     open_configured,
     open_store,
     pulled,
     put,
+    put_all,
     send,
+    send_all,
 )
 from tests.store.planted import alter, flip
 
@@ -30,13 +33,6 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, NotInMemory, Reads
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.testing.faulty_disk import FaultyDisk
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[MessageStore]:
-    made = open_store(tmp_path)
-    yield made
-    made.close()
 
 
 def reopened(store: MessageStore) -> MessageStore:
@@ -59,8 +55,7 @@ def reopened(store: MessageStore) -> MessageStore:
 def test_status_and_next_offset_by_requested_offset(
     store: MessageStore, offset: int, status: GetStatus, following: int
 ) -> None:
-    for number in range(3):
-        send(store, b"%d" % number)
+    send_all(store, numbered(3))
     answer = store.get_messages("T", 0, offset, 32)
     assert (answer.status, answer.next_begin_offset) == (status, following)
     assert (answer.min_offset, answer.max_offset) == (0, 3)
@@ -111,9 +106,7 @@ def test_batches_end_at_the_limits_for_memory_and_disk(
     if settings.get("access_message_in_memory_max_ratio") == 0 and size == 10:
         settings["max_transfer_count_on_message_in_disk"] = 9
     store = open_store(tmp_path, mapped_file_size_commit_log=1 << 20, **settings)
-    for _ in range(40):
-        put(store, bytes(size))
-    committed(store.commit())
+    put_all(store, [bytes(size)] * 40)
     if source == "files":
         store = reopened(store)
     answer = store.get_messages("T", 0, 0, 64)
@@ -122,17 +115,13 @@ def test_batches_end_at_the_limits_for_memory_and_disk(
 
 
 def test_a_request_can_lower_the_byte_limit(store: MessageStore) -> None:
-    for _ in range(10):
-        put(store, bytes(1000))
-    committed(store.commit())
+    put_all(store, [bytes(1000)] * 10)
     assert store.get_messages("T", 0, 0, 32, max_bytes=3300).count == 3
 
 
 def test_the_slave_is_suggested_when_the_reader_is_far_behind(store: MessageStore) -> None:
     store.reader.memory_bytes = 10_000  # 40 % of it are 4,000
-    for _ in range(10):
-        put(store, bytes(1000))
-    committed(store.commit())
+    put_all(store, [bytes(1000)] * 10)
     assert store.get_messages("T", 0, 0, 1).suggest_slave
     assert not store.get_messages("T", 0, 8, 1).suggest_slave
 
@@ -163,9 +152,7 @@ def test_a_scan_reads_at_most_16000_bytes_of_units(tmp_path: Path) -> None:
     store = open_store(
         tmp_path, mapped_file_size_consume_queue=20 * 5000, mapped_file_size_commit_log=1 << 20
     )
-    for _ in range(2000):
-        put(store, b"", tags_code=1)
-    committed(store.commit())
+    put_all(store, [b""] * 2000, tags_code=1)
     answer = store.get_messages("T", 0, 0, 32, filter={2})
     assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
 
@@ -178,9 +165,7 @@ def test_however_many_messages_are_asked_for_no_more_units_are_read_than_may_be_
     store = open_store(
         tmp_path, mapped_file_size_consume_queue=20 * 5000, mapped_file_size_commit_log=1 << 20
     )
-    for _ in range(2000):
-        put(store, b"", tags_code=1)
-    committed(store.commit())
+    put_all(store, [b""] * 2000, tags_code=1)
     read, units = [], ConsumeQueue.read
 
     def note(queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Any:
@@ -196,9 +181,7 @@ def test_however_many_messages_are_asked_for_no_more_units_are_read_than_may_be_
 
 
 def test_a_filter_by_content_sees_the_whole_record(store: MessageStore) -> None:
-    for number in range(6):
-        put(store, b"%d" % number)
-    committed(store.commit())
+    put_all(store, numbered(6))
     answer = store.get_messages(
         "T", 0, 0, 32, record_filter=lambda data: decode_record(data).body in (b"2", b"4")
     )
@@ -285,8 +268,7 @@ def test_hundreds_of_queues_drained_side_by_side_share_what_was_read(tmp_path: P
 
 
 def test_a_segment_that_is_gone_is_stepped_over(store: MessageStore) -> None:
-    for number in range(200):
-        send(store, b"%d" % number + bytes(1000))
+    send_all(store, (b"%d" % number + bytes(1000) for number in range(200)))
     assert len(store.log.segments) == 4
     store = reopened(store)
     drop_first_segment(store, derived=False)
@@ -297,26 +279,6 @@ def test_a_segment_that_is_gone_is_stepped_over(store: MessageStore) -> None:
     assert 130 < len(found) < 200
 
 
-class ColdDisk(FaultyDisk):
-    """Nothing is in the page cache until somebody has waited for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.warm: set[tuple[str, int]] = set()
-
-    def pread(self, fd: int, length: int, offset: int) -> bytes:
-        self.warm.update(
-            (self._paths[fd], page) for page in range(offset // 4096, (offset + length) // 4096 + 1)
-        )
-        return super().pread(fd, length, offset)
-
-    def pread_cached(self, fd: int, length: int, offset: int) -> Any:
-        pages = range(offset // 4096, (offset + length - 1) // 4096 + 1)
-        if not all((self._paths[fd], page) in self.warm for page in pages):
-            return None
-        return super().pread_cached(fd, length, offset)
-
-
 async def test_what_is_not_in_memory_is_fetched_by_a_thread(tmp_path: Path) -> None:
     disk = ColdDisk()
     store = open_store(tmp_path, disk)
@@ -324,7 +286,7 @@ async def test_what_is_not_in_memory_is_fetched_by_a_thread(tmp_path: Path) -> N
         put(store, b"%d" % number + bytes(1000), queue_id=number % 2)
     committed(store.commit())
     store = reopened(store)
-    disk.warm.clear()
+    disk.cold = True
     store.start()
     with pytest.raises(NotInMemory):
         store.get_messages("T", 1, 0, 32)
@@ -332,7 +294,6 @@ async def test_what_is_not_in_memory_is_fetched_by_a_thread(tmp_path: Path) -> N
     assert [body[:2].rstrip(b"\0") for body in bodies(answer)][:3] == [b"1", b"3", b"5"]
     assert answer.count == 32
     assert store.get_messages("T", 1, 0, 32).count == 32
-    await store.stop()
 
 
 def test_a_device_error_is_not_taken_for_absence(tmp_path: Path) -> None:
@@ -409,7 +370,7 @@ def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> Non
 
     assert ask("U777") == [b"777"]
     assert len(store.index.files) == 8  # 3000 keys, 399 a file
-    assert ask("k7") == [b"%d" % number for number in range(7, 1000, 50)]
+    assert ask("k7") == numbered(7, 1000, 50)
     assert ask("k7", limit=3) == [b"857", b"907", b"957"]
     assert ask("even1", limit=100) == [
         b"%d" % number for number in range(1000 - 127, 1000, 2)
@@ -426,14 +387,12 @@ def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> Non
 
 
 def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path, store: MessageStore) -> None:
-    for number in range(5):
-        send(store, b"%d" % number)
+    send_all(store, numbered(5))
     store.close()
     store = open_store(tmp_path)
-    for number in range(5, 9):
-        send(store, b"%d" % number)
+    send_all(store, numbered(5, 9))
 
     answer = store.reader.get(store.queues.find("T", 0), 2, 32)
-    assert bodies(answer) == [b"%d" % number for number in range(2, 9)]
+    assert bodies(answer) == numbered(2, 9)
     assert answer.next_begin_offset == 9
     assert bodies(store.reader.get(store.queues.find("T", 0), 2, 4)) == [b"2", b"3", b"4", b"5"]

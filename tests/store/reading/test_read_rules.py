@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.store.kit import bodies, committed, drop_first_segment, open_configured, open_store, put, small
+from tests.store.kit import (
+    bodies,
+    committed,
+    drop_first_segment,
+    open_configured,
+    open_store,
+    put,
+    put_all,
+    small,
+)
 
 from cometmq.store import GetStatus, MessageStore
 from cometmq.store.base.config import StoreConfig
@@ -177,9 +186,7 @@ def test_every_pull_follows_the_rules(
 
 
 def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path, store: MessageStore) -> None:
-    for _ in range(250):
-        put(store)
-    committed(store.commit())
+    put_all(store, [b"hello"] * 250)
     store.close()
     store = open_store(tmp_path, broker_role="SLAVE")
     queue = store.queues.get("T", 0)
@@ -201,9 +208,7 @@ def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path, store
 
 def test_an_expired_first_record_is_no_damage(tmp_path: Path, store: MessageStore) -> None:
     """Between the deletion of its segment and the move of the minimum offset."""
-    for _ in range(3):
-        put(store, bytes(40_000))
-    committed(store.commit())
+    put_all(store, [bytes(40_000)] * 3)
     store.close()
     store = open_store(tmp_path)
     drop_first_segment(store, derived=False)

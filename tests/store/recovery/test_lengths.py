@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import by_key, everything, open_store, send
+from tests.store.kit import by_key, everything, open_store, send, send_all
 
 from cometmq.errors import StoreError
 from cometmq.store import MessageStore
@@ -95,8 +95,7 @@ def fill_segment(store: MessageStore) -> None:
 
 
 def fill_queue_file(store: MessageStore, count: int) -> None:
-    for _ in range(count):
-        send(store, b"x")
+    send_all(store, [b"x"] * count)
     store.queues.write_dirty()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, delete_topic, everything, open_store, send, small
+from tests.store.kit import START_MS, delete_topic, everything, numbered, open_store, send, small
 from tests.store.planted import alter
 
 from cometmq.store import ManualClock, MessageStore
@@ -64,7 +64,7 @@ def test_a_queue_that_nothing_behind_the_mark_tells_of_comes_back(tmp_path: Path
     store = start(tmp_path)
     assert "consume queues have lost" in store.recovered.notes[0]
     for queue_id in range(2):
-        assert everything(store, queue_id=queue_id) == [b"%d" % number for number in range(UNITS)]
+        assert everything(store, queue_id=queue_id) == numbered(UNITS)
     assert everything(store, "Other") == [b"0", b"1"]
     assert send(store, queue_id=1).queue_offset == UNITS
     store.close()

@@ -9,7 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, by_key, committed, delete_topic, everything, got, open_store, put, send
+from tests.store.kit import (
+    bodies,
+    by_key,
+    committed,
+    delete_topic,
+    everything,
+    got,
+    numbered,
+    open_store,
+    put,
+    quick,
+    send,
+    send_all,
+)
 from tests.store.planted import alter, snapshot
 
 from cometmq.protocol.record.one import decode_record
@@ -17,10 +30,6 @@ from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.testing.faulty_disk import FaultyDisk
 
 QUEUES = 3
-
-
-def quick(root: Path, clock: ManualClock | None = None) -> MessageStore:
-    return open_store(root, FaultyDisk(really_sync=False), clock)
 
 
 def fill(root: Path, count: int = 300, size: int = 800) -> dict[int, list[bytes]]:
@@ -339,7 +348,7 @@ def test_deleted_messages_stay_deleted_and_do_not_hide_new_ones(tmp_path: Path) 
 
 def test_a_clock_far_behind_the_newest_index_file_is_no_trouble(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock)
+    store = quick(tmp_path, clock)
     for number in range(1000):
         clock.now_ms -= 86_400_000
         send(store, b"x", properties=b"KEYS\x01k%d" % number)
@@ -361,7 +370,7 @@ def large_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 def killed_behind_a_checkpoint(root: Path) -> dict[int, list[bytes]]:
     """1,000 messages, all in the files, a checkpoint behind the first 901; then the process died."""
     clock = ManualClock()
-    store = open_store(root, FaultyDisk(really_sync=False), clock, **LARGE)
+    store = quick(root, clock, **LARGE)
     sent: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
     for number in range(1000):
         clock.now_ms += 1000
@@ -379,13 +388,13 @@ def killed_behind_a_checkpoint(root: Path) -> dict[int, list[bytes]]:
 @pytest.mark.usefixtures("large_segments")
 def test_after_an_unclean_stop_only_what_follows_the_checkpoint_is_walked(tmp_path: Path) -> None:
     sent = killed_behind_a_checkpoint(tmp_path)
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(), **LARGE)
+    store = quick(tmp_path, **LARGE)
     assert contents(store) == sent
     assert store.recovered.records == 99
     for number in (0, 500, 896, 900, 901, 999):
         assert len(by_key(store, "T", f"k{number}")) == 1
     store.crash()  # and what the recovery made durable need not be walked again
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(), **LARGE)
+    store = quick(tmp_path, **LARGE)
     assert contents(store) == sent
     assert store.recovered.records == 0
 
@@ -400,7 +409,7 @@ def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
     monkeypatch.setattr("cometmq.store.derived.index_file._CHECKED", 0)
     clock = ManualClock()
     sizes = {**LARGE, "max_index_num": 5000, "max_hash_slot_num": 97}
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, **sizes)
+    store = quick(tmp_path, clock, **sizes)
     for number in range(1000):
         clock.now_ms += 1000
         send(store, b"x", properties=b"KEYS\x01k%d" % number)
@@ -415,7 +424,7 @@ def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
     mark = store.checkpoint.mark
     assert mark is not None
     assert (mark.index_slots, mark.index_count) == (502, 902)
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, **sizes)
+    store = quick(tmp_path, clock, **sizes)
     assert store.recovered.records == 99
     for number in range(1000):
         assert len(by_key(store, "T", f"k{number}")) == 1
@@ -441,7 +450,7 @@ def let_apache_move_the_checkpoint(root: Path) -> None:
 def test_a_mark_that_does_not_hold_is_not_followed(tmp_path: Path, change: Callable[[Path], None]) -> None:
     sent = killed_behind_a_checkpoint(tmp_path)
     change(tmp_path)
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(), **LARGE)
+    store = quick(tmp_path, **LARGE)
     kept = contents(store)
     assert store.recovered.start == 0
     if change is cut_the_log_before_the_mark:
@@ -455,7 +464,7 @@ def test_a_mark_that_does_not_hold_is_not_followed(tmp_path: Path, change: Calla
 def test_a_queue_that_lacks_what_the_checkpoint_covers_is_built_anew(tmp_path: Path) -> None:
     sent = killed_behind_a_checkpoint(tmp_path)
     shutil.rmtree(tmp_path / "consumequeue" / "T" / "1")
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(), **LARGE)
+    store = quick(tmp_path, **LARGE)
     assert contents(store) == sent
 
 
@@ -468,7 +477,7 @@ def test_an_index_that_lacks_what_the_checkpoint_covers_is_built_anew(tmp_path: 
         path.unlink()
     else:
         alter(path, 36, struct.pack(">i", 3))
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(), **LARGE)
+    store = quick(tmp_path, **LARGE)
     assert contents(store) == sent
     for number in range(0, 1000, 7):
         assert len(by_key(store, "T", f"k{number}")) == 1
@@ -477,7 +486,7 @@ def test_an_index_that_lacks_what_the_checkpoint_covers_is_built_anew(tmp_path: 
 @pytest.mark.usefixtures("large_segments")
 def test_a_clock_that_steps_back_does_not_make_new_messages_look_durable(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, mapped_file_size_commit_log=1 << 20)
+    store = quick(tmp_path, clock, mapped_file_size_commit_log=1 << 20)
     for number in range(50):
         clock.now_ms += 1000
         send(store, b"%d" % number)
@@ -489,8 +498,8 @@ def test_a_clock_that_steps_back_does_not_make_new_messages_look_durable(tmp_pat
     assert store.checkpoint.min_timestamp < clock.now_ms - 40_000
     store.queues.write_dirty()  # units may reach the files, in any state, before a checkpoint covers them
     store.crash()
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), clock, mapped_file_size_commit_log=1 << 20)
-    assert everything(store) == [b"%d" % number for number in range(90)]
+    store = quick(tmp_path, clock, mapped_file_size_commit_log=1 << 20)
+    assert everything(store) == numbered(90)
     assert all(len(by_key(store, "T", f"k{number}")) == 1 for number in range(50, 90))
 
 
@@ -512,8 +521,7 @@ def test_a_body_full_of_old_records_does_not_slow_the_walk(tmp_path: Path) -> No
     """Each record in it names another place, so none is read for its own size."""
     files = {"mapped_file_size_commit_log": 16 << 20}
     store = open_store(tmp_path / "a", **files)
-    for _ in range(8):
-        send(store, bytes(1 << 20))
+    send_all(store, [bytes(1 << 20)] * 8)
     store.close()
     log = (tmp_path / "a" / "commitlog" / f"{0:020d}").read_bytes()
     heads = b"".join(log[at : at + 200] for at in range(0, 8 << 20, 1 << 16))

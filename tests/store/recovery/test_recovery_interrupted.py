@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, by_key, delete_topic, everything, open_store, send
+from tests.store.kit import START_MS, by_key, delete_topic, everything, numbered, open_store, send, send_all
 from tests.store.planted import alter
 
 from cometmq.store import ManualClock
@@ -35,8 +35,7 @@ def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
     """A lone file of another length would be refused by the next start: nothing tells which one is right.
     writes: to the file, before the one that zeroes."""
     store = open_store(tmp_path, FaultyDisk(really_sync=False))
-    for number in range(10):
-        send(store, b"%d" % number)
+    send_all(store, numbered(10))
     store.queues.write_dirty()
     store.crash()
     path = damage(tmp_path)
@@ -49,7 +48,7 @@ def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
         open_store(tmp_path, disk)
     store = open_store(tmp_path, FaultyDisk(really_sync=False))
     assert set(lengths) == {length}
-    assert everything(store) == [b"%d" % number for number in range(10)]
+    assert everything(store) == numbered(10)
 
 
 def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(tmp_path: Path) -> None:
@@ -125,4 +124,4 @@ def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_move
     gone = steps.index(("unlink", f"{queue}/{2000:020d}"))
     checkpoint = max(place for place, step in enumerate(steps) if step[1].endswith("/checkpoint"))
     assert gone < steps.index(("fsync_dir", queue), gone) < checkpoint
-    assert everything(store) == [b"%d" % number for number in range(100)]
+    assert everything(store) == numbered(100)

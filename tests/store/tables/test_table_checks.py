@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import everything, open_store, send
+from tests.store.kit import everything, numbered, open_store, send
 
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.errors import StoreCorrupt
@@ -275,7 +275,7 @@ class TestOwnTables:
     def test_a_changed_end_does_not_move_the_queue(
         self, tmp_path: Path, store: MessageStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        sent = [b"%d" % n for n in range(30)]
+        sent = numbered(30)
         for body in sent:
             send(store, body)
         store.close()

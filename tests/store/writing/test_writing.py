@@ -20,6 +20,7 @@ from tests.store.kit import (
     open_store,
     put,
     send,
+    send_all,
     small,
 )
 
@@ -348,8 +349,7 @@ def test_a_closed_store_refuses(store: MessageStore) -> None:
 def test_files_of_another_size_stop_the_opening_and_stay_whole(
     tmp_path: Path, store: MessageStore, change: dict[str, int]
 ) -> None:
-    for _ in range(150):
-        send(store, bytes(600))
+    send_all(store, [bytes(600)] * 150)
     store.close()
     with pytest.raises(StoreError, match="do not fit mappedFileSize"):
         open_store(tmp_path, **change)
