@@ -123,17 +123,10 @@ class Ledger:
 
 def header(queue_id: int, properties: str, **more: object) -> SendMessageRequestHeaderV2:
     return SendMessageRequestHeaderV2(
-        topic=TOPIC,
-        queue_id=queue_id,
-        sys_flag=0,
-        born_timestamp=time.time_ns() // 1_000_000,
-        flag=0,
-        producer_group="P",
-        default_topic="TBW102",
-        default_topic_queue_nums=QUEUES,
-        properties=properties,
+        topic=TOPIC, queue_id=queue_id, sys_flag=0, born_timestamp=time.time_ns() // 1_000_000, flag=0,
+        producer_group="P", default_topic="TBW102", default_topic_queue_nums=QUEUES, properties=properties,
         **more,  # type: ignore[arg-type]
-    )
+    )  # fmt: skip
 
 
 class Sender:
@@ -213,23 +206,20 @@ async def load(
             await client.close()
 
 
+def pull(queue_id: int, offset: int) -> Frame:
+    """A request for 32 messages that does not wait for more."""
+    asked = PullMessageRequestHeader(
+        consumer_group="Checker", topic=TOPIC, queue_id=queue_id, queue_offset=offset, max_msg_nums=32,
+        sys_flag=4, commit_offset=0, suspend_timeout_millis=0, subscription="*", sub_version=0,
+    )  # fmt: skip
+    return Frame.request(RequestCode.PULL_MESSAGE, asked)
+
+
 async def read_queue(client: RemotingClient, addr: str, queue_id: int, offset: int) -> list[MessageExt]:
     """Every message of a queue from an offset on."""
     found: list[MessageExt] = []
     while True:
-        request = PullMessageRequestHeader(
-            consumer_group="Checker",
-            topic=TOPIC,
-            queue_id=queue_id,
-            queue_offset=offset,
-            max_msg_nums=32,
-            sys_flag=4,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            subscription="*",
-            sub_version=0,
-        )
-        answer = await client.call(addr, Frame.request(RequestCode.PULL_MESSAGE, request), 20)
+        answer = await client.call(addr, pull(queue_id, offset), 20)
         if answer.code == 19:
             return found
         assert answer.code == 0, (answer.code, answer.remark)

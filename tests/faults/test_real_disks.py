@@ -20,12 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.test_kill import SETTINGS, BrokerProcess, header
+from tests.faults.test_kill import SETTINGS, BrokerProcess, header, pull
 
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.java_properties import format_properties
 from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import RemotingClient
@@ -120,11 +119,7 @@ class Load:
     async def stored(self) -> list[bytes]:
         found: list[MessageExt] = []
         while True:
-            asked = PullMessageRequestHeader(
-                consumer_group="G", topic="Orders", queue_id=0, queue_offset=len(found), max_msg_nums=32,
-                sys_flag=4, commit_offset=0, suspend_timeout_millis=0, subscription="*", sub_version=0,
-            )  # fmt: skip
-            answer = await self.client.call(self.addr, Frame.request(RequestCode.PULL_MESSAGE, asked), 20)
+            answer = await self.client.call(self.addr, pull(0, len(found)), 20)
             if answer.code == ResponseCode.TOPIC_NOT_EXIST:
                 return []
             if answer.code != 0:
@@ -215,14 +210,7 @@ async def test_old_segments_make_room_on_a_disk_that_fills_up(tmp_path: Path, di
                 else:
                     assert answer.code in (1, 14), answer.remark
                     await asyncio.sleep(0.02)
-        asked = Frame.request(
-            RequestCode.PULL_MESSAGE,
-            PullMessageRequestHeader(
-                consumer_group="G", topic="Orders", queue_id=0, queue_offset=0, max_msg_nums=32, sys_flag=4,
-                commit_offset=0, suspend_timeout_millis=0, subscription="*", sub_version=0,
-            ),
-        )  # fmt: skip
-        answer = await load.client.call(load.addr, asked, 20)
+        answer = await load.client.call(load.addr, pull(0, 0), 20)
         assert answer.remark == "OFFSET_TOO_SMALL"
         first = int((answer.ext or {})["minOffset"])
         assert 0 < first < len(bodies) == int((answer.ext or {})["maxOffset"])

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from cometmq.protocol.record.one import iter_records
-from cometmq.store import Commit, Disk, Got, ManualClock, MessageStore, NotInMemory, StoreConfig, TickMessage
+from cometmq.store import (
+    Clock,
+    Commit,
+    Disk,
+    Got,
+    ManualClock,
+    MessageStore,
+    NotInMemory,
+    StoreConfig,
+    TickMessage,
+)
 from cometmq.store.base.off_loop import in_place
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -30,21 +40,42 @@ def small(root: Path | str, **changes: Any) -> StoreConfig:
 
 
 def open_store(
-    root: Path | str, disk: Disk | None = None, clock: ManualClock | None = None, **changes: Any
+    root: Path | str, disk: Disk | None = None, clock: Clock | None = None, **changes: Any
 ) -> MessageStore:
     return open_configured(small(root, **changes), disk, clock or ManualClock(START_MS))
 
 
 def open_configured(
-    config: StoreConfig, disk: Disk | None = None, clock: ManualClock | None = None
+    config: StoreConfig, disk: Disk | None = None, clock: Clock | None = None
 ) -> MessageStore:
     opened.append(MessageStore.open(config, disk, clock))
     return opened[-1]
 
 
-def quick(root: Path | str, clock: ManualClock | None = None, **changes: Any) -> MessageStore:
+def quick(root: Path | str, clock: Clock | None = None, **changes: Any) -> MessageStore:
     """A store whose syncs cost no time."""
     return open_store(root, FaultyDisk(really_sync=False), clock, **changes)
+
+
+def started(
+    root: Path | str, disk: Disk | None = None, clock: Clock | None = None, **changes: Any
+) -> MessageStore:
+    """A store that works in the background of the running loop."""
+    store = open_store(root, disk, clock, **changes)
+    store.start()
+    return store
+
+
+def restarted(store: MessageStore, *given: Any, **changes: Any) -> MessageStore:
+    """The store after a stop in order; what is `given` is for the start."""
+    store.close()
+    return open_store(store.config.store_path_root_dir, *given, **changes)
+
+
+def after_crash(store: MessageStore, *given: Any, **changes: Any) -> MessageStore:
+    """The store after a kill; what is `given` is for the start."""
+    store.crash()
+    return open_store(store.config.store_path_root_dir, *given, **changes)
 
 
 def put(
@@ -90,10 +121,6 @@ def numbered(*given: int) -> list[bytes]:
 def committed(commit: Commit) -> Commit:
     assert commit.error is None, commit.error
     return commit
-
-
-def got(answer: Got) -> Got:
-    return answer
 
 
 def bodies(answer: Got) -> list[bytes]:

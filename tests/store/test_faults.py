@@ -7,7 +7,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, by_key, committed, everything, numbered, open_store, put, send, send_all
+from tests.store.kit import after_crash, bodies, by_key, everything, numbered, open_store, put, send, send_all
 
 from cometmq.store import JsonTable, StoreRefused
 from cometmq.store.background import checkpointing
@@ -76,8 +76,7 @@ def test_a_failed_write_over_a_roll_takes_both_segments_back(tmp_path: Path) -> 
     assert store.log.end == end
     assert send(store, b"kept").physical_offset == end
     assert send(store, bytes(40_000)).physical_offset == 65536
-    store.crash()
-    store = open_store(tmp_path)
+    store = after_crash(store)
     assert [len(body) for body in everything(store)] == [40_000, 4, 40_000]
 
 
@@ -93,8 +92,7 @@ def test_nothing_is_written_over_remains_that_could_not_be_cleared(tmp_path: Pat
         with pytest.raises(StoreRefused):
             put(store, b"too early")
     assert send(store, b"now").physical_offset == 0
-    store.crash()
-    store = open_store(tmp_path)
+    store = after_crash(store)
     assert everything(store) == [b"now"]
 
 
@@ -108,7 +106,7 @@ async def test_queues_and_index_wait_in_memory_while_they_cannot_be_written(
     disk.fail(operation, error=errno.ENOSPC, match=where, times=1000)
     for number in range(10):
         put(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)
-    committed(store.commit())
+    assert store.commit().error is None
     await store.writer.write_round()
     assert len(bodies(store.get_messages("T", 0, 0, 32))) == 10
     with pytest.raises(StoreRefused, match="No space left") as refused:

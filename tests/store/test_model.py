@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.store import kit
-from tests.store.kit import HOST, START_MS, bodies, by_key, committed, got, offset_by_time, open_store, put
+from tests.store.kit import HOST, START_MS, bodies, by_key, committed, offset_by_time, open_store, put
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.record.one import decode_record
@@ -226,7 +226,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
     def pull(self, topic: str, queue_id: int, start: int, count: int) -> None:
         queue = self.queue(topic, queue_id)
         offset = queue.first + start
-        answer = got(self.store.reader.get(self.store.queues.find(topic, queue_id), offset, count))
+        answer = self.store.reader.get(self.store.queues.find(topic, queue_id), offset, count)
         if queue.first <= offset < queue.end:
             assert answer.status is GetStatus.FOUND
             at = offset - queue.first

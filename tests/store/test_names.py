@@ -17,6 +17,7 @@ from tests.store.kit import (
     everything,
     open_store,
     put,
+    restarted,
     send,
     send_all,
     small,
@@ -146,8 +147,7 @@ def test_what_a_directory_with_an_odd_name_holds_stays_readable(tmp_path, monkey
     with careless(monkeypatch):
         store = open_store(tmp_path)
         send(store, b"first", topic)
-        store.close()
-        store = open_store(tmp_path)
+        store = restarted(store)
         send(store, b"second", topic)
         store.close() if clean else store.crash()
     store = open_store(tmp_path)

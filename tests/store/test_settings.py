@@ -11,13 +11,14 @@ import pytest
 from tests.store.background.test_retention import age, filled
 from tests.store.kit import (
     START_MS,
+    after_crash,
     by_key,
     drop_first_segment,
     everything,
-    got,
     open_store,
     put,
     put_all,
+    restarted,
     send,
     send_all,
 )
@@ -47,8 +48,7 @@ class TestIndexSwitchedOff:
 
     def test_what_was_indexed_is_still_found(self, tmp_path: Path, store: MessageStore) -> None:
         keyed(store, 1)
-        store.close()
-        store = open_store(tmp_path, message_index_enable=False)
+        store = restarted(store, message_index_enable=False)
         keyed(store, 2)
         assert (found(store, "k1"), found(store, "k2")) == ([b"1:"], [])
 
@@ -66,8 +66,7 @@ class TestIndexSwitchedOff:
             store.configure(store.config.replace(message_index_enable=enabled))
             keyed(store, number)
         assert [found(store, f"k{number}") for number in range(3)] == [[b"0:"], [], [b"2:"]]
-        store.close()
-        store = open_store(tmp_path)
+        store = restarted(store)
         assert [found(store, f"k{number}") for number in range(3)] == [[b"0:"], [], [b"2:"]]
 
     def test_switched_on_in_a_store_that_began_without(self, tmp_path: Path) -> None:
@@ -85,8 +84,7 @@ class TestIndexSwitchedOff:
         store.configure(store.config.replace(message_index_enable=False))
         keyed(store, 50)
         store.index.write()
-        store.crash()
-        store = open_store(tmp_path, message_index_enable=False)
+        store = after_crash(store, message_index_enable=False)
         assert not store.recovered.clean
         assert [found(store, f"k{number}") for number in range(51)] == [
             *([b"%d:" % number] for number in range(50)),
@@ -129,8 +127,7 @@ def test_a_safe_index_moves_the_start_of_a_recovery_back_to_its_last_full_file(t
         store.checkpoint.mark = None
         store.checkpoint.index_ms = START_MS + 20_000
         store.checkpoint.flush()
-        store.crash()
-        store = open_store(root, clock=clock, message_index_safe=safe)
+        store = after_crash(store, clock=clock, message_index_safe=safe)
         walked.append(store.recovered.records)
         assert [found(store, f"k{number}") for number in (0, 299)] == [
             [b"0:" + bytes(1000)],
@@ -214,7 +211,7 @@ class TestBatchLimits:
         put_all(store, [bytes(1000 + 3)] * 40)
         assert store.log.end == 40 * 1095
         keeps = (lambda _record: True) if way == "records" else None
-        answer = got(store.get_messages("T", 0, 0, 64, record_filter=keeps))
+        answer = store.get_messages("T", 0, 0, 64, record_filter=keeps)
         assert (answer.count, answer.next_begin_offset) == (count, count)
 
     @pytest.mark.parametrize(("size", "scanned"), [(16_000, 800), (800, 40), (20, 32)])
@@ -226,7 +223,7 @@ class TestBatchLimits:
             mapped_file_size_commit_log=1 << 20,
         )
         put_all(store, [b""] * 900, tags_code=1)
-        answer = got(store.get_messages("T", 0, 0, 32, filter={2}))
+        answer = store.get_messages("T", 0, 0, 32, filter={2})
         assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, scanned)
 
 

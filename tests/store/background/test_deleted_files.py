@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, by_key, committed, everything, open_store, put, send
+from tests.store.kit import bodies, by_key, committed, everything, open_store, put, restarted, send
 
 from cometmq.store import GetStatus, MessageStore, StoreRefused
 
@@ -36,8 +36,7 @@ def test_a_segment_deleted_under_a_running_store_costs_its_messages_only(tmp_pat
     assert 230 < len(left) < 250
     assert by_key(store, "T", "k100") == []
     assert send(store, b"300").queue_offset == 300
-    store.close()
-    store = open_store(tmp_path)
+    store = restarted(store)
     assert numbers(everything(store)) == [*left, 300]
 
 
@@ -65,8 +64,7 @@ def test_a_queue_file_deleted_under_a_running_store_comes_back_with_the_next_sta
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 200)
     assert numbers(bodies(store.get_messages("T", 0, 250, 1))) == [250]
     assert send(store, b"300").queue_offset == 300
-    store.close()
-    store = open_store(tmp_path)
+    store = restarted(store)
     assert numbers(everything(store)) == list(range(301))
 
 
@@ -81,8 +79,7 @@ def test_directories_deleted_under_a_running_store_come_back_with_the_next_start
         committed(store.commit())
     store.get_messages("T", 0, 0, 32)
     by_key(store, "T", "k3")
-    store.close()
-    store = open_store(tmp_path)
+    store = restarted(store)
     assert numbers(everything(store)) == list(range(320))
     for number in (0, 150, 299, 319):
         assert len(by_key(store, "T", f"k{number}")) == 1

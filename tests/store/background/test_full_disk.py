@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, open_store, put, send
+from tests.store.kit import START_MS, open_store, put, send, started
 
 from cometmq.store import ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
@@ -52,8 +52,7 @@ async def test_the_next_segment_is_tried_every_ten_seconds_and_complained_of_onc
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, clock = SmallDisk(), ManualClock(START_MS)
-    store = open_store(tmp_path, disk, clock)
-    store.start()
+    store = started(tmp_path, disk, clock)
     await sent(store, 1)
     disk.room = 5000
     disk.calls["tried"] = 0
@@ -80,8 +79,7 @@ async def test_the_next_segment_is_tried_every_ten_seconds_and_complained_of_onc
 
 async def test_room_that_retention_makes_is_used_at_once(tmp_path: Path) -> None:
     disk, clock = SmallDisk(), ManualClock(START_MS)
-    store = open_store(tmp_path, disk, clock, clean_resource_interval=(1 << 31) - 1)
-    store.start()
+    store = started(tmp_path, disk, clock, clean_resource_interval=(1 << 31) - 1)
     await sent(store, 2, 30_000)
     await sent(store, 1, 10_000)  # in the second segment now
     base = store.log.segment_base

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import by_key, committed, everything, got, open_store, put, send, send_all
+from tests.store.kit import after_crash, by_key, committed, everything, open_store, put, send, send_all
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
@@ -123,7 +123,7 @@ def test_writing_stops_above_the_watermark_and_goes_on_below(tmp_path: Path) -> 
     with pytest.raises(StoreRefused, match=r"CL:  0\.91 CQ:  0\.91 INDEX:  0\.91") as refused:
         put(store)
     assert refused.value.response_code == 14
-    assert got(store.get_messages("T", 0, 0, 32)).count > 0
+    assert store.get_messages("T", 0, 0, 32).count > 0
     disk.percent = 90
     store.retention.round()
     send(store)
@@ -169,7 +169,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
     assert 0 < store.min_offset("T", 0) < count
     assert any("consumequeue" in path for path in deleted)
     assert len(store.index.files) < index_files
-    answer = got(store.get_messages("T", 0, 0, 32))
+    answer = store.get_messages("T", 0, 0, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, store.min_offset("T", 0))
     assert len(everything(store)) == count - store.min_offset("T", 0)
     assert by_key(store, "T", "k0") == []
@@ -191,7 +191,7 @@ def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path
     store.retention.delete_now()
     store.retention.round()
     assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
-    answer = got(store.get_messages("old", 0, 5, 32))
+    answer = store.get_messages("old", 0, 5, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 5)
     for stop in ("close", "crash"):
         getattr(store, stop)()
@@ -222,8 +222,7 @@ async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
     disk.before = lambda *_: None
     deleted = done.index(("unlink", f"{tmp_path}/commitlog/{0:020d}"))
     assert ("fdatasync", f"{tmp_path}/consumequeue/old/0/{0:020d}") in done[:deleted]
-    store.crash()
-    store = open_store(tmp_path, Partition())
+    store = after_crash(store, Partition())
     assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
     assert send(store, topic="old").queue_offset == 5
 

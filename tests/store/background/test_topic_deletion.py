@@ -8,7 +8,19 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, bodies, delete_topic, everything, open_store, put, send, send_all, small
+from tests.store.kit import (
+    START_MS,
+    after_crash,
+    bodies,
+    delete_topic,
+    everything,
+    open_store,
+    put,
+    restarted,
+    send,
+    send_all,
+    small,
+)
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.background.derived_writer import sync_paths
@@ -122,8 +134,7 @@ async def test_deletions_at_the_same_time_do_not_get_in_each_others_way(
     assert sorted(store.deleted.topics()) == sorted(["T", *(f"T{number}" for number in range(20))])
     assert directories(tmp_path) == ["Other"]
     assert caplog.records == []
-    store.crash()
-    store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
+    store = after_crash(store, mapped_file_size_commit_log=1 << 22)
     assert store.queues.topics() == ["Other"]
 
 
@@ -140,8 +151,7 @@ async def test_a_topic_that_never_rests_is_deleted_all_the_same(tmp_path: Path) 
     disk.before = interfere
     assert await store.deletion.delete(["T"]) == 3
     assert send(store, b"new").queue_offset == 0
-    store.crash()
-    store = open_store(tmp_path, mapped_file_size_commit_log=1 << 22)
+    store = after_crash(store, mapped_file_size_commit_log=1 << 22)
     assert everything(store) == [b"new"]
 
 
@@ -216,8 +226,7 @@ def test_somebody_elses_files_stay(
     send(store)
     store.queues.write_dirty()
     delete_topic(store, "T")
-    store.close()
-    store = open_store(tmp_path)
+    store = restarted(store)
     assert store.queues.topics() == []
     assert (kept / "notes.txt").exists()
 
@@ -271,7 +280,6 @@ async def test_a_new_topic_is_not_hidden_by_a_deletion_beside_a_failed_write(tmp
     assert await deletion == 1
     send(store, b"new")
     store.writer.make_durable()
-    store.crash()
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(START_MS))
+    store = after_crash(store, FaultyDisk(really_sync=False), ManualClock(START_MS))
     assert bodies(store.get_messages("T", 0, 0, 10)) == [b"new"]
     store.close()

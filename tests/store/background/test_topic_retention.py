@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, delete_topic, everything, got, numbered, open_store, put, send, send_all
+from tests.store.kit import START_MS, delete_topic, everything, numbered, open_store, put, send, send_all
 
 from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.store.background.topic_retention import TopicLimit
@@ -34,7 +34,7 @@ def test_an_age_moves_the_queues_of_its_topic_only(tmp_path: Path) -> None:
 
     assert store.topic_retention.round() == 7
     assert (store.min_offset("T", 0), store.min_offset("U", 0)) == (7, 0)
-    answer = got(store.get_messages("T", 0, 2, 32))
+    answer = store.get_messages("T", 0, 2, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 7)
     assert len(everything(store)) == 3
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 from tests.store.cold_disk import ColdDisk
-from tests.store.kit import START_MS, committed, everything, open_store, put, send
+from tests.store.kit import START_MS, committed, everything, open_store, put, restarted, send, started
 
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock, MessageStore
@@ -21,10 +21,11 @@ from cometmq.store.reading import lookup as lookup_module
 from cometmq.store.reading.lookup import Lookup
 
 T = TypeVar("T")
+Cold = tuple[MessageStore, ColdDisk]
 
 
 @pytest.fixture
-async def cold(tmp_path: Path) -> tuple[MessageStore, ColdDisk]:
+async def cold(tmp_path: Path) -> Cold:
     """A started store of 500 messages, none of which is in memory."""
     clock = ManualClock(START_MS)
     store = open_store(tmp_path, clock=clock, max_index_num=200)
@@ -35,8 +36,7 @@ async def cold(tmp_path: Path) -> tuple[MessageStore, ColdDisk]:
             committed(store.commit())
     store.close()
     disk = ColdDisk()
-    store = open_store(tmp_path, disk, clock, max_index_num=200)
-    store.start()
+    store = started(tmp_path, disk, clock, max_index_num=200)
     disk.cold = True
     return store, disk
 
@@ -76,7 +76,7 @@ QUESTIONS: dict[str, tuple[Callable[[MessageStore], Awaitable[object]], object]]
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-async def test_a_cold_question_leaves_the_loop_free(cold: tuple[MessageStore, ColdDisk], name: str) -> None:
+async def test_a_cold_question_leaves_the_loop_free(cold: Cold, name: str) -> None:
     store, disk = cold
     question, answer = QUESTIONS[name]
     disk.go_on.clear()
@@ -90,7 +90,7 @@ async def test_a_cold_question_leaves_the_loop_free(cold: tuple[MessageStore, Co
     disk.cold = False
 
 
-async def test_what_is_in_memory_is_answered_without_a_thread(cold: tuple[MessageStore, ColdDisk]) -> None:
+async def test_what_is_in_memory_is_answered_without_a_thread(cold: Cold) -> None:
     store, disk = cold
     disk.cold = False
     before = disk.calls["pread"]
@@ -103,7 +103,7 @@ async def test_what_is_in_memory_is_answered_without_a_thread(cold: tuple[Messag
 
 @pytest.mark.parametrize("name", QUESTIONS)
 async def test_memory_that_never_holds_anything_does_not_keep_a_question_going_forever(
-    cold: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch, name: str
+    cold: Cold, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     store, disk = cold
     monkeypatch.setattr(disk, "pread_cached", lambda *_: None)
@@ -113,7 +113,7 @@ async def test_memory_that_never_holds_anything_does_not_keep_a_question_going_f
     disk.cold = False
 
 
-async def test_a_read_that_fails_fails_its_question_only(cold: tuple[MessageStore, ColdDisk]) -> None:
+async def test_a_read_that_fails_fails_its_question_only(cold: Cold) -> None:
     store, disk = cold
     disk.fail("pread", times=2)
     with pytest.raises(OSError, match="Input/output error"):
@@ -151,7 +151,7 @@ class Turns:
 
 
 @pytest.fixture
-async def keyed(tmp_path: Path) -> AsyncIterator[tuple[MessageStore, ColdDisk]]:
+async def keyed(tmp_path: Path) -> AsyncIterator[Cold]:
     """A started store of KEYED messages with one key, stored a second apart."""
     clock, disk = ManualClock(START_MS), ColdDisk()
     store = open_store(tmp_path, disk, clock, max_index_num=KEYED + 2)
@@ -160,8 +160,7 @@ async def keyed(tmp_path: Path) -> AsyncIterator[tuple[MessageStore, ColdDisk]]:
         clock.now_ms += 1000
         if number % 50 == 49:
             committed(store.commit())
-    store.close()
-    store = open_store(tmp_path, disk, clock, max_index_num=KEYED + 2)
+    store = restarted(store, disk, clock, max_index_num=KEYED + 2)
     store.start()
     yield store, disk
     disk.cold = False
@@ -169,7 +168,7 @@ async def keyed(tmp_path: Path) -> AsyncIterator[tuple[MessageStore, ColdDisk]]:
 
 
 async def test_the_newer_entries_of_a_key_are_passed_over_a_few_in_a_turn(
-    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+    keyed: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(monkeypatch, IndexFile, "_entry")
     early = by_key(keyed[0], "k", START_MS, START_MS + 4000)
@@ -178,9 +177,7 @@ async def test_the_newer_entries_of_a_key_are_passed_over_a_few_in_a_turn(
     assert max(turns.each) <= ENTRIES_A_TURN
 
 
-async def test_many_such_queries_take_turns(
-    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_such_queries_take_turns(keyed: Cold, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns(monkeypatch, IndexFile, "_entry")
     many = [by_key(keyed[0], "k", START_MS, START_MS + 4000) for _ in range(10)]
     await turns.watched(asyncio.gather(*many))
@@ -191,7 +188,7 @@ async def test_many_such_queries_take_turns(
 
 
 async def test_few_of_their_answers_are_put_together_at_once(
-    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+    keyed: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request of 100 bytes may have an answer of 16 MiB."""
     store, _ = keyed
@@ -214,7 +211,7 @@ async def test_few_of_their_answers_are_put_together_at_once(
 
 
 async def test_a_query_that_is_given_up_leaves_its_place_to_others(
-    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+    keyed: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, _ = keyed
     monkeypatch.setattr(lookup_module, "_BYTES_A_TURN", 1)
@@ -228,7 +225,7 @@ async def test_a_query_that_is_given_up_leaves_its_place_to_others(
 
 
 async def test_a_key_query_goes_on_where_something_was_not_in_memory(
-    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+    keyed: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, disk = keyed
     turns = Turns(monkeypatch, IndexFile, "_entry")
@@ -240,7 +237,7 @@ async def test_a_key_query_goes_on_where_something_was_not_in_memory(
 
 
 async def test_lost_messages_are_passed_over_a_few_in_a_turn(
-    keyed: tuple[MessageStore, ColdDisk], monkeypatch: pytest.MonkeyPatch
+    keyed: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, _ = keyed
     for base in store.log.segments[1:]:

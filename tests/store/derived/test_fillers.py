@@ -21,6 +21,7 @@ from tests.store.kit import (
     send,
     send_all,
     small,
+    started,
 )
 
 from cometmq.store import GetStatus, MessageStore
@@ -88,8 +89,7 @@ def test_one_pull_over_fillers_is_bounded(tmp_path: Path) -> None:
 async def test_what_is_not_in_memory_is_left_to_the_next_pull(tmp_path: Path) -> None:
     with_gap(tmp_path, GAP).close()
     disk = ColdDisk()
-    store = open_store(tmp_path, disk, mapped_file_size_consume_queue=20 * 70_000)
-    store.start()
+    store = started(tmp_path, disk, mapped_file_size_consume_queue=20 * 70_000)
     disk.cold = True
     offset = pulls = 0
     found: list[bytes] = []

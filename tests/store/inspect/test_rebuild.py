@@ -8,16 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.store.kit import (
-    by_key,
-    delete_topic,
-    everything,
-    open_configured,
-    open_store,
-    put,
-    send_all,
-    small,
-)
+from tests.store.kit import by_key, delete_topic, everything, open_configured, open_store, put, send, small
 from tests.store.planted import (
     UNCOVERED_PLACES,
     alter,
@@ -129,7 +120,8 @@ def test_a_queue_that_contradicts_the_log_throughout_is_made_from_the_log(root: 
 def test_records_of_a_topic_that_apache_deleted_and_made_again_do_not_come_back(root: Path) -> None:
     store = open_store(root)
     delete_topic(store, "T")
-    send_all(store, (b"new %d" % number for number in range(5)), queue_id=1)
+    for number in range(5):
+        send(store, b"new %d" % number, queue_id=1)
     store.close()
     (root / "config" / "deletedTopics.json").unlink()  # Apache's broker keeps no such table
     queues = queue_bytes(root)

@@ -9,17 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.inspect.verifying import check, kinds, only
-from tests.store.kit import (
-    by_key,
-    committed,
-    drop_first_segment,
-    everything,
-    got,
-    open_store,
-    put,
-    send,
-    small,
-)
+from tests.store.kit import by_key, committed, drop_first_segment, everything, open_store, put, send, small
 from tests.store.planted import alter, extract_golden, flip, places, snapshot, unit_place
 
 from cometmq.errors import StoreError
@@ -101,7 +91,7 @@ class TestSoundStores:
         assert (report.findings, report.records, report.units, report.index_entries) == ([], 200, 200, 200)
         store = open_store(tmp_path, FaultyDisk(really_sync=False), check_crc_on_read=True)
         assert everything(store) == [b"%d:" % n + bytes(n) for n in range(200)]
-        assert got(store.get_messages("T", 0, 0, 32, filter={tags_code("t1")})).next_begin_offset > 60
+        assert store.get_messages("T", 0, 0, 32, filter={tags_code("t1")}).next_begin_offset > 60
         (found,) = by_key(store, "T", "k77")
         message = decode_record(found)
         assert (message.tags, message.keys, len(message.properties["__CRC32#"])) == ("t1", ("k77",), 10)
@@ -140,8 +130,7 @@ class TestLog:
         hit = places(root)[200]
         flip(hit.path, hit.at + byte)
         report = check(root)
-        found = only(report, "log-damage")
-        assert (found.severity, found.path, found.offset) == ("error", str(hit.path), hit.at)
+        found = only(report, "log-damage", hit.path, hit.at, "error")
         assert f"({hit.size} bytes)" in found.problem
         assert word in found.problem
         assert report.records == 399
@@ -158,8 +147,7 @@ class TestLog:
         assert first.path == last.path
         alter(first.path, first.at, bytes(last.at + last.size - first.at))
         report = check(root)
-        found = only(report, "log-damage")
-        assert (found.path, found.offset) == (str(first.path), first.at)
+        found = only(report, "log-damage", first.path, first.at)
         assert "begins with zeros" in found.problem
         assert report.records == 395
 
@@ -167,8 +155,7 @@ class TestLog:
         every = places(root)
         last = [place for place in every if place.path == every[0].path][-1]
         flip(last.path, last.at + last.size + 4)
-        found = only(check(root), "log-damage")
-        assert (found.path, found.offset) == (str(last.path), last.at + last.size)
+        only(check(root), "log-damage", last.path, last.at + last.size)
 
     def test_something_behind_a_blank_record(self, root: Path) -> None:
         every = places(root)
@@ -176,8 +163,7 @@ class TestLog:
         at = last.at + last.size + 8
         alter(last.path, at + 3, b"x")
         report = check(root)
-        found = only(report, "unused-bytes")
-        assert (found.severity, found.path, found.offset) == ("note", str(last.path), at + 3)
+        only(report, "unused-bytes", last.path, at + 3, "note")
         assert len(report.findings) == 1
 
     def test_a_torn_tail_is_told_from_damage(self, root: Path) -> None:
@@ -187,8 +173,7 @@ class TestLog:
         assert only(after_clean_stop, "torn-tail").severity == "error"
         (root / "abort").touch()
         report = check(root)
-        found = only(report, "torn-tail")
-        assert (found.severity, found.path, found.offset) == ("warning", str(last.path), last.at)
+        found = only(report, "torn-tail", last.path, last.at, "warning")
         assert "next start" in found.repair
         assert "log-damage" not in kinds(report)
         assert report.sound
@@ -206,8 +191,7 @@ class TestLog:
         hit = places(root)[50]
         os.truncate(hit.path, hit.at + 10)
         report = check(root)
-        found = only(report, "segment-length")
-        assert (found.path, found.offset) == (str(hit.path), hit.at + 10)
+        only(report, "segment-length", hit.path, hit.at + 10)
         assert "log-damage" in kinds(report)
 
     def test_records_larger_than_the_configured_limit_are_no_damage(self, tmp_path: Path) -> None:

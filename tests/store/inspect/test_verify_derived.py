@@ -40,8 +40,7 @@ class TestRecordAgainstUnit:
         hit = places(root)[222]
         damage_field(hit, field)
         report = check(root)
-        found = only(report, "record-field")
-        assert (found.severity, found.path, found.offset) == ("error", str(hit.path), hit.at)
+        found = only(report, "record-field", hit.path, hit.at, "error")
         assert UNCOVERED_PLACES[field][0] in found.problem
         assert "leaves queue and index as they are" in found.repair
         assert report.errors == 1
@@ -94,8 +93,7 @@ class TestQueues:
         path, at = unit_place(root, hit)
         flip(path, at + byte)
         report = check(root)
-        found = only(report, "queue-unit")
-        assert (found.severity, found.path, found.offset) == ("error", str(path), at)
+        found = only(report, "queue-unit", path, at, "error")
         assert f"{word} " in found.problem
         assert "rebuild" in found.repair
         assert report.errors == 1
@@ -103,8 +101,7 @@ class TestQueues:
     def test_a_zeroed_unit(self, root: Path) -> None:
         path, at = unit_place(root, places(root)[7])
         alter(path, at, bytes(20))
-        found = only(check(root), "queue-unit")
-        assert (found.path, found.offset) == (str(path), at)
+        found = only(check(root), "queue-unit", path, at)
         assert "is empty" in found.problem
 
     def test_something_behind_the_last_unit(self, root: Path) -> None:
@@ -139,8 +136,7 @@ class TestQueues:
         *_, last = sorted((root / "consumequeue" / "T" / "2").iterdir())
         last.unlink()
         report = check(root)
-        found = only(report, "queue-short")
-        assert (found.severity, found.path, found.offset) == ("error", str(last), 0)
+        found = only(report, "queue-short", last, 0, "error")
         assert "T/2 ends at 100" in found.problem
         assert report.errors == 1
 
@@ -185,8 +181,7 @@ class TestQueues:
     def test_a_file_of_another_length(self, root: Path) -> None:
         path = min((root / "consumequeue" / "T" / "0").iterdir())
         os.truncate(path, 1990)
-        found = only(check(root), "queue-length")
-        assert (found.path, found.offset) == (str(path), 1990)
+        only(check(root), "queue-length", path, 1990)
 
 
 def delayed(root: Path, levels: str) -> list[int]:
@@ -230,8 +225,7 @@ def test_a_flip_in_a_time_of_delivery_is_damage(tmp_path: Path, levels: str, bit
     path = tmp_path / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "1" / f"{0:020d}"
     byte = 5 * 20 + 19 - bit // 8
     alter(path, byte, bytes([path.read_bytes()[byte] ^ 1 << bit % 8]))
-    found = only(check(tmp_path), "queue-unit")
-    assert (found.severity, found.path, found.offset) == ("error", str(path), 5 * 20)
+    only(check(tmp_path), "queue-unit", path, 5 * 20, "error")
 
 
 class TestIndex:
@@ -240,8 +234,7 @@ class TestIndex:
         path = index_files(root)[1]
         flip(path, ENTRIES_AT + 20 * 77 + byte)
         report = check(root)
-        found = only(report, "index-entry")
-        assert (found.path, found.offset) == (str(path), ENTRIES_AT + 20 * 77)
+        only(report, "index-entry", path, ENTRIES_AT + 20 * 77)
         assert "1 keys" in only(report, "index-gap").problem
 
     def test_a_zeroed_sector_of_entries(self, root: Path) -> None:
@@ -256,27 +249,23 @@ class TestIndex:
     def test_a_wrong_time(self, root: Path) -> None:
         path = index_files(root)[0]
         flip(path, ENTRIES_AT + 20 * 9 + 15)
-        found = only(check(root), "index-time")
-        assert (found.path, found.offset) == (str(path), ENTRIES_AT + 20 * 9)
+        only(check(root), "index-time", path, ENTRIES_AT + 20 * 9)
 
     def test_a_broken_chain(self, root: Path) -> None:
         path = index_files(root)[0]
         flip(path, ENTRIES_AT + 20 * 300 + 19)
-        found = only(check(root), "index-chain")
-        assert (found.path, found.offset) == (str(path), ENTRIES_AT + 20 * 300)
+        only(check(root), "index-chain", path, ENTRIES_AT + 20 * 300)
 
     def test_a_wrong_slot(self, root: Path) -> None:
         path = index_files(root)[0]
         flip(path, 40 + 4 * 33 + 3)
-        found = only(check(root), "index-slot")
-        assert (found.path, found.offset) == (str(path), 40 + 4 * 33)
+        only(check(root), "index-slot", path, 40 + 4 * 33)
 
     @pytest.mark.parametrize("number", [0, 1, -1])
     def test_a_zeroed_header(self, root: Path, number: int) -> None:
         path = index_files(root)[number]
         alter(path, 0, bytes(40))
-        found = only(check(root), "index-header")
-        assert (found.path, found.offset) == (str(path), 0)
+        found = only(check(root), "index-header", path, 0)
         assert "counts no entries" in found.problem
 
     @pytest.mark.parametrize("number", [0, 1])
@@ -304,15 +293,13 @@ class TestIndex:
     def test_something_where_no_entry_is(self, root: Path, entry: int) -> None:
         path = index_files(root)[-1]
         alter(path, ENTRIES_AT + 20 * entry + 3, b"x")
-        found = only(check(root), "unused-bytes")
-        assert (found.severity, found.path, found.offset) == ("note", str(path), ENTRIES_AT + 20 * entry + 3)
+        only(check(root), "unused-bytes", path, ENTRIES_AT + 20 * entry + 3, "note")
 
     @pytest.mark.parametrize(("at", "value"), [(24, -1), (32, 1 << 60)])
     def test_a_header_that_cannot_be_true(self, root: Path, at: int, value: int) -> None:
         path = index_files(root)[0]
         alter(path, at, struct.pack(">q", value))
-        found = only(check(root), "index-header")
-        assert (found.path, found.offset) == (str(path), 0)
+        only(check(root), "index-header", path, 0)
 
     def test_a_record_that_apache_indexed_twice(self, tmp_path: Path) -> None:
         """Its recovery begins with the record at which the index ends, and does not pass it over."""
@@ -342,8 +329,7 @@ class TestIndex:
     def test_a_file_of_another_length(self, root: Path) -> None:
         path = index_files(root)[0]
         os.truncate(path, 5000)
-        found = only(check(root), "index-length")
-        assert (found.path, found.offset) == (str(path), 5000)
+        only(check(root), "index-length", path, 5000)
 
 
 class TestCheckpointAndTables:
@@ -366,8 +352,7 @@ class TestCheckpointAndTables:
 
     def test_something_behind_the_times(self, root: Path) -> None:
         alter(root / "checkpoint", 1000, b"x")
-        found = only(check(root), "unused-bytes")
-        assert (found.severity, found.path, found.offset) == ("note", str(root / "checkpoint"), 1000)
+        only(check(root), "unused-bytes", root / "checkpoint", 1000, "note")
 
     @pytest.mark.parametrize("text", ["", '{"topicConfigTable":{"T"', "[1]"])
     def test_a_damaged_table_with_a_good_backup(self, root: Path, text: str) -> None:

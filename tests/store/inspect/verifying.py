@@ -18,6 +18,12 @@ def kinds(report: VerifyReport, severity: str = "error") -> set[str]:
     return {finding.kind for finding in report.findings if finding.severity == severity}
 
 
-def only(report: VerifyReport, kind: str) -> Finding:
+def only(
+    report: VerifyReport, kind: str, path: Path | None = None, offset: int | None = None, severity: str = ""
+) -> Finding:
+    """The only finding of a kind, which names this place, if one is given, and is as severe."""
     (finding,) = [finding for finding in report.findings if finding.kind == kind]
+    if path is not None:
+        assert (finding.path, finding.offset) == (str(path), offset)
+    assert severity in ("", finding.severity)
     return finding

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, open_store, pulled, put, send
+from tests.store.kit import bodies, committed, open_store, pulled, put, send, started
 from tests.store.recovery.test_recovery import contents, fill, quick, segment, unclean
 
 from cometmq.store import NotInMemory
@@ -96,8 +96,7 @@ async def test_pulls_get_everything_but_what_cannot_be_read(tmp_path: Path, segm
     committed(store.commit())
     store.close()
     disk = NeverCached()
-    store = open_store(tmp_path, disk, mapped_file_size_commit_log=segment_size)
-    store.start()
+    store = started(tmp_path, disk, mapped_file_size_commit_log=segment_size)
     disk.loop_thread = threading.get_ident()
     disk.places = (places[50] + 20, places[120], places[199] - 1)
     found: list[bytes] = []

@@ -9,19 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import (
-    bodies,
-    by_key,
-    committed,
-    everything,
-    open_configured,
-    open_store,
-    put,
-    send,
-    small,
-)
+from tests.store.kit import bodies, by_key, committed, everything, open_store, put, send, started
 
-from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
+from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused, SystemClock
 from cometmq.store.log.flush import LogFlusher
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -53,11 +43,13 @@ class GatedDisk(FaultyDisk):
         self.gate.release(100)
 
 
+Gated = tuple[MessageStore, GatedDisk]
+
+
 @pytest.fixture
-async def sync_store(tmp_path: Path) -> AsyncIterator[tuple[MessageStore, GatedDisk]]:
+async def sync_store(tmp_path: Path) -> AsyncIterator[Gated]:
     disk = GatedDisk()
-    store = open_configured(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
-    store.start()
+    store = started(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
     yield store, disk
     disk.open_gate()
     await store.stop()
@@ -73,9 +65,7 @@ def waiter(store: MessageStore) -> asyncio.Future[bool]:
     return future
 
 
-async def test_messages_become_visible_with_their_flush_and_not_before(
-    sync_store: tuple[MessageStore, GatedDisk],
-) -> None:
+async def test_messages_become_visible_with_their_flush_and_not_before(sync_store: Gated) -> None:
     store, disk = sync_store
     events: list[object] = []
     store.dispatcher.on_visible = lambda _count, arrivals: events.extend(arrival[2] for arrival in arrivals)
@@ -93,9 +83,7 @@ async def test_messages_become_visible_with_their_flush_and_not_before(
     assert events[:2] == [True, 1]  # acknowledged first, then the readers
 
 
-async def test_waiters_share_syncs_and_are_answered_in_order(
-    sync_store: tuple[MessageStore, GatedDisk],
-) -> None:
+async def test_waiters_share_syncs_and_are_answered_in_order(sync_store: Gated) -> None:
     store, disk = sync_store
     order: list[int] = []
     send(store)
@@ -114,9 +102,7 @@ async def test_waiters_share_syncs_and_are_answered_in_order(
     assert disk.syncs == 2
 
 
-async def test_who_comes_just_as_a_sync_ends_shares_the_next(
-    sync_store: tuple[MessageStore, GatedDisk],
-) -> None:
+async def test_who_comes_just_as_a_sync_ends_shares_the_next(sync_store: Gated) -> None:
     store, disk = sync_store
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bool] = loop.create_future()
@@ -138,8 +124,7 @@ async def test_who_comes_just_as_a_sync_ends_shares_the_next(
 
 async def test_a_store_let_go_between_two_syncs_asks_for_none(tmp_path: Path) -> None:
     disk = GatedDisk()
-    store = open_configured(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
-    store.start()
+    store = started(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
     loop = asyncio.get_running_loop()
     crashed: asyncio.Future[None] = loop.create_future()
     answers: list[bool] = []
@@ -160,7 +145,7 @@ async def test_a_store_let_go_between_two_syncs_asks_for_none(tmp_path: Path) ->
 
 
 async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
-    sync_store: tuple[MessageStore, GatedDisk], caplog: pytest.LogCaptureFixture
+    sync_store: Gated, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, disk = sync_store
     send(store)
@@ -177,9 +162,7 @@ async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
 
 async def test_a_slow_flush_times_out_but_the_message_is_stored(tmp_path: Path) -> None:
     disk = GatedDisk()
-    config = small(tmp_path, flush_disk_type="SYNC_FLUSH", sync_flush_timeout=20)
-    store = open_configured(config, disk)
-    store.start()
+    store = started(tmp_path, disk, SystemClock(), flush_disk_type="SYNC_FLUSH", sync_flush_timeout=20)
     send(store, b"slow")
     assert await resolved(waiter(store)) is False
     assert store.flusher.failure is None
@@ -193,8 +176,7 @@ async def test_nothing_is_acknowledged_after_a_failed_sync(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = FaultyDisk()
-    store = open_configured(small(tmp_path, flush_disk_type="SYNC_FLUSH"), disk)
-    store.start()
+    store = started(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
     send(store, b"before")
     assert await resolved(waiter(store))
     disk.fail("fdatasync", error=errno.EIO, match="commitlog")  # once: a later success would prove nothing
@@ -213,7 +195,7 @@ async def test_nothing_is_acknowledged_after_a_failed_sync(
 
 async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_path: Path) -> None:
     disk, clock = FaultyDisk(), ManualClock()
-    store = open_configured(small(tmp_path), disk, clock)
+    store = open_store(tmp_path, disk, clock)
     send(store, bytes(100))
     store.flusher.timed()
     assert store.flusher.flushed == 0  # less than four pages
@@ -229,7 +211,7 @@ async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_pa
 
 
 async def test_a_full_segment_is_flushed_whatever_the_pages(tmp_path: Path) -> None:
-    store = open_configured(small(tmp_path, flush_commit_log_least_pages=100), FaultyDisk(), ManualClock())
+    store = open_store(tmp_path, FaultyDisk(), ManualClock(), flush_commit_log_least_pages=100)
     send(store, bytes(60_000))
     store.flusher.timed()
     assert store.flusher.flushed == 0
@@ -239,8 +221,9 @@ async def test_a_full_segment_is_flushed_whatever_the_pages(tmp_path: Path) -> N
 
 
 async def test_without_the_timer_alone_each_commit_looks_whether_to_flush(tmp_path: Path) -> None:
-    config = small(tmp_path, flush_commit_log_timed=False, flush_commit_log_least_pages=1)
-    store = open_configured(config, FaultyDisk(), ManualClock())
+    store = open_store(
+        tmp_path, FaultyDisk(), ManualClock(), flush_commit_log_timed=False, flush_commit_log_least_pages=1
+    )
     send(store, bytes(3000))
     assert store.flusher.flushed == 0
     send(store, bytes(3000))
@@ -248,13 +231,13 @@ async def test_without_the_timer_alone_each_commit_looks_whether_to_flush(tmp_pa
 
 
 async def test_the_background_makes_everything_durable_and_moves_the_checkpoint(tmp_path: Path) -> None:
-    config = small(
+    store = open_store(
         tmp_path,
+        clock=SystemClock(),
         flush_interval_commit_log=5,
         flush_interval_consume_queue=5,
         flush_consume_queue_thorough_interval=5,
     )
-    store = open_configured(config)
     store.start()
     for number in range(300):
         put(store, bytes(100), queue_id=number % 7, properties=b"KEYS\x01k%d" % number)
@@ -282,8 +265,7 @@ async def test_the_background_keeps_to_the_intervals_of_the_moment(
         return call_later(seconds, work, *given)
 
     monkeypatch.setattr(loop, "call_later", note)
-    store = open_configured(small(tmp_path))
-    store.start()
+    store = started(tmp_path)
     store.configure(
         store.config.replace(
             flush_interval_commit_log=70_000,
@@ -300,8 +282,7 @@ async def test_the_background_keeps_to_the_intervals_of_the_moment(
 
 async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = open_configured(small(tmp_path), FaultyDisk(), clock)
-    store.start()
+    store = started(tmp_path, FaultyDisk(), clock)
     send(store)
     for seconds, moved in ((0, False), (59.9, False), (60, True)):
         clock.now_s = 1000 + seconds
@@ -341,8 +322,7 @@ async def test_what_a_round_that_timed_out_did_not_sync_the_next_one_does(
 ) -> None:
     """Nothing of it is written again in between, and the checkpoint then vouches for all of it."""
     disk = FaultyDisk()
-    store = open_store(tmp_path, disk)
-    store.start()
+    store = started(tmp_path, disk)
     send(store, properties=b"KEYS\x01k")
     vouched = store.checkpoint.mark
     with monkeypatch.context() as slow:
@@ -366,8 +346,7 @@ async def test_what_a_round_that_timed_out_did_not_sync_the_next_one_does(
 
 async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    store = open_configured(small(tmp_path), disk)
-    store.start()
+    store = started(tmp_path, disk)
     send(store, bytes(40_000))
     async with asyncio.timeout(20):
         while disk.calls["reserve"] < 2:
@@ -381,8 +360,7 @@ async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:
 
 
 async def test_a_reserved_segment_that_was_not_needed_is_deleted_at_the_stop(tmp_path: Path) -> None:
-    store = open_configured(small(tmp_path))
-    store.start()
+    store = started(tmp_path)
     send(store, bytes(40_000))
     await store.stop()
     assert [path.name for path in (tmp_path / "commitlog").iterdir()] == [f"{0:020d}"]
@@ -390,8 +368,7 @@ async def test_a_reserved_segment_that_was_not_needed_is_deleted_at_the_stop(tmp
 
 async def test_two_stops_at_once_both_come_back(tmp_path: Path) -> None:
     disk = GatedDisk()
-    store = open_store(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
-    store.start()
+    store = started(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
     put(store)
     committed(store.commit())
     await disk.sync_arrives()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.store.kit import everything, numbered, open_configured, open_store, put, send, small
+from tests.store.kit import after_crash, everything, numbered, open_configured, put, send, small
 
 from cometmq.store import MessageStore, StoreRefused
 from cometmq.store.base.disk import OsDisk
@@ -209,8 +209,7 @@ class TestFailure:
         for number in range(2, 9):
             send(store, b"%d" % number)
             assert await flushed(store)
-        store.crash()
-        store = open_store(tmp_path)
+        store = after_crash(store)
         assert everything(store) == numbered(9)
 
     async def test_killed_under_load_nothing_acknowledged_is_missing(self, tmp_path: Path) -> None:
@@ -234,8 +233,7 @@ class TestFailure:
             await asyncio.sleep(0.001 if number % 5 else 0)
         await asyncio.wait_for(everybody, 20)
         assert not failed
-        store.crash()
-        store = open_store(tmp_path)
+        store = after_crash(store)
         assert everything(store) == acknowledged
 
     async def test_killed_between_syncs_the_next_goes_to_the_thread(self, store: MessageStore) -> None:
@@ -288,8 +286,7 @@ class TestFailure:
             assert held_by(pids[-1]) == [store.log.path_of(store.log.segments[-1])]
         assert caplog.text.count("is lost, a thread makes them") == 2
         assert caplog.text.count("another process makes the syncs") == 2
-        store.crash()
-        store = open_store(tmp_path)
+        store = after_crash(store)
         assert everything(store) == sent
 
     async def test_one_that_is_lost_again_and_again_is_started_ever_more_rarely(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.store.kit import drop_first_segment, everything, offset_by_time, open_store, put
+from tests.store.kit import drop_first_segment, everything, offset_by_time, open_store, put, restarted
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.base.off_loop import in_place
@@ -64,8 +64,7 @@ def build(root: str, plan: Plan) -> tuple[MessageStore, list[Sent]]:
         sent.append((Sent(place.queue_offset, clock.now_ms), place.physical_offset))
         assert store.commit().error is None
     if plan.restarted:
-        store.close()
-        store = open_store(root, clock=clock, **sizes)
+        store = restarted(store, clock=clock, **sizes)
     for _ in range(min(plan.expired, max(0, len(store.log.segments) - 1))):
         drop_first_segment(store)
     first = store.min_offset("T", 0)

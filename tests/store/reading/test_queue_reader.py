@@ -22,6 +22,7 @@ from tests.store.kit import (
     pulled,
     put,
     put_all,
+    restarted,
     send,
     send_all,
 )
@@ -388,8 +389,7 @@ def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> Non
 
 def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path, store: MessageStore) -> None:
     send_all(store, numbered(5))
-    store.close()
-    store = open_store(tmp_path)
+    store = restarted(store)
     send_all(store, numbered(5, 9))
 
     answer = store.reader.get(store.queues.find("T", 0), 2, 32)

@@ -17,6 +17,7 @@ from tests.store.kit import (
     open_store,
     put,
     put_all,
+    restarted,
     small,
 )
 
@@ -187,8 +188,7 @@ def test_every_pull_follows_the_rules(
 
 def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path, store: MessageStore) -> None:
     put_all(store, [b"hello"] * 250)
-    store.close()
-    store = open_store(tmp_path, broker_role="SLAVE")
+    store = restarted(store, broker_role="SLAVE")
     queue = store.queues.get("T", 0)
     queue.min_offset = 5
     for offset, status in (
@@ -209,8 +209,7 @@ def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path, store
 def test_an_expired_first_record_is_no_damage(tmp_path: Path, store: MessageStore) -> None:
     """Between the deletion of its segment and the move of the minimum offset."""
     put_all(store, [bytes(40_000)] * 3)
-    store.close()
-    store = open_store(tmp_path)
+    store = restarted(store)
     drop_first_segment(store, derived=False)
     refused: list[int] = []
     store.reader.refused = lambda position, _where: refused.append(position)

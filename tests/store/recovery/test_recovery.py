@@ -9,20 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import (
-    bodies,
-    by_key,
-    committed,
-    delete_topic,
-    everything,
-    got,
-    numbered,
-    open_store,
-    put,
-    quick,
-    send,
-    send_all,
-)
+from tests.store.kit import bodies, by_key, committed, delete_topic, everything, open_store, put, quick, send
 from tests.store.planted import alter, snapshot
 
 from cometmq.protocol.record.one import decode_record
@@ -226,7 +213,7 @@ def test_damage_in_the_middle_hides_only_what_it_hit(
     del sent[1][50]
     assert contents(store) == sent
     assert store.max_offset("T", 1) == len(sent[1]) + 1
-    answer = got(store.get_messages("T", 1, 50, 1))
+    answer = store.get_messages("T", 1, 50, 1)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 51)
     assert send(store, b"next", queue_id=1).queue_offset == len(sent[1]) + 1
     store.crash()
@@ -499,7 +486,7 @@ def test_a_clock_that_steps_back_does_not_make_new_messages_look_durable(tmp_pat
     store.queues.write_dirty()  # units may reach the files, in any state, before a checkpoint covers them
     store.crash()
     store = quick(tmp_path, clock, mapped_file_size_commit_log=1 << 20)
-    assert everything(store) == numbered(90)
+    assert everything(store) == [b"%d" % number for number in range(90)]
     assert all(len(by_key(store, "T", f"k{number}")) == 1 for number in range(50, 90))
 
 
@@ -521,7 +508,8 @@ def test_a_body_full_of_old_records_does_not_slow_the_walk(tmp_path: Path) -> No
     """Each record in it names another place, so none is read for its own size."""
     files = {"mapped_file_size_commit_log": 16 << 20}
     store = open_store(tmp_path / "a", **files)
-    send_all(store, [bytes(1 << 20)] * 8)
+    for _ in range(8):
+        send(store, bytes(1 << 20))
     store.close()
     log = (tmp_path / "a" / "commitlog" / f"{0:020d}").read_bytes()
     heads = b"".join(log[at : at + 200] for at in range(0, 8 << 20, 1 << 16))

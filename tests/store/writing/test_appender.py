@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import HOST, START_MS, committed, everything, open_store, put, send, small
+from tests.store.kit import HOST, START_MS, committed, everything, open_store, put, restarted, send, small
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import ResponseCode
@@ -173,8 +173,7 @@ def test_what_comes_to_a_shut_store_is_refused_with_the_reason(store):
 
 def test_what_waits_at_a_stop_is_stored(tmp_path, store):
     enqueue(store, "sender", b"x")
-    store.close()
-    store = open_store(tmp_path)
+    store = restarted(store)
     assert everything(store) == [b"x"]
 
 

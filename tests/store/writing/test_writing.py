@@ -10,15 +10,16 @@ import pytest
 from tests.store.kit import (
     HOST,
     START_MS,
+    after_crash,
     bodies,
     by_key,
     committed,
     delete_topic,
     everything,
-    got,
     open_configured,
     open_store,
     put,
+    restarted,
     send,
     send_all,
     small,
@@ -127,8 +128,7 @@ def test_the_last_eight_bytes_of_a_segment_stay_free_for_the_blank_record(
     overhead = send(store, b"").size
     appended = send(store, bytes(65536 - 2 * overhead - room))
     assert (appended.physical_offset == 65536) is rolls
-    store.close()
-    store = open_store(tmp_path)
+    store = restarted(store)
     assert [len(body) for body in everything(store)] == [0, 65536 - 2 * overhead - room]
 
 
@@ -261,8 +261,7 @@ def test_topics_beyond_127_bytes_make_records_of_version_2(tmp_path: Path) -> No
     topic = "%RETRY%" + "g" * 200
     store = open_store(tmp_path)
     send(store, b"long", topic=topic)
-    store.crash()
-    store = open_store(tmp_path)
+    store = after_crash(store)
     assert everything(store, topic) == [b"long"]
 
 
@@ -293,7 +292,7 @@ def test_a_queue_that_continues_elsewhere_is_filled_up_as_apache_does(
     assert UNIT_STRUCT.unpack_from(data, 600)[0] == 0
     store = open_store(tmp_path)
     assert (store.min_offset("T", 0), everything(store)) == (130, [b"later"])
-    assert got(store.get_messages("T", 0, 0, 32)).status is GetStatus.OFFSET_TOO_SMALL
+    assert store.get_messages("T", 0, 0, 32).status is GetStatus.OFFSET_TOO_SMALL
 
 
 def test_deleted_topics_leave_nothing_and_can_be_used_again(tmp_path: Path, store: MessageStore) -> None:
@@ -309,8 +308,7 @@ def test_deleted_topics_leave_nothing_and_can_be_used_again(tmp_path: Path, stor
     assert send(store, b"new", topic="gone").queue_offset == 0
     assert everything(store, "gone") == [b"new"]
     assert in_place(store.deletion.keep({"gone"})) == ["stays"]
-    store.close()
-    store = open_store(tmp_path)
+    store = restarted(store)
     assert store.queues.topics() == ["gone"]
 
 
