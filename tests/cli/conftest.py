@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.store.planted import root, sound  # noqa: F401 - fixtures
 
 from cometmq.testing import LocalBroker, ServerProcess, local_broker
 

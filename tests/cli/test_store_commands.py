@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import BIN, Run
 from tests.store.kit import open_store, send
-from tests.store.planted import build, extract_golden, flip, places, snapshot
+from tests.store.planted import extract_golden, flip, places, snapshot
 
 from cometmq import Message
 from cometmq.cli import main as cometmq_main
@@ -39,18 +39,6 @@ def store(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         return subprocess.CompletedProcess(words, end.value.code, out, err)
 
     return start
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("sound")
-    build(root)
-    return root
-
-
-@pytest.fixture
-def root(sound: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(sound, tmp_path / "store"))
 
 
 def test_a_sound_store(run: Run, sound: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.faults import hostile
 from tests.faults.good_requests import BROKER_REQUESTS, NAMESRV_REQUESTS, Request
 from tests.faults.malformed import command
-from tests.faults.servers import BROKER, NAMESRV, ServerProcess, server_process
+from tests.faults.servers import BROKER, NAMESRV, ServerProcess
 from tests.remoting.peers import RawPeer
 
 from cometmq.protocol.codes import RequestCode
@@ -121,7 +121,7 @@ class Witness:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_known_code_is_in_the_table(kind: str, tmp_path: Path) -> None:
     program, requests, _ = KINDS[kind]
-    with server_process(program, tmp_path) as server:
+    with ServerProcess(program, tmp_path) as server:
         raw = await RawPeer.connect(server.port)
         handled = set()
         for code in RequestCode:
@@ -143,7 +143,7 @@ async def test_a_flood_of_hostile_requests(kind: str, tmp_path: Path, pytestconf
     total = int(pytestconfig.getoption("--hostile-frames") * SHARE[kind])
     home = tmp_path / "home"
     home.mkdir()
-    with server_process(program, home) as server:
+    with ServerProcess(program, home) as server:
         witness = Witness(server, good)
         watching = asyncio.ensure_future(witness.run())
         sent = await flood(server, hostile.table(requests), total, good)
@@ -165,7 +165,7 @@ async def test_a_flood_of_hostile_requests(kind: str, tmp_path: Path, pytestconf
         assert slowest_s < QUICK_S
         assert resident[1] - resident[0] < FLAT, resident
     assert_nothing_left_its_directory(tmp_path)
-    with server_process(program, home) as server:  # what the requests left behind does not stop a start
+    with ServerProcess(program, home) as server:  # what the requests left behind does not stop a start
         raw = await RawPeer.connect(server.port)
         await raw.send(good)
         assert (await answer_of(raw, AFTER))["code"] == 0

@@ -14,8 +14,6 @@ import contextlib
 import json
 import os
 import random
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -36,6 +34,7 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.java_properties import format_properties
 from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import RemotingClient
+from cometmq.testing.process import ServerProcess
 
 CYCLES = int(os.environ.get("COMETMQ_KILL_CYCLES", "20"))
 SEED = int(os.environ.get("COMETMQ_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
@@ -63,8 +62,7 @@ class BrokerProcess:
 
     def __init__(self, directory: Path, **settings: str) -> None:
         self._conf = directory / "broker.conf"
-        self._log = directory / "broker.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ServerProcess | None = None
         self.addr = ""
         properties = {**SETTINGS, "storePathRootDir": str(directory / "store"), **settings}
         self._conf.write_text(format_properties(properties))
@@ -77,35 +75,22 @@ class BrokerProcess:
     def spawn(self) -> None:
         """Start it; it may not be ready yet."""
         command = [sys.executable, "-m", "cometmq.broker.process", "-c", str(self._conf)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        self._process = ServerProcess(command, ready='"addr"')
 
     async def ready(self) -> None:
         """Wait until it serves."""
         assert self._process is not None
-        assert self._process.stdout is not None
-        async with asyncio.timeout(30):
-            line = await asyncio.to_thread(self._process.stdout.readline)
-        assert line, f"the broker did not start:\n{self._log.read_text()[-3000:]}"
-        self.addr = json.loads(line)["addr"]
+        self.addr = json.loads(await asyncio.to_thread(self._process.wait_ready))["addr"]
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
-        self._end(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
     def terminate(self) -> int:
         """Ask it to stop; its exit code."""
-        return self._end(signal.SIGTERM)
-
-    def _end(self, number: int) -> int:
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        process.send_signal(number)
-        code = process.wait(30)
-        assert process.stdout is not None
-        process.stdout.close()
-        return code
+        assert self._process is not None
+        return self._process.stop()
 
 
 class Ledger:

@@ -18,7 +18,7 @@ from tests.faults.good_requests import (
     hostile_broker_bodies,
 )
 from tests.faults.malformed import command, frame
-from tests.faults.servers import BROKER, NAMESRV, ServerProcess, server_process
+from tests.faults.servers import BROKER, NAMESRV, ServerProcess
 from tests.remoting.peers import RawPeer
 
 MIB = 1024 * 1024
@@ -34,7 +34,7 @@ GOOD = {"namesrv": 106, "broker": 28}
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    with server_process(PROGRAMS[request.param], tmp_path_factory.mktemp(request.param)) as process:
+    with ServerProcess(PROGRAMS[request.param], tmp_path_factory.mktemp(request.param)) as process:
         yield process
 
 
@@ -140,7 +140,7 @@ async def test_bodies_of_wrong_kinds(
 
 
 async def test_hostile_batches_and_properties(tmp_path: Path) -> None:
-    with server_process(BROKER, tmp_path) as server:
+    with ServerProcess(BROKER, tmp_path) as server:
         await check_all(server, hostile_broker_bodies(), command(28, opaque=AFTER), answered=True)
 
 
@@ -156,7 +156,7 @@ async def test_mutated_frames(server: ServerProcess, requests: dict[int, Request
 
 async def test_hostile_registrations_cost_bounded_memory(tmp_path: Path) -> None:
     """The decoder stops at 64 MiB of what a registration unpacks to, here at most 2 GiB."""
-    with server_process(NAMESRV, tmp_path) as server:
+    with ServerProcess(NAMESRV, tmp_path) as server:
         before = server.resident_peak()
         await check_all(
             server, malformed.compressed_registrations(BROKER_IDENTITY), command(106, opaque=AFTER)

@@ -204,24 +204,22 @@ def let_records_pass_zeros_on_their_way(patch: Patch) -> None:
     patch.setattr(ZeroAhead, "let_pass", lambda self, stop: None)
 
 
-def forget_the_directory_of_a_new_segment(patch: Patch) -> None:
+def forget_directory(patch: Patch, name: str) -> None:
     right = RecordingDisk.fsync_dir
 
     def wrong(self: RecordingDisk, path: str) -> None:
-        if not path.endswith("commitlog"):
+        if not path.endswith(name):
             right(self, path)
 
     patch.setattr(RecordingDisk, "fsync_dir", wrong)
+
+
+def forget_the_directory_of_a_new_segment(patch: Patch) -> None:
+    forget_directory(patch, "commitlog")
 
 
 def forget_the_directory_after_a_rename(patch: Patch) -> None:
-    right = RecordingDisk.fsync_dir
-
-    def wrong(self: RecordingDisk, path: str) -> None:
-        if not path.endswith("config"):
-            right(self, path)
-
-    patch.setattr(RecordingDisk, "fsync_dir", wrong)
+    forget_directory(patch, "config")
 
 
 def move_the_checkpoint_first(patch: Patch) -> None:

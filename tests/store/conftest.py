@@ -1,16 +1,16 @@
-"""Stores that several test modules damage."""
+"""New stores, and stores that several test modules damage."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.store.kit import open_store, opened
-from tests.store.planted import build
+from tests.store.kit import START_MS, open_store, opened
+from tests.store.planted import root, sound  # noqa: F401 - fixtures
 
-from cometmq.store import MessageStore
+from cometmq.store import ManualClock, MessageStore
+from cometmq.testing.faulty_disk import FaultyDisk
 
 
 @pytest.fixture(autouse=True)
@@ -22,20 +22,17 @@ async def stopped_at_the_end() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> MessageStore:
-    """A new store in `tmp_path` itself."""
-    return open_store(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 400 messages that was stopped in order. Not to be changed."""
-    root = tmp_path_factory.mktemp("sound")
-    build(root)
-    return root
+def disk() -> FaultyDisk:
+    """The disk of `store`; its syncs cost no time."""
+    return FaultyDisk(really_sync=False)
 
 
 @pytest.fixture
-def root(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it to be damaged."""
-    return Path(shutil.copytree(sound, tmp_path / "store"))
+def clock() -> ManualClock:
+    return ManualClock(START_MS)
+
+
+@pytest.fixture
+def store(tmp_path: Path, disk: FaultyDisk, clock: ManualClock) -> MessageStore:
+    """A new store in `tmp_path` itself."""
+    return open_store(tmp_path, disk, clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from cometmq.store import (
     TickMessage,
 )
 from cometmq.store.base.off_loop import in_place
+from cometmq.store.inspect.verify import verify
+from cometmq.store.writing.batch_appender import BatchRecords
 from cometmq.testing.faulty_disk import FaultyDisk
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
@@ -91,6 +94,14 @@ def put(
     return store.appender.append(topic, queue_id, body, properties, **settings)
 
 
+def put_batch(
+    store: MessageStore, batch: bytes, topic: str = "T", queue_id: int = 0, properties: bytes = b""
+) -> BatchRecords:
+    """Append the messages of a batch without commit."""
+    given = {"born_timestamp_ms": START_MS, "born_host": HOST}
+    return store.batches.append(topic, queue_id, batch, properties, **given)
+
+
 def send(
     store: MessageStore, body: bytes = b"hello", topic: str = "T", queue_id: int = 0, **more: Any
 ) -> TickMessage:
@@ -123,6 +134,17 @@ def committed(commit: Commit) -> Commit:
     return commit
 
 
+def waiter(store: MessageStore) -> asyncio.Future[bool]:
+    """Whether what has been sent so far has got onto the device, once it is known."""
+    future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    store.flusher.wait_for(store.log.end, future.set_result)
+    return future
+
+
+async def flushed(store: MessageStore) -> bool:
+    return await asyncio.wait_for(waiter(store), 20)
+
+
 def bodies(answer: Got) -> list[bytes]:
     return [bytes(message.body) for message in iter_records(b"".join(answer.buffers))]
 
@@ -142,6 +164,18 @@ def by_key(
 ) -> list[bytes]:
     """Records that the index finds."""
     return in_place(store.lookups.by_key(topic, key, limit, begin_ms, end_ms, 1 << 24))
+
+
+def check_keys(store: MessageStore, numbers: Iterable[int], topic: str = "T") -> None:
+    """By the keys k<number> the index finds one record each."""
+    for number in numbers:
+        assert len(by_key(store, topic, f"k{number}")) == 1, number
+
+
+def check_sound(store: MessageStore) -> None:
+    """Stopped in order, it has nothing that `verify` would name."""
+    store.close()
+    assert verify(store.config.store_path_root_dir, config=store.config).findings == []
 
 
 def offset_by_time(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.store.kit import committed, open_store, put
+import pytest
+from tests.store.kit import committed, put, quick
 
+from cometmq.message import MessageExt
 from cometmq.protocol.properties.values import tags_code
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import JsonTable, ManualClock, MessageStore
-from cometmq.testing.faulty_disk import FaultyDisk
 
 QUEUES = 3
 GOLDEN = Path(__file__).parent.parent / "data" / "store-4.9.7.tar.gz"
@@ -51,26 +54,43 @@ def build(root: Path, count: int = 400, *, close: bool = True) -> MessageStore:
     table = JsonTable(str(root / "config" / "topics.json"))
     for _ in range(2):
         table.save({"topicConfigTable": {"T": {"topicName": "T", "perm": 6}}})
-    store = open_store(root, FaultyDisk(really_sync=False), clock)
+    store = quick(root, clock)
     filler(store, clock, 0, count)
     if close:
         store.close()
     return store
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 400 messages that was stopped in order. Not to be changed."""
+    root = tmp_path_factory.mktemp("sound")
+    build(root)
+    return root
+
+
+@pytest.fixture
+def root(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it to be damaged."""
+    return Path(shutil.copytree(sound, tmp_path / "store"))
+
+
+def messages_of(path: Path) -> Iterator[tuple[int, MessageExt]]:
+    """(byte, message) of each record of a segment, found without the code under test's walk."""
+    data, at = path.read_bytes(), 0
+    while data[at + 4 : at + 7] == b"\xda\xa3\x20":
+        message = decode_record(data, at)
+        yield at, message
+        at += message.store_size
+
+
 def places(root: Path) -> list[Place]:
-    """Every message of the log, found without the code under test's walk."""
-    found = []
-    for path in sorted((root / "commitlog").iterdir()):
-        data, at = path.read_bytes(), 0
-        while data[at + 4 : at + 7] == b"\xda\xa3\x20":
-            message = decode_record(data, at)
-            found.append(
-                Place(path, at, message.physical_offset, message.store_size, message.queue_id,
-                      message.queue_offset)
-            )  # fmt: skip
-            at += message.store_size
-    return found
+    """Every message of the log."""
+    return [
+        Place(path, at, each.physical_offset, each.store_size, each.queue_id, each.queue_offset)
+        for path in sorted((root / "commitlog").iterdir())
+        for at, each in messages_of(path)
+    ]
 
 
 def alter(path: Path, at: int, data: bytes) -> None:

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.store import kit
-from tests.store.kit import HOST, START_MS, bodies, by_key, committed, offset_by_time, open_store, put
+from tests.store.kit import START_MS, bodies, by_key, committed, offset_by_time, open_store, put, put_batch
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.record.one import decode_record
@@ -86,9 +86,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
             body = b"%d:batch" % self.number
             items.append((0, body, b"KEYS\x01k%d" % (self.number % 7)))
             self.pending.append((topic, queue_id, body, self.clock.now_ms))
-        appended = self.store.batches.append(
-            topic, queue_id, encode_batch(items), b"", born_timestamp_ms=START_MS, born_host=HOST
-        )
+        appended = put_batch(self.store, encode_batch(items), topic, queue_id)
         assert (appended.queue_offset, len(appended.sizes)) == (expected, count)
 
     @rule()

@@ -9,14 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 from tests.store.kit import (
-    HOST,
-    START_MS,
     by_key,
     committed,
     delete_topic,
     everything,
     open_store,
     put,
+    put_batch,
     restarted,
     send,
     send_all,
@@ -67,9 +66,7 @@ def test_no_queue_is_made_for_a_name_that_is_none(tmp_path, topic, queue_id):
     assert refusal.value.response_code == ResponseCode.MESSAGE_ILLEGAL
     assert pickle.loads(pickle.dumps(refusal.value)).remark == refusal.value.remark
     with pytest.raises(QueueRefused):
-        store.batches.append(
-            topic, queue_id, encode_batch([(0, b"x", b"")]), b"", born_timestamp_ms=START_MS, born_host=HOST
-        )
+        put_batch(store, encode_batch([(0, b"x", b"")]), topic, queue_id)
     assert store.log.next == before
     committed(store.commit())
     store.close()

@@ -423,9 +423,9 @@ def test_a_full_disk_of_the_queues_alone_stops_writing(tmp_path: Path) -> None:
         ("index", Flag.WRITE_INDEX_ERROR, "the index"),
     ],
 )
-def test_flags_tell_queues_and_index_apart(tmp_path: Path, part: str, flag: Flag, why: str) -> None:
-    disk = FaultyDisk()
-    store = open_store(tmp_path, disk)
+def test_flags_tell_queues_and_index_apart(
+    disk: FaultyDisk, store: MessageStore, part: str, flag: Flag, why: str
+) -> None:
     keyed(store, 1)
     disk.fail("pwrite", match=f"/{part}/", times=1000)
     assert not store.writer.make_durable()

@@ -201,9 +201,9 @@ def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> Non
     assert everything(store) == [b"new", b"new"]
 
 
-def test_a_purge_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
-    disk = FaultyDisk(really_sync=False)
-    store = open_store(tmp_path, disk)
+def test_a_purge_that_cannot_be_kept_changes_nothing(
+    tmp_path: Path, disk: FaultyDisk, store: MessageStore
+) -> None:
     send(store)
     send(store)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.inspect.verifying import check, kinds, only
-from tests.store.kit import drop_first_segment, open_configured, send, small
+from tests.store.kit import drop_first_segment, quick, send, small
 from tests.store.planted import build, filler, flip, places
 
 from cometmq.store import ManualClock, MessageStore
@@ -32,19 +32,14 @@ class TestUnclean:
 
     def test_it_is_sound_again_after_the_next_start(self, tmp_path: Path) -> None:
         build(tmp_path, close=False).crash()
-        open_configured(
-            small(tmp_path), FaultyDisk(really_sync=False), ManualClock(1_700_000_900_000)
-        ).close()
+        quick(tmp_path, ManualClock(1_700_000_900_000)).close()
         assert check(tmp_path).findings == []
 
 
 class TestLive:
     def test_what_is_still_in_memory_is_not_missed(self, tmp_path: Path) -> None:
-        store = build(tmp_path, close=False)
-        try:
-            report = check(tmp_path)
-        finally:
-            store.close()
+        build(tmp_path, close=False)
+        report = check(tmp_path)
         assert report.live
         assert report.findings == []
         assert report.records == 400
@@ -69,10 +64,8 @@ class TestLive:
                     deletions += 1
                 return super().pread(fd, length, offset)
 
-        try:
-            report = verify(str(tmp_path), config=small(tmp_path), disk=Moving(), pause=lambda _seconds: None)
-        finally:
-            store.close()
+        report = verify(str(tmp_path), config=small(tmp_path), disk=Moving(), pause=lambda _seconds: None)
+        store.close()
         assert moves > 40
         assert deletions > 3
         assert report.live
@@ -94,11 +87,8 @@ class TestLive:
                     return []
                 return names
 
-        try:
-            report = verify(str(tmp_path), disk=Late())  # no configuration says how long segments are
-        finally:
-            store.close()
-        assert report.findings == []
+        # No configuration says how long segments are.
+        assert verify(str(tmp_path), disk=Late()).findings == []
 
     @pytest.mark.parametrize("directory", ["index", "consumequeue/T/1"])
     def test_a_list_of_files_that_grew_while_it_was_read(self, tmp_path: Path, directory: str) -> None:
@@ -119,10 +109,7 @@ class TestLive:
                 return names
 
         disk = Growing()
-        try:
-            report = verify(str(tmp_path), config=small(tmp_path), disk=disk, pause=lambda _seconds: None)
-        finally:
-            store.close()
+        report = verify(str(tmp_path), config=small(tmp_path), disk=disk, pause=lambda _seconds: None)
         assert disk.torn
         assert report.findings == []
 
@@ -141,10 +128,7 @@ class TestLive:
 
     def test_damage_in_the_middle_is_named_all_the_same(self, tmp_path: Path) -> None:
         store = build(tmp_path, close=False)
-        try:
-            hit = places(tmp_path)[20]
-            flip(hit.path, hit.at + 100)
-            found = only(check(tmp_path), "log-damage")
-        finally:
-            store.crash()
-        assert (found.path, found.offset) == (str(hit.path), hit.at)
+        hit = places(tmp_path)[20]
+        flip(hit.path, hit.at + 100)
+        only(check(tmp_path), "log-damage", hit.path, hit.at)
+        store.crash()

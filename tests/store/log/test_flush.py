@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, by_key, committed, everything, open_store, put, send, started
+from tests.store.kit import check_keys, committed, everything, flushed, open_store, put, send, started, waiter
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused, SystemClock
 from cometmq.store.log.flush import LogFlusher
@@ -34,9 +34,7 @@ class GatedDisk(FaultyDisk):
         super().fdatasync(fd)
 
     async def sync_arrives(self) -> None:
-        assert await asyncio.get_running_loop().run_in_executor(
-            None, lambda: self.arrived.acquire(timeout=20)
-        )
+        assert await asyncio.to_thread(self.arrived.acquire, timeout=20)
 
     def open_gate(self) -> None:
         self.gated = False
@@ -46,23 +44,17 @@ class GatedDisk(FaultyDisk):
 Gated = tuple[MessageStore, GatedDisk]
 
 
+def gated(root: Path) -> Gated:
+    disk = GatedDisk()
+    return started(root, disk, flush_disk_type="SYNC_FLUSH"), disk
+
+
 @pytest.fixture
 async def sync_store(tmp_path: Path) -> AsyncIterator[Gated]:
-    disk = GatedDisk()
-    store = started(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
+    store, disk = gated(tmp_path)
     yield store, disk
     disk.open_gate()
     await store.stop()
-
-
-async def resolved(future: asyncio.Future[bool]) -> bool:
-    return await asyncio.wait_for(future, 20)
-
-
-def waiter(store: MessageStore) -> asyncio.Future[bool]:
-    future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    store.flusher.wait_for(store.log.end, future.set_result)
-    return future
 
 
 async def test_messages_become_visible_with_their_flush_and_not_before(sync_store: Gated) -> None:
@@ -78,8 +70,8 @@ async def test_messages_become_visible_with_their_flush_and_not_before(sync_stor
     assert store.get_messages("T", 0, 0, 32).status is GetStatus.NO_MESSAGE_IN_QUEUE
     assert events == []
     disk.gate.release()
-    assert await resolved(done)
-    assert bodies(store.get_messages("T", 0, 0, 32)) == [b"a"]
+    assert await asyncio.wait_for(done, 20)
+    assert everything(store) == [b"a"]
     assert events[:2] == [True, 1]  # acknowledged first, then the readers
 
 
@@ -97,7 +89,7 @@ async def test_waiters_share_syncs_and_are_answered_in_order(sync_store: Gated) 
     await disk.sync_arrives()
     assert order == [0]
     disk.gate.release()
-    assert await resolved(last)
+    assert await asyncio.wait_for(last, 20)
     assert order == list(range(101))
     assert disk.syncs == 2
 
@@ -118,13 +110,12 @@ async def test_who_comes_just_as_a_sync_ends_shares_the_next(sync_store: Gated) 
     disk.gate.release()
     await disk.sync_arrives()
     disk.gate.release(9)
-    assert await resolved(done)
+    assert await asyncio.wait_for(done, 20)
     assert disk.syncs == 2
 
 
 async def test_a_store_let_go_between_two_syncs_asks_for_none(tmp_path: Path) -> None:
-    disk = GatedDisk()
-    store = started(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
+    store, disk = gated(tmp_path)
     loop = asyncio.get_running_loop()
     crashed: asyncio.Future[None] = loop.create_future()
     answers: list[bool] = []
@@ -156,7 +147,7 @@ async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
     store.flusher.wait_for(store.log.end, broken)
     done = waiter(store)
     disk.open_gate()
-    assert await resolved(done)
+    assert await asyncio.wait_for(done, 20)
     assert "a waiter for the flush failed" in caplog.text
 
 
@@ -164,7 +155,7 @@ async def test_a_slow_flush_times_out_but_the_message_is_stored(tmp_path: Path) 
     disk = GatedDisk()
     store = started(tmp_path, disk, SystemClock(), flush_disk_type="SYNC_FLUSH", sync_flush_timeout=20)
     send(store, b"slow")
-    assert await resolved(waiter(store)) is False
+    assert await flushed(store) is False
     assert store.flusher.failure is None
     disk.open_gate()
     await store.stop()
@@ -178,16 +169,16 @@ async def test_nothing_is_acknowledged_after_a_failed_sync(
     disk = FaultyDisk()
     store = started(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
     send(store, b"before")
-    assert await resolved(waiter(store))
+    assert await flushed(store)
     disk.fail("fdatasync", error=errno.EIO, match="commitlog")  # once: a later success would prove nothing
     send(store, b"lost")
-    assert await resolved(waiter(store)) is False
+    assert await flushed(store) is False
     assert isinstance(store.flusher.failure, OSError)
-    assert await resolved(waiter(store)) is False
+    assert await flushed(store) is False
     with pytest.raises(StoreRefused, match="could not be flushed") as refused:
         put(store)
     assert refused.value.response_code == 14
-    assert bodies(store.get_messages("T", 0, 0, 32)) == [b"before"]
+    assert everything(store) == [b"before"]
     assert "read-only" in caplog.text
     await store.stop()
     assert (tmp_path / "abort").exists()
@@ -311,7 +302,7 @@ def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
     store = open_store(tmp_path)
     assert (store.recovered.clean, store.recovered.records > 0) == (False, True)
     assert everything(store) == [b"0", b"1", b"2"]
-    assert all(len(by_key(store, "T", f"k{number}")) == 1 for number in range(3))
+    check_keys(store, range(3))
     store.close()
     assert not (tmp_path / "abort").exists()
 
@@ -367,10 +358,8 @@ async def test_a_reserved_segment_that_was_not_needed_is_deleted_at_the_stop(tmp
 
 
 async def test_two_stops_at_once_both_come_back(tmp_path: Path) -> None:
-    disk = GatedDisk()
-    store = started(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
-    put(store)
-    committed(store.commit())
+    store, disk = gated(tmp_path)
+    send(store)
     await disk.sync_arrives()
     stops = [asyncio.create_task(store.stop()) for _ in range(2)]
     await asyncio.sleep(0.05)

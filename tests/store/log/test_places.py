@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, committed, open_store, put, small
+from tests.store.kit import everything, open_store, send, small
 
 from cometmq.errors import ConfigError, StoreError
 from cometmq.store import ManualClock, MessageStore
@@ -38,20 +38,13 @@ def fill(store: MessageStore, segments: int, start: int = 0) -> int:
     """Append numbered messages until the log has so many segments. Returns the next number."""
     number = start
     while len(store.log.segments) < segments:
-        put(store, b"%06d" % number + bytes(2000), properties=b"KEYS\x01k%d" % number)
-        committed(store.commit())
+        send(store, b"%06d" % number + bytes(2000), properties=b"KEYS\x01k%d" % number)
         number += 1
     return number
 
 
 def numbers(store: MessageStore) -> list[int]:
-    found: list[int] = []
-    offset = store.min_offset("T", 0)
-    while offset < store.max_offset("T", 0):
-        answer = store.get_messages("T", 0, offset, 32)
-        found += [int(body[:6]) for body in bodies(answer)]
-        offset = answer.next_begin_offset
-    return found
+    return [int(body[:6]) for body in everything(store)]
 
 
 def segments_in(directory: Path) -> list[int]:

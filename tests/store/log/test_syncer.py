@@ -10,15 +10,15 @@ import select
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.store.kit import after_crash, everything, numbered, open_configured, put, send, small
+from tests.store.kit import after_crash, everything, flushed, numbered, put, send, started
 
-from cometmq.store import MessageStore, StoreRefused
+from cometmq.store import MessageStore, StoreRefused, SystemClock
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.log import sync_child, syncer
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer, Unsynced
@@ -71,23 +71,17 @@ def held_by(pid: int) -> list[str]:
     return sorted(name for name in names if name != "/dev/null" and not name.startswith("socket:"))
 
 
-async def flushed(store: MessageStore) -> bool:
-    future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    store.flusher.wait_for(store.log.end, future.set_result)
-    return await asyncio.wait_for(future, 20)
+def start(root: Path, disk: OsDisk | None = None) -> MessageStore:
+    return started(root, disk, SystemClock(), flush_disk_type="SYNC_FLUSH")
 
 
-def start(root: Path, disk: OsDisk | None = None, **changes: object) -> MessageStore:
-    store = open_configured(small(root, flush_disk_type="SYNC_FLUSH", **changes), disk)
-    store.start()
-    return store
+async def send_durably(store: MessageStore, body: bytes = b"hello") -> None:
+    await send_durably(store, body)
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[MessageStore]:
-    store = start(tmp_path)
-    yield store
-    await store.stop()
+async def store(tmp_path: Path) -> MessageStore:
+    return start(tmp_path)
 
 
 class DeviceDisk(OsDisk):
@@ -101,8 +95,7 @@ class TestLife:
     async def test_it_syncs_and_ends_with_the_store(self, tmp_path: Path) -> None:
         store = start(tmp_path)
         pidfd = os.pidfd_open(child_of(store))
-        send(store, b"a")
-        assert await flushed(store)
+        await send_durably(store, b"a")
         assert held_by(child_of(store)) == [store.log.path_of(0)]  # the process did it
         await store.stop()
         assert ends(pidfd)
@@ -129,35 +122,28 @@ class TestLife:
             assert ends(pidfd)
 
     async def test_signals_for_the_broker_do_not_end_it(self, store: MessageStore) -> None:
-        send(store)
-        assert await flushed(store)  # so that it has got as far as to ignore them
+        await send_durably(store)  # so that it has got as far as to ignore them
         pid = child_of(store)
         assert os.getpgid(pid) == pid
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(pid, number)
-        send(store)
-        assert await flushed(store)
+        await send_durably(store)
         assert child_of(store) == pid
 
     async def test_it_holds_the_segments_to_sync_and_nothing_else(self, tmp_path: Path) -> None:
         store = start(tmp_path)
         for _ in range(6):
-            send(store, bytes(30_000))
-            assert await flushed(store)
-        send(store)
-        assert await flushed(store)
+            await send_durably(store, bytes(30_000))
+        await send_durably(store)
         assert len(store.log.segments) > 2
         assert held_by(child_of(store)) == [store.log.path_of(store.log.segments[-1])]
 
     async def test_only_sync_flush_has_one_and_it_comes_with_the_setting(self, tmp_path: Path) -> None:
-        config = small(tmp_path)
-        store = open_configured(config)
-        store.start()
+        store = started(tmp_path, clock=SystemClock())
         assert store.upkeep.sync_process is None
-        store.configure(small(tmp_path, flush_disk_type="SYNC_FLUSH"))
+        store.configure(store.config.replace(flush_disk_type="SYNC_FLUSH"))
         pidfd = os.pidfd_open(child_of(store))
-        send(store)
-        assert await flushed(store)
+        await send_durably(store)
         await store.stop()
         assert ends(pidfd)
 
@@ -193,8 +179,7 @@ class TestFailure:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         store = start(tmp_path)
-        send(store, b"0")
-        assert await flushed(store)
+        await send_durably(store, b"0")
         pid = child_of(store)
         os.kill(pid, signal.SIGSTOP)
         send(store, b"1")
@@ -207,8 +192,7 @@ class TestFailure:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         for number in range(2, 9):
-            send(store, b"%d" % number)
-            assert await flushed(store)
+            await send_durably(store, b"%d" % number)
         store = after_crash(store)
         assert everything(store) == numbered(9)
 
@@ -237,13 +221,11 @@ class TestFailure:
         assert everything(store) == acknowledged
 
     async def test_killed_between_syncs_the_next_goes_to_the_thread(self, store: MessageStore) -> None:
-        send(store)
-        assert await flushed(store)
+        await send_durably(store)
         pidfd = os.pidfd_open(child_of(store))
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         assert ends(pidfd)
-        send(store)
-        assert await flushed(store)
+        await send_durably(store)
         assert store.upkeep.sync_process is not None
         assert store.upkeep.sync_process.pid is None
 
@@ -259,8 +241,7 @@ class TestFailure:
 
         async def send_one() -> None:
             sent.append(b"%d" % len(sent))
-            send(store, sent[-1])
-            assert await flushed(store)
+            await send_durably(store, sent[-1])
 
         async def send_until(holds: Callable[[], bool]) -> None:
             deadline = time.monotonic() + 20
@@ -314,8 +295,7 @@ class TestFailure:
         pidfd = os.pidfd_open(child_of(store))
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         assert ends(pidfd)
-        send(store)
-        assert await flushed(store)
+        await send_durably(store)
         child = store.upkeep.sync_process
         assert child is not None
         again = child._again  # noqa: SLF001 - the timer has no other name
@@ -343,8 +323,7 @@ class TestFailure:
     ) -> None:
         monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
         store = start(tmp_path)
-        send(store)
-        assert await flushed(store)
+        await send_durably(store)
         assert "no process for syncs" in caplog.text
 
     async def test_more_segments_than_a_request_holds_are_synced_by_the_thread(self, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
@@ -11,9 +10,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.kit import everything, open_configured, open_store, put, small
+from tests.store.kit import everything, flushed, open_store, put_all, started
 
-from cometmq.store import MessageStore
+from cometmq.store import MessageStore, SystemClock
 from cometmq.store.base.disk import Buffer, OsDisk, is_zero
 from cometmq.store.log import zero_ahead
 
@@ -58,28 +57,22 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zero_ahead, "AHEAD", 4 * PART)
 
 
-def started(root: Path, disk: OsDisk, flush: str = "SYNC_FLUSH") -> MessageStore:
-    config = small(root, flush_disk_type=flush, mapped_file_size_commit_log=SEGMENT)
-    store = open_configured(config, disk)
-    store.start()
-    return store
+def start(root: Path, disk: OsDisk, flush: str = "SYNC_FLUSH") -> MessageStore:
+    sizes = {"mapped_file_size_commit_log": SEGMENT}
+    return started(root, disk, SystemClock(), flush_disk_type=flush, **sizes)
 
 
 async def flushed_send(store: MessageStore, *sizes: int) -> list[bytes]:
     """Append records of these body sizes in one tick, and wait for their sync."""
     sent = [os.urandom(size) for size in sizes]
-    for body in sent:
-        put(store, body)
-    assert store.commit().error is None
-    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    store.flusher.wait_for(store.log.end, done.set_result)
-    assert await asyncio.wait_for(done, 20)
+    put_all(store, sent)
+    assert await flushed(store)
     return sent
 
 
 async def test_zeros_go_ahead_and_every_record_stays(tmp_path: Path) -> None:
     disk = WatchedDisk()
-    store = started(tmp_path, disk)
+    store = start(tmp_path, disk)
     rng = random.Random(5)
     sent: list[bytes] = []
     ends: list[int] = []
@@ -92,8 +85,8 @@ async def test_zeros_go_ahead_and_every_record_stays(tmp_path: Path) -> None:
     assert len(zeros) > 20
     assert all(stop % SEGMENT == 0 or start // SEGMENT == stop // SEGMENT for start, stop in zeros)
     reached = 0
-    for kind, start, stop in disk.writes:
-        assert kind == "records" or start >= reached
+    for kind, begin, stop in disk.writes:
+        assert kind == "records" or begin >= reached
         reached = max(reached, stop) if kind == "records" else reached
     assert {end // SEGMENT for _, end in zeros} >= set(range(1, ends[-1] // SEGMENT))  # in each segment
     store = open_store(tmp_path, mapped_file_size_commit_log=SEGMENT)
@@ -103,7 +96,7 @@ async def test_zeros_go_ahead_and_every_record_stays(tmp_path: Path) -> None:
 async def test_records_wait_for_zeros_that_are_still_being_written(tmp_path: Path) -> None:
     disk = WatchedDisk()
     disk.go_on.clear()  # as on a device that takes its time
-    store = started(tmp_path, disk)
+    store = start(tmp_path, disk)
     sent = await flushed_send(store, 10)
     sent += await flushed_send(store, *[1500] * 15)  # zeros are asked for, this ends before them
     assert disk.zeros() == []
@@ -125,7 +118,7 @@ async def test_zeros_that_fail_are_said_once_and_cost_nothing(
 ) -> None:
     disk = WatchedDisk()
     disk.failing = True
-    store = started(tmp_path, disk)
+    store = start(tmp_path, disk)
     with caplog.at_level(logging.WARNING):
         sent = [body for _ in range(40) for body in await flushed_send(store, 1000)]
     assert everything(store) == sent
@@ -134,7 +127,7 @@ async def test_zeros_that_fail_are_said_once_and_cost_nothing(
 
 async def test_without_sync_flush_there_are_none(tmp_path: Path) -> None:
     disk = WatchedDisk()
-    store = started(tmp_path, disk, "ASYNC_FLUSH")
+    store = start(tmp_path, disk, "ASYNC_FLUSH")
     for _ in range(20):
         await flushed_send(store, 1500, 1500)
     await store.stop()

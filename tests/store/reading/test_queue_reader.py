@@ -306,9 +306,7 @@ async def test_what_is_not_in_memory_is_fetched_by_a_thread(tmp_path: Path) -> N
     assert store.get_messages("T", 1, 0, 32).count == 32
 
 
-def test_a_device_error_is_not_taken_for_absence(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    store = open_store(tmp_path, disk)
+def test_a_device_error_is_not_taken_for_absence(disk: FaultyDisk, store: MessageStore) -> None:
     send(store)
     store = reopened(store)
     disk.fail("pread_cached", error=errno.EIO, match="commitlog", times=3)

@@ -6,21 +6,19 @@ import errno
 import gc
 import random
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import HOST, START_MS, committed, everything, open_store, put, restarted, send, small
+from tests.store.kit import HOST, START_MS, check_sound, committed, everything, open_store, put, send
+from tests.store.planted import snapshot
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import Commit, ManualClock, MessageStore, StoreRefused, TickMessage
 from cometmq.store.base.flags import Flag
-from cometmq.store.inspect.verify import verify
 from cometmq.store.writing import appender
 from cometmq.store.writing.appender import COPIED, MOST_PENDING, Body, Traits
-from cometmq.testing.faulty_disk import FaultyDisk
 
 PLAIN = Traits()
 HOST_V6 = bytes(15) + b"\1\0\0\xc3\x50"
@@ -44,10 +42,6 @@ def senders(commit: Commit) -> list[Any]:
 
 def refused_senders(commit: Commit) -> list[Any]:
     return [refused.sender for refused in commit.refused]
-
-
-def files_of(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 # What runs hold beside plain messages: prepared, committed, rolled back, delayed, with other flags and hosts.
@@ -110,7 +104,7 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
     alone.close()
     together.close()
     assert refusals
-    assert files_of(tmp_path / "alone") == files_of(tmp_path / "together")
+    assert snapshot(tmp_path / "alone") == snapshot(tmp_path / "together")
 
 
 def test_each_hears_of_its_own_message_in_order(store):
@@ -173,13 +167,12 @@ def test_what_comes_to_a_shut_store_is_refused_with_the_reason(store):
 
 def test_what_waits_at_a_stop_is_stored(tmp_path, store):
     enqueue(store, "sender", b"x")
-    store = restarted(store)
+    store.close()
+    store = open_store(tmp_path)
     assert everything(store) == [b"x"]
 
 
-def test_a_segment_that_cannot_be_made_refuses_what_does_not_fit(tmp_path):
-    disk = FaultyDisk(really_sync=False)
-    store = open_store(tmp_path, disk)
+def test_a_segment_that_cannot_be_made_refuses_what_does_not_fit(disk, store):
     send(store, bytes(50_000))
     disk.fail("reserve", error=errno.ENOSPC, times=99)
     for number in range(12):
@@ -192,13 +185,10 @@ def test_a_segment_that_cannot_be_made_refuses_what_does_not_fit(tmp_path):
     disk.heal()
     enqueue(store, "again", bytes(2_000))
     assert placed(committed(store.commit())) == [("again", 64 << 10, 9)]
-    store.close()
-    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+    check_sound(store)
 
 
-def test_a_failed_write_gives_every_offset_back(tmp_path):
-    disk = FaultyDisk(really_sync=False)
-    store = open_store(tmp_path, disk)
+def test_a_failed_write_gives_every_offset_back(disk, store):
     send(store, b"first")
     disk.fail("pwrite", match="commitlog")
     for number in range(3):
@@ -210,11 +200,10 @@ def test_a_failed_write_gives_every_offset_back(tmp_path):
         enqueue(store, number, b"kept", "T", number % 2)
     assert committed(store.commit()).refused == []
     assert everything(store) == [b"first", b"kept", b"kept"]
-    store.close()
-    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+    check_sound(store)
 
 
-def test_an_error_nobody_expects_refuses_what_is_not_in_the_buffer(tmp_path, store, monkeypatch, caplog):
+def test_an_error_nobody_expects_refuses_what_is_not_in_the_buffer(store, monkeypatch, caplog):
     for number in range(3):
         enqueue(store, f"before {number}", b"%d" % number)
     store.appender.encode_pending()
@@ -238,11 +227,10 @@ def test_an_error_nobody_expects_refuses_what_is_not_in_the_buffer(tmp_path, sto
     assert found[:3] == [b"0", b"1", b"2"]
     assert [body[:-2_000] for body in found[3:-1]] == [b"%d" % number for number in range(len(kept) - 3)]
     assert found[-1] == b"later"
-    store.close()
-    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+    check_sound(store)
 
 
-def test_an_interrupt_leaves_whole_records_alone(tmp_path, store, monkeypatch):
+def test_an_interrupt_leaves_whole_records_alone(store, monkeypatch):
     def interrupted(_body: Body) -> int:
         raise KeyboardInterrupt
 
@@ -254,8 +242,7 @@ def test_an_interrupt_leaves_whole_records_alone(tmp_path, store, monkeypatch):
     assert refused_senders(committed(store.commit())) == ["sender"]
     send(store, b"y")
     assert everything(store) == [b"y"]
-    store.close()
-    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+    check_sound(store)
 
 
 def test_refusals_keep_no_bodies_alive(store):
@@ -281,7 +268,7 @@ def test_refusals_keep_no_bodies_alive(store):
         gc.enable()
 
 
-async def test_a_topic_that_is_deleted_in_the_same_tick_takes_its_messages_along(tmp_path, store):
+async def test_a_topic_that_is_deleted_in_the_same_tick_takes_its_messages_along(store):
     store.start()
     send(store, b"old")
     enqueue(store, "deleted", b"x")
@@ -295,4 +282,4 @@ async def test_a_topic_that_is_deleted_in_the_same_tick_takes_its_messages_along
     assert everything(store) == [b"z"]
     assert everything(store, "Other") == [b"y"]
     await store.stop()
-    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+    check_sound(store)

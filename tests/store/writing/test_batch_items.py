@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.properties.strategies import PROPERTIES
-from tests.store.kit import HOST, START_MS, by_key, committed, open_store, small
+from tests.store.kit import HOST, START_MS, check_sound, by_key, committed, open_store, put_batch
 
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
@@ -18,7 +18,6 @@ from cometmq.protocol.properties.values import index_keys, stored_tags_code
 from cometmq.protocol.record.layout import HEADS, MAGIC_V1, SYS_FLAG_AT
 from cometmq.protocol.record.one import decode_record, encode_record
 from cometmq.store.base.refusal import StoreRefused
-from cometmq.store.inspect.verify import verify
 from cometmq.store.writing.batch_items import Alike, Common, Mixed, batch_items
 
 ITEMS = st.lists(
@@ -188,9 +187,7 @@ def test_a_unique_key_of_the_request_takes_the_long_way():
 def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp_path, store, end):
     """4.9 adds the properties of the request behind those of each item; clients of 5.x give both an id."""
     items = [(0, b"%d" % number, b"UNIQ_KEY\x01ITEM%d\x02TAGS\x01t" % number) for number in range(3)]
-    store.batches.append(
-        "T", 0, encode_batch(items), b"UNIQ_KEY\x01BATCH", born_timestamp_ms=START_MS, born_host=HOST
-    )
+    put_batch(store, encode_batch(items), properties=b"UNIQ_KEY\x01BATCH")
     committed(store.commit())
     if end == "stopped":
         store.close()
@@ -203,44 +200,36 @@ def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp
     assert [decode_record(record).body for record in found] == [b"0", b"1", b"2"]
     assert decode_record(found[0]).properties["UNIQ_KEY"] == "BATCH"
     assert by_key(store, "T", "ITEM0", 32, 0, START_MS + 1) == []
-    store.close()
-    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+    check_sound(store)
 
 
-def test_messages_of_batches_with_keys_of_any_length_are_found(tmp_path, store):
+def test_messages_of_batches_with_keys_of_any_length_are_found(store):
     groups = [["a1", "a2"], ["bb1", "bb2"], ["é1", "é2"], ["c"]]
     for keys in groups:
         items = [(0, key.encode(), b"UNIQ_KEY\x01" + key.encode()) for key in keys]
-        store.batches.append(
-            "T", 0, encode_batch(items), b"CLUSTER\x01c", born_timestamp_ms=START_MS, born_host=HOST
-        )
+        put_batch(store, encode_batch(items), properties=b"CLUSTER\x01c")
     committed(store.commit())
     for key in chain.from_iterable(groups):
         found = by_key(store, "T", key, 32, 0, START_MS + 1)
         assert [decode_record(record).body for record in found] == [key.encode()]
-    store.close()
-    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+    check_sound(store)
 
 
-def test_a_batch_of_one_form_is_refused_whole_when_properties_grow_too_long(tmp_path, store):
+def test_a_batch_of_one_form_is_refused_whole_when_properties_grow_too_long(store):
     data = encode_batch([(0, b"x", b"UNIQ_KEY\x010000")])
-    for length, refused in (
-        (32_767 - len("UNIQ_KEY 0000 A "), False),
-        (32_767 - len("UNIQ_KEY 0000 A"), True),
-    ):
-        extra = b"A\x01" + b"y" * length
+    for beside, refused in (("UNIQ_KEY 0000 A ", False), ("UNIQ_KEY 0000 A", True)):
+        extra = b"A\x01" + b"y" * (32_767 - len(beside))
         assert isinstance(batch_items(data, extra), Alike)
         if refused:
             before = store.log.next
             with pytest.raises(StoreRefused) as refusal:
-                store.batches.append("T", 0, data, extra, born_timestamp_ms=START_MS, born_host=HOST)
+                put_batch(store, data, properties=extra)
             assert refusal.value.response_code == ResponseCode.MESSAGE_ILLEGAL
             assert store.log.next == before
         else:
-            store.batches.append("T", 0, data, extra, born_timestamp_ms=START_MS, born_host=HOST)
+            put_batch(store, data, properties=extra)
     committed(store.commit())
-    store.close()
-    assert verify(str(tmp_path), config=small(tmp_path)).findings == []
+    check_sound(store)
 
 
 @pytest.mark.parametrize("key", [b"UNIQ_KEY\x01k", b"A\x01b"])  # alike, and not

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.store.kit import (
-    HOST,
     START_MS,
     after_crash,
     bodies,
@@ -19,11 +18,13 @@ from tests.store.kit import (
     open_configured,
     open_store,
     put,
+    put_batch,
     restarted,
     send,
     send_all,
     small,
 )
+from tests.store.planted import snapshot
 
 from cometmq.errors import ConfigError, StoreError
 from cometmq.protocol.batch import encode_batch
@@ -70,9 +71,7 @@ def test_files_have_apaches_names_and_exact_lengths(tmp_path: Path, store: Messa
         send(store, bytes(500), topic="%RETRY%group", queue_id=3, properties=b"KEYS\x01k%d" % number)
     assert (tmp_path / "abort").read_bytes() == b""
     store.close()
-    files = {
-        str(path.relative_to(tmp_path)): path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()
-    }
+    files = {name: len(data) for name, data in snapshot(tmp_path).items()}
     index = next(name for name in files if name.startswith("index/"))
     assert len(index) == len("index/") + 17
     assert files.pop("config/consumeQueueEnds.json")  # ours alone
@@ -90,9 +89,9 @@ def test_files_have_apaches_names_and_exact_lengths(tmp_path: Path, store: Messa
     assert (tmp_path / "lock").read_bytes() == b"lock"
 
 
-def test_the_checkpoint_of_a_clean_stop_names_the_last_record(tmp_path: Path) -> None:
-    clock = ManualClock(START_MS)
-    store = open_store(tmp_path, clock=clock)
+def test_the_checkpoint_of_a_clean_stop_names_the_last_record(
+    tmp_path: Path, store: MessageStore, clock: ManualClock
+) -> None:
     send(store)
     clock.now_ms += 77
     send(store)
@@ -185,9 +184,7 @@ def test_prepared_and_rolled_back_messages_get_no_queue_unit(tmp_path: Path, sto
 def test_a_batch_becomes_neighbours_with_the_request_s_properties(store: MessageStore) -> None:
     send(store, b"before")
     body = encode_batch([(1, b"one", b"TAGS\x01TagA\x02"), (2, b"two", b"TAGS\x01TagB"), (3, b"three", b"")])
-    appended = store.batches.append(
-        "T", 0, memoryview(body), b"CLUSTER\x01c", born_timestamp_ms=START_MS, born_host=HOST, sys_flag=0
-    )
+    appended = put_batch(store, memoryview(body), properties=b"CLUSTER\x01c")
     commit = committed(store.commit())
     assert (appended.queue_offset, len(appended.sizes)) == (1, 3)
     assert [arrival[2:4] for arrival in commit.arrivals] == [(2, 2598919), (3, 2598920), (4, 0)]
@@ -207,9 +204,7 @@ def test_only_arrivals_of_watched_queues_are_told_if_it_is_said_which(store: Mes
     store.dispatcher.watched = {("T", 1)}
     for queue_id in (0, 1):
         put(store, queue_id=queue_id)
-        store.batches.append(
-            "T", queue_id, encode_batch([(0, b"x", b"")] * 2), b"", born_timestamp_ms=START_MS, born_host=HOST
-        )
+        put_batch(store, encode_batch([(0, b"x", b"")] * 2), queue_id=queue_id)
     commit = committed(store.commit())
     assert commit.visible == 6
     assert [arrival[:3] for arrival in commit.arrivals] == [("T", 1, 1), ("T", 1, 2), ("T", 1, 3)]
@@ -218,7 +213,7 @@ def test_only_arrivals_of_watched_queues_are_told_if_it_is_said_which(store: Mes
 def test_a_batch_stays_in_one_segment(store: MessageStore) -> None:
     send(store, bytes(60_000))
     body = encode_batch([(0, bytes(1000), b"")] * 5)
-    appended = store.batches.append("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
+    appended = put_batch(store, body)
     committed(store.commit())
     assert appended.physical_offsets[0] == 65536
 
@@ -228,29 +223,29 @@ def test_a_batch_stays_in_one_segment(store: MessageStore) -> None:
 )
 def test_a_malformed_batch_is_refused_whole(store: MessageStore, body: bytes) -> None:
     with pytest.raises(StoreRefused) as refused:
-        store.batches.append("T", 0, body, b"", born_timestamp_ms=START_MS, born_host=HOST)
+        put_batch(store, body)
     assert refused.value.response_code == 13
     assert committed(store.commit()).arrivals == []
     assert send(store).queue_offset == 0
 
 
 @pytest.mark.parametrize(
-    ("message", "code"),
+    "message",
     [
-        ({"body": bytes(2001)}, 13),
-        ({"properties": bytes(32_768)}, 13),
-        ({"topic": "t" * 256}, 13),
-        ({"queue_id": 1 << 31}, 13),
-        ({"born_timestamp_ms": 1 << 63}, 13),
+        {"body": bytes(2001)},
+        {"properties": bytes(32_768)},
+        {"topic": "t" * 256},
+        {"queue_id": 1 << 31},
+        {"born_timestamp_ms": 1 << 63},
     ],
 )
 def test_what_a_record_cannot_hold_is_refused_and_leaves_nothing(
-    tmp_path: Path, message: dict[str, object], code: int
+    tmp_path: Path, message: dict[str, object]
 ) -> None:
     store = open_store(tmp_path, max_message_size=2000)
     with pytest.raises(StoreRefused) as refused:
         put(store, **message)  # type: ignore[arg-type]
-    assert refused.value.response_code == code
+    assert refused.value.response_code == 13
     assert refused.value.remark
     assert send(store, b"next").queue_offset == 0
     assert store.log.end == store.log.next
@@ -266,7 +261,6 @@ def test_topics_beyond_127_bytes_make_records_of_version_2(tmp_path: Path) -> No
 
 
 def test_units_of_delayed_messages_carry_the_time_of_delivery(tmp_path: Path, store: MessageStore) -> None:
-    arrival = []
     put(store, topic="SCHEDULE_TOPIC_XXXX", queue_id=2, properties=b"DELAY\x013", delay_ms=10_000)
     arrival = committed(store.commit()).arrivals
     assert arrival[0][3] == START_MS + 10_000
@@ -356,19 +350,10 @@ def test_files_of_another_size_stop_the_opening_and_stay_whole(
 
 
 def test_configuration_is_read_by_rocketmq_s_names() -> None:
-    config = StoreConfig.from_properties(
-        {
-            "mappedFileSizeCommitLog": " 1048576 ",
-            "flushDiskType": "SYNC_FLUSH",
-            "checkCRCOnRecover": "False",
-            "x": "y",
-        }
-    )
-    assert (config.mapped_file_size_commit_log, config.sync_flush, config.check_crc_on_recover) == (
-        1 << 20,
-        True,
-        False,
-    )
+    given = {"flushDiskType": "SYNC_FLUSH", "checkCRCOnRecover": "False", "x": "y"}
+    config = StoreConfig.from_properties({"mappedFileSizeCommitLog": " 1048576 ", **given})
+    assert config.mapped_file_size_commit_log == 1 << 20
+    assert (config.sync_flush, config.check_crc_on_recover) == (True, False)
     assert StoreConfig.from_properties(config.to_properties()) == config
     for key, value in {"flushDiskType": "SOMETIMES", "maxIndexNum": "many", "checkCRCOnRead": "1"}.items():
         with pytest.raises(ConfigError) as wrong:
