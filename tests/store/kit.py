@@ -166,7 +166,7 @@ def by_key(
     return in_place(store.lookups.by_key(topic, key, limit, begin_ms, end_ms, 1 << 24))
 
 
-def check_keys(store: MessageStore, numbers: Iterable[int], topic: str = "T") -> None:
+def finds(store: MessageStore, numbers: Iterable[int], topic: str = "T") -> None:
     """By the keys k<number> the index finds one record each."""
     for number in numbers:
         assert len(by_key(store, topic, f"k{number}")) == 1, number

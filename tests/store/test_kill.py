@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.store.kit import by_key, everything, open_store
+from tests.store.kit import everything, finds, open_store
 
 from cometmq.store import MessageStore
 
@@ -58,8 +58,7 @@ def check(store: MessageStore, acknowledged: set[int], keys: list[int]) -> int:
         assert len(numbers) == store.max_offset("T", queue_id) - store.min_offset("T", queue_id)
         found += numbers
     assert acknowledged <= set(found)
-    for key in keys:
-        assert len(by_key(store, "T", f"k{key}")) == 1, key
+    finds(store, keys)
     return max(found, default=-1) + 1
 
 

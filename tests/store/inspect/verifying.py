@@ -10,8 +10,8 @@ from cometmq.store.inspect.findings import Finding
 from cometmq.store.inspect.verify import VerifyReport, verify
 
 
-def check(root: Path) -> VerifyReport:
-    return verify(str(root), config=small(root))
+def check(root: Path, **changes: int) -> VerifyReport:
+    return verify(str(root), config=small(root, **changes))
 
 
 def kinds(report: VerifyReport, severity: str = "error") -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import check_keys, committed, everything, flushed, open_store, put, send, started, waiter
+from tests.store.kit import committed, everything, finds, flushed, open_store, put, send, started, waiter
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused, SystemClock
 from cometmq.store.log.flush import LogFlusher
@@ -302,7 +302,7 @@ def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
     store = open_store(tmp_path)
     assert (store.recovered.clean, store.recovered.records > 0) == (False, True)
     assert everything(store) == [b"0", b"1", b"2"]
-    check_keys(store, range(3))
+    finds(store, range(3))
     store.close()
     assert not (tmp_path / "abort").exists()
 

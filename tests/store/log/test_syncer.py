@@ -76,7 +76,8 @@ def start(root: Path, disk: OsDisk | None = None) -> MessageStore:
 
 
 async def send_durably(store: MessageStore, body: bytes = b"hello") -> None:
-    await send_durably(store, body)
+    send(store, body)
+    assert await flushed(store)
 
 
 @pytest.fixture

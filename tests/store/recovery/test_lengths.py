@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.kit import by_key, everything, open_store, send, send_all
+from tests.store.kit import everything, finds, open_store, quick, send, send_all
 
 from cometmq.errors import StoreError
 from cometmq.store import MessageStore
-from cometmq.testing.faulty_disk import FaultyDisk
 
 OTHER = {
     "log": {"mapped_file_size_commit_log": 128 << 10},
@@ -34,7 +33,7 @@ def snapshot(root: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def fill(root: Path, count: int, size: int = 600, **changes: Any) -> list[bytes]:
-    store = open_store(root, FaultyDisk(really_sync=False), **changes)
+    store = quick(root, **changes)
     sent = [b"%d:" % n + bytes(size) for n in range(count)]
     for n, body in enumerate(sent):
         send(store, body, queue_id=n % 2)
@@ -45,13 +44,13 @@ def fill(root: Path, count: int, size: int = 600, **changes: Any) -> list[bytes]
 def refuses(root: Path, **changes: Any) -> str:
     before = snapshot(root)
     with pytest.raises(StoreError, match="do not fit mappedFileSize") as refused:
-        open_store(root, FaultyDisk(really_sync=False), **changes)
+        quick(root, **changes)
     assert snapshot(root) == before
     return str(refused.value)
 
 
 def serves(root: Path, sent: list[bytes], **changes: Any) -> None:
-    store = open_store(root, FaultyDisk(really_sync=False), **changes)
+    store = quick(root, **changes)
     assert everything(store, queue_id=0) + everything(store, queue_id=1) == sent[::2] + sent[1::2]
     store.close()
 
@@ -80,14 +79,6 @@ def test_several_files_speak_for_their_length_without_any_other_witness(tmp_path
     serves(tmp_path, sent)
 
 
-LONE = {
-    "a segment that a blank record closes": lambda store: fill_segment(store),
-    "a segment with room left": lambda store: send(store, b"x"),
-    "a queue file that is full": lambda store: fill_queue_file(store, 100),
-    "a queue file with room left": lambda store: fill_queue_file(store, 99),
-}
-
-
 def fill_segment(store: MessageStore) -> None:
     while len(store.log.segments) < 2:
         send(store, bytes(700))
@@ -99,10 +90,18 @@ def fill_queue_file(store: MessageStore, count: int) -> None:
     store.queues.write_dirty()
 
 
+LONE = {
+    "a segment that a blank record closes": fill_segment,
+    "a segment with room left": lambda store: send(store, b"x"),
+    "a queue file that is full": lambda store: fill_queue_file(store, 100),
+    "a queue file with room left": lambda store: fill_queue_file(store, 99),
+}
+
+
 @pytest.mark.parametrize("made", LONE)
 def test_a_lone_file_that_holds_something_is_left_alone(tmp_path: Path, made: str) -> None:
     """Of a store that was never stopped in order: nothing else tells its lengths."""
-    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    store = quick(tmp_path)
     LONE[made](store)
     found = everything(store)
     store.crash()
@@ -110,7 +109,7 @@ def test_a_lone_file_that_holds_something_is_left_alone(tmp_path: Path, made: st
     said = refuses(tmp_path, **(OTHER["queues"] if queues else OTHER["log"]))
     assert f"{2000 if queues else 65536} bytes in {tmp_path}" in said
     assert ("remove this directory" if queues else "truncate -s 131072") in said
-    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    store = quick(tmp_path)
     lost = 1 if "blank" in made else 0  # what lay in the segment behind it
     assert everything(store) == found[: len(found) - lost]
 
@@ -172,16 +171,15 @@ def test_lone_queue_files_cut_short_are_made_anew(tmp_path: Path) -> None:
 
 
 def indexed(root: Path, count: int) -> None:
-    store = open_store(root, FaultyDisk(really_sync=False))
+    store = quick(root)
     for n in range(count):
         send(store, b"%d" % n, properties=b"KEYS\x01k%d" % n)
     store.close()
 
 
-def finds(root: Path, count: int) -> None:
-    store = open_store(root, FaultyDisk(really_sync=False))
-    for n in (0, count // 2, count - 1):
-        assert len(by_key(store, "T", f"k{n}")) == 1
+def finds_all(root: Path, count: int) -> None:
+    store = quick(root)
+    finds(store, (0, count // 2, count - 1))
     store.close()
 
 
@@ -199,9 +197,9 @@ def test_index_files_of_another_size_are_refused_and_nothing_changes(
         (tmp_path / "config" / "consumeQueueEnds.json").unlink()
     before = snapshot(tmp_path)
     with pytest.raises(StoreError, match=r"8440 bytes.* maxHashSlotNum=\d+, maxIndexNum=\d+ \(\d+ bytes\)"):
-        open_store(tmp_path, FaultyDisk(really_sync=False), **size)
+        quick(tmp_path, **size)
     assert snapshot(tmp_path) == before
-    finds(tmp_path, count)
+    finds_all(tmp_path, count)
 
 
 @pytest.mark.parametrize("count", [20, 500])
@@ -209,7 +207,7 @@ def test_index_files_that_were_cut_short_are_built_anew(tmp_path: Path, count: i
     indexed(tmp_path, count)
     path = min((tmp_path / "index").iterdir())
     os.truncate(path, 3000)
-    finds(tmp_path, count)
+    finds_all(tmp_path, count)
     assert {path.stat().st_size for path in (tmp_path / "index").iterdir()} == {8440}
 
 
@@ -217,8 +215,8 @@ def test_without_its_index_a_store_takes_another_size(tmp_path: Path) -> None:
     indexed(tmp_path, 500)
     shutil.rmtree(tmp_path / "index")
     for stop in ("crash", "close"):
-        store = open_store(tmp_path, FaultyDisk(really_sync=False), max_index_num=300)
-        assert len(by_key(store, "T", "k7")) == 1
+        store = quick(tmp_path, max_index_num=300)
+        finds(store, [7])
         store.index.write()
         getattr(store, stop)()
     assert {path.stat().st_size for path in (tmp_path / "index").iterdir()} == {6440}

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, delete_topic, everything, numbered, open_store, send, small
+from tests.store.inspect.verifying import check
+from tests.store.kit import delete_topic, everything, numbered, open_store, send, send_all, small
 from tests.store.planted import alter
 
-from cometmq.store import ManualClock, MessageStore
+from cometmq.store import MessageStore
+from cometmq.store.inspect.findings import Finding
 from cometmq.store.inspect.rebuild import rebuild
-from cometmq.store.inspect.verify import VerifyReport, verify
 from cometmq.testing.faulty_disk import FaultyDisk
 
 UNITS = 250  # of a queue: three files of 100
@@ -23,11 +24,11 @@ LARGE = {"mapped_file_size_commit_log": 16 << 20}  # the smallest that are not w
 
 
 def start(root: Path, disk: FaultyDisk | None = None) -> MessageStore:
-    return open_store(root, disk or FaultyDisk(really_sync=False), ManualClock(START_MS), **LARGE)
+    return open_store(root, disk or FaultyDisk(really_sync=False), **LARGE)
 
 
-def checked(root: Path) -> VerifyReport:
-    return verify(str(root), config=small(root, **LARGE))
+def shortened(root: Path) -> list[Finding]:
+    return [each for each in check(root, **LARGE).findings if each.kind == "queue-short"]
 
 
 def killed(root: Path) -> None:
@@ -58,9 +59,8 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 def test_a_queue_that_nothing_behind_the_mark_tells_of_comes_back(tmp_path: Path, loss: str) -> None:
     killed(tmp_path)
     LOSSES[loss](tmp_path / "consumequeue" / "T" / "1")
-    named = [finding for finding in checked(tmp_path).findings if finding.kind == "queue-short"]
-    assert len(named) == 1
-    assert named[0].problem.startswith("T/1 ends at ")
+    (named,) = shortened(tmp_path)
+    assert named.problem.startswith("T/1 ends at ")
     store = start(tmp_path)
     assert "consume queues have lost" in store.recovered.notes[0]
     for queue_id in range(2):
@@ -68,7 +68,7 @@ def test_a_queue_that_nothing_behind_the_mark_tells_of_comes_back(tmp_path: Path
     assert everything(store, "Other") == [b"0", b"1"]
     assert send(store, queue_id=1).queue_offset == UNITS
     store.close()
-    assert checked(tmp_path).sound
+    assert check(tmp_path, **LARGE).sound
     store = start(tmp_path)
     assert store.recovered.notes == []
 
@@ -77,7 +77,7 @@ def test_rebuild_brings_it_back_too(tmp_path: Path) -> None:
     killed(tmp_path)
     shutil.rmtree(tmp_path / "consumequeue" / "T" / "1")
     rebuild(str(tmp_path), config=small(tmp_path, **LARGE))
-    assert [each for each in checked(tmp_path).findings if each.kind == "queue-short"] == []
+    assert shortened(tmp_path) == []
 
 
 def test_without_a_loss_only_what_follows_the_mark_is_walked(tmp_path: Path) -> None:
@@ -105,8 +105,7 @@ def test_a_topic_deleted_since_is_no_loss(tmp_path: Path) -> None:
 def test_a_file_that_has_expired_since_is_no_loss(tmp_path: Path) -> None:
     """At the mark the queue ended with the file, so nothing is left of what it held then."""
     store = start(tmp_path)
-    for number in range(100):  # a whole file
-        send(store, b"%d" % number)
+    send_all(store, numbered(100))  # a whole file
     send(store, topic="Other")
     assert store.writer.make_durable(slots=False)
     send(store, b"100")
@@ -118,9 +117,10 @@ def test_a_file_that_has_expired_since_is_no_loss(tmp_path: Path) -> None:
     assert everything(store)[-1] == b"100"
 
 
-async def test_a_topic_whose_deletion_was_under_way_at_the_mark_is_no_loss(tmp_path: Path) -> None:
+async def test_a_topic_whose_deletion_was_under_way_at_the_mark_is_no_loss(
+    tmp_path: Path, disk: FaultyDisk
+) -> None:
     killed(tmp_path)
-    disk = FaultyDisk(really_sync=False)
     store = start(tmp_path, disk)
     store.start()
     noting, go_on = threading.Event(), threading.Event()

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.kit import START_MS, by_key, delete_topic, everything, numbered, open_store, send, send_all
+from tests.store.kit import delete_topic, everything, finds, numbered, open_store, quick, send, send_all
 from tests.store.planted import alter
 
-from cometmq.store import ManualClock
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.disk import OsDisk
 from cometmq.testing.faulty_disk import FaultyDisk
 
 
 def torn_log(root: Path) -> Path:
-    alter(path := root / "commitlog" / f"{0:020d}", START_MS % 7 + 4000, b"\xda" * 9000)
+    alter(path := root / "commitlog" / f"{0:020d}", 4001, b"\xda" * 9000)
     return path
 
 
@@ -30,23 +29,22 @@ def stray_units(root: Path) -> Path:
 @pytest.mark.parametrize(("damage", "writes"), [(torn_log, 0), (stray_units, 1)])
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
-    tmp_path: Path, damage: Callable[[Path], Path], writes: int, share: float
+    tmp_path: Path, disk: FaultyDisk, damage: Callable[[Path], Path], writes: int, share: float
 ) -> None:
     """A lone file of another length would be refused by the next start: nothing tells which one is right.
     writes: to the file, before the one that zeroes."""
-    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    store = quick(tmp_path)
     send_all(store, numbered(10))
     store.queues.write_dirty()
     store.crash()
     path = damage(tmp_path)
     length = path.stat().st_size
-    disk = FaultyDisk(really_sync=False)
     lengths: list[int] = []
     disk.before = lambda _operation, _path: lengths.append(path.stat().st_size)
     disk.fail("pwrite", match=str(path), first=writes + 1, partial=share)
     with pytest.raises(OSError, match="Input/output error"):
         open_store(tmp_path, disk)
-    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    store = quick(tmp_path)
     assert set(lengths) == {length}
     assert everything(store) == numbered(10)
 
@@ -54,7 +52,7 @@ def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
 def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(tmp_path: Path) -> None:
     """Without the keys of a topic that was deleted the entries are others: a file that holds some of the old
     and some of the new must not count as whole."""
-    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    store = quick(tmp_path)
     for number in range(700):  # two index files
         for topic in ("T", "Other"):
             send(store, topic=topic, properties=b"KEYS\x01k%d" % number)
@@ -73,13 +71,12 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
     store = open_store(tmp_path, disk)
     assert [(at.mark, at.index_ms, at.physic_ms) for at in seen] == [(None, 0, store.checkpoint.physic_ms)]
     assert (store.checkpoint.mark is not None, store.checkpoint.index_ms > 0) == (True, True)
-    for number in (0, 350, 699):
-        assert len(by_key(store, "Other", f"k{number}")) == 1
+    finds(store, (0, 350, 699), "Other")
 
 
 def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_it(tmp_path: Path) -> None:
     """Without a mark nothing would tell the next recovery that the file was ever there."""
-    store = open_store(tmp_path, FaultyDisk(really_sync=False))
+    store = quick(tmp_path)
     for number in range(700):  # two index files
         send(store, properties=b"KEYS\x01k%d" % number)
     assert store.writer.make_durable(slots=False)
@@ -98,20 +95,17 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
     disk.before = look
     store = open_store(tmp_path, disk)
     assert seen == [0]
-    for number in (0, 350, 699):
-        assert len(by_key(store, "T", f"k{number}")) == 1
+    finds(store, (0, 350, 699))
 
 
 def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_moves(tmp_path: Path) -> None:
     """Its units would come back to life, for the checkpoint covers their positions by then."""
     large = {"mapped_file_size_commit_log": 16 << 20}  # the smallest that are not walked as a whole
-    store = open_store(tmp_path, FaultyDisk(really_sync=False), ManualClock(START_MS), **large)
-    for number in range(100):  # a whole queue file
-        send(store, b"%d" % number)
+    store = quick(tmp_path, **large)
+    send_all(store, numbered(100))  # a whole queue file
     assert store.writer.make_durable(slots=False)
     end = store.log.end
-    for number in range(10):  # of these only the units get onto the device
-        send(store, b"%d" % number)
+    send_all(store, numbered(10))  # of these only the units get onto the device
     store.queues.write_dirty()
     store.crash()
     for length in (end, 16 << 20):
@@ -119,7 +113,7 @@ def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_move
     disk = FaultyDisk(really_sync=False)
     steps: list[tuple[str, str]] = []
     disk.before = lambda operation, path: steps.append((operation, path))
-    store = open_store(tmp_path, disk, ManualClock(START_MS), **large)
+    store = open_store(tmp_path, disk, **large)
     queue = str(tmp_path / "consumequeue" / "T" / "0")
     gone = steps.index(("unlink", f"{queue}/{2000:020d}"))
     checkpoint = max(place for place, step in enumerate(steps) if step[1].endswith("/checkpoint"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.properties.strategies import PROPERTIES
-from tests.store.kit import HOST, START_MS, check_sound, by_key, committed, open_store, put_batch
+from tests.store.kit import HOST, START_MS, by_key, check_sound, committed, open_store, put_batch
 
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import encode_batch, iter_batch
