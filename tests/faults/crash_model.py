@@ -162,14 +162,12 @@ def examine(store: MessageStore, expected: Expected) -> Found:
     version = JsonTable(TABLE, store.disk).load().get("version", 0)
     if expected.tables and version not in expected.tables:
         raise Wrong(f"table holds version {version}, not one of {sorted(expected.tables)}")
-    queues = tuple(
-        sorted(
-            (queue.topic, queue.queue_id, queue.min_offset, queue.max_offset)
-            for queue in store.queues
-            if queue.max_offset
-        )
+    queues = sorted(
+        (queue.topic, queue.queue_id, queue.min_offset, queue.max_offset)
+        for queue in store.queues
+        if queue.max_offset
     )
-    return Found(low, store.log.end, queues, tuple(served), indexed)
+    return Found(low, store.log.end, tuple(queues), tuple(served), indexed)
 
 
 def _places(expected: Expected, positions: Iterable[int]) -> str:
@@ -215,9 +213,8 @@ def _queue(store: MessageStore, topic: str, queue_id: int, expected: Expected) -
         if got.next_begin_offset <= offset:  # type: ignore[union-attr]
             raise Wrong(f"{place}: a reader would stay at {offset}")
         offset = got.next_begin_offset  # type: ignore[union-attr]
-    absent = (expected.optional | expected.gone) - set(
-        served
-    )  # their segment may be gone, their unit not yet
+    # Their segment may be gone, their unit not yet.
+    absent = (expected.optional | expected.gone) - set(served)
     if served != [position for position in units.values() if position not in absent]:
         raise Wrong(f"{place} has units of {list(units.values())} and serves {served}")
     return served

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from tests.faults.crash_model import TABLE, Ledger, config, entry_of
+from tests.store.kit import HOST, committed, put
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.properties.values import java_hash
@@ -24,7 +25,6 @@ from cometmq.testing.recording_disk import RecordingDisk
 
 T = TypeVar("T")
 
-HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 TOPICS = ("T", "Other", "%RETRY%g")
 
 
@@ -144,10 +144,8 @@ class Worker:
         keys = (f"k{self.number % 9}",) if self.chance.random() < 0.8 else ()
         tag = f"tag{self.number % 3}"
         properties = b"TAGS\x01" + tag.encode() + b"".join(b"\x02KEYS\x01" + key.encode() for key in keys)
-        appended = self.store.appender.append(
-            topic, queue_id, self._body(size), properties, born_timestamp_ms=self.clock.now_ms,
-            born_host=HOST, tags_code=java_hash(tag),
-        )  # fmt: skip
+        given = {"born_timestamp_ms": self.clock.now_ms, "tags_code": java_hash(tag)}
+        appended = put(self.store, self._body(size), topic, queue_id, properties, **given)
         self.pending.append((appended.physical_offset, appended.size, keys, java_hash(tag)))
 
     def batch(self) -> None:
@@ -169,8 +167,7 @@ class Worker:
 
     def commit(self) -> None:
         before = self.now
-        commit = self.store.commit()
-        assert commit.error is None
+        commit = committed(self.store.commit())
         for position, size, keys, tags in self.pending:
             self.ledger.appended.append(entry_of(self.store, before, position, size, keys, tags))
         positions = [each[0] for each in self.pending]
@@ -291,9 +288,8 @@ class Worker:
     def limit_topic(self) -> None:
         """One topic keeps less than the store."""
         topic = self.chance.choice(TOPICS)
-        self.store.topic_retention.set_limits(
-            {topic: TopicLimit(bytes_per_queue=self.chance.choice((1, 3000)))}
-        )
+        limit = TopicLimit(bytes_per_queue=self.chance.choice((1, 3000)))
+        self.store.topic_retention.set_limits({topic: limit})
         begun, end = self.now, self.store.log.end
         self._now_done(self.store.topic_retention.topic_pass())
         floors = dict(self.store.min_offsets.by_topic.get(topic, {}))
@@ -316,68 +312,21 @@ class Worker:
     def save_table(self) -> None:
         self.version += 1
         begun = self.now
-        JsonTable(TABLE, self.disk).save(
-            {"version": self.version, "padding": "x" * self.chance.randrange(900)}
-        )
+        padding = "x" * self.chance.randrange(900)
+        JsonTable(TABLE, self.disk).save({"version": self.version, "padding": padding})
         self.ledger.tables.append((begun, self.now, self.version))
 
-    # -- whole workloads --------------------------------------------------------------------------
 
-    def run(self, steps: int, **weights: int) -> None:
-        """`steps` steps, each a method of this class, by weight."""
-        names = list(weights)
-        for _ in range(steps):
-            getattr(self, self.chance.choices(names, list(weights.values()))[0])()
+def steps(count: int, *, sync: bool, threads: bool = False, **weights: int) -> Callable[[str], Worker]:
+    """A workload of so many steps, each a method of Worker, by weight."""
 
+    def run(seed: str) -> Worker:
+        worker = Worker(seed, sync=sync, threads=threads)
+        for _ in range(count):
+            getattr(worker, worker.chance.choices(list(weights), list(weights.values()))[0])()
+        return worker
 
-def asynchronous(seed: str) -> Worker:
-    """ASYNC_FLUSH with flushes, queue writes and checkpoints now and then."""
-    worker = Worker(seed, sync=False)
-    worker.run(60, send=10, write_derived=3, flush=2, settle=1, save_table=1)
-    return worker
-
-
-def synchronous(seed: str) -> Worker:
-    """SYNC_FLUSH, every tick flushed in place."""
-    worker = Worker(seed, sync=True)
-    worker.run(60, send=10, write_derived=3, settle=1)
-    return worker
-
-
-def threaded(seed: str) -> Worker:
-    """SYNC_FLUSH with syncs, reservations and zeros ahead of the log in threads: more is written while a sync
-    is under way."""
-    worker = Worker(seed, sync=True, threads=True)
-    worker.run(140, send=6, run_job=4, run_callback=4, write_derived=2)
-    return worker
-
-
-def restarts(seed: str) -> Worker:
-    """Clean stops, killed processes and checkpoints in the middle; SYNC_FLUSH."""
-    worker = Worker(seed, sync=True)
-    worker.run(45, send=10, write_derived=2, settle=1, stop_and_start=2, die_and_start=2)
-    return worker
-
-
-def deletions(seed: str) -> Worker:
-    """Topics deleted, segments retired, tables saved, stops; ASYNC_FLUSH."""
-    worker = Worker(seed, sync=False)
-    worker.run(
-        50, send=12, write_derived=2, settle=1, stop_and_start=1, die_and_start=1, retire=1, delete_topic=2,
-        save_table=2, purge=1,
-    )  # fmt: skip
-    return worker
-
-
-def retention(seed: str) -> Worker:
-    """Segments, queue and index files deleted bit by bit while messages come in; topics purged and shortened;
-    every tick flushed in place."""
-    worker = Worker(seed, sync=True)
-    worker.run(
-        110, send=14, send_once=4, write_derived=2, settle=1, stop_and_start=1, die_and_start=1,
-        begin_retirement=2, step_retirement=18, purge=1, limit_topic=1, delete_topic=1,
-    )  # fmt: skip
-    return worker
+    return run
 
 
 def short(seed: str) -> Worker:
@@ -423,9 +372,27 @@ SMALL_ZEROS = {"PART": 1024, "MARGIN": 1024, "AHEAD": 4096, "_PAGE": 512}  # for
 SHORT = ("short", "short_deletions")
 """Workloads of which every state of every moment is tried."""
 WORKLOADS: dict[str, Callable[[str], Worker]] = {
-    each.__name__: each
-    for each in (asynchronous, synchronous, threaded, restarts, deletions, retention, short, short_deletions)
-}
+    # Flushes, queue writes and checkpoints now and then.
+    "asynchronous": steps(60, sync=False, send=10, write_derived=3, flush=2, settle=1, save_table=1),
+    # Every tick flushed in place.
+    "synchronous": steps(60, sync=True, send=10, write_derived=3, settle=1),
+    # Syncs, reservations and zeros ahead of the log in threads: more is written while a sync is under way.
+    "threaded": steps(140, sync=True, threads=True, send=6, run_job=4, run_callback=4, write_derived=2),
+    # Clean stops, killed processes and checkpoints in the middle.
+    "restarts": steps(45, sync=True, send=10, write_derived=2, settle=1, stop_and_start=2, die_and_start=2),
+    # Topics deleted, segments retired, tables saved, stops.
+    "deletions": steps(
+        50, sync=False, send=12, write_derived=2, settle=1, stop_and_start=1, die_and_start=1, retire=1,
+        delete_topic=2, save_table=2, purge=1,
+    ),
+    # Segments, queue and index files deleted bit by bit while messages come in; topics purged and shortened.
+    "retention": steps(
+        110, sync=True, send=14, send_once=4, write_derived=2, settle=1, stop_and_start=1, die_and_start=1,
+        begin_retirement=2, step_retirement=18, purge=1, limit_topic=1, delete_topic=1,
+    ),
+    "short": short,
+    "short_deletions": short_deletions,
+}  # fmt: skip
 
 
 def work(workload: str, seed: str) -> Worker:

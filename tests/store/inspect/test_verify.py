@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.inspect.verifying import check, kinds, only
-from tests.store.kit import by_key, committed, drop_first_segment, everything, open_store, put, send, small
+from tests.store.kit import by_key, drop_first_segment, everything, open_store, quick, send, small
 from tests.store.planted import alter, extract_golden, flip, places, snapshot, unit_place
 
 from cometmq.errors import StoreError
@@ -27,9 +27,7 @@ class TestSoundStores:
     def test_ours(self, sound: Path) -> None:
         report = check(sound)
         assert report.findings == []
-        assert report.sound
-        assert report.clean
-        assert not report.live
+        assert (report.sound, report.clean, report.live) == (True, True, False)
         assert (report.records, report.units, report.index_entries) == (400, 400, 1200)
         assert report.segments > 2
         assert report.index_files > 2
@@ -68,7 +66,7 @@ class TestSoundStores:
     @pytest.mark.parametrize("stop", ["clean", "unclean"])
     def test_records_with_the_crc_property_of_5x(self, tmp_path: Path, stop: str) -> None:
         """enabledAppendPropCRC: one property more, the last, over the record before it; digits backwards."""
-        store = open_store(tmp_path, FaultyDisk(really_sync=False))
+        store = quick(tmp_path)
         texts = [b"TAGS\x01t%d\x02KEYS\x01k%d\x02__CRC32#\x010000000000\x02" % (n % 2, n) for n in range(200)]
         sent = [
             send(store, b"%d:" % n + bytes(n), properties=text, tags_code=tags_code(f"t{n % 2}"))
@@ -86,10 +84,10 @@ class TestSoundStores:
             shutil.rmtree(tmp_path / "consumequeue")
             shutil.rmtree(tmp_path / "index")
             (tmp_path / "abort").touch()
-            open_store(tmp_path, FaultyDisk(really_sync=False)).close()
+            quick(tmp_path).close()
         report = check(tmp_path)
         assert (report.findings, report.records, report.units, report.index_entries) == ([], 200, 200, 200)
-        store = open_store(tmp_path, FaultyDisk(really_sync=False), check_crc_on_read=True)
+        store = quick(tmp_path, check_crc_on_read=True)
         assert everything(store) == [b"%d:" % n + bytes(n) for n in range(200)]
         assert store.get_messages("T", 0, 0, 32, filter={tags_code("t1")}).next_begin_offset > 60
         (found,) = by_key(store, "T", "k77")
@@ -114,18 +112,19 @@ class TestSoundStores:
         assert only(report, "stray").path.endswith("commitlog/notes.txt")
 
 
+def end_of_first(root: Path) -> tuple[Path, int]:
+    """The first segment, and the end of its records in it."""
+    every = places(root)
+    last = [place for place in every if place.path == every[0].path][-1]
+    return last.path, last.at + last.size
+
+
 class TestLog:
     @pytest.mark.parametrize(
         ("byte", "word"),
-        [
-            (0, "size"),
-            (4, "magic"),
-            (8, "body CRC"),
-            (30, "physical offset"),
-            (84, "body length"),
-            (100, "CRC"),
-        ],
-    )
+        [(0, "size"), (4, "magic"), (8, "body CRC"), (30, "physical offset"), (84, "body length"),
+         (100, "CRC")],
+    )  # fmt: skip
     def test_a_flip_in_the_middle(self, root: Path, byte: int, word: str) -> None:
         hit = places(root)[200]
         flip(hit.path, hit.at + byte)
@@ -152,25 +151,21 @@ class TestLog:
         assert report.records == 395
 
     def test_a_segment_that_ends_without_its_blank_record(self, root: Path) -> None:
-        every = places(root)
-        last = [place for place in every if place.path == every[0].path][-1]
-        flip(last.path, last.at + last.size + 4)
-        only(check(root), "log-damage", last.path, last.at + last.size)
+        path, at = end_of_first(root)
+        flip(path, at + 4)
+        only(check(root), "log-damage", path, at)
 
     def test_something_behind_a_blank_record(self, root: Path) -> None:
-        every = places(root)
-        last = [place for place in every if place.path == every[0].path][-1]
-        at = last.at + last.size + 8
-        alter(last.path, at + 3, b"x")
+        path, at = end_of_first(root)
+        alter(path, at + 11, b"x")
         report = check(root)
-        only(report, "unused-bytes", last.path, at + 3, "note")
+        only(report, "unused-bytes", path, at + 11, "note")
         assert len(report.findings) == 1
 
     def test_a_torn_tail_is_told_from_damage(self, root: Path) -> None:
         last = places(root)[-1]
         flip(last.path, last.at + 100)
-        after_clean_stop = check(root)
-        assert only(after_clean_stop, "torn-tail").severity == "error"
+        only(check(root), "torn-tail", last.path, last.at, "error")
         (root / "abort").touch()
         report = check(root)
         found = only(report, "torn-tail", last.path, last.at, "warning")
@@ -224,16 +219,14 @@ class TestWhatTheFormatCannotShow:
 
     @pytest.fixture
     def victim(self, tmp_path: Path) -> Path:
-        root = tmp_path
         clock = ManualClock()
-        store = open_store(root, FaultyDisk(really_sync=False), clock)
+        store = quick(tmp_path, clock)
         for number in range(9):
             clock.now_ms += 61_234
             properties = f"UNIQ_KEY\x01U{number}\x02KEYS\x01k{number}\x02TAGS\x01TagA\x02other\x01value\x02"
-            put(store, b"body%d" % number, properties=properties.encode(), tags_code=tags_code("TagA"))
-            committed(store.commit())
+            send(store, b"body%d" % number, properties=properties.encode(), tags_code=tags_code("TagA"))
         store.close()
-        return root
+        return tmp_path
 
     def test_flips_of_every_bit(self, victim: Path) -> None:
         hit = places(victim)[4]

@@ -72,7 +72,7 @@ class TestRecordAgainstUnit:
         alter(path, at, there.read_bytes()[other_at : other_at + 20])
         report = check(root)
         assert kinds(report) == {"queue-unit"}
-        assert (only(report, "queue-unit").path, only(report, "queue-unit").offset) == (str(path), at)
+        only(report, "queue-unit", path, at)
 
     def test_a_tags_code_that_no_flip_of_the_record_explains_is_damaged(self, root: Path) -> None:
         path, at = unit_place(root, places(root)[222])
@@ -87,6 +87,13 @@ class TestRecordAgainstUnit:
 
 
 class TestQueues:
+    @staticmethod
+    def make_again(root: Path) -> None:
+        store = open_store(root)
+        delete_topic(store, "T")
+        send_all(store, [b"hello"] * 5, queue_id=1)
+        store.close()
+
     @pytest.mark.parametrize(("byte", "word"), [(7, "log position"), (11, "size"), (19, "tags code")])
     def test_a_flip_in_a_unit(self, root: Path, byte: int, word: str) -> None:
         hit = places(root)[222]
@@ -108,10 +115,7 @@ class TestQueues:
         *_, path = sorted((root / "consumequeue" / "T" / "0").iterdir())
         alter(path, 50 * 20 + 3, b"x")
         found = [finding for finding in check(root).findings if finding.kind == "queue-unit"]
-        assert [(finding.path, finding.offset) for finding in found] == [
-            (str(path), 34 * 20),
-            (str(path), 1000),
-        ]
+        assert [(each.path, each.offset) for each in found] == [(str(path), at) for at in (34 * 20, 1000)]
         assert "units 134 to 149 of T/0: empty" in found[0].problem
 
     def test_a_unit_of_another_queues_record(self, root: Path) -> None:
@@ -119,10 +123,7 @@ class TestQueues:
         path, at = unit_place(root, every[0])
         other, place = unit_place(root, every[1])
         alter(path, at, other.read_bytes()[place : place + 20])
-        assert (only(check(root), "queue-unit").path, only(check(root), "queue-unit").offset) == (
-            str(path),
-            at,
-        )
+        only(check(root), "queue-unit", path, at)
 
     def test_a_missing_file_of_a_queue(self, root: Path) -> None:
         directory = root / "consumequeue" / "T" / "1"
@@ -153,10 +154,7 @@ class TestQueues:
         assert "400 records of topic T" in only(report, "topic-deleted").problem
 
     def test_a_topic_deleted_by_our_broker_and_made_again(self, root: Path) -> None:
-        store = open_store(root)
-        delete_topic(store, "T")
-        send_all(store, [b"hello"] * 5, queue_id=1)
-        store.close()
+        self.make_again(root)
         report = check(root)
         assert report.findings == []
         assert report.units == 5
@@ -169,10 +167,7 @@ class TestQueues:
         assert check(root).findings == []
 
     def test_a_topic_that_apache_deleted_and_made_again(self, root: Path) -> None:
-        store = open_store(root)
-        delete_topic(store, "T")
-        send_all(store, [b"hello"] * 5, queue_id=1)
-        store.close()
+        self.make_again(root)
         (root / "config" / "deletedTopics.json").unlink()  # Apache's broker keeps no such table
         shutil.rmtree(root / "consumequeue" / "T" / "0", ignore_errors=True)
         found = [finding for finding in check(root).findings if "T/1" in finding.problem]
@@ -228,13 +223,31 @@ def test_a_flip_in_a_time_of_delivery_is_damage(tmp_path: Path, levels: str, bit
     only(check(tmp_path), "queue-unit", path, 5 * 20, "error")
 
 
+def entry(number: int) -> int:
+    """Its first byte in an index file."""
+    return ENTRIES_AT + 20 * number
+
+
+# Of which index file, as what and where it is named, what damages that file.
+INDEX_DAMAGE: dict[str, tuple[int, str, int, Callable[[Path], object]]] = {
+    "a wrong time": (0, "index-time", entry(9), lambda path: flip(path, entry(9) + 15)),
+    "a broken chain": (0, "index-chain", entry(300), lambda path: flip(path, entry(300) + 19)),
+    "a wrong slot": (0, "index-slot", 40 + 4 * 33, lambda path: flip(path, 40 + 4 * 33 + 3)),
+    "a negative count": (0, "index-header", 0, lambda path: alter(path, 24, b"\xff" * 8)),
+    "a huge count": (0, "index-header", 0, lambda path: alter(path, 32, b"\x10" + bytes(7))),
+    "before the first": (-1, "unused-bytes", entry(0) + 3, lambda path: alter(path, entry(0) + 3, b"x")),
+    "behind the last": (-1, "unused-bytes", entry(399) + 3, lambda path: alter(path, entry(399) + 3, b"x")),
+    "another length": (0, "index-length", 5000, lambda path: os.truncate(path, 5000)),
+}
+
+
 class TestIndex:
     @pytest.mark.parametrize("byte", [3, 11])
     def test_a_flip_in_an_entry(self, root: Path, byte: int) -> None:
         path = index_files(root)[1]
-        flip(path, ENTRIES_AT + 20 * 77 + byte)
+        flip(path, entry(77) + byte)
         report = check(root)
-        only(report, "index-entry", path, ENTRIES_AT + 20 * 77)
+        only(report, "index-entry", path, entry(77))
         assert "1 keys" in only(report, "index-gap").problem
 
     def test_a_zeroed_sector_of_entries(self, root: Path) -> None:
@@ -246,20 +259,12 @@ class TestIndex:
         assert all(2028 <= offset < 2560 for offset in inside)
         assert {finding.path for finding in report.findings if finding.kind == "index-entry"} == {str(path)}
 
-    def test_a_wrong_time(self, root: Path) -> None:
-        path = index_files(root)[0]
-        flip(path, ENTRIES_AT + 20 * 9 + 15)
-        only(check(root), "index-time", path, ENTRIES_AT + 20 * 9)
-
-    def test_a_broken_chain(self, root: Path) -> None:
-        path = index_files(root)[0]
-        flip(path, ENTRIES_AT + 20 * 300 + 19)
-        only(check(root), "index-chain", path, ENTRIES_AT + 20 * 300)
-
-    def test_a_wrong_slot(self, root: Path) -> None:
-        path = index_files(root)[0]
-        flip(path, 40 + 4 * 33 + 3)
-        only(check(root), "index-slot", path, 40 + 4 * 33)
+    @pytest.mark.parametrize("name", INDEX_DAMAGE)
+    def test_damage_that_is_named_once(self, root: Path, name: str) -> None:
+        number, kind, offset, damage = INDEX_DAMAGE[name]
+        path = index_files(root)[number]
+        damage(path)
+        only(check(root), kind, path, offset, "note" if kind == "unused-bytes" else "")
 
     @pytest.mark.parametrize("number", [0, 1, -1])
     def test_a_zeroed_header(self, root: Path, number: int) -> None:
@@ -284,22 +289,10 @@ class TestIndex:
     @pytest.mark.parametrize("number", [0, 1])
     def test_a_wrong_time_of_a_first_entry(self, root: Path, number: int) -> None:
         path = index_files(root)[number]
-        flip(path, ENTRIES_AT + 20 + 15)
+        flip(path, entry(1) + 15)
         found = [finding for finding in check(root).findings if finding.kind == "index-time"]
         # Nothing says from when the first entry of the oldest file counts.
-        assert [(each.path, each.offset) for each in found] == [(str(path), ENTRIES_AT + 20)] * number
-
-    @pytest.mark.parametrize("entry", [0, 399])
-    def test_something_where_no_entry_is(self, root: Path, entry: int) -> None:
-        path = index_files(root)[-1]
-        alter(path, ENTRIES_AT + 20 * entry + 3, b"x")
-        only(check(root), "unused-bytes", path, ENTRIES_AT + 20 * entry + 3, "note")
-
-    @pytest.mark.parametrize(("at", "value"), [(24, -1), (32, 1 << 60)])
-    def test_a_header_that_cannot_be_true(self, root: Path, at: int, value: int) -> None:
-        path = index_files(root)[0]
-        alter(path, at, struct.pack(">q", value))
-        only(check(root), "index-header", path, 0)
+        assert [(each.path, each.offset) for each in found] == [(str(path), entry(1))] * number
 
     def test_a_record_that_apache_indexed_twice(self, tmp_path: Path) -> None:
         """Its recovery begins with the record at which the index ends, and does not pass it over."""
@@ -307,10 +300,7 @@ class TestIndex:
         store.index.write()
         last = places(tmp_path)[-1]
         keys = [index_hash(f"T#{key}") for key in ("U00059", "k59", "all")]
-        count = len(keys)
-        store.index.files[-1].add(
-            np.array(keys), np.full(count, last.position), np.full(count, 1_700_000_006_000)
-        )
+        store.index.files[-1].add(np.array(keys), np.full(3, last.position), np.full(3, 1_700_000_006_000))
         store.close()
         report = check(tmp_path)
         found = only(report, "index-twice")
@@ -325,11 +315,6 @@ class TestIndex:
         shutil.rmtree(root / "index")
         found = only(check(root), "index-short")
         assert found.problem.startswith("1200 keys of records from log position 0 on")
-
-    def test_a_file_of_another_length(self, root: Path) -> None:
-        path = index_files(root)[0]
-        os.truncate(path, 5000)
-        only(check(root), "index-length", path, 5000)
 
 
 class TestCheckpointAndTables:
