@@ -360,9 +360,9 @@ def short_deletions(seed: str) -> Worker:
     worker.number = before.number
     worker.ledger.appended = [entry._replace(at=-1) for entry in before.ledger.appended]
     worker.ledger.promised = [(-1, entry.position) for entry in before.ledger.appended]
-    steps = [worker.begin_retirement, worker.purge, worker.limit_topic, worker.delete_topic, worker.send]
-    worker.chance.shuffle(steps)
-    for step in steps:
+    order = [worker.begin_retirement, worker.purge, worker.limit_topic, worker.delete_topic, worker.send]
+    worker.chance.shuffle(order)
+    for step in order:
         step()
         worker.finish_retirement()
     return worker

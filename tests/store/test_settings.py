@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from tests.store.background.test_retention import age, filled
@@ -86,10 +87,8 @@ class TestIndexSwitchedOff:
         store.index.write()
         store = after_crash(store, message_index_enable=False)
         assert not store.recovered.clean
-        assert [found(store, f"k{number}") for number in range(51)] == [
-            *([b"%d:" % number] for number in range(50)),
-            [],
-        ]
+        assert [found(store, f"k{number}") for number in range(50)] == [[b"%d:" % n] for n in range(50)]
+        assert found(store, "k50") == []
 
     def test_its_files_expire_with_the_log(self, tmp_path: Path, store: MessageStore) -> None:
         for number in range(900):  # of 400 entries a file
@@ -129,10 +128,8 @@ def test_a_safe_index_moves_the_start_of_a_recovery_back_to_its_last_full_file(t
         store.checkpoint.flush()
         store = after_crash(store, clock=clock, message_index_safe=safe)
         walked.append(store.recovered.records)
-        assert [found(store, f"k{number}") for number in (0, 299)] == [
-            [b"0:" + bytes(1000)],
-            [b"299:" + bytes(1000)],
-        ]
+        for number in (0, 299):
+            assert found(store, f"k{number}") == [b"%d:" % number + bytes(1000)]
         store.close()
     assert walked[0] < 100 < 250 < walked[1]
 
@@ -171,6 +168,10 @@ class TestRecordsByPosition:
 class TestBatchLimits:
     """Both ways of reading keep to them: by queue units alone, and record by record."""
 
+    MUCH_FROM_DISK: ClassVar = {
+        "max_transfer_count_on_message_in_disk": 100,
+        "max_transfer_bytes_on_message_in_disk": 1 << 20,
+    }
     CASES = (
         ({"max_transfer_count_on_message_in_memory": 5}, 1 << 40, 5),
         ({"max_transfer_bytes_on_message_in_memory": 3 * 1095}, 1 << 40, 3),
@@ -181,21 +182,9 @@ class TestBatchLimits:
         ({"max_transfer_bytes_on_message_in_disk": 1}, 0, 1),
         # The first 30 of 40 are on the disk; eight of those end the batch whatever memory would allow.
         ({"max_transfer_bytes_on_message_in_disk": 1 << 20}, 10 * 1095, 8),
-        (
-            {"max_transfer_count_on_message_in_disk": 100, "max_transfer_bytes_on_message_in_disk": 1 << 20},
-            0,
-            40,
-        ),
+        (MUCH_FROM_DISK, 0, 40),
         # Limits are those of the unit's own place: what is on the disk is taken, what is in memory is not.
-        (
-            {
-                "max_transfer_count_on_message_in_disk": 100,
-                "max_transfer_bytes_on_message_in_disk": 1 << 20,
-                "max_transfer_count_on_message_in_memory": 20,
-            },
-            10 * 1095,
-            30,
-        ),
+        ({**MUCH_FROM_DISK, "max_transfer_count_on_message_in_memory": 20}, 10 * 1095, 30),
     )
 
     @pytest.mark.parametrize("way", ["units", "records", "crc"])
@@ -251,10 +240,9 @@ class TestIndexFiles:
         [(0, 2, [6, 7]), (1, 2, [6]), (2, 2, [5]), (3, 2, [4]), (4, 2, []), (4, 5, [3]), (7, 5, [0])],
     )
     def test_a_query_that_reads_nothing_looks_further_back_twice(
-        self, tmp_path: Path, damaged: int, most: int, bodies_found: list[int]
-    ) -> None:
-        clock = ManualClock(START_MS)
-        store = open_store(tmp_path, clock=clock)
+        self, tmp_path: Path, store: MessageStore, clock: ManualClock, damaged: int, most: int,
+        bodies_found: list[int],
+    ) -> None:  # fmt: skip
         places = []
         for number in range(8):
             clock.now_ms += 10_000
@@ -278,20 +266,14 @@ class TestIndexFiles:
 
 class TestRetentionSettings:
     @pytest.mark.parametrize(
-        ("setting", "given", "percent", "deleted"),
-        [
-            ("disk_max_used_space_ratio", 5, 10, 0),  # 10 is the least that counts
-            ("disk_max_used_space_ratio", 5, 11, 10),
-            ("disk_max_used_space_ratio", 60, 60, 0),
-            ("disk_max_used_space_ratio", 60, 61, 10),
-            ("disk_max_used_space_ratio", 99, 95, 0),  # and 95 the most
-            ("disk_max_used_space_ratio", 99, 96, 10),
-        ],
+        ("given", "percent", "deleted"),  # 10 is the least that counts, and 95 the most
+        [(5, 10, 0), (5, 11, 10), (60, 60, 0), (60, 61, 10), (99, 95, 0), (99, 96, 10)],
     )
     def test_above_which_fullness_expired_segments_go_at_any_hour(
-        self, tmp_path: Path, setting: str, given: int, percent: int, deleted: int
+        self, tmp_path: Path, given: int, percent: int, deleted: int
     ) -> None:
-        store, disk, _ = filled(tmp_path, clean_file_forcibly_enable=False, **{setting: given})
+        settings = {"disk_max_used_space_ratio": given, "clean_file_forcibly_enable": False}
+        store, disk, _ = filled(tmp_path, **settings)
         disk.percent = percent
         assert len(in_place(store.retention.log_pass())) == deleted
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,6 @@ class Partition(FaultyDisk):
 
 
 def hour_of(clock: ManualClock) -> int:
-    import time
-
     return time.localtime(clock.now_ms / 1000).tm_hour
 
 
@@ -58,6 +57,20 @@ def filled(root: Path, segments: int = 14, **changes: Any) -> tuple[MessageStore
     return store, disk, clock
 
 
+def of_log(deleted: list[str]) -> int:
+    return sum("commitlog" in path for path in deleted)
+
+
+def with_old_topic(root: Path, disk: Partition, **changes: Any) -> MessageStore:
+    """The queue `old` has messages in the oldest segment only, which may go."""
+    store = open_store(root, disk, ManualClock(NOON), **changes)
+    send_all(store, [b"hello"] * 5, topic="old")
+    send_all(store, [bytes(5000)] * 40, topic="new")
+    age(root, range(4), NOON - 100 * HOUR)
+    store.retention.delete_now()
+    return store
+
+
 def age(root: Path, numbers: range, modified_ms: int) -> None:
     paths = sorted((root / "commitlog").iterdir())
     for number in numbers:
@@ -72,8 +85,8 @@ def test_outside_the_hour_and_with_room_nothing_is_deleted(tmp_path: Path) -> No
 def test_in_the_hour_expired_segments_go_ten_at_a_time_and_never_the_last(tmp_path: Path) -> None:
     store, _, clock = filled(tmp_path, delete_when="99")
     store.configure(store.config.replace(delete_when=f"30;{hour_of(clock)}"))
-    assert len([path for path in store.retention.round() if "commitlog" in path]) == 10
-    assert len([path for path in store.retention.round() if "commitlog" in path]) == 3
+    assert of_log(store.retention.round()) == 10
+    assert of_log(store.retention.round()) == 3
     assert store.retention.round() == []
     assert len(store.log.segments) == 1
 
@@ -85,21 +98,21 @@ def test_a_clock_that_jumps_forward_for_a_while_deletes_nothing(tmp_path: Path) 
     assert store.retention.round() == []
     clock.now_ms -= 365 * 24 * HOUR
     clock.advance(2 * 3600)
-    assert len([path for path in store.retention.round() if "commitlog" in path]) == 10
+    assert of_log(store.retention.round()) == 10
 
 
 def test_deletion_stops_at_the_first_segment_that_is_young(tmp_path: Path) -> None:
     store, _, _ = filled(tmp_path)
     age(tmp_path, range(3, 4), NOON - 71 * HOUR)
     store.retention.delete_now()
-    assert len([path for path in store.retention.round() if "commitlog" in path]) == 3
+    assert of_log(store.retention.round()) == 3
 
 
 @pytest.mark.parametrize(("percent", "deleted"), [(75, 0), (76, 10), (-1, 10)])
 def test_a_full_disk_makes_deletion_due_at_any_hour(tmp_path: Path, percent: int, deleted: int) -> None:
     store, disk, _ = filled(tmp_path)
     disk.percent = percent
-    assert len([path for path in store.retention.round() if "commitlog" in path]) == deleted
+    assert of_log(store.retention.round()) == deleted
 
 
 @pytest.mark.parametrize(("percent", "forcibly", "deleted"), [(85, True, 0), (86, True, 10), (86, False, 0)])
@@ -109,7 +122,7 @@ def test_a_dangerously_full_disk_ignores_the_age(
     store, disk, _ = filled(tmp_path, clean_file_forcibly_enable=forcibly)
     age(tmp_path, range(14), NOON)
     disk.percent = percent
-    assert len([path for path in store.retention.round() if "commitlog" in path]) == deleted
+    assert of_log(store.retention.round()) == deleted
 
 
 def test_writing_stops_above_the_watermark_and_goes_on_below(tmp_path: Path) -> None:
@@ -161,11 +174,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
     deleted = store.retention.round()
     first = store.queues.get("T", 0).unit(store.min_offset("T", 0))
     assert first is not None
-    assert first[0] in (
-        store.log.min_position,
-        store.log.min_position + 2_110,
-        store.log.min_position + 2_111,
-    )
+    assert first[0] - store.log.min_position in (0, 2_110, 2_111)
     assert 0 < store.min_offset("T", 0) < count
     assert any("consumequeue" in path for path in deleted)
     assert len(store.index.files) < index_files
@@ -182,13 +191,8 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
 
 
 def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path) -> None:
-    disk, clock = Partition(), ManualClock(NOON)
-    store = open_store(tmp_path, disk, clock)
-    send_all(store, [b"hello"] * 5, topic="old")
-    send_all(store, [bytes(5000)] * 40, topic="new")
+    store = with_old_topic(tmp_path, Partition())
     store.queues.write_dirty()
-    age(tmp_path, range(4), NOON - 100 * HOUR)
-    store.retention.delete_now()
     store.retention.round()
     assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
     answer = store.get_messages("old", 0, 5, 32)
@@ -206,12 +210,8 @@ async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
     tmp_path: Path, background: bool
 ) -> None:
     """Else nothing would know, after a crash, which offsets its messages had."""
-    disk, clock = Partition(), ManualClock(NOON)
-    store = open_store(tmp_path, disk, clock, delete_when="99")
-    send_all(store, [b"hello"] * 5, topic="old")
-    send_all(store, [bytes(5000)] * 40, topic="new")
-    age(tmp_path, range(4), NOON - 100 * HOUR)
-    store.retention.delete_now()
+    disk = Partition()
+    store = with_old_topic(tmp_path, disk, delete_when="99")
     done: list[tuple[str, str]] = []
     disk.before = lambda operation, path: done.append((operation, path))
     if background:
@@ -228,14 +228,11 @@ async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
 
 
 def test_segments_stay_while_queues_cannot_be_brought_onto_the_device(tmp_path: Path) -> None:
-    disk, clock = Partition(), ManualClock(NOON)
-    store = open_store(tmp_path, disk, clock, delete_when="99")
-    send_all(store, [bytes(5000)] * 40)
-    age(tmp_path, range(3), NOON - 100 * HOUR)
-    store.retention.delete_now()
+    disk = Partition()
+    store = with_old_topic(tmp_path, disk, delete_when="99")
     disk.fail("pwrite", match="/consumequeue/", times=1 << 30)
     assert store.retention.round() == []
-    assert len(everything(store)) == 40
+    assert len(everything(store, "new")) == 40
     disk.heal()
     assert store.retention.round() != []
 
@@ -353,8 +350,7 @@ def test_a_deletion_that_fails_is_tried_again_by_the_next_pass(tmp_path: Path, o
     store, disk, _ = filled(tmp_path)
     store.retention.delete_now()
     disk.fail(operation, match="commitlog", first=3)
-    first = store.retention.round()
-    assert len([path for path in first if "commitlog" in path]) == 2
+    assert of_log(store.retention.round()) == 2
     assert len(everything(store)) == store.max_offset("T", 0) - store.min_offset("T", 0)
     while store.retention.round():
         pass

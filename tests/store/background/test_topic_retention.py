@@ -227,15 +227,13 @@ def test_a_damaged_table_does_not_keep_the_store_from_starting(tmp_path: Path, t
 
 
 def test_flush_modes_change_while_the_store_runs(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     store = open_store(tmp_path)
     answers: list[bool] = []
-    store.configure(replace(store.config, flush_disk_type="SYNC_FLUSH"))
+    store.configure(store.config.replace(flush_disk_type="SYNC_FLUSH"))
     first = put(store)
     store.commit()
     store.flusher.wait_for(first.physical_offset + first.size, answers.append)
-    store.configure(replace(store.config, flush_disk_type="ASYNC_FLUSH", mapped_file_size_commit_log=1 << 30))
+    store.configure(store.config.replace(flush_disk_type="ASYNC_FLUSH", mapped_file_size_commit_log=1 << 30))
     send(store)
 
     assert answers == [True]

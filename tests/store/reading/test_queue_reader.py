@@ -74,11 +74,8 @@ def test_status_and_next_offset_by_requested_offset(
 @pytest.mark.parametrize("queue_id", [0, 7])
 def test_a_queue_without_messages_says_so(store: MessageStore, queue_id: int) -> None:
     answer = store.get_messages("T", queue_id, 5, 32)
-    assert (answer.status, answer.next_begin_offset, answer.max_offset) == (
-        GetStatus.NO_MESSAGE_IN_QUEUE,
-        0,
-        0,
-    )
+    assert answer.status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert (answer.next_begin_offset, answer.max_offset) == (0, 0)
 
 
 def test_a_slave_does_not_correct_offsets(tmp_path: Path) -> None:
@@ -102,11 +99,8 @@ def test_uncommitted_messages_are_invisible(store: MessageStore) -> None:
         (10, {"max_transfer_count_on_message_in_memory": 5}, 5),
         (1000, {"max_transfer_bytes_on_message_in_memory": 5000}, 4),
         (1000, {"max_transfer_bytes_on_message_in_memory": 10}, 1),  # the first message is always given
-        (
-            10,
-            {"access_message_in_memory_max_ratio": 0},
-            9,
-        ),  # all "on disk" but the newest record, which ends the log
+        # All "on disk" but the newest record, which ends the log.
+        (10, {"access_message_in_memory_max_ratio": 0}, 9),
         (1000, {"access_message_in_memory_max_ratio": 0, "max_transfer_bytes_on_message_in_disk": 3500}, 3),
     ],
 )
@@ -158,10 +152,11 @@ def test_the_filter_compares_the_low_32_bits_signed(store: MessageStore) -> None
     assert store.get_messages("T", 0, 0, 32, filter={-1}).count == 1
 
 
+LARGE = {"mapped_file_size_consume_queue": 20 * 5000, "mapped_file_size_commit_log": 1 << 20}
+
+
 def test_a_scan_reads_at_most_16000_bytes_of_units(tmp_path: Path) -> None:
-    store = open_store(
-        tmp_path, mapped_file_size_consume_queue=20 * 5000, mapped_file_size_commit_log=1 << 20
-    )
+    store = open_store(tmp_path, **LARGE)
     put_all(store, [b""] * 2000, tags_code=1)
     answer = store.get_messages("T", 0, 0, 32, filter={2})
     assert (answer.status, answer.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
@@ -172,9 +167,7 @@ def test_a_scan_reads_at_most_16000_bytes_of_units(tmp_path: Path) -> None:
 def test_however_many_messages_are_asked_for_no_more_units_are_read_than_may_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int, filtered: bool
 ) -> None:
-    store = open_store(
-        tmp_path, mapped_file_size_consume_queue=20 * 5000, mapped_file_size_commit_log=1 << 20
-    )
+    store = open_store(tmp_path, **LARGE)
     put_all(store, [b""] * 2000, tags_code=1)
     read, units = [], ConsumeQueue.read
 
@@ -192,9 +185,8 @@ def test_however_many_messages_are_asked_for_no_more_units_are_read_than_may_be_
 
 def test_a_filter_by_content_sees_the_whole_record(store: MessageStore) -> None:
     put_all(store, numbered(6))
-    answer = store.get_messages(
-        "T", 0, 0, 32, record_filter=lambda data: decode_record(data).body in (b"2", b"4")
-    )
+    wanted = (b"2", b"4")
+    answer = store.get_messages("T", 0, 0, 32, record_filter=lambda data: decode_record(data).body in wanted)
     assert (bodies(answer), answer.next_begin_offset) == ([b"2", b"4"], 6)
 
 
@@ -364,11 +356,8 @@ def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> Non
     store = open_store(tmp_path, clock=clock)
     for number in range(1000):
         clock.now_ms += 1000
-        put(
-            store,
-            b"%d" % number,
-            properties=b"UNIQ_KEY\x01U%d\x02KEYS\x01k%d even%d" % (number, number % 50, number % 2),
-        )
+        keys = b"UNIQ_KEY\x01U%d\x02KEYS\x01k%d even%d" % (number, number % 50, number % 2)
+        put(store, b"%d" % number, properties=keys)
         if number % 7 == 0:
             committed(store.commit())
     committed(store.commit())
@@ -380,18 +369,10 @@ def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> Non
     assert len(store.index.files) == 8  # 3000 keys, 399 a file
     assert ask("k7") == numbered(7, 1000, 50)
     assert ask("k7", limit=3) == [b"857", b"907", b"957"]
-    assert ask("even1", limit=100) == [
-        b"%d" % number for number in range(1000 - 127, 1000, 2)
-    ]  # maxMsgsNumBatch
+    assert ask("even1", limit=100) == numbered(1000 - 127, 1000, 2)  # maxMsgsNumBatch
     assert ask("U777", topic="other") == []
     assert ask("nothing") == []
-    assert ask("k7", begin=1_000_000 + 508_000, end=1_000_000 + 708_000) == [
-        b"507",
-        b"557",
-        b"607",
-        b"657",
-        b"707",
-    ]
+    assert ask("k7", begin=1_000_000 + 508_000, end=1_000_000 + 708_000) == numbered(507, 708, 50)
 
 
 def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path, store: MessageStore) -> None:
