@@ -29,12 +29,7 @@ from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
-from cometmq.protocol.bodies import (
-    ClusterInfo,
-    ConsumeMessageDirectlyResult,
-    TopicRouteData,
-    TopicStatsTable,
-)
+from cometmq.protocol.bodies import ClusterInfo, ConsumeMessageDirectlyResult, TopicRouteData, TopicStatsTable
 from cometmq.protocol.bodies_admin import PurgedQueue
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, RequestCode
 from cometmq.protocol.headers import TopicRequestHeader
@@ -208,10 +203,7 @@ class Admin(Client):
         rows: list[QueueStatus] = []
         for addr in messages.broker_addrs(await self.route(topic)).values():
             answer = await self.client.brokers.call(
-                addr,
-                RequestCode.GET_TOPIC_STATS_INFO,
-                TopicRequestHeader(topic=topic),
-                topic=topic,
+                addr, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic), topic=topic
             )
             for queue, offsets in TopicStatsTable.decode(answer.body).offset_table.items():
                 rows.append(
@@ -258,7 +250,11 @@ class Admin(Client):
             for name in sorted(names):
                 data = info.broker_addr_table.get(name)
                 for broker_id, addr in sorted(data.broker_addrs.items()) if data else ():
-                    runtime, problem = await self._runtime_or_problem(addr)
+                    runtime, problem = {}, ""
+                    try:
+                        runtime = await self.runtime(addr)
+                    except CometError as error:
+                        problem = str(error)
                     found.append(
                         BrokerStatus(
                             cluster_name=cluster_name,
@@ -270,12 +266,6 @@ class Admin(Client):
                         )
                     )
         return found
-
-    async def _runtime_or_problem(self, addr: str) -> tuple[dict[str, str], str]:
-        try:
-            return await self.runtime(addr), ""
-        except CometError as error:
-            return {}, str(error)
 
     # -- consumer groups
 
@@ -324,7 +314,7 @@ class Admin(Client):
 
     async def messages_by_unique_key(self, topic: str, msg_id: str, limit: int = 32) -> list[MessageExt]:
         """Messages of a topic with a message id as producers return it; more than one after retries."""
-        return await messages.by_key(self.client, topic, msg_id, limit, unique=True, span=(0, 2**63 - 1))
+        return await messages.by_key(self.client, topic, msg_id, limit, unique=True)
 
     async def tracks(self, message: MessageExt) -> list[MessageTrack]:
         """What became of a message in each group that consumes its topic."""

@@ -6,24 +6,8 @@ from importlib.metadata import version
 
 import click
 
-from cometmq.admin.cluster_commands import broker_status, cluster_list
-from cometmq.admin.consumer_commands import consumer_progress
-from cometmq.admin.message_commands import (
-    consume_message,
-    query_msg_by_id,
-    query_msg_by_key,
-    query_msg_by_unique_key,
-    send_message,
-)
+from cometmq.admin import cluster_commands, consumer_commands, message_commands, topic_commands
 from cometmq.admin.shell import SETTINGS, MqAdmin
-from cometmq.admin.topic_commands import (
-    delete_topic,
-    purge_topic,
-    topic_list,
-    topic_route,
-    topic_status,
-    update_topic,
-)
 
 
 @click.group(cls=MqAdmin, context_settings=SETTINGS, invoke_without_command=True)
@@ -35,7 +19,7 @@ def mqadmin(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@click.command("help", context_settings=SETTINGS)
+@mqadmin.command("help", context_settings=SETTINGS)
 @click.argument("command", required=False)
 @click.pass_context
 def help_command(ctx: click.Context, command: str | None) -> None:
@@ -53,21 +37,7 @@ def help_command(ctx: click.Context, command: str | None) -> None:
         click.echo(found.get_help(shown))
 
 
-mqadmin.add_command(help_command)
-for command in (
-    update_topic,
-    delete_topic,
-    purge_topic,
-    topic_list,
-    topic_route,
-    topic_status,
-    cluster_list,
-    broker_status,
-    consumer_progress,
-    query_msg_by_id,
-    query_msg_by_key,
-    query_msg_by_unique_key,
-    send_message,
-    consume_message,
-):
-    mqadmin.add(command)
+for module in (topic_commands, cluster_commands, consumer_commands, message_commands):
+    for value in vars(module).values():
+        if isinstance(value, click.Command):
+            mqadmin.add_command(value)

@@ -6,22 +6,14 @@ import click
 
 from cometmq.admin import formats
 from cometmq.admin.admin import Admin
-from cometmq.admin.shell import admin_command, json_option, show, show_json
+from cometmq.admin.shell import admin_command, json_option, show, show_json, switch
 
 
 @admin_command("consumerProgress")
 @click.option(
     "-g", "--groupName", "group", metavar="NAME", help="This group, queue by queue; else all groups."
 )
-@click.option(
-    "-s",
-    "--showClientIP",
-    "show_client_ip",
-    type=bool,
-    default=False,
-    metavar="BOOL",
-    help="Show which client holds each queue.",
-)
+@switch("-s", "--showClientIP", "show_client_ip", help="Show which client holds each queue.")
 @json_option
 async def consumer_progress(admin: Admin, group: str | None, show_client_ip: bool, as_json: bool) -> None:
     """Query consumers's progress, speed."""

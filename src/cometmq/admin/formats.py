@@ -17,13 +17,11 @@ from cometmq.admin.values import (
     TopicUse,
 )
 from cometmq.message import MessageExt, SendResult
-from cometmq.protocol.bodies import ConsumeMessageDirectlyResult
+from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, TopicRouteData
 from cometmq.protocol.bodies_admin import PurgedQueue
 from cometmq.text import local_time
 
 MS_PER_HOUR = 3_600_000
-
-
 INT64_MAX = 2**63 - 1
 
 
@@ -67,14 +65,17 @@ def topic_uses(uses: Iterable[TopicUse]) -> Iterator[str]:
             yield form % (use.cluster_name[:20], use.topic[:64], group[:64])
 
 
-def topic_route_table(rows: Iterable[tuple[str, str, Mapping[int, str], int, int, int]]) -> Iterator[str]:
-    """Rows are (cluster, broker name, addresses by broker id, read queues, write queues, permission)."""
+def topic_route_table(route: TopicRouteData) -> Iterator[str]:
     form = "%-45s %-32s %-50s %-10s %-11s %-5s"
     yield form % ("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm")
+    queues = {data.broker_name: data for data in route.queue_datas}
     brokers = reads = writes = 0
-    for cluster, broker, addrs, read, write, perm in rows:
-        shown = "{" + ", ".join(f"{broker_id}={addr}" for broker_id, addr in sorted(addrs.items())) + "}"
-        yield form % (cluster, broker, shown, read, write, perm)
+    for broker in sorted(route.broker_datas, key=lambda broker: broker.broker_name):
+        if (data := queues.get(broker.broker_name)) is None:
+            continue
+        addrs = "{" + ", ".join(f"{id_}={addr}" for id_, addr in sorted(broker.broker_addrs.items())) + "}"
+        read, write = data.read_queue_nums, data.write_queue_nums
+        yield form % (broker.cluster, broker.broker_name, addrs, read, write, data.perm)
         brokers, reads, writes = brokers + 1, reads + read, writes + write
     yield "-" * 158
     yield form % ("Total:", brokers, "", reads, writes, "")
@@ -113,15 +114,12 @@ def cluster_totals(brokers: Iterable[BrokerStatus]) -> Iterator[str]:
     titles = ("#InTotalYest", "#OutTotalYest", "#InTotalToday", "#OutTotalToday")
     yield form % ("#Cluster Name", "#Broker Name", *titles)
     for broker in brokers:
-        yesterday = [
-            broker.count(f"msg{verb}TotalTodayMorning") - broker.count(f"msg{verb}TotalYesterdayMorning")
+        sums = [
+            broker.count(f"msg{verb}Total{end}") - broker.count(f"msg{verb}Total{start}")
+            for start, end in (("YesterdayMorning", "TodayMorning"), ("TodayMorning", "TodayNow"))
             for verb in ("Put", "Get")
         ]
-        today = [
-            broker.count(f"msg{verb}TotalTodayNow") - broker.count(f"msg{verb}TotalTodayMorning")
-            for verb in ("Put", "Get")
-        ]
-        yield form % (broker.cluster_name, broker.broker_name, *yesterday, *today)
+        yield form % (broker.cluster_name, broker.broker_name, *sums)
 
 
 def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
@@ -131,34 +129,18 @@ def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
 
 
 def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator[str]:
-    middle: tuple[str, ...] = ()
-    if show_client_ip:
-        form = "%-64s  %-32s  %-4s  %-20s  %-20s  %-20s %-20s  %s"
-        middle = ("#Client IP",)
-    else:
-        form = "%-64s  %-32s  %-4s  %-20s  %-20s  %-20s  %s"
-    titles = (
-        "#Topic",
-        "#Broker Name",
-        "#QID",
-        "#Broker Offset",
-        "#Consumer Offset",
-        *middle,
-        "#Diff",
-        "#LastTime",
+    place, client_form, rest = "%-64s  %-32s  %-4s  %-20s  %-20s  ", "%-20s ", "%-20s  %s"
+    yield (
+        place % ("#Topic", "#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset")
+        + (client_form % "#Client IP" if show_client_ip else "")
+        + rest % ("#Diff", "#LastTime")
     )
-    yield form % titles
     for queue in progress.queues:
-        client = (queue.client_ip or "N/A",) if show_client_ip else ()
-        yield form % (
-            *(
-                queue.topic[:64],
-                queue.broker_name[:32],
-                queue.queue_id,
-                queue.broker_offset,
-                queue.consumer_offset,
-            ),
-            *(*client, queue.diff, local_time(max(queue.last_timestamp, 0)) or "N/A"),
+        offsets = queue.broker_offset, queue.consumer_offset
+        yield (
+            place % (queue.topic[:64], queue.broker_name[:32], queue.queue_id, *offsets)
+            + (client_form % (queue.client_ip or "N/A") if show_client_ip else "")
+            + rest % (queue.diff, local_time(max(queue.last_timestamp, 0)) or "N/A")
         )
     yield ""
     yield f"Consume TPS: {progress.consume_tps:.2f}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import click
 
@@ -11,7 +10,7 @@ from cometmq.admin import formats
 from cometmq.admin.admin import Admin
 from cometmq.admin.body_files import write_body
 from cometmq.admin.messages import UNIQUE_HITS_MAX, ReadRange
-from cometmq.admin.shell import TOPIC, F, admin_command, json_option, show, show_json
+from cometmq.admin.shell import TOPIC, F, admin_command, json_option, show, show_json, switch
 from cometmq.admin.values import MessageView, SendView
 from cometmq.message import Message, MessageExt
 from cometmq.text import local_time
@@ -21,12 +20,11 @@ KEY_HITS_MAX = 64
 
 def consume_directly_options(command: F) -> F:
     """`-g/--consumerGroup` and `-d/--clientId`: have one consumer process the message at once."""
-    command = click.option("-g", "--consumerGroup", "group", metavar="NAME", help="With -d: its group.")(
-        command
+    group = click.option("-g", "--consumerGroup", "group", metavar="NAME", help="With -d: its group.")
+    client = click.option(
+        "-d", "--clientId", "client_id", metavar="ID", help="Have this consumer process it."
     )
-    return click.option("-d", "--clientId", "client_id", metavar="ID", help="Have this consumer process it.")(
-        command
-    )
+    return client(group(command))
 
 
 @admin_command("queryMsgById")
@@ -42,9 +40,7 @@ def consume_directly_options(command: F) -> F:
     "-t", "--topic", metavar="NAME", help="Where to look for unique keys; without it in all topics."
 )
 @consume_directly_options
-@click.option(
-    "-s", "--sendMessage", "resend", type=bool, default=False, metavar="BOOL", help="Send it again."
-)
+@switch("-s", "--sendMessage", "resend", help="Send it again.")
 @click.option(
     "-u", "--unitName", metavar="NAME", expose_value=False, help="Accepted like Apache's; has no use."
 )
@@ -62,18 +58,13 @@ async def query_msg_by_id(
     ids = [word.strip() for word in msg_ids.split(",") if word.strip()]
     messages = [await admin.message_by_id(msg_id, topic and topic.strip()) for msg_id in ids]
     if group and client_id:
-        for message in messages:
-            result = await admin.consume_directly(group, client_id, message.offset_msg_id)
-            show_json(result) if as_json else show(formats.direct_result(result))
+        await consume_directly(admin, messages, group, client_id, as_json)
     elif resend:
         for message in messages:
             show([f"prepare resend msg. originalMsgId={message.offset_msg_id}"])
             show(formats.send_result(await admin.send_again(message)))
-    elif as_json:
-        show_json([MessageView.of(message) for message in messages])
     else:
-        for message in messages:
-            await show_details(admin, message, offset_id=True)
+        await show_messages(admin, messages, as_json, offset_id=True)
 
 
 @admin_command("queryMsgByKey")
@@ -108,15 +99,10 @@ async def query_msg_by_unique_key(
     messages = await admin.messages_by_unique_key(topic.strip(), msg_id.strip(), UNIQUE_HITS_MAX)
     if not messages:
         raise click.ClickException(f"no message with id {msg_id} in topic {topic}")
-    shown = messages if show_all else messages[:1]
     if group and client_id:
-        result = await admin.consume_directly(group, client_id, messages[0].offset_msg_id)
-        show_json(result) if as_json else show(formats.direct_result(result))
-    elif as_json:
-        show_json([MessageView.of(message) for message in shown])
+        await consume_directly(admin, messages[:1], group, client_id, as_json)
     else:
-        for message in shown:
-            await show_details(admin, message, offset_id=False)
+        await show_messages(admin, messages if show_all else messages[:1], as_json, offset_id=False)
 
 
 @admin_command("sendMessage")
@@ -130,9 +116,7 @@ async def query_msg_by_unique_key(
 @click.option(
     "-i", "--qid", "queue_id", type=click.IntRange(min=0), metavar="ID", help="Queue to send to; needs -b."
 )
-@click.option(
-    "-m", "--msgTraceEnable", "trace", type=bool, default=False, metavar="BOOL", help="Trace the message."
-)
+@switch("-m", "--msgTraceEnable", "trace", help="Trace the message.")
 @json_option
 async def send_message(
     admin: Admin,
@@ -223,27 +207,34 @@ async def consume_message(
         end_ms=end,
         count=count,
     )
-    print_one: Callable[[MessageExt], None] = show_line_json if as_json else show_text
     async for message in admin.read(wanted, group=group):
-        print_one(message)
+        view = MessageView.of(message)
+        # A listing that may be long is printed as it comes: one JSON object a line.
+        show_json(view, indent=None) if as_json else show_text(view)
 
 
-def show_line_json(message: MessageExt) -> None:
-    """One JSON object per line: a listing that may be long is printed as it comes."""
-    show_json(MessageView.of(message), indent=None)
-
-
-def show_text(message: MessageExt) -> None:
+def show_text(view: MessageView) -> None:
     """Id, place, properties and body on two lines."""
-    view = MessageView.of(message)
     place = f"{view.broker_name} queue {view.queue_id} offset {view.queue_offset}"
     stored = local_time(view.store_timestamp, ",")
     show([f"MSGID: {view.msg_id} {place} stored {stored} {view.properties}", f"BODY: {view.body}"])
 
 
-async def show_details(admin: Admin, message: MessageExt, *, offset_id: bool) -> None:
-    """Print a message with its body in a file and what became of it in each group."""
-    path = write_body(message)
-    show(formats.message_details(message, body_path=path, offset_id=offset_id))
-    show(formats.message_tracks(await admin.tracks(message)))
-    show([""])
+async def consume_directly(
+    admin: Admin, messages: list[MessageExt], group: str, client_id: str, as_json: bool
+) -> None:
+    """Have one consumer process the messages, and print what its listener said."""
+    for message in messages:
+        result = await admin.consume_directly(group, client_id, message.offset_msg_id)
+        show_json(result) if as_json else show(formats.direct_result(result))
+
+
+async def show_messages(admin: Admin, messages: list[MessageExt], as_json: bool, *, offset_id: bool) -> None:
+    """Print each message, with its body in a file and what became of it in each group; or all as JSON."""
+    if as_json:
+        show_json([MessageView.of(message) for message in messages])
+        return
+    for message in messages:
+        show(formats.message_details(message, body_path=write_body(message), offset_id=offset_id))
+        show(formats.message_tracks(await admin.tracks(message)))
+        show([""])

@@ -12,11 +12,10 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Perm, is_system_topic
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, TOOLS_CONSUMER_GROUP, Perm, is_system_topic
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties.values import UNIQ_KEY
 
-TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from the start
 PULL_BATCH = 32
 TOPICS_AT_ONCE = 16  # requests under way where all topics are asked
 UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools ask for
@@ -83,8 +82,7 @@ async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) 
     wanted = [name for name in topics if topic or not (is_system_topic(name) or name.startswith(hidden))]
     for at in range(0, len(wanted), TOPICS_AT_ONCE):
         some = wanted[at : at + TOPICS_AT_ONCE]
-        span = (0, 2**63 - 1)
-        asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True, span=span) for name in some)
+        asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True) for name in some)
         for found in await asyncio.gather(*asked):
             if found:
                 return found[0]
@@ -92,7 +90,13 @@ async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) 
 
 
 async def by_key(
-    client: ClientInstance, topic: str, key: str, limit: int, *, unique: bool, span: tuple[int, int]
+    client: ClientInstance,
+    topic: str,
+    key: str,
+    limit: int,
+    *,
+    unique: bool,
+    span: tuple[int, int] = (0, 2**63 - 1),
 ) -> list[MessageExt]:
     """Hits of all brokers of a topic, oldest first, those of other keys with the same hash taken out."""
     found: list[MessageExt] = []
@@ -127,7 +131,11 @@ async def read(
         start, end = await bounds(client, addr, queue, wanted)
         while start < end and left > 0:
             result = await client.brokers.pull(
-                addr, queue, group or TOOLS_GROUP, start, max_count=min(PULL_BATCH, left, end - start)
+                addr,
+                queue,
+                group or TOOLS_CONSUMER_GROUP,
+                start,
+                max_count=min(PULL_BATCH, left, end - start),
             )
             if result.status is PullStatus.NO_NEW_MSG or result.next_begin_offset <= start:
                 break

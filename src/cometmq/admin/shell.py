@@ -16,27 +16,23 @@ from cometmq.text import is_utf8, printable, printable_json
 F = TypeVar("F", bound=Callable[..., Any])
 PROBLEM_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
 TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
+switch = functools.partial(click.option, type=bool, default=False, metavar="BOOL")
+NAMESRV = functools.partial(
+    click.option,
+    metavar="LIST",
+    envvar="NAMESRV_ADDR",
+    default="127.0.0.1:9876",
+    show_default="NAMESRV_ADDR, else 127.0.0.1:9876",
+    help="Name servers, separated by ';'.",
+)
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class MqAdmin(click.Group):
     """A group as RocketMQ's users know it: names in any case, `help <command>`, a plain listing."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.aliases: dict[str, str] = {}
-
-    def add(self, command: click.Command, *aliases: str) -> None:
-        """Register a command under its RocketMQ name and other names for it."""
-        assert command.name
-        self.add_command(command)
-        for name in (command.name, *aliases):
-            self.aliases[name.lower()] = command.name
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name.lower() == "help":
-            return self.commands.get("help")
-        return self.commands.get(self.aliases.get(cmd_name.lower(), ""))
+        return {name.lower(): found for name, found in self.commands.items()}.get(cmd_name.lower())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for word in args:
@@ -56,35 +52,20 @@ class MqAdmin(click.Group):
         """A hint at the command that was probably meant, or nothing."""
         import difflib
 
-        near = difflib.get_close_matches(name.lower(), self.aliases, n=1)
-        return f" Did you mean {self.aliases[near[0]]}?" if near else ""
+        names = {known.lower(): known for known in self.commands if known != "help"}
+        near = difflib.get_close_matches(name.lower(), names, n=1)
+        return f" Did you mean {names[near[0]]}?" if near else ""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         formatter.write(self.listing() + "\n")
 
     def listing(self) -> str:
         """What `mqadmin` alone prints."""
-        lines = ["The most commonly used mqadmin commands are:"]
-        lines += [
+        lines = [
             f"   {name:<20} {c.get_short_help_str(90)}" for name, c in self.commands.items() if name != "help"
         ]
-        return "\n".join(
-            [*lines, "", "See 'mqadmin help <command>' for more information on a specific command."]
-        )
-
-
-def namesrv_option(command: F) -> F:
-    """`-n/--namesrvAddr`, which every command has."""
-    return click.option(
-        "-n",
-        "--namesrvAddr",
-        "namesrv",
-        metavar="LIST",
-        envvar="NAMESRV_ADDR",
-        default="127.0.0.1:9876",
-        show_default="NAMESRV_ADDR, else 127.0.0.1:9876",
-        help="Name servers, separated by ';'.",
-    )(command)
+        more = "See 'mqadmin help <command>' for more information on a specific command."
+        return "\n".join(["The most commonly used mqadmin commands are:", *lines, "", more])
 
 
 def json_option(command: F) -> F:
@@ -143,7 +124,9 @@ def admin_command(name: str) -> Callable[[Callable[..., Awaitable[None]]], click
 
             asyncio.run(run())
 
-        return click.command(name, context_settings=SETTINGS)(namesrv_option(command))
+        return click.command(name, context_settings=SETTINGS)(
+            NAMESRV("-n", "--namesrvAddr", "namesrv")(command)
+        )
 
     return decorate
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 import click
@@ -10,34 +10,26 @@ import msgspec
 
 from cometmq.admin import formats
 from cometmq.admin.admin import Admin, TopicSettings
-from cometmq.admin.shell import TOPIC, admin_command, json_option, raw_option, show, show_json, target_options
-from cometmq.protocol.bodies import TopicRouteData
+from cometmq.admin.shell import (
+    TOPIC,
+    admin_command,
+    json_option,
+    raw_option,
+    show,
+    show_json,
+    switch,
+    target_options,
+)
 from cometmq.text import counted
 
-QUEUE_NUMS_MAX = 65_535
+QUEUES = functools.partial(click.option, type=click.IntRange(1, 65_535), default=8, show_default=True)
 
 
 @admin_command("updateTopic")
 @target_options
 @TOPIC
-@click.option(
-    "-r",
-    "--readQueueNums",
-    "read_queue_nums",
-    type=click.IntRange(1, QUEUE_NUMS_MAX),
-    default=8,
-    show_default=True,
-    help="Queues to read from.",
-)
-@click.option(
-    "-w",
-    "--writeQueueNums",
-    "write_queue_nums",
-    type=click.IntRange(1, QUEUE_NUMS_MAX),
-    default=8,
-    show_default=True,
-    help="Queues to write to.",
-)
+@QUEUES("-r", "--readQueueNums", "read_queue_nums", help="Queues to read from.")
+@QUEUES("-w", "--writeQueueNums", "write_queue_nums", help="Queues to write to.")
 @click.option(
     "-p",
     "--perm",
@@ -46,11 +38,9 @@ QUEUE_NUMS_MAX = 65_535
     show_default=True,
     help="Permission: 2 write, 4 read, 6 both.",
 )
-@click.option("-o", "--order", type=bool, default=False, metavar="BOOL", help="Ordered topic.")
-@click.option("-u", "--unit", type=bool, default=False, metavar="BOOL", help="Unit topic.")
-@click.option(
-    "-s", "--hasUnitSub", "has_unit_sub", type=bool, default=False, metavar="BOOL", help="Has unit sub."
-)
+@switch("-o", "--order", help="Ordered topic.")
+@switch("-u", "--unit", help="Unit topic.")
+@switch("-s", "--hasUnitSub", "has_unit_sub", help="Has unit sub.")
 @click.option(
     "-a",
     "--attributes",
@@ -137,7 +127,7 @@ async def topic_route(admin: Admin, topic: str, as_list: bool, as_json: bool) ->
     """Examine topic route info."""
     route = await admin.route(topic.strip())
     if as_list and not as_json:
-        show(formats.topic_route_table(route_rows(route)))
+        show(formats.topic_route_table(route))
     else:
         show_json(route)
 
@@ -159,16 +149,3 @@ def time_ms(text: str) -> int:
         raise click.BadParameter(
             f"{text!r} is no time: expected ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS"
         ) from None
-
-
-def route_rows(route: TopicRouteData) -> list[tuple[str, str, Mapping[int, str], int, int, int]]:
-    """(cluster, broker name, addresses by id, read queues, write queues, permission) of each broker."""
-    queues = {data.broker_name: data for data in route.queue_datas}
-    return [
-        (
-            *(broker.cluster, broker.broker_name, broker.broker_addrs),
-            *(data.read_queue_nums, data.write_queue_nums, data.perm),
-        )
-        for broker in sorted(route.broker_datas, key=lambda broker: broker.broker_name)
-        if (data := queues.get(broker.broker_name))
-    ]

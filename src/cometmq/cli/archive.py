@@ -47,12 +47,7 @@ if TYPE_CHECKING:
     metavar="WHERE",
     help="For queues new to the archive: earliest, latest or offsets as JSON.",
 )
-@click.option(
-    "--batch-records",
-    type=click.IntRange(min=1),
-    default=1_000_000,
-    help="Messages per commit.",
-)
+@click.option("--batch-records", type=click.IntRange(min=1), default=1_000_000, help="Messages per commit.")
 @click.option(
     "-g", "--group", "consumer_group", metavar="NAME", help="Consumer group to publish the progress to."
 )
@@ -82,11 +77,7 @@ if TYPE_CHECKING:
     help="Messages asked for in one pull.",
 )
 @click.option(
-    "--pulls-in-flight",
-    type=click.IntRange(min=1),
-    default=8,
-    metavar="N",
-    help="On each task's connection.",
+    "--pulls-in-flight", type=click.IntRange(min=1), default=8, metavar="N", help="On each task's connection."
 )
 @click.option(
     "--timeout-ms",

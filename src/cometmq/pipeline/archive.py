@@ -41,14 +41,7 @@ from cometmq.pipeline.options import (
     parse_addresses,
     parse_position,
 )
-from cometmq.pipeline.plan import (
-    Bounds,
-    QueueRange,
-    default_tasks,
-    limit_ends,
-    pack,
-    queue_ranges,
-)
+from cometmq.pipeline.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
 from cometmq.pipeline.table import ArchiveTable
 from cometmq.pipeline.watch import watch_tasks
 

@@ -202,9 +202,7 @@ class Cluster:
         answers = iter(self._call(address, frames))
         return {
             queue: Bounds(
-                offset_in(next(answers), address, queue),
-                offset_in(next(answers), address, queue),
-                replica,
+                offset_in(next(answers), address, queue), offset_in(next(answers), address, queue), replica
             )
             for queue in queues
         }

@@ -15,11 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -37,14 +33,7 @@ from cometmq.pipeline.cluster import Cluster, look_twice
 from cometmq.pipeline.marks import marks_in, replaced, with_marks
 from cometmq.pipeline.offsets import START_KEY, Offsets, Tree, batch_range, from_tree, to_tree, with_start
 from cometmq.pipeline.options import PullOptions, ReadOptions
-from cometmq.pipeline.plan import (
-    Bounds,
-    QueueRange,
-    default_tasks,
-    limit_ends,
-    pack,
-    queue_ranges,
-)
+from cometmq.pipeline.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
 from cometmq.pipeline.reading import read_batches
 from cometmq.pipeline.requests import BUSY
 from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_column
