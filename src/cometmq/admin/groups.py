@@ -35,11 +35,15 @@ async def groups_of_topic(client: ClientInstance, route: TopicRouteData, topic: 
     """Groups with offsets on a topic at any of its brokers, sorted."""
     names: set[str] = set()
     for addr in broker_addrs(route).values():
-        answer = await client.brokers.call(
-            addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequestHeader(topic=topic)
-        )
-        names.update(GroupList.decode(answer.body).group_list)
+        names.update(await groups_at(client, addr, topic))
     return sorted(names)
+
+
+async def groups_at(client: ClientInstance, addr: str, topic: str) -> list[str]:
+    """Groups with offsets on a topic at one broker."""
+    header = TopicRequestHeader(topic=topic)
+    answer = await client.brokers.call(addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, topic=topic)
+    return GroupList.decode(answer.body).group_list
 
 
 async def progress(client: ClientInstance, group: str, *, with_client_ip: bool = False) -> GroupProgress:

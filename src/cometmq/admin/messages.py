@@ -17,6 +17,7 @@ from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_uni
 from cometmq.protocol.properties.values import UNIQ_KEY
 
 PULL_BATCH = 32
+ALWAYS = (0, 2**63 - 1)  # ms
 TOPICS_AT_ONCE = 16  # requests under way where all topics are asked
 UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools ask for
 
@@ -90,13 +91,7 @@ async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) 
 
 
 async def by_key(
-    client: ClientInstance,
-    topic: str,
-    key: str,
-    limit: int,
-    *,
-    unique: bool,
-    span: tuple[int, int] = (0, 2**63 - 1),
+    client: ClientInstance, topic: str, key: str, limit: int, *, unique: bool, span: tuple[int, int] = ALWAYS
 ) -> list[MessageExt]:
     """Hits of all brokers of a topic, oldest first, those of other keys with the same hash taken out."""
     found: list[MessageExt] = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import HELP, namesrv_option
-from cometmq.cli.progress import make_progress
+from cometmq.cli.progress import progress_bar
 from cometmq.errors import ConfigError
 from cometmq.text import counted, printable, printable_json
 
@@ -120,11 +120,10 @@ def archive(
 
     spark = spark_session("cometmq archive", master=master, memory=memory, quick_start=True)
     try:
-        with own_names(), stop_event() as stop, make_progress() as progress:
-            task = progress.add_task("archiving", total=None)
+        with own_names(), stop_event() as stop, progress_bar("archiving") as report_progress:
 
             def show(at: ArchiveProgress) -> None:
-                progress.update(task, completed=at.records, total=at.total)
+                report_progress(at.records, at.total)
 
             summary = run_archive(
                 spark,

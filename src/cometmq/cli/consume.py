@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MEMBERSHIP = logs.logger("cometmq.client.consumer.membership")
 PATIENCE_S = 3.0
 DRAIN_S = 0.1
-"""How long to wait at the end for printed messages to be acknowledged. The others are held back for ever."""
+"""How long to wait at the end for printed messages to be acknowledged. Those not printed never are."""
 
 
 @click.command(context_settings=HELP)
@@ -96,6 +96,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
     CONSUME_FROM_LAST_OFFSET does not do that: brokers tell a group that they do not know to begin with the
     first message of a queue, if it is still stored.
     """
+    from cometmq.admin.groups import groups_at
     from cometmq.client.cluster.namesrv_api import NameServersUnreachable
     from cometmq.errors import NoRouteError
 
@@ -109,23 +110,12 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
     for queue in queues:
         addr = await client.find_master(queue)
         if addr not in known:
-            known[addr] = await has_offsets(client, addr, group, topic)
+            known[addr] = group in await groups_at(client, addr, topic)
         if not known[addr]:
             end = await client.brokers.max_offset(addr, queue)
             # A 5.x broker takes offsets only of groups that it has; a pull makes the group.
             await client.brokers.pull(addr, queue, group, end, max_count=1)
             await client.brokers.update_consumer_offset(addr, group, queue, end)
-
-
-async def has_offsets(client: ClientInstance, addr: str, group: str, topic: str) -> bool:
-    """Whether a broker has offsets of a group on a topic."""
-    from cometmq.protocol.bodies import GroupList
-    from cometmq.protocol.codes import RequestCode
-    from cometmq.protocol.headers import TopicRequestHeader
-
-    header = TopicRequestHeader(topic=topic)
-    answer = await client.brokers.call(addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, topic=topic)
-    return group in GroupList.decode(answer.body).group_list
 
 
 async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -> None:

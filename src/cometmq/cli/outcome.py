@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from cometmq.errors import CometError, ConfigError, StoreError
+from cometmq.errors import CometError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells expect
@@ -26,7 +26,6 @@ class Exits:
     """Exit codes by kind of failure."""
 
     usage: int = 2
-    config: int = 1
     store: int = 1
     failure: int = 1
 
@@ -35,7 +34,7 @@ COMET_EXITS = Exits()
 # Apache's mqadmin says 0 for failed and unknown commands; scripts deserve to know.
 ADMIN_EXITS = Exits(usage=1)
 # Apache's servers: -1 for bad options and exceptions, -3 when the store cannot be opened.
-SERVER_EXITS = Exits(usage=255, config=255, store=253, failure=255)
+SERVER_EXITS = Exits(usage=255, store=253, failure=255)
 
 
 def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -> NoReturn:
@@ -59,7 +58,7 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
         code = 1  # whoever read our output has gone
     except Exception as error:
         show_error(prog, error)
-        code = exit_code_of(error, exits)
+        code = exits.store if isinstance(error, StoreError) else exits.failure
     leave(code if isinstance(code, int) else 0)
 
 
@@ -78,15 +77,6 @@ def json_wanted() -> bool:
     """Whether the command line asks for JSON, even if the rest of it is wrong."""
     words = sys.argv[1:]
     return "--json" in (words[: words.index("--")] if "--" in words else words)
-
-
-def exit_code_of(error: BaseException, exits: Exits) -> int:
-    """The exit code that says what kind of failure it was."""
-    if isinstance(error, ConfigError):
-        return exits.config
-    if isinstance(error, StoreError):
-        return exits.store
-    return exits.failure
 
 
 def show_error(prog: str, error: Exception) -> None:

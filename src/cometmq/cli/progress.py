@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-Advance = Callable[[int], None]
 
 
-def make_progress() -> Progress:
-    """A rich progress display with description, bar, count, rate and time."""
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar with count, rate and time; yields what is called with (done, total), total None if unknown."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeElapsedColumn as Elapsed
@@ -28,12 +23,6 @@ def make_progress() -> Progress:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), Rate(), Elapsed())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
-@contextmanager
-def progress_bar(what: str, total: int | None) -> Iterator[Advance]:
-    """Yield a function that advances the bar by a number of items; `total` None when nobody knows."""
-    with make_progress() as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

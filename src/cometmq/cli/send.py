@@ -109,11 +109,11 @@ async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> N
     stop = stop_on_signals()
     count = size = 0
     began = time.monotonic()
-    with nullcontext(lambda _: None) if lines.typed else progress_bar("sending", total=None) as advance:
+    with nullcontext(lambda *_: None) if lines.typed else progress_bar("sending") as report:
         async for some in lines.read(stop):
             results = await producer.send_many(map(message, some))
             count, size = count + len(some), size + sum(map(len, some))
-            advance(len(some))
+            report(count, None)
             if as_json or lines.typed:
                 for result in results:
                     show(result, as_json)

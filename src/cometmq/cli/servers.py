@@ -5,7 +5,6 @@ Settings come from the defaults, then the properties file, then the command line
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from cometmq.namesrv.server import NameServer
 
 VERSION = click.version_option(version("cometmq"), "-V", "--version")
+PRINT_ALL = click.option(
+    "-p", "--printConfigItem", "print_all", is_flag=True, help="Print all configuration items and exit."
+)
 
 # What `mqbroker -m` prints: the settings Apache's configuration classes mark as important.
 IMPORTANT_BROKER_KEYS = (
@@ -43,9 +45,7 @@ IMPORTANT_BROKER_KEYS = (
 @click.option(
     "-n", "--namesrvAddr", "namesrv_addr", metavar="LIST", help="Accepted like Apache's; has no use."
 )
-@click.option(
-    "-p", "--printConfigItem", "print_all", is_flag=True, help="Print all configuration items and exit."
-)
+@PRINT_ALL
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Listen here instead of listenPort; 0 is any free port."
 )
@@ -77,9 +77,7 @@ def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool
     metavar="LIST",
     help="Name servers, '192.168.0.1:9876;192.168.0.2:9876'; wins over file and NAMESRV_ADDR.",
 )
-@click.option(
-    "-p", "--printConfigItem", "print_all", is_flag=True, help="Print all configuration items and exit."
-)
+@PRINT_ALL
 @click.option(
     "-m",
     "--printImportantConfig",
@@ -138,10 +136,5 @@ def broker_config(config_file: str | None, namesrv_addr: str | None) -> BrokerCo
 
 def print_properties(pairs: dict[str, str]) -> None:
     """Print `key=value` lines as Apache's servers do, one per setting, unescaped."""
-    for line in sorted_lines(pairs.items()):
-        click.echo(line)
-
-
-def sorted_lines(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """`key=value` in the order of the keys."""
-    return [f"{key}={value}" for key, value in sorted(pairs)]
+    for key, value in sorted(pairs.items()):
+        click.echo(f"{key}={value}")

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cometmq.cli.options import HELP
-from cometmq.cli.progress import make_progress
+from cometmq.cli.progress import progress_bar
 from cometmq.settings import read_properties_file, settings_of
 from cometmq.text import counted, printable, printable_json
 
@@ -29,22 +28,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def store_options(command: F) -> F:
     """DIR, where else to look, and --json."""
+    where = "The log, if it is not in DIR/commitlog."
+    conf = "The broker's configuration, if there is no broker.conf in DIR."
     for decorate in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option(
-            "--commitlog",
-            "commit_log_dir",
-            metavar="DIR",
-            default="",
-            help="The log, if it is not in DIR/commitlog.",
-        ),
-        click.option(
-            "-c",
-            "--config",
-            "config_file",
-            metavar="FILE",
-            help="The broker's configuration, if there is no broker.conf in DIR.",
-        ),
+        click.option("--commitlog", "commit_log_dir", metavar="DIR", default="", help=where),
+        click.option("-c", "--config", "config_file", metavar="FILE", help=conf),
         click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False)),
     ):
         command = decorate(command)
@@ -59,14 +48,6 @@ def store_config(path: str | None) -> StoreConfig | None:
         return None
     with settings_of(path):
         return StoreConfig.from_properties(read_properties_file(path))
-
-
-@contextmanager
-def log_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar over the bytes of the log, or the queues; yields what the library calls with (done, total)."""
-    with make_progress() as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def echo_json(value: object) -> None:
@@ -95,7 +76,7 @@ def verify(directory: str, config_file: str | None, commit_log_dir: str, as_json
     """
     from cometmq.store.inspect import verify as check
 
-    with log_progress("verifying") as progress:
+    with progress_bar("verifying") as progress:
         report = check(
             directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
         )
@@ -118,7 +99,7 @@ def rebuild(directory: str, config_file: str | None, commit_log_dir: str, as_jso
     """
     from cometmq.store.inspect import rebuild as run
 
-    with log_progress("rebuilding") as progress:
+    with progress_bar("rebuilding") as progress:
         report = run(
             directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
         )
@@ -147,7 +128,7 @@ def stats(
     """Messages and bytes per topic and queue of the store in DIR, its files, and what retention will do."""
     from cometmq.store.inspect import store_stats
 
-    with log_progress("counting") as progress:
+    with progress_bar("counting") as progress:
         found = store_stats(
             directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
         )
@@ -215,7 +196,7 @@ def dump(
     from cometmq.store.inspect import RecordFinder
 
     with (
-        log_progress("searching") as progress,
+        progress_bar("searching") as progress,
         RecordFinder(
             directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
         ) as finder,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cometmq.errors import CometError
 from cometmq.protocol.compression import decompress
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from cometmq.store.inspect import StoreStats, VerifyReport
 
 _PREVIEW = 60  # characters of a body in a line
+_FIELDS = (
+    "topic", "queue_id", "queue_offset", "physical_offset", "store_size", "msg_id", "offset_msg_id", "tags",
+    "keys", "flag", "sys_flag", "born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host",
+    "reconsume_times", "prepared_transaction_offset", "body_crc",
+)  # fmt: skip
 
 
 def time_text(epoch_ms: int) -> str:
@@ -79,29 +84,8 @@ def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
 def message_json(message: MessageExt, how: str, *, raw: bool) -> bytes:
     """One message as one line of JSON."""
     form, text = body_of(message, how, raw=raw)
-    value: dict[str, Any] = {
-        "topic": message.topic,
-        "queue_id": message.queue_id,
-        "queue_offset": message.queue_offset,
-        "physical_offset": message.physical_offset,
-        "store_size": message.store_size,
-        "msg_id": message.msg_id,
-        "offset_msg_id": message.offset_msg_id,
-        "tags": message.tags,
-        "keys": list(message.keys),
-        "flag": message.flag,
-        "sys_flag": message.sys_flag,
-        "born_timestamp_ms": message.born_timestamp_ms,
-        "born_host": message.born_host,
-        "store_timestamp_ms": message.store_timestamp_ms,
-        "store_host": message.store_host,
-        "reconsume_times": message.reconsume_times,
-        "prepared_transaction_offset": message.prepared_transaction_offset,
-        "body_crc": message.body_crc,
-        "properties": dict(message.properties),
-        "body_form": form,
-        "body": text,
-    }
+    value = {name: getattr(message, name) for name in _FIELDS}
+    value |= {"properties": dict(message.properties), "body_form": form, "body": text}
     return printable_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace"))
 
 
