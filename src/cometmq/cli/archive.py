@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import HELP, namesrv_option
+from cometmq.cli.options import COUNT, HELP, namesrv_option
 from cometmq.cli.progress import progress_bar
 from cometmq.errors import ConfigError
 from cometmq.text import counted, printable, printable_json
@@ -33,69 +33,34 @@ if TYPE_CHECKING:
 @click.option(
     "--continuous", is_flag=True, help="Go on until Ctrl-C instead of ending with what is there now."
 )
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(min=0.1),
-    default=10.0,
-    metavar="SECONDS",
-    help="With --continuous: time between two looks for new messages.",
-)
-@click.option(
-    "--starting",
-    default="earliest",
-    metavar="WHERE",
-    help="For queues new to the archive: earliest, latest or offsets as JSON.",
-)
-@click.option("--batch-records", type=click.IntRange(min=1), default=1_000_000, help="Messages per commit.")
+@click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), default=10.0, metavar="SECONDS",
+              help="With --continuous: time between two looks for new messages.")  # fmt: skip
+@click.option("--starting", default="earliest", metavar="WHERE",
+              help="For queues new to the archive: earliest, latest or offsets as JSON.")  # fmt: skip
+@click.option("--batch-records", type=COUNT, default=1_000_000, help="Messages per commit.")
 @click.option(
     "-g", "--group", "consumer_group", metavar="NAME", help="Consumer group to publish the progress to."
 )
-@click.option(
-    "--compression",
-    default="zstd",
-    metavar="CODEC",
-    help="Of the Parquet files: zstd, snappy, gzip, lz4, brotli or none.",
-)
+@click.option("--compression", default="zstd", metavar="CODEC",
+              help="Of the Parquet files: zstd, snappy, gzip, lz4, brotli or none.")  # fmt: skip
 @click.option("--compression-level", type=int, metavar="N", help="Of the codec, its own by default.")
 @click.option(
     "--fail-on-data-loss/--no-fail-on-data-loss",
     default=True,
     help="End if messages were deleted before they were archived, or count them as lost.",
 )
+@click.option("--max-bad-records", type=click.IntRange(min=0), metavar="N",
+              help="End once more than N messages went to quarantine.")  # fmt: skip
 @click.option(
-    "--max-bad-records",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="End once more than N messages went to quarantine.",
+    "--pull-batch-size", type=COUNT, default=32, metavar="N", help="Messages asked for in one pull."
 )
-@click.option(
-    "--pull-batch-size",
-    type=click.IntRange(min=1),
-    default=32,
-    metavar="N",
-    help="Messages asked for in one pull.",
-)
-@click.option(
-    "--pulls-in-flight", type=click.IntRange(min=1), default=8, metavar="N", help="On each task's connection."
-)
-@click.option(
-    "--timeout-ms",
-    type=click.IntRange(min=1),
-    default=30_000,
-    metavar="MS",
-    help="Of a pull, and how long a restarting broker is waited for.",
-)
+@click.option("--pulls-in-flight", type=COUNT, default=8, metavar="N", help="On each task's connection.")
+@click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS",
+              help="Of a pull, and how long a restarting broker is waited for.")  # fmt: skip
 @click.option("--check-crc/--no-check-crc", default=True, help="Compare bodies with their checksums.")
 @click.option("--decompress/--no-decompress", default=True, help="Keep bodies plain, or as stored.")
-@click.option(
-    "--max-plain-bytes",
-    type=click.IntRange(min=1),
-    default=64 * 1024 * 1024,
-    show_default="64 MiB",
-    metavar="N",
-    help="Of a body when it is decompressed; larger ones go to quarantine.",
-)
+@click.option("--max-plain-bytes", type=COUNT, default=64 * 1024 * 1024, show_default="64 MiB", metavar="N",
+              help="Of a body when it is decompressed; larger ones go to quarantine.")  # fmt: skip
 @click.option("--master", metavar="URL", help="Spark master; SPARK_MASTER, else local[*].")
 @click.option("--memory", default="1g", metavar="SIZE", help="Heap of Spark's driver.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

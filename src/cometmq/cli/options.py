@@ -12,6 +12,7 @@ import click
 from cometmq.text import is_utf8
 
 F = TypeVar("F", bound=Callable[..., Any])
+COUNT = click.IntRange(min=1)
 HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -37,9 +38,7 @@ def raw_option(command: F) -> F:
 
 LISTENING = (
     click.option("-t", "--tags", default="*", metavar="EXPR", help="Only these tags: 'A || B'."),
-    click.option(
-        "-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages."
-    ),
+    click.option("-c", "--count", type=COUNT, metavar="N", help="Stop after so many messages."),
     click.option(
         "--timeout",
         "idle_s",

@@ -6,6 +6,7 @@ wants the store for itself.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cometmq.cli.options import HELP
+from cometmq.cli.options import COUNT, HELP
 from cometmq.cli.progress import progress_bar
 from cometmq.settings import read_properties_file, settings_of
 from cometmq.text import counted, printable, printable_json
@@ -27,7 +28,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def store_options(command: F) -> F:
-    """DIR, where else to look, and --json."""
+    """DIR, where else to look, and --json. The command is given the first argument and the keywords of what
+    `store.inspect` does."""
+
+    @functools.wraps(command)
+    def opened(directory: str, config_file: str | None, commit_log_dir: str, **options: Any) -> Any:
+        look = {"config": store_config(config_file), "commit_log_dir": commit_log_dir}
+        return command(directory, look, **options)
+
     where = "The log, if it is not in DIR/commitlog."
     conf = "The broker's configuration, if there is no broker.conf in DIR."
     for decorate in (
@@ -36,8 +44,8 @@ def store_options(command: F) -> F:
         click.option("-c", "--config", "config_file", metavar="FILE", help=conf),
         click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False)),
     ):
-        command = decorate(command)
-    return command
+        decorate(opened)
+    return opened  # type: ignore[return-value]
 
 
 def store_config(path: str | None) -> StoreConfig | None:
@@ -68,7 +76,7 @@ def store() -> None:
 
 @store.command(context_settings=HELP)
 @store_options
-def verify(directory: str, config_file: str | None, commit_log_dir: str, as_json: bool) -> None:
+def verify(directory: str, look: dict[str, Any], as_json: bool) -> None:
     """Check every record, queue unit, index entry, the checkpoint and the tables of the store in DIR.
 
     Changes nothing and may run beside a broker. Exit code 1 if something is damaged; what an unclean stop
@@ -77,9 +85,7 @@ def verify(directory: str, config_file: str | None, commit_log_dir: str, as_json
     from cometmq.store.inspect import verify as check
 
     with progress_bar("verifying") as progress:
-        report = check(
-            directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
-        )
+        report = check(directory, **look, progress=progress)
     if as_json:
         echo_json(report)
     else:
@@ -92,7 +98,7 @@ def verify(directory: str, config_file: str | None, commit_log_dir: str, as_json
 
 @store.command(context_settings=HELP)
 @store_options
-def rebuild(directory: str, config_file: str | None, commit_log_dir: str, as_json: bool) -> None:
+def rebuild(directory: str, look: dict[str, Any], as_json: bool) -> None:
     """Make the consume queues and the index of the store in DIR anew from its log.
 
     The broker must be stopped. The old directories stay until the new ones are complete.
@@ -100,9 +106,7 @@ def rebuild(directory: str, config_file: str | None, commit_log_dir: str, as_jso
     from cometmq.store.inspect import rebuild as run
 
     with progress_bar("rebuilding") as progress:
-        report = run(
-            directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
-        )
+        report = run(directory, **look, progress=progress)
     if as_json:
         echo_json(report)
         return
@@ -122,16 +126,12 @@ def rebuild(directory: str, config_file: str | None, commit_log_dir: str, as_jso
 @store.command(context_settings=HELP)
 @store_options
 @click.option("--queues", "by_queue", is_flag=True, help="One line for each queue, not for each topic.")
-def stats(
-    directory: str, config_file: str | None, commit_log_dir: str, as_json: bool, by_queue: bool
-) -> None:
+def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -> None:
     """Messages and bytes per topic and queue of the store in DIR, its files, and what retention will do."""
     from cometmq.store.inspect import store_stats
 
     with progress_bar("counting") as progress:
-        found = store_stats(
-            directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
-        )
+        found = store_stats(directory, **look, progress=progress)
     if as_json:
         echo_json(found)
         return
@@ -159,9 +159,7 @@ def stats(
     metavar="N",
     help="First queue offset (with --queue) or log position to show.",
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=32, show_default=True, help="Most messages to show."
-)
+@click.option("--limit", type=COUNT, default=32, show_default=True, help="Most messages to show.")
 @click.option("--body", type=click.Choice(["auto", "text", "hex", "none"]), default="auto", show_default=True,
               help="How to show bodies; auto: as text if it is UTF-8.")  # fmt: skip
 @click.option(
@@ -170,8 +168,7 @@ def stats(
 @click.option("--scan", is_flag=True, help="Look for ids and keys in the whole log, without the index.")
 def dump(
     directory: str,
-    config_file: str | None,
-    commit_log_dir: str,
+    look: dict[str, Any],
     as_json: bool,
     offset: int | None,
     message_id: str | None,
@@ -195,12 +192,7 @@ def dump(
     from cometmq.cli.store_text import message_json, message_line, message_text
     from cometmq.store.inspect import RecordFinder
 
-    with (
-        progress_bar("searching") as progress,
-        RecordFinder(
-            directory, config=store_config(config_file), commit_log_dir=commit_log_dir, progress=progress
-        ) as finder,
-    ):
+    with progress_bar("searching") as progress, RecordFinder(directory, **look, progress=progress) as finder:
         found: Iterable[MessageExt]
         if offset is not None:
             at = finder.at(offset)
