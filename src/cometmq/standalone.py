@@ -2,8 +2,8 @@
 
 The name server and a single broker share one process and one loop. Of several brokers each is a child process
 with a store of its own under DIR/<broker>, ports 10 apart: one Python loop uses one core, and queues spread
-over brokers. The segment sizes are small; they stand in a broker.conf beside each store, because
-Apache's broker needs the exact lengths to open it.
+over brokers. The segment sizes are small; a broker.conf beside each store holds them, because Apache's broker
+needs the exact lengths to open it.
 """
 
 from __future__ import annotations
@@ -182,17 +182,11 @@ class Standalone:
             finally:
                 asyncio.run_coroutine_threadsafe(self.stop(), loop).result(timeout_s)
         finally:
-            asyncio.run_coroutine_threadsafe(finish_loop(), loop).result(timeout_s)
+            for finish in (loop.shutdown_asyncgens, loop.shutdown_default_executor):
+                asyncio.run_coroutine_threadsafe(finish(), loop).result(timeout_s)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(timeout_s)
             loop.close()
-
-
-async def finish_loop() -> None:
-    """What asyncio.run does before it closes a loop."""
-    loop = asyncio.get_running_loop()
-    await loop.shutdown_asyncgens()
-    await loop.shutdown_default_executor()
 
 
 @dataclass(slots=True, eq=False)
@@ -220,9 +214,8 @@ class BrokerChild:
             raise StandaloneError(f"{self.name} was not ready within {CHILD_READY_S:g} s") from None
         if not line:
             code = await self.process.wait()
-            raise StandaloneError(
-                f"{self.name} ended with exit code {code} before it served; see its log above"
-            )
+            problem = f"{self.name} ended with exit code {code} before it served; see its log above"
+            raise StandaloneError(problem)
         self.addr = json.loads(line)["addr"]
 
     async def stop(self) -> None:

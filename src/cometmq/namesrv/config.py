@@ -93,8 +93,7 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> NamesrvConfig:
         """Read a properties file's pairs. A known key with a bad value is a ConfigError; an unknown key is
-        kept and warned about with the nearest known name.
-        """
+        kept, with a warning that names the nearest known one."""
         return cls().updated(properties)
 
     def updated(self, properties: Mapping[str, str]) -> NamesrvConfig:

@@ -21,12 +21,10 @@ NAMESPACES_MAX = 256
 
 
 class KvRefused(CometError):
-    """A pair that is not kept. `field` names what is wrong with it."""
+    """A pair that is not kept; `field` says which part of it is wrong."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(field, problem)
-        self.field = field
-        self.problem = problem
+    field: str
+    problem: str
 
     def __str__(self) -> str:
         return f"{self.field}: {self.problem}"
@@ -57,9 +55,8 @@ class KvTables:
         if key in pairs:
             size -= _size(key, pairs[key])
         if size > NAMESPACE_MAX:
-            raise KvRefused(
-                "value", f"its namespace would have {size} bytes, at most {NAMESPACE_MAX} are kept"
-            )
+            problem = f"its namespace would have {size} bytes, at most {NAMESPACE_MAX} are kept"
+            raise KvRefused("value", problem)
         self._tables.setdefault(namespace, {})[key] = value
         self._sizes[namespace] = size
         self.generation += 1

@@ -124,9 +124,7 @@ class RequestProcessor:
             raise CommandError(ResponseCode.SYSTEM_ERROR, registered.refusal)
         if registered.left_out:
             log.warning("no room for %d topics of broker %s", registered.left_out, asked.broker_addr)
-        order = None
-        if self.config.now.return_order_topic_config_to_broker:
-            order = self._order_topics()
+        order = self._order_topics() if self.config.now.return_order_topic_config_to_broker else None
         return request.response(
             header=headers.RegisterBrokerResponseHeader(
                 ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr
@@ -177,7 +175,7 @@ class RequestProcessor:
         return request.response(header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
     def add_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
-        """Give it back."""
+        """Give the topics of a broker name the write permission again."""
         asked = request.header(headers.BrokerNameRequestHeader)
         count = self.tables.add_write_perm(asked.broker_name)
         log.info("%s restored write permission of %s: %d topics", connection.peer, asked.broker_name, count)
@@ -190,10 +188,8 @@ class RequestProcessor:
         asked = request.header(headers.GetRouteInfoRequestHeader)
         route = self.tables.route(asked.topic)
         if route is None:
-            raise CommandError(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"No topic route info in name server for the topic: {asked.topic}",
-            )
+            remark = f"No topic route info in name server for the topic: {asked.topic}"
+            raise CommandError(ResponseCode.TOPIC_NOT_EXIST, remark)
         if self.config.now.order_message_enable:
             route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, asked.topic)
         quoted = request.version >= VERSION_4_9_4 or bool(asked.accept_standard_json_only)
@@ -273,9 +269,8 @@ class RequestProcessor:
         config = self.config.now
         refused = sorted(key for key in changes if config.black_listed(key))
         if refused:
-            raise CommandError(
-                ResponseCode.NO_PERMISSION, f"Can not update config in black list: {', '.join(refused)}"
-            )
+            remark = f"Can not update config in black list: {', '.join(refused)}"
+            raise CommandError(ResponseCode.NO_PERMISSION, remark)
         known = config.to_properties()
         try:
             # Apache takes over what it knows and ignores the rest.
@@ -293,9 +288,8 @@ class RequestProcessor:
 def registration(
     request: Frame, asked: headers.RegisterBrokerRequestHeader, body: RegisterBrokerBody, replaces: bool
 ) -> Registration:
-    """What a broker says of itself, checked: clients dial the addresses and make what topics and queues it
-    names. replaces: see `Registration.replaces_topics`. Raises CommandError.
-    """
+    """What a broker says of itself, checked: clients dial the addresses and use the topics and queues that it
+    names. replaces: see `Registration.replaces_topics`. Raises CommandError."""
     for field, name in (("brokerName", asked.broker_name), ("clusterName", asked.cluster_name)):
         if not name.strip() or len(name) > NAME_MAX or not name.isprintable():
             raise _refused(field, name, f"1 to {NAME_MAX} printable characters are wanted")

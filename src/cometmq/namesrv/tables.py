@@ -1,5 +1,4 @@
-"""The name server's state: who is alive, and where topics live. No sockets, no clock: `now_ms` is always
-given.
+"""The name server's state: who is alive, and where topics live. No sockets, no clock: callers give `now_ms`.
 
 Five tables, as Apache's RouteInfoManager has them: topic -> broker name -> queues; broker name -> addresses
 by id; cluster -> broker names; address -> liveness; address -> filter servers. Two more are derived, so
@@ -7,10 +6,11 @@ that work is proportional to the broker it concerns: topics of a broker name, an
 a connection.
 
 Events change the tables and return what the caller has to do or answer; queries return values that are safe
-to keep. Behaviour is 4.9.7's, with three deviations that each cure a loss of routes: - a broker that
-unregisters takes away its own address only, not another one that took over its id since; - a lost
-connection removes every broker that registered over it, not the first one found; - a later registration
-over a new connection is not undone when the old connection closes at last.
+to keep. Behaviour is 4.9.7's, with three deviations that each cure a loss of routes:
+
+- a broker that unregisters takes away its own address only, not another one that took over its id since;
+- a lost connection removes every broker that registered over it, not the first one found;
+- a later registration over a new connection is not undone when the old connection closes at last.
 """
 
 from __future__ import annotations
@@ -152,17 +152,15 @@ class RouteTables:
             self._remove_broker(broker_addr)
 
     def connection_lost(self, connection: Hashable) -> Iterator[str]:
-        """A connection closed: the brokers that registered over it are gone. Yields each address once its
-        broker is removed, which takes a tenth of a second for 100,000 topics: others may have their turn in
-        between."""
+        """A connection closed: remove the brokers that registered over it. Yields each address once it is
+        removed, which takes a tenth of a second for 100,000 topics: others may have turns in between."""
         for addr in sorted(self.addrs_of.get(connection, ())):
             if addr in self.addrs_of.get(connection, ()):  # it has not come back meanwhile
                 self._remove_broker(addr)
                 yield addr
 
     def scan(self, now_ms: int) -> Iterator[Expired]:
-        """Remove brokers that have been silent for longer than their time-out. Yields as connection_lost
-        does."""
+        """Remove brokers that were silent for longer than their time-out. Yields as connection_lost."""
         for addr in list(self._live):
             live = self._live.get(addr)
             if live is not None and live.last_update_ms + live.timeout_ms < now_ms:
@@ -196,16 +194,10 @@ class RouteTables:
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, everywhere or on the brokers of one cluster."""
-        queues = self._topics.get(topic)
-        if queues is None:
-            return
-        names = (
-            list(queues)
-            if not cluster
-            else [name for name in self._clusters.get(cluster, ()) if name in queues]
-        )
-        for name in names:
-            self._drop_queue(topic, name)
+        queues = self._topics.get(topic, {})
+        for name in list(self._clusters.get(cluster, ()) if cluster else queues):
+            if name in queues:
+                self._drop_queue(topic, name)
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Take the write permission from all topics of a broker name; returns how many topics it has."""
@@ -264,11 +256,8 @@ class RouteTables:
 
     def topics_with(self, want: Callable[[int], bool]) -> list[str]:
         """Topics whose topicSysFlag satisfies `want`; a topic's first queue data speaks for it."""
-        return [
-            topic
-            for topic, queues in self._topics.items()
-            if want(next(iter(queues.values())).topic_sys_flag)
-        ]
+        items = self._topics.items()
+        return [topic for topic, queues in items if want(next(iter(queues.values())).topic_sys_flag)]
 
     def system_topics(self) -> tuple[list[str], str | None]:
         """(cluster and broker names, the address of some broker that knows more)."""

@@ -1,10 +1,9 @@
-"""The archive job: topics to a Parquet table, each message exactly once, from the first offset or from where
-it stopped.
+"""The archive job: topics to a Parquet table, each message exactly once, from where it stopped.
 
 Spark plans, schedules and retries; the bytes are pulled, decoded and written inside one Python task each
-(archive_task.py); the driver commits each batch in one step (table.py). The directory itself is the only
-state: a job that is killed anywhere and started again goes on behind the last commit. Ranges end at offsets
-fixed before they are read, so a message is in exactly one committed range; a batch whose counts do not add up
+(archive_task.py); the driver commits each batch in one step (table.py). The directory is the only
+state: a job that is killed anywhere and started again goes on behind the last commit. The ends of a range are
+fixed before it is read, so each message is in exactly one committed range. A batch whose counts do not add up
 to its ranges is not committed.
 """
 
@@ -34,7 +33,6 @@ from cometmq.pipeline.offsets import EARLIEST, Offsets, from_tree, to_tree
 from cometmq.pipeline.options import (
     MAX_PLAIN_BYTES,
     MOST_BYTES,
-    SYSTEM_GROUP,
     Position,
     PullOptions,
     Topics,
@@ -44,6 +42,7 @@ from cometmq.pipeline.options import (
 from cometmq.pipeline.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
 from cometmq.pipeline.table import ArchiveTable
 from cometmq.pipeline.watch import watch_tasks
+from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
 log = logs.logger(__name__)
 
@@ -91,9 +90,9 @@ class ArchiveSummary(msgspec.Struct):
     """Brokers that hold messages of the topics, by their routes or the archive's log, but could not be read
     when the run last looked, or only from a replica, which may lack the newest."""
     replaced: int = 0
-    """Queues that began anew: what they had held beyond what was archived is not known."""
+    """Queues that began anew: nobody knows what the old ones held beyond what was archived."""
     put_off: str | None = None
-    """What was wrong with the last look of a continuous run, which the next look would have repeated."""
+    """The last error of a continuous run that was stopped before it could try again."""
 
     @property
     def complete(self) -> bool:
@@ -144,7 +143,7 @@ def archive(
     _check_least(0, interval_s=interval_s, max_bad_records=max_bad_records or 0)
     _check_compression(compression, compression_level)
     pull = PullOptions(
-        consumer_group=consumer_group or SYSTEM_GROUP,
+        consumer_group=consumer_group or TOOLS_CONSUMER_GROUP,
         pull_batch_size=pull_batch_size,
         pulls_in_flight=pulls_in_flight,
         timeout_ms=timeout_ms,
@@ -287,7 +286,7 @@ class Job:
                 return
 
     def _begin_anew(self, held: dict[MessageQueue, Bounds]) -> None:
-        """Commit where queues begin that are no longer those that were archived."""
+        """Commit where reading goes on in queues that are no longer those that were archived."""
         fail = self.pull.fail_on_data_loss
         anew = self.cluster.replaced(self.known, self.marks, held, fail=fail, idle=True)
         if not anew:
@@ -302,8 +301,8 @@ class Job:
         self.summary.queues += [self.queues.pop(queue) for queue in sorted(anew) if queue in self.queues]
 
     def _enter(self, held: dict[MessageQueue, Bounds]) -> None:
-        """Commit where queues begin that are new to the archive, before they are read: "latest" must stay the
-        same place. A new queue of a known topic is read from its first offset."""
+        """Commit where queues new to the archive begin, before they are read: "latest" must stay the same
+        place. A new queue of a known topic is read from its first offset."""
         topics = {queue.topic for queue in self.known}
         new = sorted(held.keys() - self.known.keys())
         if not new:
@@ -320,7 +319,7 @@ class Job:
     def _marks_at(
         self, offsets: Offsets, held: dict[MessageQueue, Bounds], anew: Container[MessageQueue] = ()
     ) -> Marks:
-        """The marks of these positions, asked for where they moved or the queue is another one (`anew`)."""
+        """The marks of these positions. Brokers are asked where one moved or the queue began `anew`."""
         same = {
             queue: mark
             for queue, mark in self.marks.items()
@@ -375,8 +374,8 @@ class Job:
         edges: Iterable[tuple[Offsets, Marks]],
         held: dict[MessageQueue, Bounds],
     ) -> bool:
-        """Whether the record before the start or the end of what was read has changed meanwhile: then the
-        rows may come from two queues, the old one and the one that replaced it."""
+        """Whether the record before the start or the end of what was read has changed meanwhile. The rows may
+        then come from two queues: the old one, and the one that replaced it."""
         for offsets, marks in edges:
             kept = {queue: marks[queue] for queue in queues if queue in marks}
             found = self.cluster.marks({queue: offsets[queue] - 1 for queue in kept})
@@ -388,19 +387,15 @@ class Job:
     def read_batch(self, batch: int, ranges: list[QueueRange]) -> list[TaskResult]:
         """Read the ranges in one Spark job. Raises the first error of its tasks."""
         context = self.spark.sparkContext
-        groups = pack(ranges, default_tasks(sum(item.count for item in ranges), context.defaultParallelism))
+        records = sum(item.count for item in ranges)
+        groups = pack(ranges, default_tasks(records, context.defaultParallelism))
         if not groups:
             return []
         addresses = self.cluster.addresses(item.queue for item in ranges)
         staging = self.table.staging(batch)
         codec, level = self.compression
-        tasks = [
-            ArchiveTask(
-                batch, group, addresses, self.namesrv, self.table.output, staging, codec, level, self.pull
-            )
-            for group in groups
-        ]
-        records = sum(item.count for item in ranges)
+        place = (self.namesrv, self.table.output, staging)
+        tasks = [ArchiveTask(batch, group, addresses, *place, codec, level, self.pull) for group in groups]
 
         def report(done: int) -> None:
             self._report(batch, records * done // len(tasks))
@@ -417,24 +412,19 @@ class Job:
     ) -> None:
         for queue, count in counted.items():
             if count.records + count.bad + count.lost != end[queue] - start[queue]:
-                raise ArchiveError(
-                    self.table.output,
+                problem = (
                     f"{queue} offsets {start[queue]} to {end[queue]} gave {count.records} messages, "
-                    f"{count.bad} bad, "
-                    f"{count.lost} lost ones: not committed",
+                    f"{count.bad} bad, {count.lost} lost ones: not committed"
                 )
+                raise ArchiveError(self.table.output, problem)
         rows = sum(file["rows"] for result in results for file in result.files)
         if rows != sum(count.records for count in counted.values()):
-            raise ArchiveError(
-                self.table.output, f"the batch's files hold {rows} rows, not what was read: not committed"
-            )
+            problem = f"the batch's files hold {rows} rows, not what was read: not committed"
+            raise ArchiveError(self.table.output, problem)
         bad = self.summary.bad + sum(count.bad for count in counted.values())
         if self.max_bad is not None and bad > self.max_bad:
-            raise ArchiveError(
-                self.table.output,
-                f"{bad} bad records, the limit is {self.max_bad}: not committed",
-                "max_bad_records",
-            )
+            problem = f"{bad} bad records, the limit is {self.max_bad}: not committed"
+            raise ArchiveError(self.table.output, problem, "max_bad_records")
 
     def _count(
         self, start: Offsets, end: Offsets, counted: dict[MessageQueue, QueueCount], results: list[TaskResult]

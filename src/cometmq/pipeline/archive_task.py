@@ -50,9 +50,7 @@ _ROW_BYTES = 1024  # what a row takes beside them, generously
 
 @dataclass(frozen=True, slots=True)
 class ArchiveTask:
-    """The work of one task. `staging` is relative to the archive's root; addresses are those of the brokers
-    by name.
-    """
+    """The work of one task. staging: relative to the archive's root; addresses: by broker name."""
 
     batch: int
     ranges: list[QueueRange]
@@ -67,9 +65,7 @@ class ArchiveTask:
 
 @dataclass(slots=True)
 class QueueCount:
-    """What a task found in one queue. Time stamps in ms, None without records; `bytes` as stored by the
-    broker.
-    """
+    """What a task found in one queue. Times in ms, None without records; bytes as stored by the broker."""
 
     records: int = 0
     bad: int = 0
@@ -99,9 +95,8 @@ class TaskResult:
 
 
 def run_tasks(tasks: Iterable[ArchiveTask]) -> Iterable[TaskResult | CometError]:
-    """For `RDD.mapPartitions`. Errors of ours are results: the driver raises them as they are, and Spark does
-    not repeat what was tried for as long as the time-out allows, or what a full disk refused. Spark repeats
-    what a worker's death cut short."""
+    """For `RDD.mapPartitions`. Our own errors and a full disk are results, which the driver raises as they
+    are: trying again would not help. Spark repeats what a worker's death cut short."""
     for task in tasks:
         try:
             yield _run(task)
@@ -133,9 +128,7 @@ def _run(task: ArchiveTask) -> TaskResult:
 
 
 def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> None:
-    """Add a batch to the counts of its queues. Raises KeyError for a record of a queue that was not asked
-    for.
-    """
+    """Add a batch to the counts of its queues. Raises KeyError for a queue that was not asked for."""
     if not batch.num_rows:
         return
     broker_name = batch.column("broker_name")[0].as_py()
@@ -157,8 +150,8 @@ def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> Non
 
 
 class Quarantine:
-    """Bad records, written to one staged file, which is made for the first of them. All records of a topic
-    may be bad, so only some are held in memory."""
+    """Writes bad records to one staged file, which the first of them makes. All records of a topic may be
+    bad, so only some are held in memory."""
 
     def __init__(self, filesystem: fs.FileSystem, root: str, staging: str, batch: int) -> None:
         self._place = (filesystem, root, staging)

@@ -1,8 +1,7 @@
-"""What the pipeline's planning asks a cluster: which queues there are, what they hold, which offset a time
-means.
+"""What planning asks a cluster: which queues there are, what they hold, which offset a time means.
 
-Synchronous, with retries inside: an exception in a planning method ends a streaming query at once, so what
-passes by itself within the time-out (a broker that restarts, a broken connection) is waited for here.
+Calls block and retry: an exception in a planning method ends a streaming query at once, so what passes by
+itself within the time-out (a broker that restarts, a broken connection) is waited for here.
 """
 
 from __future__ import annotations
@@ -35,13 +34,12 @@ from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, R
 from cometmq.message import MessageQueue
 from cometmq.pipeline.marks import Marks, mark_of, resume
 from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets
-from cometmq.pipeline.options import SYSTEM_GROUP, Position, Topics
+from cometmq.pipeline.options import Position, Topics
 from cometmq.pipeline.plan import Bounds, shrunk
-from cometmq.pipeline.pulling import Reply
-from cometmq.pipeline.requests import BUSY, pull_reply
+from cometmq.pipeline.pulling import BUSY, Reply, pull_reply
 from cometmq.pipeline.wire import IdleWires
 from cometmq.protocol.bodies import ClusterInfo, TopicList
-from cometmq.protocol.codes import TBW102, RequestCode, ResponseCode, is_system_topic
+from cometmq.protocol.codes import TBW102, TOOLS_CONSUMER_GROUP, RequestCode, ResponseCode, is_system_topic
 from cometmq.protocol.frame import Frame
 
 log = logs.logger(__name__)
@@ -57,9 +55,7 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """Connections to the name servers and brokers of one cluster, opened when needed. Not for several
-    threads.
-    """
+    """Connections to the name servers and brokers of one cluster, opened when needed. For one thread only."""
 
     def __init__(self, namesrv: Sequence[str], *, timeout_ms: int) -> None:
         self._namesrv = tuple(namesrv)
@@ -113,8 +109,8 @@ class Cluster:
     def away(self, topics: Topics, known: Iterable[MessageQueue], held: Iterable[MessageQueue]) -> list[str]:
         """Names of the brokers that hold messages of these topics but cannot be read now, sorted.
 
-        known: queues that were read before, held: those that can be read now. A broker of a known queue is
-        away unless it is registered (then it does not have the topic any more); one of the route is if the
+        known: queues that were read before, held: those that can be read now. The broker of a known queue is
+        away unless it is registered (then it no longer has the topic); a broker of the route is away if the
         topic may not be read there.
         """
         here = {(queue.topic, queue.broker_name) for queue in held}
@@ -179,17 +175,15 @@ class Cluster:
     def bounds(
         self, queues: Sequence[MessageQueue], *, missing_ok: bool = False
     ) -> dict[MessageQueue, Bounds]:
-        """What each queue holds, with two requests a queue that are all in flight at once.
+        """What each queue holds; the two requests for each queue are all in flight at once.
 
         missing_ok: ask once, and leave out queues whose brokers cannot be asked instead of raising the error.
         """
         found: dict[MessageQueue, Bounds] = {}
         for own in _by_broker(queues):
             try:
-                if missing_ok:
-                    found |= self._bounds_of(own)
-                else:
-                    found |= self._within_timeout(partial(self._bounds_of, own))
+                ask = partial(self._bounds_of, own)
+                found |= ask() if missing_ok else self._within_timeout(ask)
             except (RemotingError, NoRouteError, BrokerError):
                 if not missing_ok:
                     raise
@@ -208,12 +202,12 @@ class Cluster:
         }
 
     def look(self, topics: Topics, known: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """The `bounds` that can be had now, for callers that ask again and again: of the queues of `topics`,
-        and of those `known` from before, except where a broker does not answer or refuses for the moment.
+        """The `bounds` of the queues of `topics` and of those `known` from before, for callers that ask again
+        and again. Queues whose broker does not answer, or refuses for the moment, are left out.
 
-        If a name server does not answer, or does not know a topic (yet), brokers are taken to be where they
-        were. A broker that is away is named in a warning and not asked again for a while.
-        Raises NoRouteError, RemotingError or BrokerError when there is no broker at all that answers.
+        If a name server does not answer or does not know a topic, brokers are taken to be where they were. A
+        broker that is away is named in a warning and not asked again for a while. Raises NoRouteError,
+        RemotingError or BrokerError when no broker at all answers.
         """
         queues = {queue for queue in known if topics.includes(queue)}
         failure: CometError | None = None
@@ -279,8 +273,8 @@ class Cluster:
     def replaced(
         self, read: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds], *, fail: bool, idle: bool
     ) -> Offsets:
-        """marks.resume, after a look at the last records read of the queues that have grown; idle: also of
-        those that have not."""
+        """marks.resume, after a look at the last record read of each queue that has grown; with `idle` also
+        of those that have not."""
         looked_at = {
             queue: read[queue] - 1
             for queue in kept.keys() & held.keys()
@@ -292,7 +286,7 @@ class Cluster:
         """The first record at or behind each offset of one broker's queues. Raises BrokerError for a refusal:
         it says nothing about what the queue holds."""
         address = self._known_or_fresh(wanted[0][0])
-        frames = [pull_request(SYSTEM_GROUP, queue, offset, 1, "*") for queue, offset in wanted]
+        frames = [pull_request(TOOLS_CONSUMER_GROUP, queue, offset, 1, "*") for queue, offset in wanted]
         replies = [pull_reply(frame) for frame in self._call(address, frames)]
         for (queue, _), reply in zip(wanted, replies, strict=True):
             if reply.code not in PULL_STATUS:
@@ -304,9 +298,7 @@ class Cluster:
         return address if address is not None else self.address_of(queue)
 
     def resolve(self, position: Position, queues: Sequence[MessageQueue]) -> Offsets:
-        """The offset of each queue that a position means. Raises ConfigError for offsets of queues that are
-        not there.
-        """
+        """The offset that a position means in each queue. Raises ConfigError for a queue that is not read."""
         given = position.offsets
         strange = sorted(given.keys() - set(queues))
         if strange:
@@ -323,12 +315,11 @@ class Cluster:
         return offsets
 
     def offset_at(self, queue: MessageQueue, bounds: Bounds, timestamp_ms: int) -> int:
-        """The first offset whose message was stored at or after `timestamp_ms`, the queue's end if there is
-        none.
+        """The first offset whose message was stored at or after `timestamp_ms`, else the queue's end.
 
-        Found by halving over the messages themselves: the brokers' own search (code 29) means the nearest
-        message in 4.x and the next one in 5.x. Store times of a queue ascend, except where a broker's clock
-        was set back.
+        It is found by halving over the messages themselves: the brokers' own search (code 29) means the
+        nearest message in 4.x and the next one in 5.x. Store times of a queue ascend, except where a broker's
+        clock was set back.
         """
         low, high = bounds.minimum, bounds.maximum
         while low < high:
@@ -341,9 +332,9 @@ class Cluster:
         return low
 
     def _store_time(self, queue: MessageQueue, offset: int) -> tuple[int, int | None]:
-        """Store time of the first message at or behind `offset`, None if it is gone; and the next offset that
-        is not gone. Raises BrokerError while the broker refuses, or does not hold the offset, RecordError
-        for a damaged one: its time would put the queue anywhere."""
+        """(the next offset that is not gone, store time of the first message at or behind `offset`, None if
+        that is gone). Raises BrokerError while the broker refuses or does not hold the offset, RecordError
+        for a damaged message: its time could be anything."""
         (reply,) = self._pull_one([(queue, offset)])
         if reply.body:
             at, mark = mark_of(reply.body)
@@ -354,9 +345,7 @@ class Cluster:
         raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Store a consumer group's offsets on the brokers' masters; brokers that are away are left for the
-        next time.
-        """
+        """Store a consumer group's offsets on the brokers' masters; brokers that are away are left out."""
         for own in _by_broker(sorted(offsets)):
             address = self._routes.master(own[0].broker_name)
             if address is not None and own[0].broker_name not in self._away:
@@ -373,11 +362,9 @@ class Cluster:
             failure: RemotingError | None = None
             for address in self._namesrv:
                 try:
-                    frame = self._call(address, [request])[0]
+                    return succeeded(self._call(address, [request])[0], address)
                 except RemotingError as error:
                     failure = error
-                    continue
-                return succeeded(frame, address)
             assert failure is not None
             raise failure
 
@@ -430,8 +417,8 @@ class _Away:
 def look_twice(
     look: Callable[[], dict[MessageQueue, Bounds]], read: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, Bounds]:
-    """What `look` finds; at the second look if a queue is shorter than what was `read` from it at the first.
-    A broker that has just started may still be making its queues from its log."""
+    """What `look` finds. It looks again if a queue is shorter than what was `read` from it: a broker that has
+    just started may still be making its queues from its log."""
     held = look()
     if shrunk(read, held):
         time.sleep(_SHRUNK_S)
@@ -454,5 +441,5 @@ def _registered(queue: MessageQueue, address: str | None, namesrv: Sequence[str]
 
 
 def _unknown_topic(error: CometError) -> bool:
-    """Whether a name server was reached and says that there is no such topic: waiting does not help."""
+    """Whether a name server said that there is no such topic: waiting does not help then."""
     return isinstance(error, NoRouteError) and error.hint == NO_ROUTE_HINT

@@ -1,5 +1,4 @@
-"""Positions in queues: the values that Spark keeps in its checkpoint, that users write in options, that
-manifests hold.
+"""Positions in queues, as Spark's checkpoint, users' options and manifests hold them.
 
 As JSON an offset map is `{"topic": {"broker-name": {"queue": next_offset}}}`. Spark compares positions as
 TEXT, so the text of one map must always be the same: keys are written in order (queues by number).
@@ -25,9 +24,9 @@ START_KEY = "@start"
 """In the end position of a query's FIRST batch: where that batch begins. `@` cannot occur in a topic's name.
 (Also where a queue was replaced and reading goes on elsewhere, marks.py.)
 
-Spark's log holds the end of each batch but not the start of the first one: after a crash in batch 0 it asks
-the source again where to begin, and "latest" is then another place (records in between would be lost). With
-the start inside the logged end, the batch is the same batch whenever it is planned again."""
+Spark's log holds the end of each batch but not the start of the first one. After a crash in batch 0 it asks
+the source again where to begin, and "latest" is another place by then: records in between would be lost. With
+the start inside the logged end, the batch stays the same whenever it is planned again."""
 
 MARKS_KEY = "@last"
 """Beside the positions of a stream: the mark of the record before each of them (marks.py)."""

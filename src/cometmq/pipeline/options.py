@@ -1,8 +1,7 @@
 """Options of the `cometmq` format: read from Spark's case-insensitive text map into checked values.
 
-The names are those Kafka's source made familiar, with the ones of RocketMQ's old connector as other
-spellings. An option nobody knows is an error that names the nearest known one: a typing error must not
-silently read everything.
+The names are familiar from Kafka's source; those of RocketMQ's old connector are other spellings of them. An
+unknown option is an error that names the nearest known one: a typing error must not silently read everything.
 """
 
 from __future__ import annotations
@@ -17,24 +16,19 @@ from dataclasses import dataclass, field
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.offsets import EARLIEST, LATEST, MAX_QUEUE_ID, Offsets, parse_offsets
-
-SYSTEM_GROUP = "TOOLS_CONSUMER"
-"""The consumer group named in pulls when the user gives none. Every broker has it from the start, so nothing
-is left behind on the broker by a reading job."""
+from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP, TOOLS_CONSUMER_GROUP
 
 MAX_PLAIN_BYTES = 64 * 1024 * 1024
 """A message whose body is larger when it is decompressed is a bad record. Producers take bodies of 4 MiB
 (before compression) unless they are told otherwise; of 64 MiB a worker with 512 MB can hold the copies."""
 MOST_BYTES = 512 * 1024 * 1024
-"""Of one batch: a JVM of 1 GiB takes that, and 1.5 GiB end it (docs/reference/spark.md, Size of a batch);
-Arrow has 31 bits for what is stored, what is plain and one message more."""
+"""Of one batch: a JVM of 1 GiB takes that, and 1.5 GiB end it (docs/reference/spark.md, Size of a batch).
+Arrow has 31 bits for stored bytes, plain bytes and one message more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin or end: a word for all queues, a time, or offsets for some queues and a word for the
-    rest.
-    """
+    """Where to begin or end: a word or a time for all queues, or offsets for some and a word for the rest."""
 
     word: int = EARLIEST  # EARLIEST or LATEST
     offsets: Offsets = field(default_factory=dict)
@@ -60,11 +54,9 @@ class Topics:
 class PullOptions:
     """How a task talks to the brokers."""
 
-    consumer_group: str = SYSTEM_GROUP
+    consumer_group: str = TOOLS_CONSUMER_GROUP  # every broker has it: a reading job leaves nothing behind
     tags: str = "*"
-    pull_batch_size: int = (
-        32  # records asked for in one pull; brokers give at most 32 in their default configuration
-    )
+    pull_batch_size: int = 32  # records asked for in one pull; brokers give no more unless configured
     pulls_in_flight: int = 8
     timeout_ms: int = 30_000  # without an answer; also how long a busy or restarting broker is waited for
     batch_records: int = 10_000  # of one Arrow batch
@@ -207,7 +199,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     group = given.text("consumerGroup")
     default = PullOptions()
     pull = PullOptions(
-        consumer_group=group or SYSTEM_GROUP,
+        consumer_group=group or TOOLS_CONSUMER_GROUP,
         tags=given.text("tags") or default.tags,
         pull_batch_size=given.count("pullBatchSize", default.pull_batch_size),
         pulls_in_flight=given.count("pullsInFlight", default.pulls_in_flight),
@@ -240,7 +232,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(
         namesrv=given.addresses(),
         topic=topic.strip() if topic else None,
-        producer_group=given.text("producerGroup") or "CLIENT_INNER_PRODUCER",
+        producer_group=given.text("producerGroup") or CLIENT_INNER_PRODUCER_GROUP,
         batch_bytes=given.count("batchBytes", 256 * 1024),
         batch_records=given.count("batchRecords", 512),
         timeout_ms=given.count("timeoutMs", 30_000),

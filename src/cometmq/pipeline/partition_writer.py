@@ -7,7 +7,6 @@ the largest buffers first.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from cometmq.pipeline.table import partition_value
+from cometmq.pipeline.table import partition_value, sync_local
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
@@ -69,7 +68,8 @@ class StagedFile:
         self._writer.close()
         self._stream.close()
         where = f"{self._root}/{self._staged}"
-        sync(self._filesystem, where)
+        if isinstance(self._filesystem, fs.LocalFileSystem):  # other stores do it when the file is closed
+            sync_local(where)
         size = self._filesystem.get_file_info(where).size
         path = f"{directory}/{self._name}"
         return {"staged": self._staged, "path": path, "rows": self._rows, "bytes": size}
@@ -85,8 +85,7 @@ class _OpenFile:
 
 
 class PartitionWriter:
-    """Writes batches that have the columns `topic` and `store_timestamp` beside others; `topic` goes to the
-    path only.
+    """Writes batches with the columns `topic` (which goes to the path only), `store_timestamp` and others.
 
     `files` describes the finished files after `close`, as StagedFile does, with their topic, dt and hour.
     """
@@ -181,14 +180,3 @@ def runs(*columns: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
     for start, stop in pairwise(edges):
         if stop > start:
             yield start, stop
-
-
-def sync(filesystem: fs.FileSystem, path: str) -> None:
-    """Make a file durable; stores that are not local do it when it is closed."""
-    if not isinstance(filesystem, fs.LocalFileSystem):
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

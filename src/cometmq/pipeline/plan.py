@@ -1,5 +1,4 @@
-"""What to read, decided without I/O: where ranges begin and end, how limits are shared out, which task reads
-what.
+"""What to read, decided without I/O: where ranges begin and end, how limits are shared, what each task reads.
 
 All ends are exclusive. Offsets of a queue are dense, so a range may be cut anywhere.
 """
@@ -110,9 +109,7 @@ def _lost(fail: bool, queue: MessageQueue, start: int, end: int, held: Bounds, p
 
 
 def default_tasks(records: int, slots: int) -> int:
-    """How many tasks to cut `records` into: two for each slot, fewer where a task would not be worth its
-    start.
-    """
+    """How many tasks to cut `records` into: two for each slot, fewer where one is not worth its start."""
     return max(1, min(2 * max(1, slots), math.ceil(records / _LEAST_TASK_RECORDS)))
 
 

@@ -18,8 +18,12 @@ from typing import NamedTuple
 from cometmq.client.cluster.requests import PULL_STATUS
 from cometmq.pipeline.plan import QueueRange
 from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import PullMessageResponseHeader
 from cometmq.protocol.record.one import queue_offset_of, record_starts
 
+BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
+"""Refusals that pass by themselves: a broker that starts, stops or has too much to do."""
 FILTERED_SEGMENT = 2048  # offsets of a segment when the broker filters: it scans 800 entries for one answer
 
 
@@ -40,6 +44,16 @@ class Reply(NamedTuple):
     maximum: int
     body: bytes
     remark: str = ""
+
+
+def pull_reply(frame: Frame) -> Reply:
+    """The body is copied: the frame's own is gone with the next one received."""
+    remark = frame.remark or ""
+    if frame.code not in PULL_STATUS:
+        return Reply(frame.code, 0, 0, 0, b"", remark)
+    header = frame.header(PullMessageResponseHeader)
+    held = (header.min_offset, header.max_offset)
+    return Reply(frame.code, header.next_begin_offset, *held, bytes(frame.body), remark)
 
 
 class Verdict(Enum):
@@ -126,9 +140,8 @@ class PullWindow:
         return not self._open
 
     def answered(self, segment: Segment, reply: Reply) -> Verdict:
-        """Take the answer to the segment's request. Unless it is PROGRESS, nothing changed: call `retry` or
-        `give_up`.
-        """
+        """Take the answer to the segment's request. Unless it is PROGRESS nothing changed: the caller decides
+        between `retry` and `give_up`."""
         verdict = self._judge(segment, reply)
         if verdict is Verdict.PROGRESS and not segment.done:
             self._again.append(segment)
@@ -162,16 +175,13 @@ class PullWindow:
     def _judge(self, segment: Segment, reply: Reply) -> Verdict:
         if reply.code == ResponseCode.SUCCESS and reply.body:
             return self._accept(segment, reply)
-        if (
-            reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY
-            and self._filtered
-            and reply.next_begin > segment.at
-        ):
+        moved_on = reply.next_begin > segment.at
+        if reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._filtered and moved_on:
             segment.at = min(reply.next_begin, segment.end)
             return Verdict.PROGRESS
         if reply.code not in PULL_STATUS:
             return Verdict.REFUSED
-        if reply.next_begin > segment.at:
+        if moved_on:
             self._lose(segment, reply.next_begin, reply)
             return Verdict.PROGRESS
         return Verdict.NOT_YET
@@ -191,8 +201,7 @@ class PullWindow:
             segment.at += 1
             return Verdict.PROGRESS
         if broken and len(starts) > 1:
-            # The last record may be the one whose length is wrong: it is asked for again, to stand at the
-            # beginning.
+            # The length of the last record may be the wrong one: ask for it again, as the first.
             starts.pop()
         if starts:
             segment.chunks.append(Chunk(body, starts))

@@ -32,8 +32,7 @@ from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.errors import BadRecordError, DataLossError, ReplicaBehindError
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.plan import QueueRange
-from cometmq.pipeline.pulling import Chunk, PullWindow, Reply, Request, Segment, Verdict
-from cometmq.pipeline.requests import BUSY, pull_reply
+from cometmq.pipeline.pulling import BUSY, Chunk, PullWindow, Reply, Request, Segment, Verdict, pull_reply
 from cometmq.pipeline.wire import IdleWires, Wire
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.compression import decompress
@@ -67,9 +66,7 @@ def read_batches(
     schema: pa.Schema,
     options: PullOptions,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a Spark read. Bad records raise BadRecordError or are left out with a warning, as the
-    options say.
-    """
+    """The batches of a Spark read. As the options say, bad records raise BadRecordError or give a warning."""
     for part in read_parts(namesrv, ranges, addresses, schema, options):
         for source, bad in part.bad:
             if options.fail_on_bad_record:
@@ -192,10 +189,11 @@ class _BrokerReader:
                 reply.code, remark=reply.remark, broker_addr=self._address, topic=segment.source.queue.topic
             )
         if segment.lost and self._options.fail_on_data_loss:
-            raise _loss(segment)
+            place = (segment.source.queue, segment.start, segment.end, segment.minimum, segment.maximum)
+            raise DataLossError(*place, f"{segment.lost} records are gone")
 
     def _waited(self, segment: Segment, patience_s: float) -> bool:
-        """Whether the segment has been answered like this for so long; if not, it is asked for again."""
+        """Whether this has been the segment's answer for that long; if not, it is asked for again."""
         until = self._patience.setdefault(segment, time.monotonic() + patience_s)
         if time.monotonic() >= until:
             return True
@@ -228,8 +226,8 @@ class _BrokerReader:
                     self._backoff.failed(error)
 
     def _on_replica(self) -> bool:
-        """Whether a replica answers, as far as the name servers know: what it does not hold, its master may.
-        Raises SendFailed when the master is somewhere else, for reading to go on there."""
+        """Whether a replica answers, as far as the name servers know: its master may hold what it lacks.
+        Raises SendFailed when the master is somewhere else, so that reading goes on there."""
         if time.monotonic() >= self._role[0]:
             try:
                 with self._cluster() as cluster:
@@ -265,18 +263,6 @@ class _Backoff:
             raise error
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-
-
-def _loss(segment: Segment) -> DataLossError:
-    source = segment.source
-    return DataLossError(
-        source.queue,
-        segment.start,
-        segment.end,
-        segment.minimum,
-        segment.maximum,
-        f"{segment.lost} records are gone",
-    )
 
 
 class _Assembler:
@@ -360,12 +346,5 @@ def _plain_body(limit: int, sys_flag: int, body: bytes) -> bytes:
 
 
 def _broken(segment: Segment, offset: int, raw: bytes) -> BadRecord:
-    return BadRecord(
-        0,
-        "layout",
-        "the length or magic number cannot be",
-        segment.source.queue.queue_id,
-        offset,
-        None,
-        raw[:MAX_RAW_BYTES],
-    )
+    queue_id, problem = segment.source.queue.queue_id, "the length or magic number cannot be"
+    return BadRecord(0, "layout", problem, queue_id, offset, None, raw[:MAX_RAW_BYTES])

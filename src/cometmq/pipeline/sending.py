@@ -1,9 +1,8 @@
-"""Messages to brokers from a writing task: batched by queue, one batch of a queue in flight, several queues
-at once.
+"""Messages to brokers from a writing task: one batch of each queue in flight, several queues at once.
 
-Blocking sockets, as in reading. Nothing counts as sent before the broker said so: `flush` returns when every
-batch is acknowledged, and raises if one cannot be within its attempts. A batch that was refused or got no
-answer asks the name servers once where the topic is now, and goes there: a master may have moved.
+Sockets block, as in reading. Nothing counts as sent before the broker said so: `flush` returns when every
+batch is acknowledged, and raises if one is not within its attempts. For a batch that was refused or got no
+answer the name servers are asked once where the topic is now, and it goes there: a master may have moved.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.frame import Frame
 
-_BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # by a broker that has not moved
+_BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # the broker has not moved
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _PAUSE_S = 0.1  # before the first repetition, doubled with each
 
@@ -80,9 +79,8 @@ class Sender:
         else:
             queue = select_by_hash(topic.placed, None, message.sharding_key)
             topic.pinned.add(queue)
-        alone = message.delay_level > 0 or message.topic.startswith(
-            RETRY_PREFIX
-        )  # brokers refuse these in batches
+        # Brokers refuse these in batches.
+        alone = message.delay_level > 0 or message.topic.startswith(RETRY_PREFIX)
         size = len(message.body) + len(message.properties) + 32
         waiting = topic.waiting.setdefault(queue, [])
         held = topic.sizes.get(queue, 0)

@@ -50,8 +50,7 @@ class CometWriter(DataSourceArrowWriter):
 
 class CometStreamWriter(DataSourceStreamArrowWriter):
     """A streaming write: query and batch ids are Spark's, so a batch that is repeated after a crash repeats
-    its ids. Where Spark does not tell them, each task makes ids of its own.
-    """
+    its ids. Where Spark does not tell them, each task makes ids of its own."""
 
     def __init__(self, schema: StructType, options: WriteOptions, overwrite: bool = False) -> None:
         if overwrite:

@@ -34,8 +34,8 @@ from cometmq.pipeline.marks import marks_in, replaced, with_marks
 from cometmq.pipeline.offsets import START_KEY, Offsets, Tree, batch_range, from_tree, to_tree, with_start
 from cometmq.pipeline.options import PullOptions, ReadOptions
 from cometmq.pipeline.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
+from cometmq.pipeline.pulling import BUSY
 from cometmq.pipeline.reading import read_batches
-from cometmq.pipeline.requests import BUSY
 from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_column
 
 log = logs.logger(__name__)
@@ -46,9 +46,7 @@ _REGISTERED_S = 30.0  # brokers tell a name server about themselves that often (
 
 @dataclass(frozen=True)
 class ReadTask(InputPartition):
-    """What one Spark task reads: ranges of queues, with the addresses that their brokers had when it was
-    planned.
-    """
+    """What one Spark task reads, with the addresses of the brokers when it was planned."""
 
     namesrv: tuple[str, ...]
     ranges: list[QueueRange]
@@ -56,9 +54,7 @@ class ReadTask(InputPartition):
 
 
 def check_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema to produce for a user's schema. Raises ConfigError for a column that records do not
-    have.
-    """
+    """The Arrow schema for a user's schema. Raises ConfigError for a column that records do not have."""
     arrow = to_arrow_schema(schema, timezone="UTC")
     for field in arrow:
         column = canonical_column(field.name)
@@ -89,21 +85,15 @@ class _Planner:
         lost = sum(item.lost for item in ranges)
         if lost:
             log.warning("%d records of the planned range are gone from the brokers", lost)
-        tasks = options.min_partitions or default_tasks(sum(item.count for item in ranges), _slots())
+        slots = len(os.sched_getaffinity(0))  # a planning process is told nothing about the cluster
+        tasks = options.min_partitions or default_tasks(sum(item.count for item in ranges), slots)
         groups = pack(ranges, tasks, options.max_records_per_partition)
         addresses = self.cluster.addresses(item.queue for item in ranges)
         return [ReadTask(options.namesrv, group, addresses) for group in groups]
 
 
-def _slots() -> int:
-    """Task slots, as far as a planning process can know them: it is told nothing about the cluster."""
-    return len(os.sched_getaffinity(0))
-
-
 class CometReader(DataSourceReader):
-    """A batch read. Both ends are fixed when Spark plans the load: all actions on one frame see the same
-    rows.
-    """
+    """A batch read. Both ends are fixed when Spark plans it: all actions on one frame see the same rows."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._arrow = check_schema(schema)
@@ -182,9 +172,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A stream that goes on compares what has grown: it looks ten times a second.
         idle = self._target is not None
         read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
-        # Queues that the route does not show now (a broker is away) keep their positions; a queue that is new
-        # enters with its first offset and is read from there by the next batch, so that every range has a
-        # logged start.
+        # Queues that the route does not show now (a broker is away) keep their positions. A new queue enters
+        # with its first offset; the next batch reads from there, so every range has a logged start.
         latest = read | {
             queue: max(bounds.maximum, read[queue]) if queue in read else bounds.minimum
             for queue, bounds in held.items()
@@ -201,8 +190,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planned
 
     def _look(self, begin: Offsets) -> dict[MessageQueue, Bounds]:
-        """What the brokers that answer hold. Raises the last error when none has answered for the time-out
-        and the time after which a new name server knows the brokers."""
+        """What the brokers that answer hold. Raises the last error when none has answered for as long as the
+        time-out and a new name server's wait for the brokers together."""
         # Without a trigger interval Spark would ask 100 times a second.
         time.sleep(max(0.0, self._looked_at + _IDLE_POLL_S - time.monotonic()))
         self._looked_at = time.monotonic()
@@ -230,8 +219,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.tasks(first, last)
 
     def _check_logged(self, start: Tree, end: Tree) -> None:
-        """Compare the marks of a batch that an earlier run has planned. Its range stands: without
-        failOnDataLoss what is there now is read, and the next batch goes on where the replacement begins."""
+        """Compare the marks of a batch that an earlier run planned. Its range stands: without failOnDataLoss
+        it reads what is there now, and the next batch goes on where the replacement begins."""
         cluster = self._planner.cluster
         first, last = batch_range(start, end)
         read = {queue for queue, offset in last.items() if offset != first.get(queue)}

@@ -43,13 +43,11 @@ _IS_COMMIT = re.compile(COMMIT_NAME.replace(".", r"\."))
 _STALE_S = 24 * 3600.0
 _HOME = "_cometmq"
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-"""What file systems answer that know no locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
+"""Answers of file systems without locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
 
 
 class ArchiveTable:
-    """One archive directory; `output` is a path or a URI that pyarrow's file systems know (file, hdfs, s3, gs
-    …).
-    """
+    """One archive directory; `output` is a path, or a URI that pyarrow knows (file, hdfs, s3, gs …)."""
 
     def __init__(self, output: str) -> None:
         self.filesystem, self.root = open_filesystem(output)
@@ -76,10 +74,8 @@ class ArchiveTable:
         return last
 
     def _lock(self) -> None:
-        """One job at a time on a local disk; the kernel drops the lock when the process ends, however it
-        ends. Where the disk knows no locks, the second job fails when it commits, as on stores that are not
-        local.
-        """
+        """Let one job work at a time on a local disk; the kernel drops the lock however the process ends.
+        Where the disk has no locks, the second job fails when it commits, as on stores that are not local."""
         if not isinstance(self.filesystem, fs.LocalFileSystem):
             return
         self._lock_file = os.open(self._at(_HOME, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -92,11 +88,8 @@ class ArchiveTable:
             self.abandon()
             if error.errno not in _NO_LOCKS:
                 raise ArchiveError(self.output, f"cannot be locked: {error.strerror}") from error
-            log.warning(
-                "%s is on a file system without locks (%s): run one archive job at a time there",
-                self.output,
-                error.strerror,
-            )
+            problem = "%s is on a file system without locks (%s): run one archive job at a time there"
+            log.warning(problem, self.output, error.strerror)
 
     def abandon(self) -> None:
         """Release the lock and leave all files as they are, as a killed process does."""
@@ -138,9 +131,7 @@ class ArchiveTable:
         return relative
 
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table. Raises ArchiveError if another job committed this batch number
-        first.
-        """
+        """Make a batch part of the table. Raises ArchiveError if another job committed its number first."""
         for file in _files(commit):
             if not self._exists(self._at(file["staged"])):
                 raise ArchiveError(self.output, f"{file['staged']} is gone before its batch was committed")
@@ -184,9 +175,7 @@ class ArchiveTable:
             return -1
 
     def _delete_stale_staging(self) -> None:
-        """Remove what dead runs staged: all others where the lock says they are dead, else those of
-        yesterday.
-        """
+        """Remove what dead runs staged: with the lock all others are dead, without it those of yesterday."""
         oldest = 0.0 if self._lock_file is not None else _STALE_S
         for info in self._listing(self._at(_HOME, "staging")):
             if time.time() - (info.mtime.timestamp() if info.mtime else 0.0) >= oldest:
@@ -206,9 +195,7 @@ class ArchiveTable:
             self.filesystem.delete_dir(path)
 
     def _write_new(self, path: str, content: bytes) -> None:
-        """Create a whole file or none. On a local disk exclusively and durably; elsewhere as well as the
-        store allows.
-        """
+        """Create a whole file or none: on a local disk exclusively and durably, else as the store allows."""
         if isinstance(self.filesystem, fs.LocalFileSystem):
             _write_new_local(path, content, self.output)
             return
@@ -251,11 +238,16 @@ def _write_new_local(path: str, content: bytes, output: str) -> None:
         raise ArchiveError(output, f"{path} exists: another job writes to this archive") from None
     finally:
         os.unlink(temporary)
-    directory = os.open(os.path.dirname(path), os.O_RDONLY)
+    sync_local(os.path.dirname(path))
+
+
+def sync_local(path: str) -> None:
+    """Make a local file, or the names in a local directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:

@@ -16,15 +16,28 @@ _POLL_S = 0.2
 def watch_tasks(
     context: SparkContext, description: str, report: Callable[[int], None] | None
 ) -> Iterator[None]:
-    """Run the body's Spark jobs as one group; call `report(finished tasks)` from another thread when the
-    number changes.
+    """Run the body's Spark jobs as one group, and cancel it if the body fails.
 
-    The group is cancelled if the body fails, so that no task goes on for nothing.
+    `report(finished tasks)` is called from another thread whenever the number changes.
     """
     group = f"cometmq-{uuid.uuid4().hex}"
     context.setJobGroup(group, description, interruptOnCancel=True)
     over = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(context, group, over, report), daemon=True)
+
+    def watch(report: Callable[[int], None]) -> None:
+        tracker, seen = context.statusTracker(), 0
+        while not over.wait(_POLL_S):
+            done = 0
+            for job in tracker.getJobIdsForGroup(group):
+                info = tracker.getJobInfo(job)
+                for stage in info.stageIds if info else ():
+                    state = tracker.getStageInfo(int(stage))
+                    done += state.numCompletedTasks if state else 0
+            if done != seen:
+                seen = done
+                report(done)
+
+    watcher = threading.Thread(target=watch, args=(report,), daemon=True)
     if report is not None:
         watcher.start()
     try:
@@ -37,21 +50,3 @@ def watch_tasks(
         if report is not None:
             watcher.join()
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
-
-
-def _watch(
-    context: SparkContext, group: str, over: threading.Event, report: Callable[[int], None] | None
-) -> None:
-    assert report is not None
-    tracker = context.statusTracker()
-    seen = 0
-    while not over.wait(_POLL_S):
-        done = 0
-        for job in tracker.getJobIdsForGroup(group):
-            info = tracker.getJobInfo(job)
-            for stage in info.stageIds if info else ():
-                state = tracker.getStageInfo(int(stage))
-                done += state.numCompletedTasks if state else 0
-        if done != seen:
-            seen = done
-            report(done)

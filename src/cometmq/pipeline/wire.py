@@ -62,9 +62,7 @@ class Wire:
                 return frame
 
     def receive_some(self) -> list[Frame]:
-        """At least one answer, and all others that have arrived whole. Their bodies are valid until the next
-        call.
-        """
+        """At least one answer, and all that have arrived whole. Bodies are valid until the next call."""
         frames = [self.receive()]
         while self._whole_frame():
             frame = self._answer(self._payload(0.0))
@@ -112,8 +110,7 @@ class Wire:
         if self._end - self._begin >= count:
             return
         if self._begin + count > len(self._buffer):
-            # A new buffer, not a moved one: the last frame's body may still be looked at through a view of
-            # this one.
+            # The bytes go to a new buffer: a view of the last frame's body may still look at this one.
             kept = self._buffer[self._begin : self._end]
             self._buffer = bytearray(max(_READ_SIZE, 2 * count))
             self._buffer[: len(kept)] = kept

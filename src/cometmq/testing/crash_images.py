@@ -1,9 +1,9 @@
 """The states of a disk that a power failure may leave, by the fault model of `recording_disk`.
 
 `CrashPoint` is a moment in the history of a `RecordingDisk`: the failure comes right after that many
-operations. It knows what was still volatile then, as a list of choices (a sector's content, a file's
-length, a change of a name); an image is one pick for each. `every_image` goes through all of them,
-`sampled_images` through named and seeded ones, so that a failing image can be built again from its label.
+operations. It lists what was still volatile then as choices (a sector's content, a file's length, a change of
+a name); an image is one pick for each. `every_image` gives all of them, `sampled_image` a named or seeded
+one, so that a failing image can be built again from its label.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cometmq.testing.recording_disk import Image, Operation, RecordingDisk, apply_length, apply_write
+from cometmq.testing.recording_disk import (
+    Image,
+    Operation,
+    RecordingDisk,
+    apply_length,
+    apply_names,
+    apply_write,
+)
 
 SECTOR = 512
 
@@ -138,11 +145,7 @@ class CrashPoint:
         if self._moves_directory(operation):
             for path in [path for path in names if path.startswith(operation.path + "/")]:
                 del names[path]
-        for path, inode in operation.names:
-            if inode is None:
-                names.pop(path, None)
-            else:
-                names[path] = inode
+        apply_names(names, operation)
 
     def _file(self, inode: int) -> FileState:
         state = self._files[inode]
@@ -197,19 +200,16 @@ class CrashPoint:
             yield f"{self.at}:{'.'.join(map(str, picks))}", self.build(picks)
 
     def sampled_image(self, number: int, seed: str) -> tuple[str, Image]:
-        """One state. Number 0: nothing volatile has arrived; 1: all of it; 2: all but names; 3: names
-        only; the others by chance, in five styles (see `_by_chance`)."""
+        """One state. Number 0: nothing volatile has arrived; 1: all of it; 2: all but names; 3: names only;
+        the others are random, in the five styles of `_by_chance`."""
         last = [len(choice.versions) - 1 for choice in self.choices]
         if number == 0:
             picks = [0] * len(last)
         elif number == 1:
             picks = last
         elif number in (2, 3):
-            keep = number == 3
-            picks = [
-                top if (choice.kind == "name") == keep else 0
-                for top, choice in zip(last, self.choices, strict=True)
-            ]
+            arrived = [(choice.kind == "name") == (number == 3) for choice in self.choices]
+            picks = [top * here for top, here in zip(last, arrived, strict=True)]
         else:
             picks = self._by_chance(random.Random(f"{seed}:{self.at}:{number}"))
         return f"{self.at}:s{number}", self.build(picks)

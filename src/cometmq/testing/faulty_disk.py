@@ -29,8 +29,8 @@ class Fault:
 
 
 class FaultyDisk(OsDisk):
-    """OsDisk with faults, and with a count of every operation. With `really_sync` false nothing is forced
-    to the device, which makes long series of runs bearable."""
+    """OsDisk with faults, and a count of every operation. With `really_sync` false nothing is forced to the
+    device, which makes long series of runs bearable."""
 
     __slots__ = ("_paths", "before", "calls", "faults", "really_sync")
 

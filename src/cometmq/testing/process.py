@@ -50,9 +50,9 @@ class ServerProcess:
             text=True,
             env={**os.environ, **(env or {})},
         )
-        streams = (self.process.stdout, self.process.stderr)
         self._readers = [
-            threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in streams
+            threading.Thread(target=self._read, args=(stream,), daemon=True)
+            for stream in (self.process.stdout, self.process.stderr)
         ]
         for reader in self._readers:
             reader.start()

@@ -1,20 +1,19 @@
 """A disk in memory that remembers every change made to it, for `crash_images` to take apart.
 
-What a power failure may leave, zone by zone (stricter than the usual journalling file systems, so that a
-store which passes does not depend on one of them):
+A power failure may leave the following (stricter than the usual journalling file systems, so that a store
+which passes does not depend on one of them):
 
-- **Data.** Since the last `fdatasync` of its file, each 512-byte sector holds any one of the contents that
-  it has had: each sector for itself, so writes may be dropped, torn between sectors, and arrive in any
+- **Data.** Each 512-byte sector holds any one of the contents that it has had since the last `fdatasync` of
+  its file, independently of the others: writes may be dropped, torn between sectors, and arrive in any
   order. Within a sector a write is all or nothing. Bytes written before the `fdatasync` are there.
-- **Lengths.** Since the last `fdatasync`, a file has any one of the lengths that it has had (`truncate`,
-  `reserve`, writes behind the end). What lies behind the length is gone; what a longer length brings in
-  reads as zeros. A shrink is also a change (to zeros) of each sector that it cuts off.
+- **Lengths.** A file has any one of the lengths that it has had since the last `fdatasync` (`truncate`,
+  `reserve`, writes behind the end). What lies behind the length is gone; a longer length brings in zeros.
+  A shrink also changes each sector that it cuts off (to zeros).
 - **Names.** Creations, renames, deletions and new directories last once their directory has been synced
-  (`fsync_dir`); until then each of them may be there or not, each for itself. A rename is one change. A
-  new file's `fdatasync` saves its content but not its name. What lies in a directory whose own name is
-  lost is lost.
-- **Not modelled**: a device that lies about having flushed, or that damages sectors nobody wrote to (see the
-  tests of bit rot for those), and sectors torn inside.
+  (`fsync_dir`); until then each of them may or may not be there. A rename is one change. A new file's
+  `fdatasync` saves its content but not its name. What lies in a directory whose own name is lost is lost.
+- **Not modelled**: a device that lies about having flushed, or that damages sectors nobody wrote to (the
+  tests of bit rot cover those), and sectors torn inside.
 
 A crash of the process alone loses nothing: go on with the same `RecordingDisk`.
 """
@@ -49,8 +48,7 @@ class Operation(NamedTuple):
 
 
 class RecordingDisk:
-    """A `Disk` over byte arrays; `history` holds all its operations, from `start` (an image) on. Safe in
-    threads."""
+    """A `Disk` over byte arrays, for several threads; `history` holds all its operations from `start` on."""
 
     lends_descriptors = False
 
@@ -88,11 +86,7 @@ class RecordingDisk:
         return data
 
     def _record(self, operation: Operation) -> None:
-        for path, inode in operation.names:
-            if inode is None:
-                self.names.pop(path, None)
-            else:
-                self.names[path] = inode
+        apply_names(self.names, operation)
         if operation.kind in ("pwrite", "length"):
             self._modified[operation.inode] = self.now_ms()
         self.history.append(operation)
@@ -104,11 +98,11 @@ class RecordingDisk:
             inode = self.names.get(path)
             if inode is None:
                 if not create or self.names.get(os.path.dirname(path)) is None:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                    raise failure(errno.ENOENT, path)
                 inode = self._new_inode(bytearray())
                 self._record(Operation("create", path, inode, names=((path, inode),)))
             elif exclusive:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                raise failure(errno.EEXIST, path)
             fd = self._next_fd
             self._next_fd += 1
             self._open[fd] = inode
@@ -165,20 +159,16 @@ class RecordingDisk:
     def _inode(self, path: str) -> int:
         inode = self.names.get(path)
         if inode is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise failure(errno.ENOENT, path)
         return inode
 
     def rename(self, source: str, target: str) -> None:
         """With all that lies in it, if it is a directory. Counts as a change in the directory of `source`."""
         with self._lock:
             inode = self._inode(source)
-            moved = [
-                (path, each)
-                for path, each in self.names.items()
-                if path == source or path.startswith(source + "/")
-            ]
-            names: list[tuple[str, int | None]] = [(path, None) for path, _ in moved]
-            names += [(target + path[len(source) :], each) for path, each in moved]
+            moved = [path for path in self.names if path == source or path.startswith(source + "/")]
+            names: list[tuple[str, int | None]] = [(path, None) for path in moved]
+            names += [(target + path[len(source) :], self.names[path]) for path in moved]
             self._record(Operation("rename", source, inode, names=tuple(names)))
 
     def unlink(self, path: str) -> None:
@@ -189,7 +179,7 @@ class RecordingDisk:
         with self._lock:
             inode = self._inode(path)
             if self.listdir(path):
-                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+                raise failure(errno.ENOTEMPTY, path)
             self._record(Operation("rmdir", path, inode, names=((path, None),)))
 
     def makedirs(self, path: str) -> None:
@@ -200,13 +190,9 @@ class RecordingDisk:
                 self._record(Operation("mkdir", path, inode, names=((path, inode),)))
 
     def listdir(self, path: str) -> list[str]:
-        prefix = path.rstrip("/") + "/"
-        start = len(prefix)
-        return sorted(
-            each[start:]
-            for each in self.names
-            if each.startswith(prefix) and "/" not in each[start:] and each != "/"
-        )
+        top = path.rstrip("/") or "/"
+        inside = (each for each in self.names if os.path.dirname(each) == top and each != "/")
+        return sorted(map(os.path.basename, inside))
 
     def facts(self, path: str) -> FileFacts | None:
         inode = self.names.get(path)
@@ -230,6 +216,20 @@ class RecordingDisk:
 
     def locked(self, fd: int) -> bool:  # noqa: ARG002
         return False
+
+
+def failure(code: int, path: str) -> OSError:
+    """The error of a refused operation: OSError picks the class that belongs to the code."""
+    return OSError(code, os.strerror(code), path)
+
+
+def apply_names(names: dict[str, int], operation: Operation) -> None:
+    """What an operation does to the names of a disk."""
+    for path, inode in operation.names:
+        if inode is None:
+            names.pop(path, None)
+        else:
+            names[path] = inode
 
 
 def apply_write(content: bytearray, offset: int, data: bytes) -> None:
