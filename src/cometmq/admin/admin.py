@@ -177,7 +177,7 @@ class Admin(Client):
                 found = _clusters_of(route, info)
                 consumers = await groups.groups_of_topic(self.client, route, topic)
             except CometError:
-                # A topic without a broker that answers is listed all the same, as Apache's tool does.
+                # Like Apache's tool, list a topic even if no broker of it answers.
                 found, consumers = [], []
             uses.append(
                 TopicUse(cluster_name=found[0] if found else "", topic=topic, consumer_groups=consumers)
@@ -276,7 +276,7 @@ class Admin(Client):
         except NoRouteError as error:
             if error.topic != RETRY_PREFIX + group:
                 raise
-        # Which asks the name servers once more: if none answers, it is them that the error names.
+        # group_names asks the name servers again, and raises their error if none answers.
         raise UnknownNameError("consumer group", group, await self.group_names())
 
     async def group_names(self) -> list[str]:

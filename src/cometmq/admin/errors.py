@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from difflib import get_close_matches
 
 from cometmq.errors import CometError, Terminal
@@ -11,13 +10,11 @@ SHOWN_MAX = 16  # names in a text
 
 
 class UnknownNameError(CometError, Terminal):
-    """A name nobody knows. kind: "cluster", "broker", "consumer group" or "queue"; known: those there are."""
+    """A name nobody knows. kind: "cluster", "broker", "consumer group" or "queue"; known: existing names."""
 
-    def __init__(self, kind: str, name: str, known: Sequence[str]) -> None:
-        super().__init__(kind, name, list(known))
-        self.kind = kind
-        self.name = name
-        self.known = list(known)
+    kind: str
+    name: str
+    known: list[str]
 
     def __str__(self) -> str:
         near = get_close_matches(self.name, self.known, n=1)

@@ -81,7 +81,7 @@ async def consume_stats(client: ClientInstance, addr: str, group: str) -> Consum
 
 
 async def members(client: ClientInstance, route: TopicRouteData, group: str) -> ConsumerConnection:
-    """The members of a group as the first broker that has any knows them.
+    """The members of a group, from the first broker that has any.
 
     Raises BrokerError, with CONSUMER_NOT_ONLINE when no broker has any.
     """
@@ -170,7 +170,7 @@ async def tracks(client: ClientInstance, message: MessageExt) -> list[MessageTra
 
 
 async def track(client: ClientInstance, message: MessageExt, group: str) -> MessageTrack:
-    """What became of a message in one group; a failure to find out is told in the answer."""
+    """What became of a message in one group; UNKNOWN with the reason where it cannot be found out."""
     try:
         route = await client.namesrv.route(RETRY_PREFIX + group)
         connected = await members(client, route, group)
@@ -195,7 +195,7 @@ async def track(client: ClientInstance, message: MessageExt, group: str) -> Mess
 
 
 async def consumed(client: ClientInstance, message: MessageExt, group: str) -> bool:
-    """Whether the group's committed offset lies behind the message, at the broker that stores it."""
+    """Whether the group's committed offset at the broker that stores the message lies behind it."""
     info = await client.namesrv.cluster_info()
     names = {
         name

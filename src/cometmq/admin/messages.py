@@ -46,10 +46,10 @@ def broker_addrs(route: TopicRouteData) -> dict[str, str]:
 async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt:
     """The message of an id of either kind. Raises IdError for text that is neither.
 
-    Both kinds are hex of one length, so the address that an offset id would name decides: a unique key, read
-    as one, hardly ever names a port, or a broker of this cluster.
+    Both kinds are hex of the same length. The address decides: a unique key that is read as an offset id
+    hardly ever names a port, or a broker of this cluster.
     """
-    decode_unique_key(msg_id)  # which any text reads as that may be an id
+    decode_unique_key(msg_id)  # raises IdError unless this may be an id of either kind
     problem: CometError | None = None
     if (place := place_in(msg_id)) is not None:
         try:
@@ -167,8 +167,8 @@ async def bounds(
 ) -> tuple[int, int]:
     """Where to begin reading a queue, and the offset behind its last message.
 
-    What lies before `begin_ms` is left to the reader: a 4.9 broker gives the message nearest to a time, which
-    may be an older one, or any of several of the same millisecond.
+    The reader drops what was stored before `begin_ms`: a 4.9 broker gives the message nearest to a time,
+    which may be an older one, or any of several of the same millisecond.
     """
     first = await client.brokers.min_offset(addr, queue)
     end = await client.brokers.max_offset(addr, queue)

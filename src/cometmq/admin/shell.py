@@ -37,7 +37,7 @@ class MqAdmin(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for word in args:
             if not is_utf8(word):
-                # Requests are UTF-8: these bytes would be lost on the way.
+                # Requests are UTF-8, so these bytes would be lost.
                 raise click.UsageError(f"{word!r} is not UTF-8 text", ctx)
         return super().parse_args(ctx, args)
 
@@ -135,7 +135,7 @@ def show(lines: Iterable[str]) -> None:
     """Print lines to standard output, control characters as escapes unless `--raw` was given."""
     raw = click.get_current_context().meta.get(RAW, False)
     for line in lines:
-        # color: click takes escape sequences out of what goes to a pipe.
+        # Without `color` click removes escape sequences from what goes to a pipe.
         click.echo(line if raw else printable(line, None), color=raw)
 
 

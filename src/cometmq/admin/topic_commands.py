@@ -69,7 +69,7 @@ async def update_topic(
 )
 async def delete_topic(admin: Admin, topic: str, cluster: str) -> None:
     """Delete topic from broker and NameServer."""
-    await admin.master_addrs(cluster)  # that there is no such cluster is the first thing to say
+    await admin.master_addrs(cluster)  # an unknown cluster is reported first
     found = await admin.clusters_of(topic.strip())
     if cluster not in found:
         elsewhere = f"; it is in {', '.join(found)}" if found else ""

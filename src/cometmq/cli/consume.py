@@ -80,7 +80,7 @@ def consume(
                 await printer.wait(stop, idle_s)
                 hint.cancel()
                 await printer.close()
-                # Messages are held back on purpose: that is worth no warning.
+                # Messages are held back on purpose: nobody needs a warning about them.
                 logs.logger("cometmq.client").setLevel(logging.ERROR)
                 problems = [] if printer.printed else problems_of(consumer)
         printer.check()
@@ -128,7 +128,6 @@ async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -
 
 
 def problems_of(consumer: PushConsumer) -> list[str]:
-    """What is in a consumer's way. Problems of the retry topic, which nobody named, only if there are no
-    others."""
+    """What is in a consumer's way. Problems of the retry topic, which nobody named, count only alone."""
     problems = consumer.health().problems
     return [problem for problem in problems if not problem.startswith(RETRY_PREFIX)] or list(problems)

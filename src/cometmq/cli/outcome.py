@@ -40,11 +40,11 @@ SERVER_EXITS = Exits(usage=255, store=253, failure=255)
 def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -> NoReturn:
     """Run a click command with the process's arguments and leave with its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What the terminal's encoding lacks, and bytes of arguments that were no text, are shown as escapes.
+        # Characters that the terminal lacks, and bytes of arguments that are no text, are shown as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = command.main(prog_name=prog, standalone_mode=False)
-        # A pipe that closed (`| head`) is noticed here, not in the interpreter's last breath.
+        # A closed pipe (`| head`) is noticed here, not while the interpreter shuts down.
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.UsageError as error:
@@ -80,7 +80,7 @@ def json_wanted() -> bool:
 
 
 def show_error(prog: str, error: Exception) -> None:
-    """One line on standard error; a failure nobody foresaw names its type."""
+    """One line on standard error; an unexpected failure names its type."""
     if os.environ.get("COMETMQ_TRACEBACK"):
         traceback.print_exception(error)
     text = describe(error)

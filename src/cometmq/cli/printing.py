@@ -24,8 +24,8 @@ GRACE_S = 0.5
 class LinePrinter:
     """Writes lines to standard output, at most `limit` of them, from a thread of its own.
 
-    So a reader that does not read stops the printing and nothing else. To be made inside the running loop.
-    Raises ClickException where standard output is closed.
+    A reader that stops reading stops the printing and nothing else. Make it inside the running loop. Raises
+    ClickException where standard output is closed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -108,7 +108,7 @@ class LinePrinter:
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Write all of it, also where somebody made the descriptor a non-blocking one. Raises OSError."""
+    """Write all of it, even to a non-blocking descriptor. Raises OSError."""
     left = memoryview(data)
     while left:
         try:

@@ -1,8 +1,8 @@
 """Which servers of this user run: one locked file per process in a run directory.
 
-A server holds an exclusive lock on its file as long as it lives, so that a file left behind by `kill -9` is
-told from a living process, whatever process ids have been given out since. The directory is
-COMETMQ_RUN_DIR, else `cometmq` under XDG_RUNTIME_DIR, else ~/.cometmq/run.
+A server holds an exclusive lock on its file as long as it lives. A file that `kill -9` left behind has no
+lock, even if another process has its id by now. The directory is COMETMQ_RUN_DIR, else `cometmq` under
+XDG_RUNTIME_DIR, else ~/.cometmq/run.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def send(
 
 
 async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> None:
-    """Send standard input's lines, those that are there together, and say how it went.
+    """Send standard input's lines, as many together as are there, and print a summary.
 
     SIGINT and SIGTERM end the reading: what was read is sent. Raises click's Exit with the signal's code.
     """
@@ -127,7 +127,7 @@ async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> N
 class InputLines:
     """Standard input's lines without their ends, read by a thread of its own: a read cannot be interrupted.
 
-    Empty lines are left out: RocketMQ has no messages without a body. To be made inside the running loop.
+    Empty lines are left out: RocketMQ has no messages without a body. Make it inside the running loop.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class InputLines:
         self._news.set()
 
     def _split(self, chunk: bytes | OSError, lines: list[bytes]) -> bool:
-        """Add the lines that a chunk ends; whether it is the last.
+        """Add the lines that a chunk completes. Returns whether it was the last chunk.
 
         Raises the OSError of a failed read, and ClickException for a line too long for a message: nobody
         knows how much of it is still to come.

@@ -22,12 +22,12 @@ _FIELDS = (
 
 
 def time_text(epoch_ms: int) -> str:
-    """A time of the store's own, to the millisecond; a dash for none, which is negative."""
+    """A time that the store computed; a dash where it is negative, which means none."""
     return moment(max(epoch_ms, 0))
 
 
 def moment(epoch_ms: int) -> str:
-    """A time that stands in a record, whatever it is."""
+    """A time from a record, which may be any number, to the millisecond."""
     return local_time(epoch_ms, ".") or "-"
 
 
@@ -111,7 +111,7 @@ def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
     width = max(len(name) for name, _ in fields)
     lines = [f"{name:<{width}}  {value}" for name, value in fields]
     if form != "none":
-        # Last: its line ends stay, and no line of it can pass for a field above.
+        # The body comes last: its line ends stay, and no line of it can pass for a field.
         text = f"{f'body ({form})':<{width}}  {text}"
     if raw:
         return "\n".join([*lines, text] if form != "none" else lines)

@@ -26,7 +26,7 @@ RETRY_S = 1.0  # after a pull that failed
 IDLE_S = 0.1  # after a pull that brought nothing
 SUSPEND_S = 15.0  # how long a broker waits for a message, as Java's consumers have it
 PULL_BATCH = 32  # brokers give no more
-CLOCKS_MS = 60_000  # by which a broker's clock may be behind ours
+CLOCKS_MS = 60_000  # a broker's clock may be this much behind ours
 UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -125,8 +125,7 @@ class Watch:
         """The problem of each queue, or of the topic, as it was last printed."""
 
     async def start(self) -> None:
-        """Begin with the queues that there are. Raises NameServersUnreachable; a topic that is not there is
-        waited for."""
+        """Begin with the queues that exist; wait for a topic that does not. Raises NameServersUnreachable."""
         from cometmq.client.cluster.namesrv_api import NameServersUnreachable
         from cometmq.errors import CometError, NoRouteError
 
@@ -207,12 +206,12 @@ class Watch:
             broker_id = result.suggest_which_broker_id
             await self._show(result)
             if not result.messages and result.next_begin_offset <= offset:
-                # It was held by the broker. One that does not hold pulls is not asked as fast as it answers.
+                # Most brokers hold such a pull. One that does not must not be asked as fast as it answers.
                 await asyncio.sleep(IDLE_S)
             offset = result.next_begin_offset
 
     def _tell(self, source: MessageQueue | str, error: Exception) -> None:
-        """Print a problem once, even if many queues have it. What failed is tried again."""
+        """Print a problem once, even if many queues have it."""
         text = printable(str(error), ERROR_LIMIT)
         if text not in self._told.values():
             click.echo(f"waiting: {text}", err=True)

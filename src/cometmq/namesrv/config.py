@@ -45,7 +45,7 @@ WITHOUT_USE = {
     "unRegisterBrokerQueueCapacity": "3000",
     "waitSecondsForService": "45",
 }
-# Modes that this one does not have.
+# Modes of Apache's name server that this one does not have.
 NOT_BUILT = {
     "clusterTest": "false",
     "supportActingMaster": "false",

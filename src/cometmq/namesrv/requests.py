@@ -175,7 +175,7 @@ class RequestProcessor:
         return request.response(header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
     def add_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
-        """Give the topics of a broker name the write permission again."""
+        """Give read and write permission to the topics of a broker name."""
         asked = request.header(headers.BrokerNameRequestHeader)
         count = self.tables.add_write_perm(asked.broker_name)
         log.info("%s restored write permission of %s: %d topics", connection.peer, asked.broker_name, count)

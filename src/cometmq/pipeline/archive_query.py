@@ -10,8 +10,7 @@ from cometmq.pipeline.table import COMMIT_NAME
 
 _RANGE = (
     "topic string, broker_name string, queue_id int, start bigint, `end` bigint, records bigint, bad bigint, "
-    "lost bigint, bytes bigint, first_store_ms bigint, last_store_ms bigint, "
-    "replaces bigint"
+    "lost bigint, bytes bigint, first_store_ms bigint, last_store_ms bigint, replaces bigint"
 )
 _QUEUE = ("topic", "broker_name", "queue_id")
 _FILE = "path string, topic string, dt string, hour int, rows bigint, bytes bigint"
@@ -29,8 +28,8 @@ def manifest(spark: SparkSession, output: str) -> DataFrame:
     """One row for each committed range: offsets `start` <= o < `end` of a queue, and how many became rows
     (records), were set aside (bad) or were gone from the broker (lost).
 
-    An empty range that `replaces` something says that the queue began anew, and up to which offset the one
-    before it had been read; `life` counts these: offsets of different lives are different messages."""
+    An empty range with `replaces` says that the queue began anew, and up to which offset the old one had been
+    read. `life` counts these: offsets of different lives are different messages."""
     so_far = Window.partitionBy(*_QUEUE).orderBy("batch")
     return (
         _commits(spark, output)

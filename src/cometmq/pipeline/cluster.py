@@ -46,9 +46,9 @@ log = logs.logger(__name__)
 
 _RETRY_S = 0.2
 _AT_ONCE = 256  # requests in flight: more could fill the buffers of both directions and stand still
-_RECORDS_AT_ONCE = 8  # whose answers may be of 4 MiB each
-_AWAY_S = (1.0, 30.0)  # between two looks for a broker that is away: at first, and doubled up to
-_SHRUNK_S = 1.0  # before a queue that looks shorter than it was is looked at again
+_RECORDS_AT_ONCE = 8  # each answer may have 4 MiB
+_AWAY_S = (1.0, 30.0)  # pause between looks for a broker that is away: the first, the longest
+_SHRUNK_S = 1.0  # pause before a second look at a queue that looks shorter than it was
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
 _NEW_TOPIC_QUEUES = 4  # what producers ask for when their first message creates a topic
 T = TypeVar("T")

@@ -11,11 +11,8 @@ class PipelineError(CometError):
 
 
 class DataLossError(PipelineError):
-    """Records that were to be read are gone from the broker.
-
-    They may have been deleted by retention, or the topic was made anew. `failOnDataLoss=false` reads on
-    without them; `setting` is how the caller spells that.
-    """
+    """Records that were to be read are gone from the broker: retention deleted them, or the topic was made
+    anew. `failOnDataLoss=false` reads on without them; `setting` is how the caller spells that."""
 
     setting = "failOnDataLoss=false"
 
@@ -78,10 +75,8 @@ class SinkRowError(PipelineError):
 
 
 class ArchiveError(PipelineError):
-    """The archive directory is not what this job expects, or a batch must not become part of it.
-
-    setting: what to raise, where a limit was met.
-    """
+    """The archive directory is not what this job expects, or a batch must not become part of it. setting:
+    which limit was met, if any."""
 
     path: str
     problem: str

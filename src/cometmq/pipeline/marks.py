@@ -22,7 +22,7 @@ from cometmq.protocol.record.one import place_of, record_starts
 log = logs.logger(__name__)
 
 CLOCKS_MS = 60_000
-"""How far apart the clocks of two brokers may be, of which one took the other's name and place."""
+"""How far apart the clocks of two brokers may be, when one took the other's name and place."""
 
 
 class Mark(NamedTuple):

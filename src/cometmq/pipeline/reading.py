@@ -42,8 +42,8 @@ log = logs.logger(__name__)
 
 _NOT_YET_S = 2.0
 """How long offsets below the planned end may be absent: a master that restarts replays its log first."""
-_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between attempts: at first, and doubled up to
-_ROLE_S = 1.0  # how long a look at who is master counts
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # pause between attempts: the first, the longest
+_ROLE_S = 1.0  # how long an answer to who is master holds
 
 idle_wires = IdleWires()
 """Of this worker process: connections of two queries differ in nothing but address and time-out."""
@@ -127,7 +127,7 @@ class _BrokerReader:
         self._patience: dict[Segment, float] = {}  # until when a segment may be answered "not yet"
         self._timeout_s = options.timeout_ms / 1000
         self._backoff = _Backoff(self._timeout_s)
-        self._role = (0.0, False)  # until when that is taken for known, and whether a replica answers
+        self._role = (0.0, False)  # (valid until, whether a replica answers)
 
     def parts(self) -> Iterator[Part]:
         wire = self._connect()
