@@ -7,7 +7,8 @@ import pytest
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.offsets import EARLIEST, LATEST
-from cometmq.pipeline.options import SYSTEM_GROUP, Position, Topics, read_options, write_options
+from cometmq.pipeline.options import Position, Topics, read_options, write_options
+from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
 BASE = {"namesrv": "127.0.0.1:9876", "subscribe": "orders"}
 
@@ -17,7 +18,7 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
     stream = read_options(BASE, streaming=True)
     assert (batch.starting, batch.ending) == (Position(EARLIEST), Position(LATEST))
     assert (stream.starting, stream.max_offsets_per_trigger) == (Position(LATEST), 1_000_000)
-    assert batch.pull.consumer_group == SYSTEM_GROUP
+    assert batch.pull.consumer_group == TOOLS_CONSUMER_GROUP
     assert batch.commit_group is None
     assert batch.pull.check_crc
     assert batch.pull.fail_on_data_loss

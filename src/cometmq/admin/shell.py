@@ -17,8 +17,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 PROBLEM_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
 TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
 switch = functools.partial(click.option, type=bool, default=False, metavar="BOOL")
-NAMESRV = functools.partial(
-    click.option,
+NAMESRV = click.option(
+    "-n",
+    "--namesrvAddr",
+    "namesrv",
     metavar="LIST",
     envvar="NAMESRV_ADDR",
     default="127.0.0.1:9876",
@@ -124,9 +126,7 @@ def admin_command(name: str) -> Callable[[Callable[..., Awaitable[None]]], click
 
             asyncio.run(run())
 
-        return click.command(name, context_settings=SETTINGS)(
-            NAMESRV("-n", "--namesrvAddr", "namesrv")(command)
-        )
+        return click.command(name, context_settings=SETTINGS)(NAMESRV(command))
 
     return decorate
 
