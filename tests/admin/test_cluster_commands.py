@@ -16,9 +16,8 @@ def test_the_cluster_is_listed_with_its_broker(mq: Shell) -> None:
     brokers = mq.ok("clusterList", "--json").json
 
     assert lines[0].split()[:4] == ["#Cluster", "Name", "#Broker", "Name"]
-    assert lines[1].split()[:5] == [
-        *("DefaultCluster", mq.broker.broker_name, "0", mq.broker.broker_addr, "V4_9_7")
-    ]
+    row = ["DefaultCluster", mq.broker.broker_name, "0", mq.broker.broker_addr, "V4_9_7"]
+    assert lines[1].split()[:5] == row
     assert [(broker["brokerName"], broker["brokerId"]) for broker in brokers] == [(mq.broker.broker_name, 0)]
     assert brokers[0]["runtime"]["brokerVersionDesc"] == "V4_9_7"
 

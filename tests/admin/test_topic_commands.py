@@ -42,12 +42,9 @@ def test_the_route_is_json_or_a_table_with_a_total(mq: Shell) -> None:
     table = mq.ok("topicRoute", "-t", "routed", "-l").lines
 
     assert route["brokerDatas"][0]["brokerAddrs"] == {"0": mq.broker.broker_addr}
-    assert table[0].split() == [
-        *("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm")
-    ]
-    assert table[1].split() == [
-        *("DefaultCluster", mq.broker.broker_name, f"{{0={mq.broker.broker_addr}}}", "4", "2", "6")
-    ]
+    head = ["#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm"]
+    row = ["DefaultCluster", mq.broker.broker_name, f"{{0={mq.broker.broker_addr}}}", "4", "2", "6"]
+    assert [line.split() for line in table[:2]] == [head, row]
     assert table[2] == "-" * 158
     assert table[3].split() == ["Total:", "1", "4", "2"]
 

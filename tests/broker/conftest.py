@@ -209,9 +209,9 @@ def refused(answer: Frame, code: int, words: str) -> None:
     assert words in answer.remark
 
 
-async def held(cluster: Cluster, peer: Peer, **pull: Any) -> asyncio.Task[Frame]:
-    """A pull that waits for the second message of a queue."""
-    pulling = asyncio.create_task(peer.pull(offset=1, hold_ms=15_000, **pull))
+async def held(cluster: Cluster, peer: Peer, offset: int = 1, **pull: Any) -> asyncio.Task[Frame]:
+    """A pull that waits, for the second message of a queue unless told otherwise."""
+    pulling = asyncio.create_task(peer.pull(offset=offset, hold_ms=15_000, **pull))
     await until(lambda: len(cluster.broker.parts.pulls.long_poll))
     return pulling
 

@@ -135,9 +135,8 @@ class TestDump:
 
         for shown in (fields, in_line, as_json):
             assert shown.replace("\n", "").replace("\t", "").isprintable()
-        assert [line for line in fields.splitlines() if line.startswith("body ")] == [
-            "body (text)    \\x1b[2J\\x9b[red]\\u202e"
-        ]
+        (body,) = [line for line in fields.splitlines() if line.startswith("body ")]
+        assert body == "body (text)    \\x1b[2J\\x9b[red]\\u202e"
         assert fields.endswith("\nnext\tline\n")
         assert in_line.count("\n") == 1
         assert json.loads(as_json)["tags"] == evil

@@ -14,8 +14,11 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
+    GetMaxOffsetRequestHeader,
     GetRouteInfoRequestHeader,
+    Header,
     PullMessageRequestHeader,
+    QueryConsumerOffsetRequestHeader,
     SendMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -107,16 +110,18 @@ class FakeBroker:
 
     def store(self, topic: str, queue_id: int, body: bytes, properties: bytes = b"") -> None:
         queue = self.records.setdefault((topic, queue_id), [])
-        queue.append(
-            encode_record(
-                topic,
-                body,
-                properties,
-                queue_id=queue_id,
-                queue_offset=len(queue),
-                physical_offset=1000 * len(queue),
-            )
-        )
+        offset = len(queue)
+        places = {"queue_id": queue_id, "queue_offset": offset, "physical_offset": 1000 * offset}
+        queue.append(encode_record(topic, body, properties, **places))
+
+    def store_numbers(self, count: int) -> None:
+        """Messages of queue 0 whose bodies are 0, 1, 2 and so on."""
+        for number in range(count):
+            self.store("T", 0, b"%d" % number)
+
+    async def ask(self, code: RequestCode, header: Header, body: bytes = b"") -> Frame:
+        """The answer of the client that came last."""
+        return await self.connections[-1].call(Frame.request(code, header, body), 10)
 
     async def wait_for(self, check: Callable[[], bool]) -> None:
         """Until a request made `check` true."""
@@ -150,9 +155,13 @@ class FakeBroker:
             case RequestCode.PULL_MESSAGE:
                 return self.pull(frame)
             case RequestCode.QUERY_CONSUMER_OFFSET:
-                return frame.response(0, ext={"offset": "0"})
+                query = frame.header(QueryConsumerOffsetRequestHeader)
+                return offset_answer(frame, self.offsets.get((query.topic, query.queue_id), 0))
             case RequestCode.GET_MAX_OFFSET:
-                return frame.response(0, ext={"offset": "0"})
+                end = frame.header(GetMaxOffsetRequestHeader)
+                return offset_answer(frame, len(self.records.get((end.topic, end.queue_id), [])))
+            case RequestCode.GET_MIN_OFFSET:
+                return offset_answer(frame, 0)
             case RequestCode.UPDATE_CONSUMER_OFFSET:
                 update = frame.header(UpdateConsumerOffsetRequestHeader)
                 self.offsets[update.topic, update.queue_id] = update.commit_offset
@@ -211,6 +220,10 @@ class Box:
             while len(self.messages) < count:
                 self._news.clear()
                 await self._news.wait()
+
+
+def offset_answer(frame: Frame, offset: int) -> Frame:
+    return frame.response(0, ext={"offset": str(offset)})
 
 
 def pull_answer(frame: Frame, code: int, next_offset: int, end: int, body: bytes = b"") -> Frame:

@@ -45,17 +45,9 @@ class TestRoutes:
         code, found = await route(raw)
 
         assert code == 0
-        assert found == {
-            "brokerDatas": [
-                {
-                    "brokerAddrs": {"0": "10.0.0.1:10911", "1": "10.0.0.2:10911"},
-                    "brokerName": "broker-a",
-                    "cluster": "DefaultCluster",
-                }
-            ],
-            "filterServerTable": {},
-            "queueDatas": [queue_data(4)],
-        }
+        addrs = {"0": "10.0.0.1:10911", "1": "10.0.0.2:10911"}
+        broker = {"brokerAddrs": addrs, "brokerName": "broker-a", "cluster": "DefaultCluster"}
+        assert found == {"brokerDatas": [broker], "filterServerTable": {}, "queueDatas": [queue_data(4)]}
 
     @pytest.mark.parametrize(
         ("version", "ext", "form"),
@@ -103,9 +95,8 @@ class TestRoutes:
         _, body = await ask(raw, 106, version=513)
 
         assert b'"brokerAddrs":{0:"10.0.0.1:10911"}' in body
-        assert json.loads(body.replace(b"{0:", b'{"0":'))["clusterAddrTable"] == {
-            "DefaultCluster": ["broker-a"]
-        }
+        clusters = json.loads(body.replace(b"{0:", b'{"0":'))["clusterAddrTable"]
+        assert clusters == {"DefaultCluster": ["broker-a"]}
 
 
 class TestRegistration:
@@ -321,17 +312,12 @@ class TestTopics:
 
     async def test_a_member_group_has_bare_ids(self, raw: RawPeer) -> None:
         await register(raw)
-        _, body = await ask(
-            raw, 901, {"clusterName": "DefaultCluster", "brokerName": "broker-a"}, version=513
-        )
+        asked = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
+        _, body = await ask(raw, 901, asked, version=513)
 
-        assert json.loads(body.replace(b"{0:", b'{"0":')) == {
-            "brokerMemberGroup": {
-                "brokerAddrs": {"0": "10.0.0.1:10911"},
-                "brokerName": "broker-a",
-                "cluster": "DefaultCluster",
-            }
-        }
+        addrs = {"0": "10.0.0.1:10911"}
+        group = {"brokerAddrs": addrs, "brokerName": "broker-a", "cluster": "DefaultCluster"}
+        assert json.loads(body.replace(b"{0:", b'{"0":')) == {"brokerMemberGroup": group}
 
 
 class TestKeyValues:
@@ -346,11 +332,8 @@ class TestKeyValues:
 
         assert [put["code"], got["code"], deleted["code"], again["code"]] == [0, 0, 0, 0]
         assert (got["extFields"], json.loads(listed)) == ({"value": "v"}, {"table": {"k": "v"}})
-        assert (gone["code"], gone["remark"], gone["extFields"]) == (
-            22,
-            "No config item, Namespace: n Key: k",
-            {},
-        )
+        assert (gone["code"], gone["remark"]) == (22, "No config item, Namespace: n Key: k")
+        assert gone["extFields"] == {}
         assert (unknown["code"], unknown["remark"]) == (22, "No config item, Namespace: x")
 
     async def test_acknowledged_values_are_stored_in_apaches_form(self, tmp_path: Path, raw: RawPeer) -> None:

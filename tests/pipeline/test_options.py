@@ -61,14 +61,11 @@ def test_positions() -> None:
     read = read_options(
         {**BASE, "startingOffsets": offsets, "endingTimestamp": "1700000000000"}, streaming=False
     )
-    assert read.starting.offsets == {
-        MessageQueue("orders", "broker-a", 0): 5,
-        MessageQueue("orders", "broker-a", 1): -1,
-    }
+    first, second = (MessageQueue("orders", "broker-a", number) for number in range(2))
+    assert read.starting.offsets == {first: 5, second: -1}
     assert read.ending.timestamp_ms == 1_700_000_000_000
-    assert read_options({**BASE, "startingOffsets": "EARLIEST"}, streaming=True).starting == Position(
-        EARLIEST
-    )
+    shouted = read_options({**BASE, "startingOffsets": "EARLIEST"}, streaming=True)
+    assert shouted.starting == Position(EARLIEST)
 
 
 @pytest.mark.parametrize(

@@ -145,14 +145,12 @@ class TestRanges:
             queue_ranges({queue(0): 500}, {queue(0): 103}, {queue(0): Bounds(0, 600)}, fail_on_data_loss=True)
 
     def test_a_new_queue_begins_at_its_minimum_without_loss(self) -> None:
-        assert queue_ranges({}, {queue(0): 10}, {queue(0): Bounds(4, 10)}, fail_on_data_loss=True) == [
-            QueueRange(queue(0), 4, 10)
-        ]
+        found = queue_ranges({}, {queue(0): 10}, {queue(0): Bounds(4, 10)}, fail_on_data_loss=True)
+        assert found == [QueueRange(queue(0), 4, 10)]
 
     def test_a_queue_whose_broker_is_away_is_planned_as_it_was(self) -> None:
-        assert queue_ranges({queue(0): 2}, {queue(0): 9}, {}, fail_on_data_loss=True) == [
-            QueueRange(queue(0), 2, 9)
-        ]
+        found = queue_ranges({queue(0): 2}, {queue(0): 9}, {}, fail_on_data_loss=True)
+        assert found == [QueueRange(queue(0), 2, 9)]
 
 
 class TestPacking:

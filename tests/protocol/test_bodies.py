@@ -323,10 +323,8 @@ class TestTables:
             b'{\n\t"offsetTable":{\n\t\t"%RETRY%g1@g1":{0:0\n\t\t},\n\t\t"T@g1":{0:250,1:251\n\t\t}\n\t}\n}'
         )
 
-        assert b.ConsumerOffsetTable.decode(text).offset_table == {
-            "%RETRY%g1@g1": {0: 0},
-            "T@g1": {0: 250, 1: 251},
-        }
+        table = b.ConsumerOffsetTable.decode(text).offset_table
+        assert table == {"%RETRY%g1@g1": {0: 0}, "T@g1": {0: 250, 1: 251}}
         assert loads(text) == {"offsetTable": {"%RETRY%g1@g1": {"0": 0}, "T@g1": {"0": 250, "1": 251}}}
 
     def test_a_group_written_as_4_9_writes_it(self) -> None:
@@ -361,9 +359,8 @@ class TestTables:
         assert b.ConsumerList.decode(b'{"consumerIdList":["%b"]}' % ids).consumer_id_list == [ids.decode()]
         with pytest.raises(BodyError, match="not standard JSON"):
             b.ConsumerList.decode(b"{'consumerIdList':['%b']}" % ids)
-        assert b.ClusterInfo.decode(b"{'clusterAddrTable':{'%b':[]}}" % ids).cluster_addr_table == {
-            ids.decode(): []
-        }
+        info = b.ClusterInfo.decode(b"{'clusterAddrTable':{'%b':[]}}" % ids)
+        assert info.cluster_addr_table == {ids.decode(): []}
         with pytest.raises(BodyError, match="too many values"):
             b.ConsumerList.decode(b"{'consumerIdList':[" + b"0," * 70_000 + b"]}")
 

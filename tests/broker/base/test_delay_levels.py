@@ -14,13 +14,8 @@ T0 = 1_700_000_000_000
 class TestDelays:
     def test_the_levels_of_the_setting(self):
         levels = DelayLevels.of(StoreConfig())
-        assert [levels.delay_ms(level) for level in (1, 2, 5, 18, 19)] == [
-            1_000,
-            5_000,
-            60_000,
-            7_200_000,
-            1_000,
-        ]
+        delays = {1: 1_000, 2: 5_000, 5: 60_000, 18: 7_200_000, 19: 1_000}
+        assert {level: levels.delay_ms(level) for level in delays} == delays
         assert [levels.effective(wanted) for wanted in (-1, 0, 3, 18, 99)] == [0, 0, 3, 18, 18]
         own = DelayLevels.of(StoreConfig(message_delay_level="2s 1d"))
         assert own.delays_ms == (2_000, 86_400_000)

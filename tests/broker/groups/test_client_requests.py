@@ -36,12 +36,9 @@ NOTIFY = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
 
 async def consumer_ids(peer, group="G"):
-    answer = await peer.call(
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListByGroupRequestHeader(consumer_group=group)
-    )
-    if answer.code:
-        return answer
-    return ConsumerList.decode(answer.body).consumer_id_list
+    header = GetConsumerListByGroupRequestHeader(consumer_group=group)
+    answer = await peer.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+    return answer if answer.code else ConsumerList.decode(answer.body).consumer_id_list
 
 
 QUEUES = tuple(MessageQueue("Orders", "broker-a", n) for n in range(2))
@@ -120,11 +117,8 @@ class TestHeartbeats:
         )
         assert (await peer.call(RequestCode.HEART_BEAT, None, body, language="CPP")).code == 0
         known = cluster.broker.parts.consumers.groups["G"]
-        assert (known.consume_type, known.message_model, known.consume_from_where) == (
-            "CONSUME_ACTIVELY",
-            "BROADCASTING",
-            "CONSUME_FROM_FIRST_OFFSET",
-        )
+        assert (known.consume_type, known.message_model) == ("CONSUME_ACTIVELY", "BROADCASTING")
+        assert known.consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
         assert known.subscriptions["T"].sub_version == 3
         assert known.find("cpp").language == "CPP"
         assert (await peer.call(RequestCode.HEART_BEAT, None, b"{}")).code == 0
@@ -146,11 +140,8 @@ class TestHeartbeats:
         assert parts.producers.groups == {}
 
     @pytest.mark.parametrize("step_s", [-86_400 * 365, -121, 61, 121, 86_400 * 365])
-    async def test_a_clock_that_is_set_closes_nobody_and_frees_nothing(self, stepping, peer_of, step_s):
-        broker, clock = stepping
-        peer, other = peer_of(broker), peer_of(broker)
-        await peer.heartbeat("c1", producers=("PG",))
-        assert await locked(peer, "c1") == list(QUEUES)
+    async def test_a_clock_that_is_set_closes_nobody_and_frees_nothing(self, stepping, step_s):
+        broker, clock, peer, other = stepping
         clock.now_ms += step_s * 1000
         broker.parts.clients.expire()
         assert await consumer_ids(peer) == ["c1"]
@@ -162,11 +153,8 @@ class TestHeartbeats:
         table = KVTable.decode(answer.body).table
         assert table["runtime"].startswith("[ 0 days, 0 hours, 0 minutes, 0 seconds ]")
 
-    async def test_time_that_goes_by_does_whatever_the_clock_says(self, stepping, peer_of):
-        broker, clock = stepping
-        peer, other = peer_of(broker), peer_of(broker)
-        await peer.heartbeat("c1", producers=("PG",))
-        assert await locked(peer, "c1") == list(QUEUES)
+    async def test_time_that_goes_by_does_whatever_the_clock_says(self, stepping):
+        broker, clock, peer, other = stepping
         clock.now_s += LOCK_LIVE_MS / 1000 + 0.1
         clock.now_ms -= 86_400_000
         broker.parts.clients.expire()
@@ -179,24 +167,12 @@ class TestHeartbeats:
 
 @pytest.fixture
 async def stepping(tmp_path):
-    """A broker, and its clock."""
+    """A broker, its clock, and two clients, the first of which is a member that holds both queues."""
     clock = ManualClock()
-    async with running(tmp_path, clock=clock) as (broker, _):
-        yield broker, clock
-
-
-@pytest.fixture
-async def peer_of():
-    """Makes clients of a broker."""
-    peers = []
-
-    def connect(broker):
-        peers.append(Peer(broker.addr))
-        return peers[-1]
-
-    yield connect
-    for peer in peers:
-        await peer.close()
+    async with running(tmp_path, clock=clock) as (broker, peer), Peer(broker.addr) as other:
+        await peer.heartbeat("c1", producers=("PG",))
+        assert await locked(peer, "c1") == list(QUEUES)
+        yield broker, clock, peer, other
 
 
 class TestBounds:
@@ -237,10 +213,8 @@ class TestBounds:
         groups = b",".join([b'{"groupName":"G"}'] * 50_000)
         answer = await peer.call(RequestCode.HEART_BEAT, body=b'{"producerDataSet":[%b]}' % groups)
 
-        assert (answer.code, answer.remark) == (
-            1,
-            "a heartbeat with 50001 groups and subscriptions, at most 50000",
-        )
+        said = "a heartbeat with 50001 groups and subscriptions, at most 50000"
+        assert (answer.code, answer.remark) == (1, said)
 
     async def test_many_heartbeats_bring_no_more_groups_than_one(self, cluster, peer):
         for start in range(0, MOST_GROUPS, 250):
@@ -271,9 +245,8 @@ class TestBounds:
             assert (await self.beat(peer, [(f"G{start + n}", ()) for n in range(2)])).code == 0
         made = {name for name in parts.tables.groups.table if name.startswith("G")}
         assert made == {"G0", "G1", "G2"}
-        assert {name for name in parts.tables.topics.table if name.startswith("%")} == {
-            "%RETRY%" + g for g in made
-        }
+        retries = {name for name in parts.tables.topics.table if name.startswith("%")}
+        assert retries == {"%RETRY%" + group for group in made}
         codes = [(await peer.send(f"T{n}")).code for n in range(5)]
         assert codes == [0, 0, 0, 17, 17]
         refused(await peer.send("%RETRY%elsewhere"), 17, "only administrators make more")
@@ -283,21 +256,15 @@ class TestBounds:
         monkeypatch.setattr(
             "cometmq.broker.tables.subscription_groups.MOST_GROUPS", len(parts.tables.groups.table)
         )
-        for name, code in (("G9", 0), ("G10", 1)):
-            body = b'{"groupName":"%s"}' % name.encode()
-            answer = await peer.set_group(body)
-            assert answer.code == code
-        assert "no more are kept" in answer.remark
+        assert (await peer.set_group(b'{"groupName":"G9"}')).code == 0
+        refused(await peer.set_group(b'{"groupName":"G10"}'), 1, "no more are kept")
 
     async def test_offsets_beyond_what_there_is_room_for_are_refused(self, peer, monkeypatch):
         monkeypatch.setattr("cometmq.broker.tables.consumer_offsets.MOST_OFFSETS", 3)
         codes = []
         for queue_id in (0, 1, 2, 3, 1):
-            header = UpdateConsumerOffsetRequestHeader(
-                consumer_group="G", topic="Nowhere", queue_id=queue_id, commit_offset=5
-            )
-            answer = await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-            codes.append(answer.code)
+            header = UpdateConsumerOffsetRequestHeader("G", "Nowhere", queue_id, 5)
+            codes.append((await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code)
         assert codes == [0, 0, 0, 1, 0]
 
     async def test_the_limits_of_topics_are_worked_out_once_for_all_groups_of_a_heartbeat(

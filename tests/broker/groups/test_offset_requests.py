@@ -27,9 +27,7 @@ async def query(peer, topic="Orders", group="G", version=OLD, **more):
 
 
 async def update(peer, offset, topic="Orders", group="G", version=OLD, queue_id=0):
-    header = UpdateConsumerOffsetRequestHeader(
-        consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
-    )
+    header = UpdateConsumerOffsetRequestHeader(group, topic, queue_id, offset)
     return await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header, version=version)
 
 
@@ -74,7 +72,7 @@ class TestConsumerOffsets:
         assert (await update(peer, 1, version=NEW)).code == 0
 
     async def test_oneway_updates_count(self, peer):
-        header = UpdateConsumerOffsetRequestHeader(consumer_group="G", topic="T", queue_id=0, commit_offset=4)
+        header = UpdateConsumerOffsetRequestHeader("G", "T", 0, 4)
         await peer.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, header)
         assert offset_of(await query(peer, "T")) == 4
 
@@ -87,13 +85,9 @@ class TestConsumerOffsets:
 
 class TestBounds:
     async def bounds(self, peer, topic, queue_id=0):
-        high = await peer.call(
-            RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic=topic, queue_id=queue_id)
-        )
-        low = await peer.call(
-            RequestCode.GET_MIN_OFFSET, GetMinOffsetRequestHeader(topic=topic, queue_id=queue_id)
-        )
-        header = GetEarliestMsgStoretimeRequestHeader(topic=topic, queue_id=queue_id)
+        high = await peer.call(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic, queue_id))
+        low = await peer.call(RequestCode.GET_MIN_OFFSET, GetMinOffsetRequestHeader(topic, queue_id))
+        header = GetEarliestMsgStoretimeRequestHeader(topic, queue_id)
         earliest = await peer.call(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
         return offset_of(low), offset_of(high), offset_of(earliest, "timestamp")
 
@@ -108,10 +102,8 @@ class TestBounds:
     async def test_offsets_by_time(self, peer):
         times = []
         for _ in range(3):
-            answer = await peer.send()
-            times.append(
-                records(await peer.pull(offset=int(answer.ext["queueOffset"])))[0].store_timestamp_ms
-            )
+            offset = int((await peer.send()).ext["queueOffset"])
+            times.append(records(await peer.pull(offset=offset))[0].store_timestamp_ms)
             await asyncio.sleep(0.05)
 
         async def search(when, version, boundary=None):
@@ -121,13 +113,8 @@ class TestBounds:
             return offset_of(await peer.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, version=version))
 
         first, second, third = times
-        assert [await search(when, OLD) for when in (0, first, second + 1, third - 1, third + 9999)] == [
-            0,
-            0,
-            1,
-            2,
-            2,
-        ]
+        whens = (0, first, second + 1, third - 1, third + 9999)
+        assert [await search(when, OLD) for when in whens] == [0, 0, 1, 2, 2]
         assert [await search(when, NEW) for when in (first, first + 1, third, third + 1)] == [0, 1, 2, 3]
         assert [await search(when, NEW, "upper") for when in (first, third - 1, third + 9999)] == [0, 1, 2]
         header = SearchOffsetRequestHeader(topic="Nowhere", queue_id=0, timestamp=5)

@@ -15,11 +15,7 @@ class TestSubscriptions:
         assert tag_codes(expression) is None
 
     def test_tags_are_split_and_trimmed(self):
-        assert tag_codes("TagA || TagB||  ||TagC") == {
-            java_hash("TagA"),
-            java_hash("TagB"),
-            java_hash("TagC"),
-        }
+        assert tag_codes("TagA || TagB||  ||TagC") == set(map(java_hash, ("TagA", "TagB", "TagC")))
         assert tag_codes("  ") == frozenset()
         assert tag_codes(" || ") == frozenset()
         with pytest.raises(ExpressionError):

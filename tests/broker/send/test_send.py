@@ -33,12 +33,8 @@ async def test_a_message_is_stored_as_it_was_sent(cluster, peer, code):
     assert answer.code == 0
     assert answer.remark is None
     ext = answer.ext
-    assert {key: ext[key] for key in ("MSG_REGION", "TRACE_ON", "queueId", "queueOffset")} == {
-        "MSG_REGION": "DefaultRegion",
-        "TRACE_ON": "true",
-        "queueId": "2",
-        "queueOffset": "0",
-    }
+    place = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "queueId": "2", "queueOffset": "0"}
+    assert {key: ext[key] for key in place} == place
     (message,) = records(await peer.pull(queue_id=2))
     assert message.body == b"\0body\xff"
     assert (message.flag, message.sys_flag, message.queue_id, message.queue_offset) == (7, 1, 2, 0)
@@ -52,10 +48,8 @@ async def test_a_message_is_stored_as_it_was_sent(cluster, peer, code):
 async def test_offsets_of_a_queue_have_no_gap_however_the_sends_interleave(peer):
     answers = await asyncio.gather(*(peer.send(body=b"%d" % n, queue_id=n % 3) for n in range(300)))
     for queue_id in range(3):
-        given = [
-            int(answer.ext["queueOffset"]) for answer in answers if answer.ext["queueId"] == str(queue_id)
-        ]
-        assert given == list(range(100))
+        of_queue = [answer.ext for answer in answers if answer.ext["queueId"] == str(queue_id)]
+        assert [int(ext["queueOffset"]) for ext in of_queue] == list(range(100))
     assert len({answer.ext["msgId"] for answer in answers}) == 300
 
 
@@ -118,14 +112,9 @@ class TestBatch:
         assert all(m.properties["CLUSTER"] == "DefaultCluster" for m in found)
 
     async def test_a_4_9_batch_spreads_its_own_properties_a_5_x_batch_does_not(self, peer):
+        batch = {"body": encode_batch(self.ITEMS), "code": BATCH, "batch": True}
         for version in (409, 513):
-            await peer.send(
-                body=encode_batch(self.ITEMS),
-                code=BATCH,
-                batch=True,
-                properties={"UNIQ_KEY": "OF-THE-BATCH"},
-                version=version,
-            )
+            await peer.send(properties={"UNIQ_KEY": "OF-THE-BATCH"}, version=version, **batch)
         found = records(await peer.pull())
         assert [m.properties.get("UNIQ_KEY") for m in found] == ["OF-THE-BATCH"] * 3 + [None] * 3
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.conftest import records, store_raw, take
+from tests.broker.conftest import create, records, store_raw, take
 
 from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, CreateTopicRequestHeader
+from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.record.one import properties_of
 
@@ -17,9 +17,10 @@ async def peer(fast):
 
 
 class TestSendBack:
-    async def send_back(self, peer, answer, group="G", level=0, version=407, **more):
-        offset = decode_offset_id(answer.ext["msgId"]).physical_offset
-        header = ConsumerSendMsgBackRequestHeader(offset=offset, group=group, delay_level=level, **more)
+    async def send_back(self, peer, stored, level=0, version=407, **more):
+        """Of a message or its place in the log."""
+        offset = stored if isinstance(stored, int) else decode_offset_id(stored.ext["msgId"]).physical_offset
+        header = ConsumerSendMsgBackRequestHeader(offset=offset, group="G", delay_level=level, **more)
         return await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
 
     async def test_it_comes_again_in_the_retry_topic(self, peer):
@@ -39,9 +40,7 @@ class TestSendBack:
         sent = await peer.send(body=b"again")
         await self.send_back(peer, sent)
         (first,) = await take(peer, "%RETRY%G", 1)
-        offset = first.physical_offset
-        header = ConsumerSendMsgBackRequestHeader(offset=offset, group="G", delay_level=0)
-        assert (await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == 0
+        assert (await self.send_back(peer, first.physical_offset)).code == 0
         _, second = await take(peer, "%RETRY%G", 2)
         assert (second.reconsume_times, second.properties["DELAY"]) == (2, "4")
         assert second.properties["RETRY_TOPIC"] == "Orders"
@@ -52,11 +51,8 @@ class TestSendBack:
         sent = await peer.send(body=b"poison")
         assert (await self.send_back(peer, sent, level=level, **more)).code == 0
         (message,) = await take(peer, "%DLQ%G", 1, timeout_s=3)
-        assert (message.body, message.properties["RETRY_TOPIC"], message.properties["DELAY"]) == (
-            b"poison",
-            "Orders",
-            "0",
-        )
+        assert message.body == b"poison"
+        assert (message.properties["RETRY_TOPIC"], message.properties["DELAY"]) == ("Orders", "0")
         topic = fast.broker.parts.tables.topics.table["%DLQ%G"]
         assert (topic.write_queue_nums, topic.perm) == (1, 6)
 
@@ -72,8 +68,7 @@ class TestSendBack:
     ):
         await peer.send()
         stored = store_raw(fast, "Orders", b"TAGS\x01A\x02a\x01b\x01c\x02\xff\x01\xfe\x02junk")
-        header = ConsumerSendMsgBackRequestHeader(offset=stored.physical_offset, group="G", delay_level=level)
-        assert (await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == 0
+        assert (await self.send_back(peer, stored.physical_offset, level)).code == 0
         (message,) = await take(peer, topic, 1)
         assert message.properties["a"] == "b\x01c"
         raw = properties_of(fast.broker.parts.store.lookups.record_at(message.physical_offset))
@@ -91,11 +86,9 @@ class TestSendBack:
         sent = await peer.send()
         assert (await self.send_back(peer, sent)).code == 26
         await peer.set_group(b'{"groupName":"G"}')
-        header = ConsumerSendMsgBackRequestHeader(offset=3, group="G", delay_level=0)
-        answer = await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        answer = await self.send_back(peer, 3)
         assert (answer.code, answer.remark) == (1, "look message by offset failed, 3")
-        readonly = CreateTopicRequestHeader(topic="%RETRY%G", read_queue_nums=1, write_queue_nums=1, perm=4)
-        await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, readonly)
+        await create(peer, "%RETRY%G", perm=4)
         assert (await self.send_back(peer, sent)).code == 16
         await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerPermission=4\n")
         assert (await self.send_back(peer, sent)).code == 16

@@ -209,15 +209,9 @@ async def test_headers_of_one_length_that_are_cut_elsewhere_are_known_beside_eac
     for template, number in zip(templates, numbers, strict=True):
         for one in range(2):
             ways.long(filled(template, BORN + one, f"{one:032X}", number + one))
-    found = [
-        ways.short(filled(template, opaque=number))
-        for template, number in zip(templates, numbers, strict=True)
-    ]
-    assert found[2] is None
-    assert found[:2] == [
-        ways.long(filled(template, opaque=number))
-        for template, number in list(zip(templates, numbers, strict=True))[:2]
-    ]
+    headers = [filled(template, opaque=number) for template, number in zip(templates, numbers, strict=True)]
+    found = [ways.short(header) for header in headers]
+    assert found == [*(ways.long(header) for header in headers[:2]), None]
 
 
 async def test_headers_whose_first_parts_alone_differ_in_meaning_are_known_beside_each_other(ways):

@@ -14,11 +14,11 @@ class TestOffsets:
         assert offsets.query("G", "T", 0) == -1
         offsets.commit("G", "T", 0, 8)
         offsets.commit("G", "T", 0, 3)
-        assert (offsets.query("G", "T", 0), offsets.query("G", "T", 1), offsets.query("X", "T", 0)) == (
+        assert [offsets.query(*place) for place in (("G", "T", 0), ("G", "T", 1), ("X", "T", 0))] == [
             3,
             -1,
             -1,
-        )
+        ]
         assert offsets.dirty
 
     def test_groups_and_topics_are_told_apart_and_removed(self):

@@ -122,7 +122,5 @@ def test_share_of_sorts_before_it_shares() -> None:
         MessageQueue("T", "a", 9),
         MessageQueue("T", "b", 0),
     ]
-    assert share_of(AllocateAveragely(), "x", shuffled, ["y", "x"]) == [
-        MessageQueue("T", "a", 9),
-        MessageQueue("T", "a", 10),
-    ]
+    both = [MessageQueue("T", "a", number) for number in (9, 10)]
+    assert share_of(AllocateAveragely(), "x", shuffled, ["y", "x"]) == both

@@ -41,12 +41,8 @@ async def test_a_reset_moves_only_the_queues_that_are_held(namesrv: FakeNamesrv,
         assert [queue.queue_id for queue in member.assignment] == [0, 1]
         header = ResetOffsetRequestHeader(topic="T", group="g", timestamp=0, is_force=True)
         table = {MessageQueue("T", "broker-a", queue_id): 7 for queue_id in range(4)}
-        answer = await broker.connections[-1].call(
-            Frame.request(
-                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, ResetOffsetBody(offset_table=table).encode()
-            ),
-            10,
-        )
+        body = ResetOffsetBody(offset_table=table).encode()
+        answer = await broker.ask(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
         assert answer.code == ResponseCode.SUCCESS
         assert broker.offsets == {("T", 0): 7, ("T", 1): 7}
     assert broker.offsets.keys() == {("T", 0), ("T", 1)}
@@ -58,15 +54,13 @@ async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew
     pull = BrokerApi.pull
     lost: list[MessageQueue] = []
 
-    async def loses_the_first(
-        api: BrokerApi, addr: str, queue: MessageQueue, *args: Any, **kw: Any
-    ) -> PullResult:
+    async def lossy(api: BrokerApi, addr: str, queue: MessageQueue, *args: Any, **kw: Any) -> PullResult:
         if queue.topic == "T" and not lost:
             lost.append(queue)
             await asyncio.Event().wait()
         return await pull(api, addr, queue, *args, **kw)
 
-    monkeypatch.setattr(BrokerApi, "pull", loses_the_first)
+    monkeypatch.setattr(BrokerApi, "pull", lossy)
     broker.store("T", 0, b"waited for")
     async with box.consumer(broker_suspend_s=0.01, suspend_timeout_s=0.01) as member:
         await member.rebalance()
@@ -111,17 +105,10 @@ async def test_messages_consumed_on_request_have_own_topics(namesrv: FakeNamesrv
     async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
         header = ConsumeMessageDirectlyRequestHeader(consumer_group="g", client_id=member.client.client_id)
         for topic in ("%RETRY%g", "%RETRY%other"):
-            answer = await broker.connections[-1].call(
-                Frame.request(
-                    RequestCode.CONSUME_MESSAGE_DIRECTLY,
-                    header,
-                    encode_record(topic, b"again", b"RETRY_TOPIC\x01T"),
-                ),
-                10,
-            )
+            record = encode_record(topic, b"again", b"RETRY_TOPIC\x01T")
+            answer = await broker.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, record)
             assert ConsumeMessageDirectlyResult.decode(answer.body).consume_result == "CR_SUCCESS"
-        empty = Frame.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
-        refused = await broker.connections[-1].call(empty, 10)
+        refused = await broker.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
     assert seen == [("T", "%RETRY%g"), ("%RETRY%other", "%RETRY%other")]
     assert (refused.code, "no record" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
 

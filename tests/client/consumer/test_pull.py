@@ -20,11 +20,6 @@ OTHER = MessageQueue("T", "broker-a", 1)
 
 @pytest.fixture
 async def consumer(broker: FakeBroker, namesrv: FakeNamesrv) -> AsyncIterator[PullConsumer]:
-    broker.on(
-        RequestCode.GET_MAX_OFFSET,
-        lambda frame: frame.response(0, ext={"offset": str(len(broker.records.get(("T", 0), [])))}),
-    )
-    broker.on(RequestCode.GET_MIN_OFFSET, lambda frame: frame.response(0, ext={"offset": "0"}))
     namesrv.serve("T", broker, queues=2)
     options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, pull_batch_size=4)
     async with PullConsumer("g", namesrv=namesrv.addr, options=options) as running:
@@ -157,14 +152,11 @@ async def test_an_offset_outside_the_queue_is_corrected(consumer: PullConsumer, 
 
     def pull(frame: Frame) -> Frame | None:
         answer = broker.pull(frame)
-        return (
-            pull_answer(frame, ResponseCode.PULL_OFFSET_MOVED, 2, 4)
-            if broker.pulls[-1].queue_offset == 9
-            else answer
-        )
+        moved = broker.pulls[-1].queue_offset == 9
+        return pull_answer(frame, ResponseCode.PULL_OFFSET_MOVED, 2, 4) if moved else answer
 
     broker.on(RequestCode.PULL_MESSAGE, pull)
-    broker.on(RequestCode.QUERY_CONSUMER_OFFSET, lambda frame: frame.response(0, ext={"offset": "9"}))
+    broker.offsets["T", 0] = 9
     await consumer.assign([QUEUE])
     assert texts(await consumer.poll()) == "2 3"
 
