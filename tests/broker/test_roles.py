@@ -43,13 +43,10 @@ class TestSlave:
     async def test_no_message_is_taken_and_none_delivered(self, slave):
         broker, peer = await slave()
         one = await peer.send()
-        lot = await peer.send(
-            body=encode_batch([(0, b"x", b"")]), code=RequestCode.SEND_BATCH_MESSAGE, batch=True
-        )
-        back = await peer.call(
-            RequestCode.CONSUMER_SEND_MSG_BACK,
-            ConsumerSendMsgBackRequestHeader(offset=0, group="G", delay_level=0),
-        )
+        batch = encode_batch([(0, b"x", b"")])
+        lot = await peer.send(body=batch, code=RequestCode.SEND_BATCH_MESSAGE, batch=True)
+        header = ConsumerSendMsgBackRequestHeader(offset=0, group="G", delay_level=0)
+        back = await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         assert (one.code, lot.code) == (ResponseCode.SERVICE_NOT_AVAILABLE,) * 2
         assert "slave" in one.remark
         assert back.code == ResponseCode.SYSTEM_ERROR
@@ -102,9 +99,8 @@ class TestMasterThatReplicates:
             assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
             assert (answer.ext["queueId"], answer.ext["queueOffset"]) == ("0", str(number))
             assert len(answer.ext["msgId"]) == 32
-        lot = await peer.send(
-            body=encode_batch([(0, b"2", b"")]), code=RequestCode.SEND_BATCH_MESSAGE, batch=True
-        )
+        batch = encode_batch([(0, b"2", b"")])
+        lot = await peer.send(body=batch, code=RequestCode.SEND_BATCH_MESSAGE, batch=True)
         assert (lot.code, lot.ext["queueOffset"]) == (ResponseCode.SLAVE_NOT_AVAILABLE, "2")
         assert [m.body for m in records(await peer.pull())] == [b"0", b"1", b"2"]
 
@@ -144,16 +140,9 @@ class TestOffsetMovedEvents:
         await peer.send()
         await peer.pull(group="Lost", offset=asked)
         (event,) = records(await peer.pull("OFFSET_MOVED_EVENT", hold_ms=5000))
-        assert json.loads(event.body) == {
-            "consumerGroup": "Lost",
-            "messageQueue": {
-                "topic": "Orders",
-                "brokerName": cluster.broker.config.broker_name,
-                "queueId": 0,
-            },
-            "offsetRequest": asked,
-            "offsetNew": corrected,
-        }
+        queue = {"topic": "Orders", "brokerName": cluster.broker.config.broker_name, "queueId": 0}
+        offsets = {"offsetRequest": asked, "offsetNew": corrected}
+        assert json.loads(event.body) == {"consumerGroup": "Lost", "messageQueue": queue, **offsets}
         assert (event.tags, event.keys, event.queue_id) == ("Lost", ("Lost",), 0)
         assert event.born_host == event.store_host == cluster.addr
         (found,) = records(await peer.pull("OFFSET_MOVED_EVENT", expression="Lost"))
@@ -170,11 +159,10 @@ class TestOffsetMovedEvents:
         peer, other = cluster.peer(), cluster.peer()
         await peer.send()
         broker = cluster.broker.parts
-        held = asyncio.create_task(peer.pull(offset=1, hold_ms=20_000))
-        await until(lambda: len(broker.pulls.long_poll))
+        pulling = await held(cluster, peer)
         await broker.store.deletion.delete(["Orders"])
         broker.pulls.topic_gone("Orders")
-        assert (await held).code == ResponseCode.PULL_OFFSET_MOVED
+        assert (await pulling).code == ResponseCode.PULL_OFFSET_MOVED
         (event,) = records(await other.pull("OFFSET_MOVED_EVENT", hold_ms=5000))
         assert json.loads(event.body)["offsetRequest"] == 1
 
@@ -236,14 +224,7 @@ class TestLiveSettings:
             change = b"defaultQueryMaxNum=%d" % most
             assert (await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, change)).code == 0
             for unique, count in ((True, most), (None, 4)):
-                query = QueryMessageRequestHeader(
-                    topic="Orders",
-                    key="U",
-                    max_num=4,
-                    begin_timestamp=0,
-                    end_timestamp=1 << 60,
-                    unique_key_query=unique,
-                )
+                query = QueryMessageRequestHeader("Orders", "U", 4, 0, 1 << 60, unique_key_query=unique)
                 assert len(records(await peer.call(RequestCode.QUERY_MESSAGE, query))) == count
 
 

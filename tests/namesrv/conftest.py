@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.remoting import peers
 from tests.remoting.peers import RawPeer
 
 from cometmq.namesrv.config import NamesrvConfig
@@ -50,13 +51,8 @@ async def running(path: Path, clock: Clock | None = None, **properties: str) -> 
         await server.stop(1)
 
 
-@contextlib.asynccontextmanager
-async def peer(server: NameServer) -> AsyncIterator[RawPeer]:
-    raw = await RawPeer.connect(server.port)
-    try:
-        yield raw
-    finally:
-        await raw.close()
+def peer(server: NameServer) -> contextlib.AbstractAsyncContextManager[RawPeer]:
+    return peers.peer(server.port)
 
 
 async def ask(

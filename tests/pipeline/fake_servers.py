@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from cometmq.message import MessageQueue
+from cometmq.pipeline.options import read_options
+from cometmq.pipeline.source import CometStreamReader, ReadTask, full_schema
 from cometmq.protocol.batch import iter_batch
 from cometmq.protocol.bodies import BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -217,3 +219,22 @@ def fake_cluster() -> Iterator[FakeCluster]:
     made = FakeCluster()
     with serving(made.answer, made.admit) as made.address:
         yield made
+
+
+def position(offset: int) -> dict[str, Any]:
+    return {TOPIC: {"broker-a": {"0": offset}}}
+
+
+class Stream:
+    """A stream as Spark drives it, one planned batch after the other."""
+
+    def __init__(self, fake: FakeCluster, **options: str) -> None:
+        given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "1000", **options}
+        self.reader = CometStreamReader(full_schema(), read_options(given, streaming=True))
+
+    def next(self, start: dict[str, Any]) -> dict[str, Any]:
+        return self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
+
+    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
+        tasks = self.reader.partitions(start, end)
+        return [(r.start, r.end) for task in tasks if isinstance(task, ReadTask) for r in task.ranges]

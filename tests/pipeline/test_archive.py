@@ -15,7 +15,7 @@ import msgspec
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConfigError, NoRouteError
@@ -26,31 +26,53 @@ from cometmq.pipeline.errors import ArchiveError, DataLossError
 from cometmq.pipeline.table import ArchiveTable, partition_value
 
 
-def run(spark: SparkSession, topic: Topic, output: str, **options: Any) -> ArchiveSummary:
-    return archive(spark, topic.namesrv, [topic.name], output, **options)
+class Job:
+    """Runs of one topic's archive, and what they have made."""
+
+    def __init__(self, spark: SparkSession, topic: Topic, output: str) -> None:
+        self.spark, self.topic, self.output = spark, topic, output
+
+    def run(self, *others: Topic, **options: Any) -> ArchiveSummary:
+        topics = [self.topic.name, *(other.name for other in others)]
+        return archive(self.spark, self.topic.namesrv, topics, self.output, **options)
+
+    def table(self) -> DataFrame:
+        """What a reader sees that knows nothing of the archive's log."""
+        return self.spark.read.parquet(self.output)
+
+    def bodies(self) -> Counter[str]:
+        return Counter(bytes(row.body).decode() for row in self.table().select("body").collect())
+
+    def completeness(self) -> list[Row]:
+        return completeness(self.spark, self.output).collect()
+
+    def check(self, *others: Topic) -> None:
+        """Each message is there once."""
+        assert self.bodies() == Counter(body for topic in (self.topic, *others) for body in topic.sent)
+
+    def paths(self, pattern: str) -> list[Path]:
+        return sorted(Path(self.output).glob(pattern))
+
+    def files(self) -> list[Path]:
+        return self.paths("topic=*/**/*.parquet")
+
+    def commits(self) -> list[Path]:
+        return self.paths("_cometmq/commits/*.json")
 
 
-def bodies(spark: SparkSession, output: str) -> Counter[str]:
-    """What a reader sees that knows nothing of the archive's log."""
-    return Counter(bytes(row.body).decode() for row in spark.read.parquet(output).select("body").collect())
-
-
-def files(output: str) -> list[Path]:
-    return sorted(Path(output).glob("topic=*/**/*.parquet"))
-
-
-def commits(output: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(Path(output).glob("_cometmq/commits/*.json"))]
+@pytest.fixture
+def job(spark: SparkSession, topic: Topic, output: str) -> Job:
+    return Job(spark, topic, output)
 
 
 class TestTable:
-    def test_all_is_there_with_all_fields(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_all_is_there_with_all_fields(self, job: Job, topic: Topic) -> None:
         topic.send(3000, body_size=100)
-        summary = run(spark, topic, output)
+        summary = job.run()
         assert (summary.records, summary.bad, summary.lost, summary.complete) == (3000, 0, 0, True)
-        assert bodies(spark, output) == Counter(topic.sent)
-        source = spark.read.format("cometmq").options(**topic.options).load().drop("offset_msg_id")
-        table = spark.read.parquet(output)
+        job.check()
+        source = job.spark.read.format("cometmq").options(**topic.options).load().drop("offset_msg_id")
+        table = job.table()
         assert {"dt", "hour"} <= set(table.columns)
         plain = [name for name in source.columns if name not in ("properties", "topic")]
         assert table.select(plain).exceptAll(source.select(plain)).count() == 0
@@ -59,46 +81,38 @@ class TestTable:
             **row.properties, "parity": "1", "TAGS": "B", "KEYS": "k7", "UNIQ_KEY": f"{7:032X}"
         }  # fmt: skip
 
-    def test_directories_by_topic_day_and_hour_of_store_time(
-        self, spark: SparkSession, topic: Topic, output: str
-    ) -> None:
+    def test_directories_by_topic_day_and_hour_of_store_time(self, job: Job, topic: Topic) -> None:
         topic.send(10)
         before = datetime.now(UTC)
-        run(spark, topic, output)
-        for path in files(output):
-            hours = {
-                value.as_py().strftime("%Y-%m-%d %H") for value in pq.read_table(path)["store_timestamp"]
-            }
-            (hour,) = hours
+        job.run()
+        for path in job.files():
+            times = pq.read_table(path)["store_timestamp"]
+            (hour,) = {value.as_py().strftime("%Y-%m-%d %H") for value in times}
             day, number = hour.split()
-            parts = path.relative_to(output).parts[:3]
+            parts = path.relative_to(job.output).parts[:3]
             assert parts == (f"topic={topic.name}", f"dt={day}", f"hour={number}")
-        days = {row.dt for row in spark.read.parquet(output).select("dt").collect()}
+        days = {row.dt for row in job.table().select("dt").collect()}
         assert days <= {before.date(), datetime.now(UTC).date()}
 
-    def test_other_readers_see_the_same(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_other_readers_see_the_same(self, job: Job, topic: Topic, output: str) -> None:
         topic.send(100)
-        run(spark, topic, output)
+        job.run()
         dataset = pyarrow.dataset.dataset(output, partitioning="hive", exclude_invalid_files=False)
         assert dataset.count_rows() == 100
-        column = pq.ParquetFile(files(output)[0]).metadata.row_group(0)
+        column = pq.ParquetFile(job.files()[0]).metadata.row_group(0)
         by_name = {column.column(i).path_in_schema: column.column(i) for i in range(column.num_columns)}
         assert by_name["body"].compression == "ZSTD"
         assert by_name["body"].statistics is None
         assert by_name["queue_offset"].statistics.has_min_max
 
-    def test_several_topics_and_names_that_paths_do_not_like(
-        self, spark: SparkSession, topic: Topic, output: str
-    ) -> None:
+    def test_several_topics_and_names_that_paths_do_not_like(self, job: Job, topic: Topic) -> None:
         odd = Topic(f"%DLQ%{topic.name}", topic.namesrv)
         topic.send(20)
         odd.send(30)
-        archive(spark, topic.namesrv, [topic.name, odd.name], output)
-        counts = {
-            row.topic: row["count"] for row in spark.read.parquet(output).groupBy("topic").count().collect()
-        }
+        job.run(odd)
+        counts = {row.topic: row["count"] for row in job.table().groupBy("topic").count().collect()}
         assert counts == {topic.name: 20, odd.name: 30}
-        assert archived(spark, output).groupBy("topic").count().count() == 2
+        assert archived(job.spark, job.output).groupBy("topic").count().count() == 2
         assert partition_value("%DLQ%a") == "%25DLQ%25a"
 
     def test_a_pattern_of_topics(self, spark: SparkSession, topic: Topic, output: str) -> None:
@@ -110,45 +124,37 @@ class TestTable:
 
 
 class TestResuming:
-    def test_a_second_run_takes_what_is_new(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_a_second_run_takes_what_is_new(self, job: Job, topic: Topic) -> None:
         topic.send(500)
-        first = run(spark, topic, output)
-        again = run(spark, topic, output)
+        first = job.run()
+        again = job.run()
         topic.send(70)
-        second = run(spark, topic, output)
+        second = job.run()
         assert [item.records for item in (first, again, second)] == [500, 0, 70]
         assert second.resumed_behind_batch is not None
-        assert bodies(spark, output) == Counter(topic.sent)
+        job.check()
 
-    def test_many_small_batches(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_many_small_batches(self, job: Job, topic: Topic) -> None:
         topic.send(1000)
-        summary = run(spark, topic, output, batch_records=150)
+        summary = job.run(batch_records=150)
         assert summary.batches >= 7
-        assert bodies(spark, output) == Counter(topic.sent)
+        job.check()
 
-    def test_latest_stays_where_the_first_run_saw_it(
-        self, spark: SparkSession, topic: Topic, output: str
-    ) -> None:
+    def test_latest_stays_where_the_first_run_saw_it(self, job: Job, topic: Topic) -> None:
         topic.send(50)
-        assert run(spark, topic, output, starting="latest").records == 0
+        assert job.run(starting="latest").records == 0
         wanted = topic.send(9)
-        assert run(spark, topic, output, starting="latest").records == 9
-        assert bodies(spark, output) == Counter(wanted)
+        assert job.run(starting="latest").records == 9
+        assert job.bodies() == Counter(wanted)
 
     @pytest.mark.parametrize("moved", [0, 1])
     @pytest.mark.parametrize("killed", [True, False], ids=["killed", "failed"])
     def test_ended_between_commit_and_renames(
-        self,
-        spark: SparkSession,
-        topic: Topic,
-        output: str,
-        monkeypatch: pytest.MonkeyPatch,
-        moved: int,
-        killed: bool,
+        self, job: Job, topic: Topic, monkeypatch: pytest.MonkeyPatch, moved: int, killed: bool
     ) -> None:
         other = Topic(f"{topic.name}z", topic.namesrv)
         topic.send(200)
-        run(spark, topic, output)
+        job.run()
         topic.send(40)
         other.send(200)
         move, moves = ArchiveTable.move, iter([True] * moved)
@@ -162,15 +168,15 @@ class TestResuming:
         if killed:
             monkeypatch.setattr(ArchiveTable, "close", ArchiveTable.abandon)
         with pytest.raises(OSError, match="No space left"):
-            archive(spark, topic.namesrv, [topic.name, other.name], output)
-        staged = commits(output)[-1]["files"]
+            job.run(other)
+        staged = json.loads(job.commits()[-1].read_text())["files"]
         assert len(staged) == 2
         monkeypatch.undo()
-        assert archive(spark, topic.namesrv, [topic.name, other.name], output).records == 0
-        assert bodies(spark, output) == Counter(topic.sent) + Counter(other.sent)
+        assert job.run(other).records == 0
+        job.check(other)
 
     def test_killed_before_the_commit_the_batch_is_done_again(
-        self, spark: SparkSession, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch
+        self, job: Job, topic: Topic, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         topic.send(300)
 
@@ -183,22 +189,20 @@ class TestResuming:
         monkeypatch.setattr(ArchiveTable, "commit", die)
         monkeypatch.setattr(ArchiveTable, "close", ArchiveTable.abandon)
         with pytest.raises(KeyboardInterrupt):
-            run(spark, topic, output)
-        assert list(Path(output).glob("_cometmq/staging/*/*/*.parquet"))
+            job.run()
+        assert job.paths("_cometmq/staging/*/*/*.parquet")
         monkeypatch.undo()
-        run(spark, topic, output)
-        assert bodies(spark, output) == Counter(topic.sent)
-        assert not list(Path(output).glob("_cometmq/staging/**/*.parquet"))
+        job.run()
+        job.check()
+        assert not job.paths("_cometmq/staging/**/*.parquet")
 
-    def test_a_task_that_dies_is_done_again_by_spark(
-        self, spark: SparkSession, topic: Topic, output: str, tmp_path: Path
-    ) -> None:
+    def test_a_task_that_dies_is_done_again_by_spark(self, job: Job, topic: Topic, tmp_path: Path) -> None:
         topic.send(400)
-        job = archive_module.run_tasks
+        run_tasks = archive_module.run_tasks
         marker = str(tmp_path / "died")
 
         def die_once(units: Any) -> Any:
-            for result in job(units):
+            for result in run_tasks(units):
                 if not os.path.exists(marker):
                     open(marker, "w").close()
                     os._exit(13)
@@ -206,20 +210,20 @@ class TestResuming:
 
         archive_module.run_tasks = die_once
         try:
-            assert run(spark, topic, output).records == 400
+            assert job.run().records == 400
         finally:
-            archive_module.run_tasks = job
+            archive_module.run_tasks = run_tasks
         assert os.path.exists(marker)
-        assert bodies(spark, output) == Counter(topic.sent)
+        job.check()
 
-    def test_continuous_until_told_to_stop(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_continuous_until_told_to_stop(self, job: Job, topic: Topic) -> None:
         topic.send(30)
         stop, seen = threading.Event(), []
         holder: list[ArchiveSummary] = []
 
         def work() -> None:
             options = {"mode": "continuous", "interval_s": 0.2, "stop": stop, "on_progress": seen.append}
-            holder.append(run(spark, topic, output, **options))
+            holder.append(job.run(**options))
 
         thread = threading.Thread(target=work)
         thread.start()
@@ -231,36 +235,35 @@ class TestResuming:
             stop.set()
             thread.join(60)
         assert holder[0].records == 42
-        assert bodies(spark, output) == Counter(topic.sent)
+        job.check()
 
 
 class TestLog:
-    def test_completeness_is_a_query(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_completeness_is_a_query(self, job: Job, topic: Topic) -> None:
         topic.send(300)
-        run(spark, topic, output, batch_records=100)
+        job.run(batch_records=100)
         topic.send(50)
-        run(spark, topic, output)
+        job.run()
         held = {str(queue.queue_id): bounds.maximum for queue, bounds in topic.bounds().items()}
-        rows = completeness(spark, output).collect()
+        rows = job.completeness()
         assert {str(row.queue_id): row.end for row in rows} == held
         assert sum(row.records for row in rows) == 350
         assert all((row.start, row.gaps, row.overlaps, row.missing) == (0, 0, 0, 0) for row in rows)
-        assert manifest(spark, output).filter("records > 0").count() >= 4
-        assert archived(spark, output).count() == 350
+        assert manifest(job.spark, job.output).filter("records > 0").count() >= 4
+        assert archived(job.spark, job.output).count() == 350
         # What a killed job left of a commit is none.
-        last = max(Path(output).glob("_cometmq/commits/*.json"))
+        last = job.commits()[-1]
         Path(f"{last}.0123456789ab.tmp").write_bytes(last.read_bytes())
-        assert completeness(spark, output).collect() == rows
+        assert job.completeness() == rows
 
-    def test_a_missing_commit_shows_as_a_gap(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_a_missing_commit_shows_as_a_gap(self, job: Job, topic: Topic) -> None:
         topic.send(300)
-        run(spark, topic, output, batch_records=100)
-        middle = sorted(Path(output).glob("_cometmq/commits/*.json"))[2]
-        middle.unlink()
-        assert sum(row.gaps for row in completeness(spark, output).collect()) > 0
+        job.run(batch_records=100)
+        job.commits()[2].unlink()
+        assert sum(row.gaps for row in job.completeness()) > 0
 
     def test_a_batch_that_does_not_add_up_is_not_committed(
-        self, spark: SparkSession, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch
+        self, job: Job, topic: Topic, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         topic.send(100)
         real = archive_module.Job.read_batch
@@ -272,35 +275,35 @@ class TestLog:
 
         monkeypatch.setattr(archive_module.Job, "read_batch", forget_one)
         with pytest.raises(ArchiveError, match="not committed"):
-            run(spark, topic, output)
-        assert not files(output)
+            job.run()
+        assert not job.files()
 
-    def test_the_summary_is_machine_readable(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_the_summary_is_machine_readable(self, job: Job, topic: Topic) -> None:
         topic.send(60)
         seen: list[ArchiveProgress] = []
-        summary = msgspec.json.decode(msgspec.json.encode(run(spark, topic, output, on_progress=seen.append)))
+        summary = msgspec.json.decode(msgspec.json.encode(job.run(on_progress=seen.append)))
         assert summary["records"] == 60
         assert sum(queue["records"] for queue in summary["queues"]) == 60
         assert summary["bytes"] > 60 * 91
-        assert summary["file_bytes"] == sum(path.stat().st_size for path in files(output))
+        assert summary["file_bytes"] == sum(path.stat().st_size for path in job.files())
         assert (seen[-1].records, seen[-1].total) == (60, 60)
 
 
 class TestTrouble:
-    def test_lost_messages_fail_or_are_counted(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_lost_messages_fail_or_are_counted(self, job: Job, topic: Topic) -> None:
         topic.send(40)
         starting = json.dumps({topic.name: {"broker-a": {"0": 1_000_000}}})
         with pytest.raises(DataLossError, match="Set fail_on_data_loss=False to go on"):
-            run(spark, topic, output, starting=starting)
+            job.run(starting=starting)
 
-    def test_one_job_at_a_time(self, spark: SparkSession, topic: Topic, output: str) -> None:
+    def test_one_job_at_a_time(self, job: Job, topic: Topic, output: str) -> None:
         topic.send(5)
         table = ArchiveTable(output)
         table.prepare()
         with pytest.raises(ArchiveError, match="another archive job"):
-            run(spark, topic, output)
+            job.run()
         table.close()
-        assert run(spark, topic, output).records == 5
+        assert job.run().records == 5
 
     def test_two_jobs_cannot_commit_the_same_batch(self, output: str) -> None:
         first = ArchiveTable(output)
@@ -311,31 +314,29 @@ class TestTrouble:
             first.commit(commit)
         first.close()
 
-    def test_directories_of_other_files_stay_alone(
-        self, spark: SparkSession, topic: Topic, output: str
-    ) -> None:
+    def test_directories_of_other_files_stay_alone(self, job: Job, topic: Topic, output: str) -> None:
         topic.send(1)
         Path(output).mkdir()
         (Path(output) / "thesis.parquet").write_bytes(b"mine")
         with pytest.raises(ArchiveError, match=r"thesis\.parquet"):
-            run(spark, topic, output)
+            job.run()
 
     def test_bad_records_go_to_quarantine(
-        self, spark: SparkSession, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch
+        self, job: Job, topic: Topic, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         topic.send(50)
         sender = Topic(topic.name, topic.namesrv, sent=list(topic.sent))
         sender.send_raw(b"not zlib at all", sys_flag=0x301)
         topic.send(10)
         with pytest.raises(ArchiveError, match=r"1 bad records.*Raise max_bad_records"):
-            run(spark, topic, output, max_bad_records=0)
-        summary = run(spark, topic, output)
+            job.run(max_bad_records=0)
+        summary = job.run()
         assert (summary.records, summary.bad, summary.complete) == (60, 1, False)
-        assert bodies(spark, output) == Counter(topic.sent)
-        (row,) = spark.read.parquet(f"{output}/_cometmq/quarantine").collect()
+        job.check()
+        (row,) = job.spark.read.parquet(f"{job.output}/_cometmq/quarantine").collect()
         assert (row.topic, row.stage) == (topic.name, "body")
         assert b"not zlib at all" in bytes(row.raw)
-        assert sum(row.missing for row in completeness(spark, output).collect()) == 1
+        assert sum(row.missing for row in job.completeness()) == 1
 
     @pytest.mark.parametrize(
         ("options", "key"),

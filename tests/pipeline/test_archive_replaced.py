@@ -253,11 +253,8 @@ def test_a_continuous_run_counts_each_life_by_itself(fake: FakeCluster, job: Job
     stop, records, summaries = threading.Event(), [0], []
 
     def work() -> None:
-        summaries.append(
-            job.tolerant(
-                mode="continuous", interval_s=0.1, stop=stop, on_progress=lambda p: records.append(p.records)
-            )
-        )
+        options = {"mode": "continuous", "on_progress": lambda p: records.append(p.records)}
+        summaries.append(job.tolerant(interval_s=0.1, stop=stop, **options))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -283,9 +280,8 @@ def test_a_topic_is_deleted_made_again_and_grows(spark: SparkSession, topic: Top
     assert (summary.records, summary.lost, summary.bad) == (100, 0, 0)
     again.send(10)
     assert archive(spark, topic.namesrv, [topic.name], output).records == 10
-    lives = (
-        completeness(spark, output).groupBy("life").sum("records", "gaps", "overlaps", "missing").collect()
-    )
+    by_life = completeness(spark, output).groupBy("life")
+    lives = by_life.sum("records", "gaps", "overlaps", "missing").collect()
     assert sorted(map(tuple, lives)) == [(0, 64, 0, 0, 0), (1, 110, 0, 0, 0)]
     table = spark.read.parquet(output)
     bodies = sorted(bytes(row.body).decode() for row in table.select("body").collect())

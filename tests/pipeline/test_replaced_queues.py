@@ -10,30 +10,13 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster
+from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster, Stream, position
 from tests.pipeline.feeding import Topic
 from tests.pipeline.test_stream import Job
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.errors import DataLossError
 from cometmq.pipeline.marks import CLOCKS_MS, Mark, mark_of, marks_in
-from cometmq.pipeline.options import read_options
-from cometmq.pipeline.source import CometStreamReader, ReadTask, full_schema
-
-
-class Stream:
-    """A stream as Spark drives it, one planned batch after the other."""
-
-    def __init__(self, fake: FakeCluster, **options: str) -> None:
-        given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "1000", **options}
-        self.reader = CometStreamReader(full_schema(), read_options(given, streaming=True))
-
-    def next(self, start: dict[str, Any]) -> dict[str, Any]:
-        return self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
-
-    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
-        tasks = self.reader.partitions(start, end)
-        return [(r.start, r.end) for task in tasks if isinstance(task, ReadTask) for r in task.ranges]
 
 
 @pytest.fixture
@@ -48,10 +31,6 @@ def tolerant(fake: FakeCluster) -> Iterator[Stream]:
     made = Stream(fake, failOnDataLoss="false")
     yield made
     made.reader.stop()
-
-
-def position(offset: int) -> dict[str, Any]:
-    return {TOPIC: {"broker-a": {"0": offset}}}
 
 
 def test_a_position_carries_the_mark_of_the_record_before_it(stream: Stream) -> None:

@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.pipeline.fake_servers import QUEUE, TOPIC, FakeCluster, fake_cluster
+from tests.pipeline.fake_servers import QUEUE, TOPIC, FakeCluster, Stream, fake_cluster, position
 
 from cometmq.errors import BrokerError, ConnectError, NoRouteError, RecordError, SendFailed
 from cometmq.message import MessageQueue
 from cometmq.pipeline import reading, source
 from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.errors import BadRecordError, DataLossError, ReplicaBehindError
-from cometmq.pipeline.options import PullOptions, Topics, read_options
+from cometmq.pipeline.options import PullOptions, Topics
 from cometmq.pipeline.plan import Bounds, QueueRange
 from cometmq.pipeline.reading import Part, read_batches, read_parts
-from cometmq.pipeline.source import CometStreamReader, full_schema
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.record.arrow import arrow_schema
 
@@ -53,16 +52,11 @@ def offsets(read: Iterator[Part]) -> list[int]:
     return [offset for part in read for offset in part.batch.column("queue_offset").to_pylist()]
 
 
-def stream(fake: FakeCluster) -> CometStreamReader:
-    given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "300"}
-    return CometStreamReader(full_schema(), read_options(given, streaming=True))
-
-
 @pytest.fixture
-def reader(fake: FakeCluster) -> Iterator[CometStreamReader]:
-    made = stream(fake)
+def stream(fake: FakeCluster) -> Iterator[Stream]:
+    made = Stream(fake, timeoutMs="300")
     yield made
-    made.stop()
+    made.reader.stop()
 
 
 class TestStartingAtATime:
@@ -170,39 +164,35 @@ class TestAReplicaThatLags:
         with pytest.raises(DataLossError, match="10 records are gone"):
             list(parts(fake, end=50, timeout_ms=300))
 
-    def test_a_stream_waits_for_it(self, replica: FakeCluster, reader: CometStreamReader) -> None:
-        start = {TOPIC: {"broker-a": {"0": 50}}}
-        assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
-        (task,) = reader.partitions({TOPIC: {"broker-a": {"0": 30}}}, start)
+    def test_a_stream_waits_for_it(self, replica: FakeCluster, stream: Stream) -> None:
+        start = position(50)
+        assert stream.next(start) == start
+        (task,) = stream.reader.partitions(position(30), start)
         assert task.ranges == [QueueRange(QUEUE, 30, 50)]
-
-
-def position(offset: int) -> dict[str, Any]:
-    return {TOPIC: {"broker-a": {"0": offset}}}
 
 
 class TestAStreamWhoseBrokersAreAway:
     def test_a_broker_that_is_dead_and_still_routed_keeps_its_queues(
-        self, fake: FakeCluster, reader: CometStreamReader, caplog: pytest.LogCaptureFixture
+        self, fake: FakeCluster, stream: Stream, caplog: pytest.LogCaptureFixture
     ) -> None:
         with fake_cluster() as dying:
             dying.stored_ms = list(TIMES)
             fake.brokers = {0: dying.address}
-            end = reader.latestOffset(position(10), reader.getDefaultReadLimit())
+            end = stream.next(position(10))
             assert end[TOPIC] == position(40)[TOPIC]
         for _ in range(3):
-            assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+            assert stream.next(end) == end
         assert [r.message for r in caplog.records if "is away" in r.message] != []
         fake.brokers = {}  # it is back, somewhere else
         fake.stored_ms.append(5000)
-        assert reader.latestOffset(end, reader.getDefaultReadLimit())[TOPIC] == position(41)[TOPIC]
+        assert stream.next(end)[TOPIC] == position(41)[TOPIC]
 
     def test_a_batch_is_planned_without_those_it_does_not_read(
-        self, fake: FakeCluster, reader: CometStreamReader
+        self, fake: FakeCluster, stream: Stream
     ) -> None:
-        end = reader.latestOffset(position(10), reader.getDefaultReadLimit())
+        end = stream.next(position(10))
         fake.asked.clear()
-        assert reader.partitions(end, end) == []
+        assert stream.reader.partitions(end, end) == []
         assert not fake.asked
 
     def test_one_that_stays_away_is_left_alone_for_ever_longer(
@@ -215,28 +205,28 @@ class TestAStreamWhoseBrokersAreAway:
             assert rude.connections == 1
 
     def test_a_name_server_that_has_just_started_takes_nothing_away(
-        self, fake: FakeCluster, reader: CometStreamReader
+        self, fake: FakeCluster, stream: Stream
     ) -> None:
-        end = reader.latestOffset(position(10), reader.getDefaultReadLimit())
+        end = stream.next(position(10))
         fake.routed = False
         fake.stored_ms.append(5000)
-        later = reader.latestOffset(end, reader.getDefaultReadLimit())
+        later = stream.next(end)
         assert later[TOPIC] == position(41)[TOPIC]
 
     def test_a_stream_that_starts_again_waits_for_the_first_broker(
-        self, fake: FakeCluster, reader: CometStreamReader, monkeypatch: pytest.MonkeyPatch
+        self, fake: FakeCluster, stream: Stream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(source, "_REGISTERED_S", 0.3)
         fake.routed = False
         start = position(10)
-        assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
+        assert stream.next(start) == start
         fake.routed = True
-        assert reader.latestOffset(start, reader.getDefaultReadLimit())[TOPIC] == position(40)[TOPIC]
+        assert stream.next(start)[TOPIC] == position(40)[TOPIC]
         fake.routed = False
-        late = stream(fake)
+        late = Stream(fake, timeoutMs="300")
         with pytest.raises(NoRouteError, match=TOPIC):
             ask_until_it_raises(late, start)
-        late.stop()
+        late.reader.stop()
 
     @pytest.mark.parametrize(
         "topics", [Topics(names=(TOPIC,)), Topics(pattern="F.*"), Topics(queues=(QUEUE,))]
@@ -256,10 +246,10 @@ class TestAStreamWhoseBrokersAreAway:
         assert caught.value.addr == gone.address
 
 
-def ask_until_it_raises(reader: CometStreamReader, start: dict[str, Any]) -> None:
+def ask_until_it_raises(stream: Stream, start: dict[str, Any]) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
+        assert stream.next(start) == start
 
 
 class TestWhatAReadHolds:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 
@@ -77,6 +78,15 @@ class RawPeer:
             await self.writer.wait_closed()
         except OSError:
             pass  # the other side was first
+
+
+@contextlib.asynccontextmanager
+async def peer(port: int) -> AsyncIterator[RawPeer]:
+    raw = await RawPeer.connect(port)
+    try:
+        yield raw
+    finally:
+        await raw.close()
 
 
 async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:

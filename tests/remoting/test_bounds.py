@@ -7,8 +7,8 @@ import struct
 from typing import Any
 
 import pytest
-from tests.remoting.peers import raw_frame, until
-from tests.remoting.test_server import ECHO, MIB, SLOW, CountingTransport, echo, peer, serving
+from tests.remoting.peers import peer, raw_frame, until
+from tests.remoting.test_server import ECHO, MIB, SLOW, CountingTransport, echo, serving
 
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, Limits, Tick

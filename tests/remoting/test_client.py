@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.remoting.peers import RawPeer, raw_frame, soon, until
+from tests.remoting.test_server import echo, serving
 
 from cometmq.errors import ConnectError, RequestTimeout, SendFailed
 from cometmq.protocol.frame import Frame
@@ -20,22 +21,16 @@ from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer,
 ECHO, LATER, NOTIFY = 1, 2, 40
 
 
-def echo(connection: Connection, request: Frame) -> Frame:
-    return request.response(0, body=bytes(request.body))
-
-
 @contextlib.asynccontextmanager
 async def client_and_server(
-    handlers: dict[int, Any], calling: dict[int, Any] | None = None, **client_options: Any
+    handlers: dict[int, Any], calling: dict[int, Any] | None = None
 ) -> AsyncIterator[tuple[RemotingClient, RemotingServer, str]]:
-    server = RemotingServer(handlers)
-    port = await server.start("127.0.0.1", 0)
-    client = RemotingClient(calling, **client_options)
-    try:
-        yield client, server, f"127.0.0.1:{port}"
-    finally:
-        await client.close(1)
-        await server.stop(1)
+    async with serving(handlers) as (server, port):
+        client = RemotingClient(calling)
+        try:
+            yield client, server, f"127.0.0.1:{port}"
+        finally:
+            await client.close(1)
 
 
 @contextlib.asynccontextmanager
@@ -224,20 +219,19 @@ class SlowToDial(RemotingClient):
 
 
 async def test_a_caller_that_gives_up_while_dialling_does_not_take_the_attempt_from_others() -> None:
-    server = RemotingServer({ECHO: echo})
-    addr = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     client = SlowToDial()
     client.gate = asyncio.Event()
-    first = asyncio.create_task(client.call(addr, Frame.request(ECHO), 10))
-    second = asyncio.create_task(client.call(addr, Frame.request(ECHO, body=b"2"), 10))
-    await until(lambda: client.dials > 0)
-    first.cancel()
-    await until(first.cancelled)
-    client.gate.set()
-    assert (await soon(second)).body == b"2"
-    assert client.dials == 1
-    await client.close()
-    await server.stop()
+    async with serving({ECHO: echo}) as (_, port):
+        addr = f"127.0.0.1:{port}"
+        first = asyncio.create_task(client.call(addr, Frame.request(ECHO), 10))
+        second = asyncio.create_task(client.call(addr, Frame.request(ECHO, body=b"2"), 10))
+        await until(lambda: client.dials > 0)
+        first.cancel()
+        await until(first.cancelled)
+        client.gate.set()
+        assert (await soon(second)).body == b"2"
+        assert client.dials == 1
+        await client.close()
 
 
 async def test_a_refused_connection_is_a_typed_error_that_names_the_address(client: RemotingClient) -> None:
@@ -259,6 +253,11 @@ async def test_an_unknown_host_is_said_to_be_unknown(client: RemotingClient) -> 
     assert "Unknown error" not in str(caught.value)
 
 
+def dialling(monkeypatch: pytest.MonkeyPatch, client: RemotingClient, connect: object) -> None:
+    loop = SimpleNamespace(create_task=asyncio.create_task, create_connection=connect)
+    monkeypatch.setattr(client, "_loop", loop)
+
+
 @pytest.mark.parametrize("failure", [UnicodeError("idna"), ValueError("null byte"), OverflowError("port")])
 async def test_connects_raise_connect_errors_only(
     client: RemotingClient, monkeypatch: pytest.MonkeyPatch, failure: Exception
@@ -266,9 +265,7 @@ async def test_connects_raise_connect_errors_only(
     async def fails(*args: object, **kw: object) -> None:
         raise failure
 
-    monkeypatch.setattr(
-        client, "_loop", SimpleNamespace(create_task=asyncio.create_task, create_connection=fails)
-    )
+    dialling(monkeypatch, client, fails)
     with pytest.raises(ConnectError) as caught:
         await client.connect("127.0.0.1:9876")
 
@@ -282,9 +279,7 @@ async def test_closing_the_client_ends_connects_with_a_typed_error(
     async def hangs(*args: object, **kw: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(
-        client, "_loop", SimpleNamespace(create_task=asyncio.create_task, create_connection=hangs)
-    )
+    dialling(monkeypatch, client, hangs)
     connecting = asyncio.create_task(client.connect("127.0.0.1:9876"))
     await asyncio.sleep(0)
     await client.close()

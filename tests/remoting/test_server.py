@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.remoting.peers import RawPeer, raw_frame, soon, until
+from tests.remoting.peers import peer, raw_frame, soon, until
 
 from cometmq.errors import CommandError
 from cometmq.protocol.frame import Frame
@@ -91,15 +91,6 @@ async def deaf_peer(port: int) -> AsyncIterator[asyncio.StreamWriter]:
         writer.transport.abort()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-
-
-@contextlib.asynccontextmanager
-async def peer(port: int) -> AsyncIterator[RawPeer]:
-    raw = await RawPeer.connect(port)
-    try:
-        yield raw
-    finally:
-        await raw.close()
 
 
 @pytest.mark.parametrize("code", [ECHO, SLOW])
@@ -464,21 +455,18 @@ async def test_stop_lets_running_handlers_answer_and_then_closes() -> None:
         await gate.wait()
         return request.response(0, body=b"finished")
 
-    server = RemotingServer({SLOW: wait})
-    port = await server.start("127.0.0.1", 0)
-    raw = await RawPeer.connect(port)
-    await raw.send(raw_frame(SLOW, 1))
-    await soon(begun.wait())
-    stopping = asyncio.create_task(server.stop(5))
-    await asyncio.sleep(0)
-    gate.set()
-    _, body = await raw.read()
-    assert body == b"finished"
-    assert await raw.read_end() == b""
-    await soon(stopping)
-    with pytest.raises(OSError):
-        await asyncio.open_connection("127.0.0.1", port)
-    await raw.close()
+    async with serving({SLOW: wait}) as (server, port), peer(port) as raw:
+        await raw.send(raw_frame(SLOW, 1))
+        await soon(begun.wait())
+        stopping = asyncio.create_task(server.stop(5))
+        await asyncio.sleep(0)
+        gate.set()
+        _, body = await raw.read()
+        assert body == b"finished"
+        assert await raw.read_end() == b""
+        await soon(stopping)
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_stop_cuts_handlers_and_peers_that_take_too_long() -> None:
@@ -489,14 +477,11 @@ async def test_stop_cuts_handlers_and_peers_that_take_too_long() -> None:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
-    server = RemotingServer({SLOW: forever})
-    port = await server.start("127.0.0.1", 0)
-    raw = await RawPeer.connect(port)
-    await raw.send(raw_frame(SLOW, 1))
-    await running.wait()
-    await soon(server.stop(0.1), 5)
-    assert await raw.read_end() == b""
-    await raw.close()
+    async with serving({SLOW: forever}) as (server, port), peer(port) as raw:
+        await raw.send(raw_frame(SLOW, 1))
+        await running.wait()
+        await soon(server.stop(0.1), 5)
+        assert await raw.read_end() == b""
 
 
 async def test_two_servers_can_share_one_tick() -> None:
