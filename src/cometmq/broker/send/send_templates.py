@@ -165,7 +165,9 @@ class SendTemplates:
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return False
-        if len(self._known) >= MOST_KNOWN or self._bytes >= MOST_BYTES:
+        key = head, parts[1], parts[3], parts[5]
+        new = key not in self._known
+        if new and (len(self._known) >= MOST_KNOWN or self._bytes >= MOST_BYTES):
             self.forget()
         cuts = self._cuts.setdefault(len(rest), [])
         if all(cut(rest) != parts for cut in cuts):
@@ -174,8 +176,9 @@ class SendTemplates:
             cuts.append(_divider(*parts).unpack)
         traits = replace(traits, sys_flag=sys_flag)
         traits = self._traits.setdefault(traits, traits)
-        self._known[head, parts[1], parts[3], parts[5]] = Known(queue, form, traits)
-        self._bytes += len(head) + len(rest)
+        self._known[key] = Known(queue, form, traits)
+        if new:
+            self._bytes += len(head) + len(rest)
         return True
 
     def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, StoredForm, Traits] | None:
