@@ -114,19 +114,19 @@ class Slow(LifeCycle):
 
     def __init__(self, failure: Exception | None = None) -> None:
         super().__init__("slow thing")
-        self.gate = asyncio.Event()
+        self.gate = asyncio.Semaphore(0)
         self.seen: list[str] = []
         self.failure = failure
 
     async def _begin(self) -> None:
         self.seen.append("begin")
-        await self.gate.wait()
+        await self.gate.acquire()
         if self.failure is not None:
             raise self.failure
 
     async def _end(self, *, drain: bool) -> None:
         self.seen.append("drain" if drain else "clear away")
-        await self.gate.wait()
+        await self.gate.acquire()
 
 
 async def test_each_state_in_its_turn() -> None:
@@ -138,17 +138,13 @@ async def test_each_state_in_its_turn() -> None:
     assert slow.state == "starting"
     with pytest.raises(ClientStateError, match=r"slow thing is starting: it starts once$"):
         await slow.start()
-    await slow.stop()  # of a start that is not complete: nothing
-    slow.gate.set()
-    await starting
-    assert slow.state == "running"
-    slow.gate.clear()
-    stopping = asyncio.create_task(slow.stop())
+    stops = [asyncio.create_task(slow.stop()) for _ in range(2)]  # which wait for the start, and one another
     await asyncio.sleep(0)
-    assert slow.state == "stopping"
-    await slow.stop()  # somebody is at it
-    slow.gate.set()
-    await stopping
+    slow.gate.release()
+    await starting
+    assert (slow.state, slow.seen, stops[1].done()) == ("stopping", ["begin", "drain"], False)
+    slow.gate.release()
+    await stops[1]
     assert (slow.state, slow.seen) == ("stopped", ["begin", "drain"])
 
 
@@ -159,10 +155,14 @@ async def test_a_start_that_does_not_succeed_clears_away_what_it_began(cancelled
     await asyncio.sleep(0)
     if cancelled:
         starting.cancel()
-        await asyncio.sleep(0)
-    slow.gate.set()
+    else:
+        slow.gate.release()
+    stopping = asyncio.create_task(slow.stop())
+    await asyncio.sleep(0)
+    slow.gate.release()
     with pytest.raises(asyncio.CancelledError if cancelled else RuntimeError):
         await starting
+    await stopping
     assert (slow.state, slow.seen) == ("stopped", ["begin", "clear away"])
 
 

@@ -22,6 +22,7 @@ class LifeCycle:
         self._name = name
         self._state = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn = asyncio.Lock()  # of the start or a stop
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -44,26 +45,29 @@ class LifeCycle:
             raise ClientStateError(f"{self._name} is {self._state}: it starts once{way}")
         self._loop = asyncio.get_running_loop()
         self._state = "starting"
-        try:
-            await self._begin()
-        except BaseException:
+        async with self._turn:
             try:
-                await self._end(drain=False)
-            finally:
-                self._state = "stopped"
-            raise
-        self._state = "running"
+                await self._begin()
+            except BaseException:
+                try:
+                    await self._end(drain=False)
+                finally:
+                    self._state = "stopped"
+                raise
+            self._state = "running"
 
     async def stop(self) -> None:
-        """Stop it. May be called again; does nothing before the start."""
-        if self._state != "running":
+        """Stop it; a start or another stop that is under way ends first. Does nothing before the start."""
+        if self._state in ("new", "stopped"):
             return
         self._check_loop()
-        self._state = "stopping"
-        try:
-            await self._end(drain=True)
-        finally:
-            self._state = "stopped"
+        async with self._turn:
+            if self._state == "running":
+                self._state = "stopping"
+                try:
+                    await self._end(drain=True)
+                finally:
+                    self._state = "stopped"
 
     async def _begin(self) -> None:
         raise NotImplementedError
