@@ -456,6 +456,12 @@ async def test_producers_announce_themselves_and_say_goodbye(
             await broker.wait_for(lambda: bool(broker.heartbeats))
             assert [p.group_name for p in broker.heartbeats[-1].producer_data_set] == ["p1", "p2"]
             assert len(broker.connections) == 1
+            broker.on(SEND, hang)
+            sending = asyncio.create_task(one.send(Message("T", b"x")))
+            await broker.wait_for(lambda: broker.requests.count(SEND) == 2)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(one.stop(), 0.01)  # gives up draining, and says goodbye all the same
+            sending.cancel()
         assert broker.requests.count(RequestCode.UNREGISTER_CLIENT) == 2
 
 

@@ -80,13 +80,15 @@ class Producer(Client):
 
     async def _end(self, *, drain: bool) -> None:
         try:
-            if drain:
-                while self._under_way:  # each send ends within its own budget
-                    self._idle.clear()
-                    await self._idle.wait()
-                await self.client.unregister_producer(self.group)
+            while drain and self._under_way:  # each send ends within its own budget
+                self._idle.clear()
+                await self._idle.wait()
         finally:
-            await self._close_client()
+            try:
+                if drain:
+                    await self.client.unregister_producer(self.group)
+            finally:
+                await self._close_client()
 
     @property
     def started(self) -> bool:
