@@ -84,16 +84,22 @@ async def test_failures_are_logged_and_the_next_run_comes(
     assert "bad luck" in caplog.text
 
 
-async def test_runs_do_not_overlap(runs: list[float]) -> None:
+@pytest.mark.parametrize("restarts", [0, 1])
+async def test_runs_do_not_overlap(runs: list[float], restarts: int) -> None:
     under_way = most = 0
 
     async def job() -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        await asyncio.sleep(5 * SHORT_S)
-        under_way -= 1
         runs.append(0)
+        if len(runs) <= restarts:
+            periodic.cancel()
+            periodic.start()
+        try:
+            await asyncio.sleep(5 * SHORT_S)
+        finally:
+            under_way -= 1
 
     periodic = started(job)
     await until(3, runs)

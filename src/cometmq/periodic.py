@@ -40,7 +40,8 @@ class Periodic:
         """Begin the first interval. Has no effect on one that was started."""
         if not self._active:
             self._active = True
-            self._wait()
+            if self._run is None:
+                self._wait()
 
     @property
     def _interval_s(self) -> float:
@@ -62,6 +63,7 @@ class Periodic:
     def _begin(self) -> None:
         self._timer = None
         self._run = self._loop.create_task(self._run_once())
+        self._run.add_done_callback(self._ended)  # comes also of a run that is cancelled before it begins
 
     async def _run_once(self) -> None:
         self._wanted = False
@@ -71,11 +73,13 @@ class Periodic:
                 await outcome
         except Exception:
             log.exception("%s failed, trying again in %g s", self._name, self._interval_s)
-        finally:
-            if self._active and self._wanted:
-                self._begin()
-            elif self._active:
-                self._wait()
+
+    def _ended(self, _run: asyncio.Task[None]) -> None:
+        self._run = None
+        if self._active and self._wanted:
+            self._begin()
+        elif self._active:
+            self._wait()
 
     def cancel(self) -> None:
         """Begin no further run, and cancel an awaitable that is under way."""
