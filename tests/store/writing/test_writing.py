@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from cometmq.errors import ConfigError, StoreError
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.record.one import decode_record, encode_blank, record_starts
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreConfig, StoreRefused
-from cometmq.store.base.checkpoint import mark_of
+from cometmq.store.base.checkpoint import Checkpoint, mark_of
 from cometmq.store.base.off_loop import in_place
 from cometmq.store.derived.consume_queue import FILLER, UNIT_STRUCT
 from cometmq.store.inspect.verify import verify
@@ -102,6 +103,24 @@ def test_the_checkpoint_of_a_clean_stop_names_the_last_record(
     assert mark_of(data) == store.checkpoint.mark
     assert store.checkpoint.mark is not None
     assert store.checkpoint.mark.position == store.log.end
+
+
+def test_a_checkpoint_that_is_lowered_while_it_is_being_written_ends_low(tmp_path: Path) -> None:
+    disk, path = FaultyDisk(really_sync=False), str(tmp_path / "checkpoint")
+    checkpoint = Checkpoint(disk, path)
+    checkpoint.physic_ms = 2
+    lowering = threading.Thread(target=checkpoint.flush)
+
+    def lower(operation: str, _path: str) -> None:
+        if operation == "pwrite" and not lowering.ident:
+            checkpoint.physic_ms = 1
+            lowering.start()
+            lowering.join(0.2)  # without success: its turn has not come
+
+    disk.before = lower
+    checkpoint.flush()
+    lowering.join()
+    assert Checkpoint(disk, path).physic_ms == 1
 
 
 def test_a_record_that_does_not_fit_rolls_over_behind_a_blank_record(

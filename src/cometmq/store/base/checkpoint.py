@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from typing import NamedTuple
 from zlib import crc32
 
@@ -50,15 +51,16 @@ class Mark(NamedTuple):
 
 
 class Checkpoint:
-    """The file and its values in memory."""
+    """The file and its values in memory, which are the loop's; `flush` may run in any thread."""
 
-    __slots__ = ("_disk", "_path", "_rest", "index_ms", "logics_ms", "mark", "physic_ms")
+    __slots__ = ("_disk", "_lock", "_path", "_rest", "index_ms", "logics_ms", "mark", "physic_ms")
 
     def __init__(self, disk: Disk, path: str) -> None:
         """Read the file; a missing, short or nonsensical one counts as all zeros (recovery then starts at the
         beginning)."""
         self._disk = disk
         self._path = path
+        self._lock = threading.Lock()  # of two flushes the one that comes last writes the newest values
         self.physic_ms = 0
         self.logics_ms = 0
         self.index_ms = 0
@@ -113,12 +115,13 @@ class Checkpoint:
 
     def flush(self) -> None:
         """Write and sync. Raises OSError."""
-        made = self._disk.facts(self._path) is None
-        with opened(self._disk, self._path, create=True) as fd:
-            write_all(self._disk, fd, self.encode(), 0)
-            self._disk.fdatasync(fd)
-        if made:
-            self._disk.fsync_dir(os.path.dirname(self._path))
+        with self._lock:
+            made = self._disk.facts(self._path) is None
+            with opened(self._disk, self._path, create=True) as fd:
+                write_all(self._disk, fd, self.encode(), 0)
+                self._disk.fdatasync(fd)
+            if made:
+                self._disk.fsync_dir(os.path.dirname(self._path))
 
 
 def mark_of(data: bytes) -> Mark | None:
