@@ -23,6 +23,7 @@ from tests.store.kit import (
 )
 
 from cometmq.store import ManualClock, MessageStore
+from cometmq.store.background import topic_deletion
 from cometmq.store.background.derived_writer import sync_paths
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -260,9 +261,13 @@ async def test_a_refusal_after_a_message_came_between_takes_everything_back(tmp_
     assert store.min_offsets.by_topic == {"T": {0: 1}}
 
 
-async def test_a_new_topic_is_not_hidden_by_a_deletion_beside_a_failed_write(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tries", [3, 0])
+async def test_a_new_topic_is_not_hidden_by_a_deletion_beside_a_failed_write(
+    tmp_path: Path, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The deletion was noted for an end of the log that the failed write took back: what the new topic got
     below that end must not count as deleted at the next start."""
+    monkeypatch.setattr(topic_deletion, "TRIES", tries)  # before it is noted in the loop
     disk = FaultyDisk(really_sync=False)
     store = open_store(tmp_path, disk, ManualClock(START_MS))
     send(store, b"old")

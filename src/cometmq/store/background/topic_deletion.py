@@ -23,7 +23,7 @@ from cometmq.store.writing.appender import Appender
 
 log = logs.logger(__name__)
 
-_TRIES = 3
+TRIES = 3
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,7 +55,7 @@ class TopicDeletion:
             try:
                 while left:
                     tries += 1
-                    gone += await self._attempt(left, wait=tries > _TRIES)
+                    gone += await self._attempt(left, wait=tries > TRIES)
             except OSError:
                 self._restore(left, deleted, floors)
                 raise
@@ -74,6 +74,8 @@ class TopicDeletion:
         """Remove those topics that get no message while their deletion is being noted, also from `left`;
         with `wait` the loop waits for the device, so that none gets any. Returns the number of queues.
         Raises OSError."""
+        if wait:
+            await asyncio.sleep(0.001)  # a timer's turn comes when a tick has just ended: all is written
         self.appender.encode_pending()
         seen = {topic: self.queues.next_offsets(topic) for topic in left}
         end, begin = self.commit_log.next, self.commit_log.min_position
@@ -83,8 +85,10 @@ class TopicDeletion:
         else:
             await self.off_loop.run(self._note, list(left), end, begin)
         self.appender.encode_pending()  # what came meanwhile
-        if not wait and self.commit_log.end < end:
-            return 0  # a write failed: what the topics get next would lie before `end`, and count as deleted
+        if self.commit_log.end < end:
+            # A write failed, or may fail: what the topics get next would lie before `end`, and count as
+            # deleted.
+            return 0
         gone = 0
         for topic in list(left):
             if self.queues.next_offsets(topic) == seen[topic] and topic not in self.min_offsets.by_topic:
