@@ -29,6 +29,7 @@ from cometmq.broker.send.stored_form import cluster_pair, sent_properties, store
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.topics import TopicTable, sys_flag_of_send
 from cometmq.errors import CommandError
+from cometmq.message import MessageExt
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import (
     DLQ_PREFIX,
@@ -40,9 +41,10 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from cometmq.protocol.properties.values import append, drop, put, value_of
+from cometmq.protocol.ids import pack_host
+from cometmq.protocol.properties.values import append, drop, put, stored_tags_code, value_of
 from cometmq.remoting import Connection, Shortcut
-from cometmq.store import Clock, MessageStore, StoreRefused, TickMessage, Traits
+from cometmq.store import Appender, Clock, MessageStore, StoreRefused, TickMessage, Traits
 from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
@@ -296,3 +298,16 @@ def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -
     properties = put(drop(properties, b"REAL_QID"), b"REAL_TOPIC", topic.encode())
     properties = put(properties, b"REAL_QID", b"%d" % queue_id)
     return Place(SCHEDULE_TOPIC, level - 1, properties, delays.delay_ms(level))
+
+
+def move(
+    appender: Appender, message: MessageExt, place: Place, reconsume_times: int, prepared_position: int = 0
+) -> None:
+    """Store a message of the log again, in another place. Raises StoreRefused."""
+    appender.append(
+        place.topic, place.queue_id, message.body, place.properties,
+        flag=message.flag, sys_flag=message.sys_flag,
+        born_timestamp_ms=message.born_timestamp_ms, born_host=pack_host(message.born_host),
+        reconsume_times=reconsume_times, prepared_transaction_offset=prepared_position,
+        tags_code=stored_tags_code(place.properties), delay_ms=place.delay_ms, stored_before=True,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.retry import DLQ_QUEUES, maximum_times, plan_send_back
-from cometmq.broker.send.send import delayed
+from cometmq.broker.send.send import delayed, move
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt
@@ -21,8 +21,7 @@ from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import RETRY_PREFIX, TOPIC_LENGTH_MAX, Perm, ResponseCode, has_retry_topic
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
-from cometmq.protocol.ids import pack_host
-from cometmq.protocol.properties.values import put, stored_tags_code
+from cometmq.protocol.properties.values import put
 from cometmq.protocol.record.one import decode_record, properties_of
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore, StoreRefused
@@ -75,22 +74,9 @@ class SendBackProcessor:
         else:
             queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
         properties = put(properties, b"DELAY", b"%d" % plan.delay_level)
-        topic, queue_id, properties, delay_ms = delayed(self.delays, plan.topic, queue_id, properties)
+        place = delayed(self.delays, plan.topic, queue_id, properties)
         try:
-            self.store.appender.append(
-                topic,
-                queue_id,
-                message.body,
-                properties,
-                flag=message.flag,
-                sys_flag=message.sys_flag,
-                born_timestamp_ms=message.born_timestamp_ms,
-                born_host=pack_host(message.born_host),
-                reconsume_times=message.reconsume_times + 1,
-                tags_code=stored_tags_code(properties),
-                delay_ms=delay_ms,
-                stored_before=True,
-            )
+            move(self.store.appender, message, place, message.reconsume_times + 1)
         except StoreRefused as refusal:
             self.stats.put_failed += 1
             raise CommandError(ResponseCode.SYSTEM_ERROR, refusal.remark) from None

@@ -21,7 +21,7 @@ from cometmq import logs
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.send.send import topic_of_send
+from cometmq.broker.send.send import Place, move, topic_of_send
 from cometmq.broker.tables.delay_offsets import DelayOffsets
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import CommandError, RecordError, StoreError
@@ -29,8 +29,7 @@ from cometmq.message import MessageExt
 from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, TBW102, VERSION_4_9_7, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.ids import pack_host
-from cometmq.protocol.properties.values import REAL_QID, REAL_TOPIC, stored_tags_code
+from cometmq.protocol.properties.values import REAL_QID, REAL_TOPIC
 from cometmq.protocol.record.one import body_crc, iter_records, properties_of
 from cometmq.remoting import Connection
 from cometmq.remoting.dispatch import LogBudget
@@ -297,22 +296,10 @@ class ScheduleService:
         if message.body and body_crc(message.body) != message.body_crc:
             # Stored again it would get a CRC that vouches for the damage.
             raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
-        topic, queue_id = self._destination(message.properties)
+        place = Place(*self._destination(message.properties), properties)
+        prepared = message.prepared_transaction_offset
         try:
-            self.store.appender.append(
-                topic,
-                queue_id,
-                message.body,
-                properties,
-                flag=message.flag,
-                sys_flag=message.sys_flag,
-                born_timestamp_ms=message.born_timestamp_ms,
-                born_host=pack_host(message.born_host),
-                reconsume_times=message.reconsume_times,
-                prepared_transaction_offset=message.prepared_transaction_offset,
-                tags_code=stored_tags_code(properties),
-                stored_before=True,
-            )
+            move(self.store.appender, message, place, message.reconsume_times, prepared)
         except StoreRefused as refusal:
             if refusal.response_code == ResponseCode.MESSAGE_ILLEGAL:
                 raise Undeliverable(refusal.remark) from None
