@@ -9,6 +9,7 @@ import msgspec
 
 from cometmq.admin.errors import MessageNotFound, UnknownNameError
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.requests import pull_request
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
@@ -125,13 +126,10 @@ async def read(
         addr = addrs[queue.broker_name]
         start, end = await bounds(client, addr, queue, wanted)
         while start < end and left > 0:
-            result = await client.brokers.pull(
-                addr,
-                queue,
-                group or TOOLS_CONSUMER_GROUP,
-                start,
-                max_count=min(PULL_BATCH, left, end - start),
+            request = pull_request(
+                group or TOOLS_CONSUMER_GROUP, queue, start, min(PULL_BATCH, left, end - start)
             )
+            result = await client.brokers.pull(addr, queue, request)
             if result.status is PullStatus.NO_NEW_MSG or result.next_begin_offset <= start:
                 break
             start = result.next_begin_offset

@@ -65,7 +65,7 @@ def consume(
     async def run() -> None:
         printer = LinePrinter(count)
 
-        async def take(messages: list[MessageExt]) -> None:
+        async def show(messages: list[MessageExt]) -> None:
             for message in messages:
                 # What is not printed is not acknowledged: the group's next member gets it.
                 await printer.print(as_line(message, as_json=as_json, raw=raw))
@@ -75,7 +75,7 @@ def consume(
         async with ClientInstance(namesrv) as client:
             if start == "last":
                 await skip_to_end(client, name, topic)
-            async with PushConsumer(name, take, {topic: tags}, client=client, options=options) as consumer:
+            async with PushConsumer(name, show, {topic: tags}, client=client, options=options) as consumer:
                 hint = asyncio.create_task(tell_why_nothing_comes(consumer, printer))
                 await printer.wait(stop, idle_s)
                 hint.cancel()
@@ -98,6 +98,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
     """
     from cometmq.admin.groups import groups_at
     from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+    from cometmq.client.cluster.requests import pull_request
     from cometmq.errors import NoRouteError
 
     try:
@@ -114,7 +115,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
         if not known[addr]:
             end = await client.brokers.max_offset(addr, queue)
             # A 5.x broker takes offsets only of groups that it has; a pull makes the group.
-            await client.brokers.pull(addr, queue, group, end, max_count=1)
+            await client.brokers.pull(addr, queue, pull_request(group, queue, end, 1))
             await client.brokers.update_consumer_offset(addr, group, queue, end)
 
 

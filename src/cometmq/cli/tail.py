@@ -180,6 +180,7 @@ class Watch:
 
     async def _read(self, queue: MessageQueue, begin_ms: int | None, offset: int | None) -> None:
         """Pull one queue for ever. offset: where to begin; None: it is not known yet."""
+        from cometmq.client.cluster.requests import pull_request
         from cometmq.errors import CometError
 
         broker_id = 0
@@ -188,16 +189,16 @@ class Watch:
                 if offset is None:
                     offset = await self._start_offset(queue, begin_ms)
                 addr, _ = await self._client.pull_addr(queue, broker_id)
-                result = await self._client.brokers.pull(
-                    addr,
-                    queue,
+                request = pull_request(
                     TOOLS_CONSUMER_GROUP,  # every broker has it; without the commit bit nothing is stored
+                    queue,
                     offset,
-                    max_count=PULL_BATCH,
-                    expression=self._subscription.expression,
+                    PULL_BATCH,
+                    self._subscription.expression,
                     sub_version=self._subscription.version,
                     suspend_s=SUSPEND_S,
                 )
+                result = await self._client.brokers.pull(addr, queue, request, SUSPEND_S + 10.0)
             except CometError as error:
                 self._tell(queue, error)
                 await asyncio.sleep(RETRY_S)

@@ -15,7 +15,6 @@ from cometmq.client.cluster.requests import (
     max_offset_request,
     min_offset_request,
     offset_in,
-    pull_request,
     succeeded,
 )
 from cometmq.errors import BodyError
@@ -92,32 +91,16 @@ class BrokerApi(Calls):
         self,
         addr: str,
         queue: MessageQueue,
-        group: str,
-        offset: int,
-        *,
-        max_count: int = 32,
-        expression: str = "*",
-        expression_type: str = "TAG",
-        carry_expression: bool = True,
-        sub_version: int = 0,
-        commit_offset: int | None = None,
-        suspend_s: float = 0.0,
+        request: Frame,
         timeout_s: float | None = None,
         max_body: int = MAX_BODY,
     ) -> PullResult:
-        """Messages from `offset` on, see pull_request. Raises BrokerError for codes other than those of
+        """What a `pull_request` for the queue brings. Raises BrokerError for codes other than those of
         PullStatus.
 
-        The broker filters tags by their hash only: look at each message's tag again. max_body: bytes of a
-        decompressed body; a larger one is left as it is stored.
+        The broker filters tags by their hash only: look at each message's tag again. timeout_s: more than the
+        request's `suspend_s`. max_body: bytes of a decompressed body; a larger one is left as it is stored.
         """
-        request = pull_request(
-            group, queue, offset, max_count, expression,
-            expression_type=expression_type, carry_expression=carry_expression, sub_version=sub_version,
-            commit_offset=commit_offset, suspend_s=suspend_s,
-        )  # fmt: skip
-        if timeout_s is None:
-            timeout_s = max(self.timeout_s, suspend_s + 10.0)
         answer = await self.ask(addr, request, timeout_s)
         status = PULL_STATUS.get(answer.code)
         if status is None:

@@ -22,6 +22,7 @@ import msgspec
 
 from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.requests import pull_request
 from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_start_time_ms, start_offset
 from cometmq.client.consumer.options import PullOptions
 from cometmq.client.consumer.reading_ahead import Fetched, Fetcher
@@ -164,18 +165,18 @@ class PullConsumer(Client):
             raise ValueError(
                 f"offset {offset} and max_count {max_count}: the one must be 0 or more, the other positive"
             )
-        result = await self._running().brokers.pull(
-            await self._master(queue),
-            queue,
+        request = pull_request(
             self.group,
+            queue,
             offset,
-            max_count=self.options.pull_batch_size if max_count is None else max_count,
-            expression=subscription.expression,
+            self.options.pull_batch_size if max_count is None else max_count,
+            subscription.expression,
             expression_type=subscription.expression_type,
             sub_version=subscription.version,
             suspend_s=suspend_s,
-            timeout_s=timeout_s,
-            max_body=self.options.max_body,
+        )
+        result = await self._running().brokers.pull(
+            await self._master(queue), queue, request, timeout_s, self.options.max_body
         )
         if not subscription.tags:
             return result

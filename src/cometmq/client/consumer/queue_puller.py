@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from cometmq import logs
+from cometmq.client.cluster.requests import pull_request
 from cometmq.client.consumer.consuming import ConcurrentConsuming
 from cometmq.client.consumer.group import ConsumerGroup
 from cometmq.client.consumer.offsets import warn_of_moved_offset
@@ -140,26 +141,27 @@ class QueuePuller:
     async def _pull_once(self) -> float:
         queue = self.queue
         group = self._group
+        options = group.options
         subscription = group.subscriptions.get(self.message_queue.topic)
         if subscription is None:
             self._problem = "not subscribed any more"
-            return group.options.pull_error_delay_s
+            return options.pull_error_delay_s
         addr, is_slave = await group.instance.pull_addr(self.message_queue, self._broker_id)
         commit = group.offsets.memory(self.message_queue) if group.clustering and not is_slave else None
-        result = await group.instance.brokers.pull(
-            addr,
-            self.message_queue,
+        request = pull_request(
             group.name,
+            self.message_queue,
             queue.next_offset,
-            max_count=group.options.pull_batch_size,
+            options.pull_batch_size,
+            subscription.expression,
             expression_type=subscription.expression_type,
-            expression=subscription.expression,
             carry_expression=False,
             sub_version=subscription.version,
             commit_offset=commit,
-            suspend_s=group.options.broker_suspend_s,
-            timeout_s=group.options.suspend_timeout_s,
-            max_body=group.options.max_body,
+            suspend_s=options.broker_suspend_s,
+        )
+        result = await group.instance.brokers.pull(
+            addr, self.message_queue, request, options.suspend_timeout_s, options.max_body
         )
         if queue.dropped:
             return 0.0
@@ -173,8 +175,8 @@ class QueuePuller:
         if idle and self._asked_at is not None:
             # A broker holds a pull that finds nothing. One that does not is not asked as fast as it answers.
             held_s = asyncio.get_running_loop().time() - self._asked_at
-            return max(group.options.pull_interval_s, _IDLE_S - held_s)
-        return group.options.pull_interval_s
+            return max(options.pull_interval_s, _IDLE_S - held_s)
+        return options.pull_interval_s
 
     def _batches(self, messages: list[MessageExt], oversized: set[int]) -> list[Batch]:
         """Each message that no listener may get is a batch of its own: it fails without the others."""
