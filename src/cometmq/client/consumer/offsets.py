@@ -86,10 +86,10 @@ class OffsetStore:
             if failures:
                 raise next(iter(failures.values()))
 
-    async def try_persist(self) -> None:
+    async def try_persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """As `persist`, but a failure is only logged: what is not stored is due the next time."""
         try:
-            await self.persist()
+            await self.persist(queues)
         except CometError:
             pass
 
@@ -120,9 +120,8 @@ class OffsetStore:
     async def release(self, queue: MessageQueue) -> None:
         """Persist and forget a queue that somebody else reads from now on."""
         try:
-            await self.persist([queue])
-        except CometError:
-            pass  # logged; the next owner starts where the last persist left it and repeats the rest
+            # If this fails, the next owner starts where the last persist left it and repeats the rest.
+            await self.try_persist([queue])
         finally:
             self.forget(queue)
 
