@@ -293,8 +293,6 @@ VERSION_4_9_7 = 407
 VERSION_5_0_0 = 413
 
 _FIRST_EXACT = 212
-_MINOR_LINES = ("4_0", "4_1", "4_2", "4_3", "4_4", "4_5", "4_6", "4_7", "4_8", "4_9",
-                "5_0", "5_1", "5_2", "5_3", "5_4", "5_5", "5_6", "5_7", "5_8", "5_9")  # fmt: skip
 
 
 def version_name(number: int) -> str:
@@ -305,9 +303,9 @@ def version_name(number: int) -> str:
     if number < _FIRST_EXACT:
         return "V3"
     line, within = divmod(number - _FIRST_EXACT, 20)
-    if line >= len(_MINOR_LINES):
+    if line >= 20:  # behind 5.9
         return "HIGHER_VERSION"
-    return f"V{_MINOR_LINES[line]}_{within // 2}" + ("" if within % 2 else "_SNAPSHOT")
+    return f"V{4 + line // 10}_{line % 10}_{within // 2}" + ("" if within % 2 else "_SNAPSHOT")
 
 
 # Topic and group names with a meaning.
@@ -327,21 +325,6 @@ REPLY_TOPIC_POSTFIX = "_REPLY_TOPIC"
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Key-value namespace of a name server that holds the queues of ordered topics."""
 
-SYSTEM_TOPICS = frozenset(
-    {
-        TBW102,
-        SCHEDULE_TOPIC,
-        BENCHMARK_TOPIC,
-        TRANS_HALF_TOPIC,
-        TRACE_TOPIC,
-        TRANS_OP_HALF_TOPIC,
-        TRANS_CHECK_MAX_TIME_TOPIC,
-        SELF_TEST_TOPIC,
-        OFFSET_MOVED_EVENT,
-    }
-)
-"""Topics that nobody may create or delete (4.9's list; 5.x adds every name that starts with rmq_sys_)."""
-
 UNSENDABLE_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -353,6 +336,8 @@ UNSENDABLE_TOPICS = frozenset(
     }
 )
 """Topics that a client may not send to (docs/reference/remoting.md, Sending)."""
+SYSTEM_TOPICS = UNSENDABLE_TOPICS | {TBW102, BENCHMARK_TOPIC, TRACE_TOPIC}
+"""Topics that nobody may create or delete (4.9's list; 5.x adds every name that starts with rmq_sys_)."""
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"

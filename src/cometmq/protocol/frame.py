@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ from cometmq.errors import FrameError
 from cometmq.protocol import binary_header
 from cometmq.protocol.codes import (
     LANGUAGE_ORDINALS,
+    LANGUAGES,
     MAX_FRAME_LENGTH,
     VERSION_4_9_7,
     LanguageCode,
@@ -186,22 +187,10 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
 
 # The names under which Java, C++ and Go know languages; a closed set costs no string per frame. Anything else
 # is slow.
-_Language = Literal[
-    "JAVA",
-    "CPP",
-    "DOTNET",
-    "PYTHON",
-    "DELPHI",
-    "ERLANG",
-    "RUBY",
-    "OTHER",
-    "HTTP",
-    "GO",
-    "PHP",
-    "OMS",
-    "RUST",
-    "NODE_JS",
-]
+if TYPE_CHECKING:
+    _Language = str
+else:
+    _Language = Literal[LANGUAGES]
 # Fields that are no part of a header have JSON keys that nobody uses (#b ...). A hostile sender can fill
 # body and header text, but both are overwritten right after decoding; the others take their default only.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -32,19 +33,7 @@ _SINGLE = re.compile(r"'([^'\\]*(?:\\.[^'\\]*)*)'", re.DOTALL)
 _WORD = re.compile(r"""[^\s"'{}\[\],:]+""")
 _NUMBER = re.compile(r"[+-]?(\d+)?(\.\d*)?([eE][+-]?\d+)?[LSBFD]?", re.ASCII)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[0-7]|.)", re.DOTALL)
-_ESCAPES = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "b": "\b",
-    "f": "\f",
-    "F": "\f",
-    "v": "\v",
-    '"': '"',
-    "'": "'",
-    "/": "/",
-    "\\": "\\",
-}
+_ESCAPES = dict(zip("ntrbfFv\"'/\\", "\n\t\r\b\f\f\v\"'/\\", strict=True))
 _WORDS: dict[str, Json] = {"null": None, "undefined": None, "NaN": None, "true": True, "false": False}
 
 
@@ -152,9 +141,7 @@ class _Reader:
             self.within_key = True
             pairs = self.object(depth + 1)
             self.within_key = False
-            return ObjectKey(
-                sorted(((str(key), _hashable(value)) for key, value in pairs.items()), key=_first)
-            )
+            return _hashable(pairs)
         return self.word()
 
     def array(self, depth: int) -> list[Json]:
@@ -226,14 +213,11 @@ class _Reader:
         return value
 
 
-def _first(pair: tuple[str, Json]) -> str:
-    return pair[0]
-
-
 def _hashable(value: Json) -> Json:
     """A value that may be part of a key: objects and arrays as tuples."""
     if isinstance(value, dict):
-        return ObjectKey(sorted(((str(key), _hashable(inner)) for key, inner in value.items()), key=_first))
+        pairs = ((str(key), _hashable(inner)) for key, inner in value.items())
+        return ObjectKey(sorted(pairs, key=itemgetter(0)))
     if isinstance(value, list):
         return tuple(_hashable(inner) for inner in value)
     return value
