@@ -139,7 +139,7 @@ def write_fastjson(value: Any, bare: bool = True) -> bytes:
     """
     kind = value.__class__
     if kind is list:
-        if {*map(type, value)} <= _standard:
+        if _standard.issuperset(map(type, value)):
             return _encode(value)
         return b"[" + b",".join([write_fastjson(item, bare) for item in value]) + b"]"
     if kind is dict:
