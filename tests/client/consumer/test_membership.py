@@ -54,11 +54,11 @@ async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew
     pull = BrokerApi.pull
     lost: list[MessageQueue] = []
 
-    async def lossy(api: BrokerApi, addr: str, queue: MessageQueue, *args: Any, **kw: Any) -> PullResult:
+    async def lossy(api: BrokerApi, addr: str, queue: MessageQueue, *args: Any) -> PullResult:
         if queue.topic == "T" and not lost:
             lost.append(queue)
             await asyncio.Event().wait()
-        return await pull(api, addr, queue, *args, **kw)
+        return await pull(api, addr, queue, *args)
 
     monkeypatch.setattr(BrokerApi, "pull", lossy)
     broker.store("T", 0, b"waited for")

@@ -106,8 +106,8 @@ def test_the_checkpoint_of_a_clean_stop_names_the_last_record(
 
 
 def test_a_checkpoint_that_is_lowered_while_it_is_being_written_ends_low(tmp_path: Path) -> None:
-    disk, path = FaultyDisk(really_sync=False), str(tmp_path / "checkpoint")
-    checkpoint = Checkpoint(disk, path)
+    disk = FaultyDisk(really_sync=False)
+    checkpoint = Checkpoint(disk, str(tmp_path / "checkpoint"))
     checkpoint.physic_ms = 2
     lowering = threading.Thread(target=checkpoint.flush)
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_is_lowered_while_it_is_being_written_ends_low(tmp_pat
     disk.before = lower
     checkpoint.flush()
     lowering.join()
-    assert Checkpoint(disk, path).physic_ms == 1
+    assert Checkpoint(disk, str(tmp_path / "checkpoint")).physic_ms == 1
 
 
 def test_a_record_that_does_not_fit_rolls_over_behind_a_blank_record(

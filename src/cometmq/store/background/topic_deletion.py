@@ -55,7 +55,7 @@ class TopicDeletion:
             try:
                 while left:
                     tries += 1
-                    gone += await self._attempt(left, wait=tries > TRIES)
+                    gone += await self._attempt(left, tries)
             except OSError:
                 self._restore(left, deleted, floors)
                 raise
@@ -70,12 +70,13 @@ class TopicDeletion:
         await self.delete(gone)
         return gone
 
-    async def _attempt(self, left: list[str], *, wait: bool) -> int:
+    async def _attempt(self, left: list[str], tries: int) -> int:
         """Remove those topics that get no message while their deletion is being noted, also from `left`;
-        with `wait` the loop waits for the device, so that none gets any. Returns the number of queues.
+        after some tries the loop waits for the device, so that none gets any. Returns the number of queues.
         Raises OSError."""
+        wait = tries > TRIES
         if wait:
-            await asyncio.sleep(0.001)  # a timer's turn comes when a tick has just ended: all is written
+            await self.off_loop.tick_end()
         self.appender.encode_pending()
         seen = {topic: self.queues.next_offsets(topic) for topic in left}
         end, begin = self.commit_log.next, self.commit_log.min_position
@@ -85,7 +86,7 @@ class TopicDeletion:
         else:
             await self.off_loop.run(self._note, list(left), end, begin)
         self.appender.encode_pending()  # what came meanwhile
-        if self.commit_log.end < end:
+        if self.commit_log.end < end and tries <= 2 * TRIES:
             # A write failed, or may fail: what the topics get next would lie before `end`, and count as
             # deleted.
             return 0

@@ -70,6 +70,12 @@ class OffLoop:
             return work(*given)
         return await self._loop.run_in_executor(self._pool, partial(work, *given))
 
+    async def tick_end(self) -> None:
+        """Go on when a tick of the broker's has just ended; at once without a loop."""
+        if self._loop is not None:
+            # A timer runs after the reads of its turn, and who waits for it after the tick they asked for.
+            await asyncio.sleep(0.001)
+
     async def pause(self, ms: int) -> None:
         """Let so much time pass; 0 gives the loop's other work a turn. Nothing without a loop."""
         if self._loop is None:
