@@ -67,19 +67,17 @@ protocol/test_headers.py: protocol/ext protocol/headers_admin protocol/headers_c
 remoting/test_bounds.py: remoting/limits remoting/partial
 remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
 store/test_apache_store.py: store/derived/index_file
-store/test_batch_items.py: store/base/refusal store/writing/batch_appender
+store/test_batch_items.py: store/base/refusal
 store/test_cold_reads.py: store/base/files
 store/test_faults.py: store/base/disk testing/faulty_disk
-store/test_fillers.py: store/derived/gaps
 store/test_find_and_stats.py: store/inspect/find store/inspect/stats store/log/log_reader
 store/test_flush.py: store/background/checkpointing store/background/derived_writer store/background/upkeep
 store/test_full_disk.py: store/background/space_ahead
-store/test_json_table.py: store/tables/table_text
 store/test_lengths.py: store/tables/clean_stop
 store/test_model.py: store/message_store
 store/test_queue_reader.py: store/log/block_cache store/log/recent
 store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/queue_order
-    store/recovery/recovered store/recovery/replay store/recovery/segments store/recovery/start_point
+    store/recovery/replay
 store/test_retention.py: store/background/fullness
 store/test_settings.py: store/base/config store/base/flags
 store/test_strange_files.py: store/base/read_only_files
@@ -87,8 +85,8 @@ store/test_syncer.py: store/log/sync_child
 store/test_topic_deletion.py: store/tables/deleted_topics
 store/test_topic_retention.py: store/background/purge store/tables/min_offsets
 store/test_verify.py: store/inspect/findings store/inspect/log_walk store/recovery/store_layout
-store/test_verify_derived.py: store/inspect/evidence store/inspect/index_check store/inspect/index_files
-    store/inspect/queue_check store/inspect/unit_files
+store/test_verify_derived.py: store/inspect/index_check store/inspect/index_files store/inspect/queue_check
+    store/inspect/unit_files
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
     store/log/commit_log store/writing/dispatch
 test_text.py: logs

@@ -15,7 +15,7 @@ from tests.store.kit import put
 
 from cometmq.errors import StoreError
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.recovery import start_point
+from cometmq.store.recovery import recovery
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import Image, RecordingDisk
 
@@ -89,7 +89,7 @@ def run(trial: Trial) -> None:
         return stores[-1]
 
     try:
-        with mock.patch.object(start_point, "_WORTH_IT", 0) if within else nullcontext():
+        with mock.patch.object(recovery, "_WORTH_IT", 0) if within else nullcontext():
             _run(trial, random.Random(trial.label), open_store)
     except BROKEN as failure:
         raise Wrong(f"{failure or repr(failure)}\nimage COMETMQ_CRASH_REPLAY={trial.label}") from failure

@@ -47,13 +47,12 @@ from cometmq.store.log.places import LogPlaces
 from cometmq.store.reading.lookup import Lookup
 from cometmq.store.reading.queue_reader import Got, QueueReader, RecordFilter, TagFilter, physical_memory
 from cometmq.store.recovery.lengths import check_lengths
-from cometmq.store.recovery.recovered import Recovered
 from cometmq.store.recovery.recovery import Recovery
+from cometmq.store.recovery.replay import Recovered
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
-from cometmq.store.writing.appender import Appender, Refused, TickMessage
-from cometmq.store.writing.batch_appender import BatchAppender
+from cometmq.store.writing.appender import Appender, BatchAppender, Refused, TickMessage
 from cometmq.store.writing.dispatch import Arrivals, Dispatcher, last_of
 
 log = logs.logger(__name__)

@@ -337,7 +337,7 @@ LARGE = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue
 @pytest.fixture
 def large_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of 1 MiB are treated like those of 1 GiB: the walk begins within them."""
-    monkeypatch.setattr("cometmq.store.recovery.start_point._WORTH_IT", 0)
+    monkeypatch.setattr("cometmq.store.recovery.recovery._WORTH_IT", 0)
 
 
 def killed_behind_a_checkpoint(root: Path) -> dict[int, list[bytes]]:

@@ -9,7 +9,7 @@ import pytest
 
 from cometmq.errors import StoreCorrupt
 from cometmq.store import JsonTable
-from cometmq.store.tables.table_text import render
+from cometmq.store.tables.table_checks import render
 
 TOPICS = {
     "dataVersion": {"counter": 2, "timestamp": 1700000000000},

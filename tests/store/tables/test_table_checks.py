@@ -20,7 +20,7 @@ from cometmq.store.base.disk import write_new_file
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
-from cometmq.store.tables.table_text import render
+from cometmq.store.tables.table_checks import render
 from cometmq.testing.recording_disk import RecordingDisk
 
 Table = dict[str, Any]

@@ -10,7 +10,7 @@ from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.flush import LogFlusher
-from cometmq.store.recovery.recovered import Recovered
+from cometmq.store.recovery.replay import Recovered
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
@@ -20,9 +20,9 @@ _MOST_BYTES_BEHIND = 384 << 20
 
 
 class Covered(NamedTuple):
-    """The records that were dispatched at one moment: all before a log position, the last of them at a
-    position and of a time; where the queues end with them, as in a `Mark`; how many of them the checkpoint
-    does not cover; and how often the clock had stepped back then."""
+    """The records dispatched at one moment: all before `position`; `last` is where the last of them begins,
+    `stored_ms` its time, `queue_ends` as in a `Mark`. `behind`: how many of them the checkpoint does not
+    cover; `step_backs`: how often the clock had stepped back."""
 
     position: int
     last: int
@@ -71,8 +71,8 @@ class Checkpointing:
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
 
     def written(self, covered: Covered) -> tuple[Mark | None, int]:
-        """Queues and index were written and are to be synced now. Returns what `move` needs to know of the
-        index as it is now: the mark, and the time until which its files are full."""
+        """Queues and index were written and are to be synced now. Returns the mark, and the time until which
+        the index's files are full, for `move`."""
         self._behind -= covered.behind
         self._tried = covered.position
         mark = None
@@ -81,7 +81,7 @@ class Checkpointing:
         return mark, self.index.full_until_ms
 
     def move(self, covered: Covered, mark: Mark | None, full_ms: int) -> None:
-        """All that is covered is on the device. `flush` of the checkpoint is left to the caller."""
+        """All that is covered is on the device. The caller flushes the checkpoint."""
         checkpoint = self.checkpoint
         if covered.step_backs == self._step_backs:
             checkpoint.physic_ms = max(checkpoint.physic_ms, self.flusher.flushed_ms)
@@ -90,8 +90,7 @@ class Checkpointing:
         checkpoint.mark = mark
 
     def clock_stepped_back(self, now_ms: int) -> None:
-        """New records are stamped with times that the checkpoint already covers: lower it before a
-        recovery takes them for durable."""
+        """Lower the checkpoint: else a recovery would take the records to come for durable."""
         checkpoint = self.checkpoint
         self._step_backs += 1
         self.flusher.flushed_ms = min(self.flusher.flushed_ms, now_ms)

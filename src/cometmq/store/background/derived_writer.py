@@ -24,7 +24,7 @@ from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
-from cometmq.store.recovery.recovered import Recovered
+from cometmq.store.recovery.replay import Recovered
 from cometmq.store.tables.min_offsets import MinOffsets
 
 log = logs.logger(__name__)
@@ -37,8 +37,7 @@ _ROUND = "writing queues and index"
 
 
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
-    """Bring files, and names in directories, onto the device; what is gone is fine. Raises OSError. For a
-    thread."""
+    """Sync files, and names in directories; what is gone is fine. Raises OSError. For a thread."""
     if len(paths) > _MANY_FILES and _synced_at_once(disk, paths):
         return
     for directory in directories:
@@ -95,8 +94,7 @@ class DerivedWriter:
     # -- writing ----------------------------------------------------------------------------------
 
     def dispatched(self, count: int) -> None:
-        """So many more records became visible: keep windows and waiting keys small, however long the write
-        interval is."""
+        """So many more records became visible: keep windows and waiting keys small."""
         self._unwritten += count
         index = self.index
         if self._unwritten < self._look_at and not index.has_batch_waiting():
@@ -114,8 +112,7 @@ class DerivedWriter:
             self._failed(part, failure)
 
     def begin_round(self) -> None:
-        """Every flushIntervalConsumeQueue: write in the background what is in memory, and every thorough
-        interval make it durable."""
+        """Begin a round in the background, every flushIntervalConsumeQueue."""
         self.passes.begin(_ROUND, self.write_round)
 
     async def write_round(self, *, thorough: bool = False) -> None:
@@ -159,7 +156,7 @@ class DerivedWriter:
     # -- making durable ---------------------------------------------------------------------------
 
     async def _make_durable(self, covered: Covered) -> None:
-        """Sync log, queues and index in the thread, then move the checkpoint behind what they cover."""
+        """Sync log, queues and index in the thread, then move the checkpoint."""
         mark, full_ms = self.checkpointing.written(covered)
         if self.off_loop.ending or self._lost is not None or self.flusher.failure is not None:
             return
@@ -180,8 +177,8 @@ class DerivedWriter:
         await self.off_loop.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
-        """Write and sync everything in place, the checkpoint last. slots: the index's hash slots, too. False
-        if something could not be written."""
+        """Write and sync everything in place. False if that failed. slots: the hash slots of the index,
+        too."""
         self.flusher.flush_now()
         if self.flusher.failure is not None:
             return False
@@ -214,8 +211,7 @@ class DerivedWriter:
         return True
 
     async def make_durable_before(self, position: int) -> bool:
-        """Bring queues and index onto the device for all records before a position of the log, if they are
-        not there yet. False if that cannot be done."""
+        """Make queues and index durable for all records before a log position. False if that failed."""
         if self._durable_until < position and not self.off_loop.ending:
             if self.passes.attached:
                 await self.passes.begin_anew(_ROUND, partial(self.write_round, thorough=True))
@@ -224,8 +220,7 @@ class DerivedWriter:
         return self._durable_until >= position
 
     def make_recovery_durable(self, found: Recovered) -> None:
-        """After an unclean stop: make what recovery found durable before anything is built on it. Raises
-        OSError."""
+        """Make durable what recovery found, before anything is built on it. Raises OSError."""
         if not found.rebuilt:
             self._durable_until = self.commit_log.end
             return
@@ -239,8 +234,7 @@ class DerivedWriter:
             raise OSError("the recovered store could not be written")
 
     def _to_sync(self) -> tuple[list[str], list[str]]:
-        """(files, directories) of queues and index that the next sync must bring onto the device; they stay
-        so until one succeeds."""
+        """(files, directories) of queues and index to be synced; they stay so until a sync succeeds."""
         for paths, directories in (self.queues.collect_unsynced(), self.index.collect_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)
@@ -253,8 +247,7 @@ class DerivedWriter:
         self._durable_until = covered.position
 
     def _sync_failed(self, failure: OSError) -> None:
-        """What a failed sync leaves is unknown, so the checkpoint stays where it is: the next start will
-        compute queues and index anew from there."""
+        """Nobody knows what is on the device now: the next start computes it anew from the checkpoint."""
         if self._lost is None:
             log.error("queues or index could not be synced, the checkpoint stays where it is: %s", failure)
         self._lost = failure

@@ -33,8 +33,8 @@ class Purge:
     async def plan(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
     ) -> list[PurgePlan]:
-        """What would become of the topic's queues: of one with `queue_id`, up to the first message stored at
-        or after `before_ms` (default: all)."""
+        """What would become of the topic's queues, or of one: messages go up to the first one stored at or
+        after `before_ms` (default: all)."""
         plan = []
         for queue in self.queues.of_topic(topic):
             if queue_id in (None, queue.queue_id):
@@ -46,8 +46,7 @@ class Purge:
         return plan
 
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
-        """Hide the messages below these offsets, queue by queue, for good. Raises OSError; then readers see
-        what they saw."""
+        """Hide the messages below these offsets for good. Raises OSError; then nothing has changed."""
         found = {self.queues.find(topic, queue_id): floor for queue_id, floor in floors.items()}
         before = self.min_offsets.by_topic.get(topic, {})
         self.min_offsets.note(topic, floors)

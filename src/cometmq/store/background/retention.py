@@ -81,8 +81,7 @@ class Retention:
         self._manual = _MANUAL_PASSES
 
     def look_at_everything(self) -> None:
-        """The operator's request: the next pass looks at every queue and index file, whether or not the log's
-        beginning has moved."""
+        """The operator's request: the next pass looks at every queue and index file, needed or not."""
         self._corrected_min = self._derived_min = -1
 
     def begin(self) -> None:
@@ -91,8 +90,7 @@ class Retention:
         self.passes.begin(_DERIVED_PASS, self.derived_pass)
 
     async def run_now(self, *, log_too: bool) -> None:
-        """Do what is due, and come back when the log is done; files of queues and index go in the background,
-        at their own pace."""
+        """Do what is due. Returns when the log is done; queues and index follow in the background."""
         if log_too:
             await self.passes.begin_anew(_LOG_PASS, self._log_pass_first)
         else:
@@ -111,8 +109,7 @@ class Retention:
     # -- the log ----------------------------------------------------------------------------------
 
     async def log_pass(self) -> list[str]:
-        """Measure the disk, delete the segments that are due, let the queues begin behind them. Returns
-        deleted paths."""
+        """Measure the disk, delete segments that are due, raise minimum offsets. Returns deleted paths."""
         now_ms = self.steady.now_ms()
         await self.fullness.measure()
         await self._miss()
@@ -121,8 +118,7 @@ class Retention:
         return deleted
 
     async def _miss(self) -> None:
-        """Notice that somebody has deleted the segment that is written to: what is in it, and what would
-        still be written, is gone with the end of this process."""
+        """Take no messages once somebody has deleted the segment that is written to: they would be lost."""
         path = self.commit_log.path_of(self.commit_log.segments[-1]) if self.commit_log.segments else ""
         if path and await self.off_loop.run(self.disk.facts, path) is None:
             if Flag.NOT_WRITEABLE not in self.flags.reasons:
@@ -207,8 +203,7 @@ class Retention:
     # -- queues and index -------------------------------------------------------------------------
 
     async def derived_pass(self) -> list[str]:
-        """Delete queue and index files whose records are gone, if the log's beginning has moved since this
-        was last done. Returns deleted paths."""
+        """Delete queue and index files before the log's new beginning. Returns deleted paths."""
         log_min = self.commit_log.min_position
         if log_min <= self._derived_min:
             return []

@@ -22,7 +22,7 @@ from cometmq.store.background.passes import Passes
 from cometmq.store.base.clock import SteadyTime
 from cometmq.store.base.files import Reads
 from cometmq.store.base.off_loop import OffLoop, in_place
-from cometmq.store.derived.consume_queue import FILLER_SIZE, ConsumeQueue
+from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.reading.lookup import Lookup
 from cometmq.store.tables.min_offsets import MinOffsets
@@ -35,12 +35,10 @@ _QUEUES_PER_PASS = 256
 _UNITS_PER_PASS = 200_000
 _SLICE = 32_768  # units read at once
 _QUEUES_PER_TURN = 16  # looked at in one turn of the loop
-_UNIT = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 
 
 class TopicLimit(msgspec.Struct, frozen=True):
-    """What a topic keeps. age_ms: since the store time; bytes_per_queue: of records, in each queue. None: no
-    limit of its own."""
+    """What a topic keeps: age since the store time, record bytes in each queue; None is no limit."""
 
     age_ms: int | None = None
     bytes_per_queue: int | None = None
@@ -91,9 +89,7 @@ class TopicRetention:
     async def topic_pass(self) -> int:
         """One pass. Returns the number of messages that readers no longer see.
 
-        The new minimum offsets are kept on the device first, so what has once been hidden stays hidden;
-        when they cannot be written they count all the same, until the next start.
-        """
+        New minimum offsets are written first; when that fails they count until the next start."""
         limits = self._limits
         now_ms = self.steady.now_ms()
         queues = [queue for queue in self.queues if queue.topic in limits]
@@ -167,8 +163,8 @@ class TopicRetention:
         """Record sizes of some units from `begin` on, at least one; fillers and lost units have none."""
         want = min(end - begin, _SLICE)
         data = queue.read(begin, want, reads)
-        if data is None or len(data) < _UNIT.itemsize:
+        if data is None or len(data) < UNIT_DTYPE.itemsize:
             return np.zeros(min(want, queue.next_file_offset(begin) - begin), np.int64)
-        sizes = np.frombuffer(bytes(data), _UNIT)["size"].astype(np.int64)
+        sizes = np.frombuffer(bytes(data), UNIT_DTYPE)["size"].astype(np.int64)
         sizes[sizes == FILLER_SIZE] = 0
         return sizes

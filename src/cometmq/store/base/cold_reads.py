@@ -53,8 +53,8 @@ class ColdReads:
             return await self._hand_over(question, missing)
 
     async def fetch(self, missing: FileRange) -> None:
-        """Bring a range, and the rest of the blocks of READ_AHEAD bytes that it lies in, into the page cache;
-        come back when that has been tried. Raises OSError."""
+        """Try to bring the blocks of READ_AHEAD bytes that hold a range into the page cache. Raises
+        OSError."""
         start = missing.offset - missing.offset % READ_AHEAD
         stop = missing.offset + missing.length
         whole = FileRange(missing.path, start, stop + -stop % READ_AHEAD - start)

@@ -118,8 +118,7 @@ class StoreConfig:
 
     @property
     def delay_levels_ms(self) -> dict[int, int]:
-        """Delay by level, from 1 on. Raises ConfigError for what is not a list of numbers with s, m, h or
-        d."""
+        """Delay by level, from 1 on. Raises ConfigError for anything but numbers with s, m, h or d."""
         delays = [_DELAY(text) for text in self.message_delay_level.split()]
         if not 0 < len(delays) <= _LEVELS_MAX or not all(delays):
             expected = f"delays such as 1s 5m 2h, at most {_LEVELS_MAX}"
@@ -132,10 +131,8 @@ class StoreConfig:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> StoreConfig:
-        """Read RocketMQ's keys from a properties table; keys of other rooms are left alone.
-
-        Raises ConfigError(key, value, expected) for a value that is not what the key takes.
-        """
+        """Read RocketMQ's keys; keys of other rooms are left alone. Raises ConfigError(key, value,
+        expected)."""
         values: dict[str, object] = {}
         for field in fields(cls):
             key = WIRE_NAMES[field.name]

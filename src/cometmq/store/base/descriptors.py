@@ -38,8 +38,7 @@ class DescriptorCache:
         return len(self._open)
 
     def get(self, path: str) -> int:
-        """Descriptor of an existing file, for reading and, where asked for, writing. Valid until the next
-        `get`. Raises OSError."""
+        """Descriptor of an existing file, valid until the next `get`. Raises OSError."""
         table = self._open
         fd = table.get(path)
         if fd is not None:

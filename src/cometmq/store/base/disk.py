@@ -43,8 +43,7 @@ _REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 class FileFacts(NamedTuple):
-    """What the store asks about a file: length in bytes, modification time in epoch milliseconds, blocks
-    in bytes; and whether it is a file, not a directory, a link or a pipe."""
+    """Length in bytes, modification time in epoch ms, bytes allocated; whether it is a regular file."""
 
     size: int
     modified_ms: int
@@ -162,8 +161,8 @@ class OsDisk:
             os.close(fd)
 
     def sync_filesystem(self, path: str) -> bool:
-        """Bring everything of the file system that holds `path` onto the device in one call: for thousands of
-        files at once. False where the system has no such call; OSError if anything could not be written."""
+        """Sync the whole file system that holds `path`: one call for thousands of files. False where the
+        system has no such call. Raises OSError."""
         call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
         if call is None:
             return False
@@ -238,8 +237,7 @@ class OsDisk:
         )
 
     def try_lock(self, fd: int) -> bool:
-        """Take the exclusive lock over byte 0 that Java's `FileChannel.tryLock(0, 1)` takes (a POSIX
-        record lock)."""
+        """Take the exclusive lock over byte 0 of Java's `FileChannel.tryLock(0, 1)` (a POSIX record lock)."""
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
         except OSError as failure:
@@ -263,10 +261,7 @@ def is_numbered(name: str, digits: int) -> bool:
 
 
 def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:
-    """Write every byte of `data` at `offset`, going on after short writes.
-
-    Raises OSError; the file may then hold a part of the data.
-    """
+    """Write all of `data`, going on after short writes. Raises OSError; a part may have been written."""
     written = disk.pwrite(fd, data, offset)
     length = len(data)
     while written < length:

@@ -21,8 +21,7 @@ class FileRange(NamedTuple):
     length: int
 
     def read(self, disk: Disk) -> bytes:
-        """The range; less at the end of the file, nothing when it is gone. Waits for the device: belongs in a
-        thread. Raises OSError."""
+        """The range; less at the end of the file, nothing when it is gone. For a thread. Raises OSError."""
         try:
             with opened(disk, self.path, write=False) as fd:
                 return disk.pread(fd, self.length, self.offset)
@@ -35,8 +34,7 @@ Fetched = Mapping[FileRange, "bytes | OSError"]
 
 
 class NotInMemory(Exception):
-    """A read would have to wait for the device: a thread should read `missing`, then the question is asked
-    again."""
+    """A read would wait for the device: a thread reads `missing`, then the question is asked again."""
 
     def __init__(self, missing: FileRange) -> None:
         super().__init__(missing)
@@ -44,10 +42,7 @@ class NotInMemory(Exception):
 
 
 class Reads:
-    """How one question reads: with `wait` it waits for the device, else it raises NotInMemory.
-
-    `fetched` serves where the page cache does not.
-    """
+    """How one question reads: with `wait` it waits for the device, else from the page cache or `fetched`."""
 
     __slots__ = ("_fetched", "_wait")
 
@@ -86,8 +81,7 @@ class StoreFiles:
         self.descriptors = DescriptorCache(disk, open_limit)
 
     def read(self, path: str, length: int, offset: int, reads: Reads) -> Buffer | None:
-        """Exactly `length` bytes at `offset`; None when the file is gone or ends earlier. Raises NotInMemory,
-        OSError."""
+        """Exactly `length` bytes; None when the file is gone or too short. Raises NotInMemory, OSError."""
         try:
             fd = self.descriptors.get(path)
         except FileNotFoundError:

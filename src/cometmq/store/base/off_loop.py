@@ -36,8 +36,7 @@ def in_place(work: Coroutine[Any, Any, T]) -> T:
 class OffLoop:
     """Where one store does what waits. Loop thread only.
 
-    large_answers: held while an answer of many megabytes is put together; there is room for two at once.
-    """
+    large_answers: held by whoever puts an answer of many megabytes together; two may at once."""
 
     def __init__(self, disk: Disk) -> None:
         self._cold_reads = ColdReads(disk)

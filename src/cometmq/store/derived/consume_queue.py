@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
@@ -28,8 +29,9 @@ UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
 _KEEP = 64  # units left in memory behind a write
+_BATCH = 64  # units that are read together where only a few may be wanted
 _AT_ONCE = 1024  # units that are read together where an end is looked for
-_LOOK = 205 * UNIT  # a page, in whole units
+_PAGE = 205 * UNIT  # bytes; a page, in whole units
 
 
 def file_name(position: int) -> str:
@@ -90,8 +92,7 @@ class ConsumeQueue:
     def push(self, physical: int, size: int, tags_code: int, offset: int) -> None:
         """Add the unit of queue offset `offset`, which must be at or behind the end.
 
-        Behind the end (records were lost to damage, or the queue starts anew at a later offset): the space
-        between is filled with Apache's filler units, which load and read as nothing.
+        Units between the end and `offset` (of lost records) become Apache's fillers, which readers pass over.
         """
         if offset != self.max_offset:
             self.skip_to(offset)
@@ -100,7 +101,7 @@ class ConsumeQueue:
         self.max_physical = physical + size
 
     def skip_to(self, offset: int) -> None:
-        """Let the queue go on at a later offset, filling the space between (see `push`)."""
+        """Let the queue go on at a later offset, with fillers between (see `push`)."""
         if offset < self.max_offset:
             raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
         if not self.positions and self.max_offset == 0:
@@ -111,8 +112,7 @@ class ConsumeQueue:
             self.max_offset = offset
 
     def write(self) -> None:
-        """Write what the files lack. Raises OSError; what was not written stays in the window for the next
-        try."""
+        """Write what the files lack. Raises OSError; the next call tries again."""
         if self.deleted:
             return
         while self.written < self.max_offset:
@@ -139,8 +139,7 @@ class ConsumeQueue:
         self.unsynced_files.add(base)
 
     def _open(self, base: int, position: int) -> int:
-        """Descriptor of the file that starts at `base`, made at its full (sparse) length if it is not
-        there."""
+        """Descriptor of the file that starts at `base`, made at its full (sparse) length if need be."""
         path = self.path_of(base)
         if base in self.positions:
             return self._files.descriptors.get(path)
@@ -193,12 +192,10 @@ class ConsumeQueue:
         data = self.read(offset, 1, reads)
         return None if data is None else UNIT_STRUCT.unpack_from(data)
 
-    def units(
-        self, offset: int, stop: int, batch: int = 4096, reads: Reads = WAITING
-    ) -> Iterator[tuple[int, int, int, int]]:
+    def units(self, offset: int, stop: int, reads: Reads = WAITING) -> Iterator[tuple[int, int, int, int]]:
         """(offset, position, size, tags code) of all units in a range, in batches."""
         while offset < stop:
-            data = self.read(offset, min(stop - offset, batch), reads)
+            data = self.read(offset, min(stop - offset, _BATCH), reads)
             if not data:
                 offset = self.next_file_offset(offset)
                 continue
@@ -245,8 +242,7 @@ class ConsumeQueue:
     # -- retention --------------------------------------------------------------------------------
 
     def raise_min(self, floor: int) -> int:
-        """Let the queue begin at an offset, at its end at most. Returns the number of messages that this
-        hides."""
+        """Raise the minimum offset, to the end at most. Returns the number of messages this hides."""
         hidden = max(0, min(floor, self.max_offset) - self.min_offset)
         self.min_offset += hidden
         return hidden
@@ -288,11 +284,9 @@ class ConsumeQueue:
     # -- loading ----------------------------------------------------------------------------------
 
     def load(self, log_end: int) -> list[str]:
-        """Take over the files on disk: units whose records start below `log_end`, up to the first that is
-        none.
+        """Take over the files on disk: units of records below `log_end`, up to the first that is none.
 
-        Returns notes about damage (wrong lengths, holes). Positions behind the end are left for `cut`.
-        """
+        Returns notes about damage (wrong lengths, holes). Units behind the end are left for `cut`."""
         notes: list[str] = []
         disk = self._files.disk
         self._dir_made = True
@@ -338,33 +332,24 @@ class ConsumeQueue:
         return notes
 
     def _units_in(self, base: int, allocated: int, log_end: int) -> int:
-        """How many units at the start of a file have records below `log_end`. `allocated`: bytes of the file
-        that are no hole, by the system's count; where the search begins, not what it relies on."""
+        """How many units at the start of a file have records below `log_end`. `allocated`: bytes on the
+        device, from which the search begins."""
         fd = self._files.descriptors.get(self.path_of(base))
-        disk = self._files.disk
+        pages: dict[int, bytes] = {}
 
-        def real(number: int, units: bytes, first: int) -> bool:
-            physical, size, _ = UNIT_STRUCT.unpack_from(units, (number - first) * UNIT)
+        def beyond(number: int) -> bool:
+            page, at = divmod(number * UNIT, _PAGE)
+            if page not in pages:
+                pages[page] = self._files.disk.pread(fd, _PAGE, page * _PAGE)
+            physical, size, _ = UNIT_STRUCT.unpack_from(pages[page], at)
             if size == FILLER_SIZE:
                 physical = self._position_before(base // UNIT + number)
-            return bool(size > 0 and 0 <= physical < log_end)
+            return size <= 0 or not 0 <= physical < log_end
 
-        low, high = 0, self.file_size // UNIT
-        guess = min(high - 1, allocated // UNIT)
-        if real(guess, disk.pread(fd, UNIT, guess * UNIT), guess):
-            low = guess + 1
-        else:
-            high = guess
-        while high - low > _AT_ONCE:
-            middle = (low + high) // 2
-            there = real(middle, disk.pread(fd, UNIT, middle * UNIT), middle)
-            low, high = (middle + 1, high) if there else (low, middle)
-        first = low
-        data = disk.pread(fd, (high - first) * UNIT, first * UNIT) if high > first else b""
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if real(middle, data, first) else (low, middle)
-        return low
+        count = self.file_size // UNIT
+        guess = min(count - 1, allocated // UNIT)
+        low, high = (0, guess) if beyond(guess) else (guess + 1, count)
+        return bisect_left(range(count), True, low, high, key=beyond)
 
     def _position_before(self, offset: int) -> int:
         """Log position of the last unit before `offset` that is no filler, which stands for the fillers
@@ -390,7 +375,7 @@ class ConsumeQueue:
         for base in self.positions:
             at: int | None = max(0, end * UNIT - base)
             fd = self._files.descriptors.get(self.path_of(base))
-            length = _LOOK
+            length = _PAGE
             while at is not None and at < self.file_size:
                 stop = min(self.file_size, at + length - at % length)
                 data = disk.pread(fd, stop - at, at)
@@ -402,13 +387,12 @@ class ConsumeQueue:
                     if np.any(older & (position >= 0) & (position < log_end)):
                         self.damaged = True
                         return
-                    length = 16 * _LOOK
+                    length = 16 * _PAGE
                 following = disk.next_data(fd, stop) if stop < self.file_size else None
                 at = None if following is None else following - following % UNIT
 
     def cut(self) -> bool:
-        """Zero everything behind the end, so that no stale unit can come back to life. True if there was
-        any."""
+        """Zero everything behind the end, or a stale unit could come back. True if there was anything."""
         changed = False
         end = self.max_offset * UNIT
         if self.tidy and (len(self.positions) < 2 or end > self.positions[-1]):

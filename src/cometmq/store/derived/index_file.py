@@ -85,16 +85,11 @@ class IndexFile:
     def _entries_at(self) -> int:
         return HEADER.size + self.slot_count * SLOT_SIZE
 
-    def header(self) -> bytes:
-        return HEADER.pack(
-            self.begin_ms, self.end_ms, self.begin_position, self.end_position, self.slots_in_use, self.count
-        )
-
     # -- making, loading --------------------------------------------------------------------------
 
     def create(self, seed_ms: int, seed_position: int) -> None:
-        """Make the (sparse) file. The begin and end values of the previous file seed this one's, as in
-        Apache's. Raises OSError and leaves no file."""
+        """Make the (sparse) file, seeded with the previous one's end as Apache's are. Raises OSError; no file
+        is left."""
         disk = self._files.disk
         fd = disk.open(self.path, create=True, exclusive=True)
         try:
@@ -168,11 +163,8 @@ class IndexFile:
         bad = np.flatnonzero(~good)
         return first - 1 + (int(bad[0]) if len(bad) else len(entries))
 
-    def slots_from_entries(self) -> NDArray[np.int32]:
-        """What the slots must hold: the newest entry of each chain."""
-        return self._chained(np.zeros(self.slot_count, np.int32), 1)
-
     def _chained(self, slots: NDArray[np.int32], first: int) -> NDArray[np.int32]:
+        """Slots brought up to date by the entries from a number on: each holds the newest of its chain."""
         hashes = self.entries(first)["hash"].astype(np.int64)
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
         slots[hashes % self.slot_count] = numbers  # the last of equals wins
@@ -201,8 +193,8 @@ class IndexFile:
         self.slots_written = False
 
     def resume(self, *, rebuild_slots: bool) -> None:
-        """Make a loaded file writable again: its slots come into memory, as they are in the file or, with
-        `rebuild_slots`, chained anew as far as they may lack entries."""
+        """Make a loaded file writable: read its slots or, with `rebuild_slots`, compute what they may
+        lack."""
         if not rebuild_slots:
             self._slots = self._slots_on_disk()
             self.slots_lack = self.count
@@ -213,7 +205,7 @@ class IndexFile:
             if slots.max() >= self.count or slots.min() < 0:
                 slots = None  # written for entries that have been forgotten
         if slots is None:
-            slots = self.slots_from_entries()
+            slots = self._chained(np.zeros(self.slot_count, np.int32), 1)
             self.slots_lack = 1
         self._slots = slots
         self.slots_in_use = int(np.count_nonzero(slots))
@@ -222,8 +214,7 @@ class IndexFile:
     # -- writing ----------------------------------------------------------------------------------
 
     def add(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> int:
-        """Append entries (absolute hashes, positions not falling) up to the capacity; returns how many
-        found room."""
+        """Append entries (absolute hashes, positions not falling). Returns how many found room."""
         added = min(len(hashes), self.capacity - self.count)
         if added <= 0:
             return 0
@@ -258,8 +249,7 @@ class IndexFile:
         return np.clip((times_ms - begin_ms) // 1000, 0, _MAX_SECONDS)
 
     def write(self, *, slots: bool) -> bool:
-        """Write entries and header; with `slots` the slots too. False if there was nothing to write. Raises
-        OSError; the next call tries again."""
+        """Write entries, header and, if asked, slots. False if nothing was to be written. Raises OSError."""
         if self.written == self.count and (self.slots_written or not slots):
             return False
         fd = self._files.descriptors.get(self.path)
@@ -270,7 +260,10 @@ class IndexFile:
             write_all(disk, fd, data, self._entries_at + self.written * ENTRY.size)
         if slots and not self.slots_written and self._slots is not None:
             write_all(disk, fd, self._slots.astype(">i4").tobytes(), HEADER.size)
-        write_all(disk, fd, self.header(), 0)
+        header = HEADER.pack(
+            self.begin_ms, self.end_ms, self.begin_position, self.end_position, self.slots_in_use, self.count
+        )
+        write_all(disk, fd, header, 0)
         self.written = self.count
         self._pending = []
         if slots:
@@ -279,8 +272,7 @@ class IndexFile:
         return True
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots as they are now, a part a step; entries that come in meanwhile may or may not be in
-        them. Raises OSError."""
+        """Write the slots a part a step, with or without entries that come meanwhile. Raises OSError."""
         count = self.count
         for first in range(0, self.slot_count, _SLOTS_A_STEP):
             if self._slots is None:

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cometmq.protocol.properties.key_hashes import Keys, behind_prefix, hash_equal, hash_keys
 from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, UNIQUE_KEY, index_hash
@@ -79,8 +80,8 @@ class IndexService:
         properties: Iterable[bytes],
         keys: Iterable[Keys],
     ) -> None:
-        """Index dispatched records, in the order of their positions, given in columns; their keys wait until
-        `index_waiting_keys`. Properties count only where no keys are given."""
+        """Index dispatched records, in the order of their positions; `index_waiting_keys` hashes their keys.
+        Properties count only where no keys are given."""
         waiting = self._waiting
         waiting.prefixes += prefixes
         waiting.positions += positions
@@ -96,8 +97,8 @@ class IndexService:
         return len(self._waiting.positions) >= _BATCH or self._hashed is not None
 
     def index_waiting_keys(self) -> None:
-        """Hash and chain the waiting keys, rolling to new files as they fill up. Raises OSError when a
-        file cannot be made or written; the records whose keys are not all in files then keep waiting."""
+        """Hash and chain the waiting keys, in new files as they fill up. Raises OSError; what is not in a
+        file then keeps waiting."""
         while self._hashed is not None or self._waiting.positions:
             if self._hashed is None:
                 self._hashed = _hash(self._waiting)
@@ -128,8 +129,7 @@ class IndexService:
         self.files.append(file)
 
     def _new_path(self) -> str:
-        """A name from the local time, `yyyyMMddHHmmssSSS`, behind every existing one even if the clock is
-        not."""
+        """A name from the local time, `yyyyMMddHHmmssSSS`, behind the newest one whatever the clock says."""
         now = self._clock.time_ms()
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}"
         if self.files:
@@ -146,8 +146,7 @@ class IndexService:
             self._unsynced.add(self.files[-1].path)
 
     def write_slots(self) -> Iterator[None]:
-        """Bring the slots of the newest file up to date once many entries have come in, a part a step. Raises
-        OSError."""
+        """Write the slots of the newest file, if they lack many entries, a part a step. Raises OSError."""
         if self.files and self.files[-1].count - self.files[-1].slots_lack >= _SLOTS_BEHIND:
             file = self.files[-1]
             for _ in file.write_slots():
@@ -174,8 +173,8 @@ class IndexService:
     async def search(
         self, off_loop: OffLoop, topic: str, key: str, limit: int, begin: int, end: int
     ) -> list[int]:
-        """Positions of records that may have this key and were stored in [begin, end] (ms), ascending, the
-        newest `limit` of them. Different keys with equal hashes are not told apart."""
+        """Ascending positions of the newest `limit` records that may have this key (or one with its hash) and
+        were stored in [begin, end] (ms)."""
         if len(topic) + len(key) > _LONGEST_KEY:
             return []
         key_hash = index_hash(f"{topic}#{key}")
@@ -268,8 +267,7 @@ class IndexService:
         self._new_names = self._new_names or (not clean and bool(self.files))
 
     def forget_expired(self, log_min: int) -> str | None:
-        """Remove the oldest file from the index if all its records are gone; never the newest. Returns its
-        path: the file is the caller's to unlink."""
+        """Drop the oldest file if its records are gone; never the newest. The caller unlinks its path."""
         if len(self.files) > 1 and self.files[0].end_position < log_min:
             path = self.files.pop(0).path
             self._files.descriptors.drop(path)
@@ -279,8 +277,7 @@ class IndexService:
 
 
 def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
-    """Absolute key hashes, positions and store times, one for each key of the oldest records, which no longer
-    wait then."""
+    """Hashes, positions and store times of the keys of the oldest records, which then wait no longer."""
     columns: list[list[Any]] = []
     for name in _Waiting.__slots__:
         column = getattr(waiting, name)
@@ -302,10 +299,14 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
         prefixes, positions, times = prefixes[owners], positions[owners], times[owners]
     else:
         lengths = np.full(len(given), len(given[0]), np.int64)
-    whole = behind_prefix(prefixes, hashes, lengths)
-    absolute = np.abs(whole.view(np.int32).astype(np.int64))
+    return absolute_hashes(prefixes, hashes, lengths), positions, times
+
+
+def absolute_hashes(prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray) -> IntArray:
+    """The hashes of keys behind their topics' prefixes, as entries have them."""
+    absolute = np.abs(behind_prefix(prefixes, hashes, lengths).view(np.int32).astype(np.int64))
     absolute[absolute > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
-    return absolute, positions, times
+    return absolute
 
 
 def _as_properties(properties: bytes, keys: Keys) -> bytes:

@@ -27,8 +27,7 @@ _EAGER_UNITS = 256  # a queue with this many unwritten units is written at once
 
 
 def names_a_directory(topic: str) -> bool:
-    """Whether a topic's queues can lie in a directory of its name, below that of all queues and nowhere else.
-    What a record says need not be what a broker would have taken."""
+    """Whether a topic, which a record may have made up, names a directory right below that of all queues."""
     return (
         topic not in ("", ".", "..", TRASH)
         and "/" not in topic
@@ -70,8 +69,8 @@ class QueueTable:
         return queue
 
     def of_record(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The same for a record of the log, which another broker may have written. Raises QueueRefused
-        for one that can be no directory's."""
+        """The queue of a record, which another broker's may be. Raises QueueRefused for what names no
+        directory."""
         if not names_a_directory(topic) or queue_id < 0:
             raise QueueRefused(topic, queue_id)
         return self._add(topic, queue_id)
@@ -124,8 +123,7 @@ class QueueTable:
                 queue.write()
 
     def write_dirty(self, limit: int | None = None) -> bool:
-        """Write up to `limit` queues that have unwritten units. True when none is left. Raises OSError;
-        queues that could not be written stay dirty."""
+        """Write up to `limit` dirty queues. True when none is left. Raises OSError; the rest stay dirty."""
         dirty = self._dirty
         count = len(dirty) if limit is None else min(limit, len(dirty))
         for _ in range(count):
@@ -197,8 +195,8 @@ class QueueTable:
         return {queue_id: queue.next_offset for queue_id, queue in self._topics.get(topic, {}).items()}
 
     def move_to_trash(self, topic: str) -> int:
-        """Forget the queues of a topic and move their files into the trash; returns how many there were.
-        Raises OSError; then nothing has changed."""
+        """Forget a topic's queues, move their files away. Returns their number. Raises OSError; nothing has
+        changed."""
         disk = self._files.disk
         topic_dir = os.path.join(self.directory, topic)
         if names_a_directory(topic) and disk.is_dir(topic_dir):

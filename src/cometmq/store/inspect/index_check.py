@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cometmq.protocol.properties.key_hashes import behind_prefix, hash_keys
-from cometmq.protocol.properties.values import index_hash, index_keys, java_hash
+from cometmq.protocol.properties.key_hashes import hash_keys, key_prefix
+from cometmq.protocol.properties.values import index_hash, index_keys
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.derived.index_service import absolute_hashes
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, REBUILD, WARNING, Findings
 from cometmq.store.inspect.index_files import CHUNK, IndexFiles
 from cometmq.store.log.log_reader import LogReader
@@ -26,7 +27,6 @@ from cometmq.store.recovery.store_layout import StoreLayout
 
 _SLACK = 4096  # entries looked ahead where the files and the log differ
 _BATCH = 1024  # records hashed at a time
-_MOST_PREFIXES = 20_000
 
 IntArray = NDArray[np.int64]
 
@@ -40,8 +40,8 @@ class Entries(NamedTuple):
     position: IntArray
     seconds: IntArray
 
-    def cut(self, start: int, stop: int | None = None) -> Entries:
-        return Entries(*(column[start:stop] for column in self))
+    def at(self, chosen: slice | IntArray | NDArray[np.bool_] | list[int]) -> Entries:
+        return Entries(*(column[chosen] for column in self))
 
     def __add__(self, other: object) -> Entries:
         assert isinstance(other, Entries)
@@ -49,6 +49,18 @@ class Entries(NamedTuple):
 
 
 _EMPTY = Entries(*(np.zeros(0, np.int64) for _ in range(5)))
+
+
+class _Keys:
+    """Keys without an entry: how many, and the positions of the first and the last of their records."""
+
+    def __init__(self) -> None:
+        self.count, self.first, self.last = 0, -1, -1
+
+    def add(self, position: int) -> None:
+        self.count, self.last = self.count + 1, position
+        if self.first < 0:
+            self.first = position
 
 
 class IndexCheck:
@@ -68,10 +80,9 @@ class IndexCheck:
         self._ahead = _EMPTY
         self._first = True
         self._expired_to = -1
-        self._missing: list[int] = []  # position of the first, count, position of the last
-        self._behind = [0, -1]  # keys behind the last entry: count, position of the first
-        self._wrong_seconds: dict[int, list[int]] = {}
-        self._prefixes: dict[str, int] = {}
+        self._missing = _Keys()
+        self._behind = _Keys()  # behind the last entry
+        self._wrong_seconds: dict[int, list[int]] = {}  # file number -> count, number of the first
         self._twice = 0
         self._first_twice = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
@@ -105,32 +116,22 @@ class IndexCheck:
             ahead = self._peek(known + 1)
             more = len(ahead) > known and ahead[-1] <= positions[-1]
             kept = ~np.isin(ahead, positions)
-            self._ahead = Entries(*(column[kept] for column in self._ahead))
+            self._ahead = self._ahead.at(kept)
 
     def _wanted(self, run: Run, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Hash, position and store time of every entry that these records ask for."""
         texts = run.properties
         hashes, lengths, owners = hash_keys([texts[row] for row in rows.tolist()])
-        prefixes = np.array([self._prefix(name) for name in run.names], np.uint32)
+        prefixes = np.array([key_prefix(name) for name in run.names], np.uint32)
         owners = rows[owners]
-        whole = behind_prefix(prefixes[run.topic[owners]], hashes, lengths).view(np.int32).astype(np.int64)
-        whole = np.abs(whole)
-        whole[whole > 0x7FFFFFFF] = 0
+        whole = absolute_hashes(prefixes[run.topic[owners]], hashes, lengths)
         return whole, run.position[owners], run.store_ms[owners]
-
-    def _prefix(self, topic: str) -> int:
-        prefix = self._prefixes.get(topic)
-        if prefix is None:
-            if len(self._prefixes) > _MOST_PREFIXES:
-                self._prefixes.clear()
-            prefix = self._prefixes[topic] = java_hash(topic + "#") & 0xFFFFFFFF
-        return prefix
 
     def _skip_expired(self, first_position: int) -> None:
         """Entries of records that retention has taken lie in front of the first record."""
         while len(self._peek(CHUNK)):
             behind = np.flatnonzero(self._ahead.position >= first_position)
-            self._ahead = self._ahead.cut(int(behind[0]) if len(behind) else len(self._ahead.position))
+            self._ahead = self._ahead.at(slice(behind[0] if len(behind) else len(self._ahead.position), None))
             if len(behind):
                 return
 
@@ -154,23 +155,21 @@ class IndexCheck:
 
     def _compare(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
         count = len(hashes)
-        if not count:
-            return
         self._peek(count + _SLACK)
-        ahead = self._ahead.cut(0, count)
+        ahead = self._ahead.at(slice(count))
         if (
             len(ahead.hash) == count
             and np.array_equal(ahead.position, positions)
             and np.array_equal(ahead.hash, hashes)
         ):
-            self._ahead = self._ahead.cut(count)
+            self._ahead = self._ahead.at(slice(count, None))
             self._check_times(ahead, times)
-            return
-        self._match(hashes, positions, times)
+        else:
+            self._match(hashes, positions, times)
 
     def _match(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
         """Entry by entry: those that are wanted, those that are not, and what is wanted and not there."""
-        window = self._ahead.cut(0, len(hashes) + _SLACK)
+        window = self._ahead.at(slice(len(hashes) + _SLACK))
         wanted: dict[tuple[int, int], list[int]] = {}
         for at, pair in enumerate(zip(positions.tolist(), hashes.tolist(), strict=True)):
             wanted.setdefault(pair, []).append(at)
@@ -188,29 +187,33 @@ class IndexCheck:
             if places:
                 good.append((at, places.pop(0)))
             else:
-                there = bool((positions == window.position[at]).any())
-                self._surplus(window, at, record_there=there)
+                self._surplus(window, at, record_there=bool((positions == window.position[at]).any()))
         if good:
             entries, records = np.array(good).T
-            self._check_times(Entries(*(column[entries] for column in window)), times[records])
-        self._ahead = self._ahead.cut(stop)
+            self._check_times(window.at(entries), times[records])
+        self._ahead = self._ahead.at(slice(stop, None))
         exhausted = not len(self._ahead.position)
+        last = good[-1][1] if good else 0
         for places in wanted.values():
             for at in places:
-                self._lacking(int(positions[at]), exhausted=exhausted and at >= (good[-1][1] if good else 0))
+                if positions[at] > self._expired_to:
+                    (self._behind if exhausted and at >= last else self._missing).add(int(positions[at]))
+
+    def _spot(self, entries: Entries, at: int) -> tuple[str, int]:
+        """File of an entry, and its place in it."""
+        return self._readable[int(entries.file[at])][0].path, self._of.place(int(entries.number[at]))
 
     def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
         if self._layout.live and window.position[at] < self.log_min:
             return  # retention has taken its record
-        file, number = self._readable[int(window.file[at])][0], int(window.number[at])
         if self._repeats(window, at):
             return
+        what = "whose record has no such key" if record_there else "where no valid record with a key begins"
         problem = (
-            f"entry {number} (hash {window.hash[at]}) points at log position {window.position[at]}, "
-            + ("whose record has no such key" if record_there else "where no valid record with a key begins")
+            f"entry {window.number[at]} (hash {window.hash[at]}) points at log position "
+            f"{window.position[at]}, {what}"
         )
-        place = self._of.place(number)
-        self._findings.add(ERROR, "index-entry", file.path, place, problem, REBUILD)
+        self._findings.add(ERROR, "index-entry", *self._spot(window, at), problem, REBUILD)
 
     def _repeats(self, window: Entries, at: int) -> bool:
         """Whether an entry is right and has only been there before."""
@@ -218,20 +221,9 @@ class IndexCheck:
         if facts is None or int(window.hash[at]) not in _hashes(facts):
             return False
         if not self._twice:
-            file, number = self._readable[int(window.file[at])][0], int(window.number[at])
-            self._first_twice = file.path, self._of.place(number)
+            self._first_twice = self._spot(window, at)
         self._twice += 1
         return True
-
-    def _lacking(self, position: int, *, exhausted: bool) -> None:
-        if position <= self._expired_to:
-            return
-        if exhausted:
-            self._behind = [self._behind[0] + 1, position if self._behind[1] < 0 else self._behind[1]]
-        elif self._missing:
-            self._missing[1:] = [self._missing[1] + 1, position]
-        else:
-            self._missing = [position, 1, position]
 
     def _check_times(self, entries: Entries, times: IntArray) -> None:
         headers = [header for _, header in self._readable]
@@ -268,8 +260,7 @@ class IndexCheck:
         for file_number, (count, number) in self._wrong_seconds.items():
             path = self._readable[file_number][0].path
             problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
-            place = self._of.place(number)
-            self._findings.add(ERROR, "index-time", path, place, problem, REBUILD)
+            self._findings.add(ERROR, "index-time", path, self._of.place(number), problem, REBUILD)
         while len(self._peek(1)):
             self._left_over()
         if self._twice:
@@ -279,17 +270,21 @@ class IndexCheck:
             )
             self._findings.add(NOTE, "index-twice", *self._first_twice, problem, REBUILD)
         directory = os.path.join(self._layout.root, "index")
-        if self._missing:
-            first, count, last = self._missing
-            problem = f"{count} keys of records from log position {first} to {last} have no entry"
+        missing, behind = self._missing, self._behind
+        if missing.count:
+            where = f"from log position {missing.first} to {missing.last}"
+            problem = f"{missing.count} keys of records {where} have no entry"
             self._findings.add(ERROR, "index-gap", directory, -1, problem, REBUILD)
-        if self._behind[0] and not self._layout.live:
+        if behind.count:
             path = self._layout.index_files[-1].path if self._layout.index_files else directory
-            problem = (
-                f"{self._behind[0]} keys of records from log position {self._behind[1]} on have no entry"
-            )
-            severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
-            self._findings.add(severity, "index-short", path, -1, problem, repair)
+            problem = f"{behind.count} keys of records from log position {behind.first} on have no entry"
+            self._at_the_end("index-short", path, -1, problem)
+
+    def _at_the_end(self, kind: str, path: str, place: int, problem: str) -> None:
+        """What an unclean stop may leave at the end of the index."""
+        severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
+        if not self._layout.live:
+            self._findings.add(severity, kind, path, place, problem, repair)
 
     def _left_over(self) -> None:
         """Entries behind the last record."""
@@ -297,13 +292,9 @@ class IndexCheck:
         strange = [at for at in range(len(ahead.file)) if not self._repeats(ahead, at)]
         if not strange:
             return
-        ahead = Entries(*(column[strange] for column in ahead))
-        file, number = self._readable[int(ahead.file[0])][0], int(ahead.number[0])
-        problem = f"{len(ahead.file)} entries from {number} on point behind the log's last record"
-        severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
-        if not self._layout.live:
-            place = self._of.place(number)
-            self._findings.add(severity, "index-ahead", file.path, place, problem, repair)
+        number = ahead.number[strange[0]]
+        problem = f"{len(strange)} entries from {number} on point behind the log's last record"
+        self._at_the_end("index-ahead", *self._spot(ahead, strange[0]), problem)
 
 
 def _hashes(facts: Facts) -> set[int]:

@@ -75,7 +75,8 @@ class LogWalk:
             except FileNotFoundError:
                 # Retention of a running broker: the log begins later now.
                 self.log_min = max(self.log_min, file.base + self._size)
-        self._tail()
+        if self._open is not None and self._open[2]:
+            self._torn(self._open[0], self._open[1])
 
     def _segment(self, file: StoreFile) -> Iterator[Run]:
         position, known = file.base, 0
@@ -142,18 +143,18 @@ class LogWalk:
 
     def _damaged(self, file: StoreFile, damage: Damage) -> None:
         self.damage.append(damage)
+        _, start, stop = damage
         problem = (
-            f"no valid record in log positions {damage.start} to {damage.stop} "
-            f"({damage.stop - damage.start} bytes), valid ones follow; {self._why(file, damage.start)}"
+            f"no valid record in log positions {start} to {stop} ({stop - start} bytes), valid ones follow; "
+            f"{why_no_record(self.disk, file, start)}"
         )
-        self.findings.add(ERROR, "log-damage", file.path, damage.start - file.base, problem, NOTHING)
+        self.findings.add(ERROR, "log-damage", file.path, start - file.base, problem, NOTHING)
 
     def _missing(self, start: int, stop: int) -> None:
         path = ", ".join(self.layout.config.commit_log_dirs)
         self.damage.append(Damage(path, start, stop))
-        self.findings.add(
-            ERROR, "segment-missing", path, -1, f"no file holds log positions {start} to {stop}", NOTHING
-        )
+        problem = f"no file holds log positions {start} to {stop}"
+        self.findings.add(ERROR, "segment-missing", path, -1, problem, NOTHING)
 
     def _wrong_length(self, file: StoreFile) -> None:
         now = self.disk.facts(file.path)
@@ -163,23 +164,16 @@ class LogWalk:
         repair = f"{NEXT_START} gives it its length again; records that were cut off are lost"
         self.findings.add(ERROR, "segment-length", file.path, file.length, problem, repair)
 
-    def _tail(self) -> None:
-        if self._open is not None and self._open[2]:
-            self._torn(self._open[0], self._open[1])
-
     def _torn(self, file: StoreFile, end: int) -> None:
         if self.layout.live:
             return
         problem = (
             f"bytes behind log position {end} that are no record, and no valid record behind them; "
-            f"{self._why(file, end)}"
+            f"{why_no_record(self.disk, file, end)}"
         )
         severity = ERROR if self.layout.clean else WARNING
         repair = f"{NEXT_START} cuts them off and zeroes the space"
         self.findings.add(severity, "torn-tail", file.path, end - file.base, problem, repair)
-
-    def _why(self, file: StoreFile, position: int) -> str:
-        return why_no_record(self.disk, file, position)
 
 
 def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cometmq.protocol.codes import SCHEDULE_TOPIC
-from cometmq.protocol.properties.values import stored_tags_code
+from cometmq.protocol.properties.values import java_hash, stored_tags_code, value_of
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
@@ -23,7 +23,6 @@ from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, file_name
 from cometmq.store.derived.queue_ext import ExtUnits
 from cometmq.store.derived.queue_table import names_a_directory
-from cometmq.store.inspect.evidence import Evidence, tags_flipped_in_record
 from cometmq.store.inspect.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHING, REBUILD, WARNING, Findings
 from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
 from cometmq.store.inspect.unit_files import UnitFiles
@@ -34,12 +33,40 @@ from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 _MOST_SEARCHES = 100  # in vain, for the true place of a record
 _MOST_BEHIND = 1 << 20  # positions kept of records behind a queue's end
 _MOST_DELAYED = 1 << 20  # delayed messages whose units are kept in mind
+_LONGEST_PROPERTIES = 2048  # bytes; every bit of them is tried
 _LONGEST_DELAY_MS = 3650 * 86_400_000
 
 LIGHT = "%LMQ%"
 """Topics of light message queues begin so; their units point at records of other topics."""
 
 IntArray = NDArray[np.int64]
+
+
+class Evidence:
+    """What units know better than the log about single records, by log position, for `rebuild` to keep to.
+
+    A record's CRC covers its body only, so a flip in its topic, queue id, queue offset, transaction type or
+    tags leaves a valid record that contradicts its unit. The record does not tell what it was; its unit does.
+
+    `places`: (topic, queue id, queue offset) of records whose own say is damaged; `tags`: tags codes of such
+    records, and of delayed messages with other delays than the configuration gives; `superseded`: records
+    whose place belongs to a later one, because their topic was deleted and made again.
+    """
+
+    __slots__ = ("_superseded", "places", "tags")
+
+    def __init__(self) -> None:
+        self.places: dict[int, tuple[str, int, int]] = {}
+        self.tags: dict[int, int] = {}
+        self._superseded = array("q")
+
+    def supersede(self, positions: array[int]) -> None:
+        self._superseded.extend(positions)
+
+    @property
+    def superseded(self) -> NDArray[np.int64]:
+        """Log positions, ascending."""
+        return np.unique(np.array(self._superseded, np.int64))
 
 
 class QueueState:
@@ -237,7 +264,7 @@ class QueueCheck:
             if len(self.evidence.tags) < _MOST_DELAYED:
                 self.evidence.tags[facts.position] = is_[2]
             return
-        if is_[:2] == wanted[:2] and tags_flipped_in_record(facts.properties, is_[2], wanted[2]):
+        if is_[:2] == wanted[:2] and _tags_flipped(facts.properties, is_[2], wanted[2]):
             self.evidence.tags[facts.position] = is_[2]
             self._record_damaged(facts, f"a flipped bit in its TAGS or beside them: {where} has another code")
             return
@@ -405,6 +432,22 @@ class QueueCheck:
             f"{state.name} ends at {state.units.end}; {count} records of the log, the first at "
             f"{state.behind_at[0]}, have no unit", REBUILD,
         )  # fmt: skip
+
+
+def _tags_flipped(properties: bytes, code: int, expected: int) -> bool:
+    """Whether one flipped bit of the record's properties explains that its unit has the tags code `code`, not
+    `expected`, and one flipped bit of the unit does not."""
+    if (code ^ expected).bit_count() == 1 or len(properties) > _LONGEST_PROPERTIES:
+        return False
+    flipped = bytearray(properties)
+    for at in range(len(properties)):
+        for bit in range(8):
+            flipped[at] ^= 1 << bit
+            tags = value_of(bytes(flipped), b"TAGS")
+            if tags and java_hash(tags.decode("utf-8", "replace")) == code:
+                return True
+            flipped[at] ^= 1 << bit
+    return False
 
 
 def _is_delay(ms: int) -> bool:

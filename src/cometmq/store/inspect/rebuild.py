@@ -1,7 +1,7 @@
 """`rebuild`: consume queues and index made anew from the log, for a store that no broker is using.
 
 The log is walked twice: first beside the old queues, to learn which records they know better than the log
-does (see evidence.py), then to make the new ones.
+does (see Evidence), then to make the new ones.
 
 The new directories grow beside the old ones and take their places when they are complete and on the device;
 the old ones are removed last. Whatever happens in between, the next start finds the old ones, the new ones,
@@ -32,10 +32,9 @@ from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
-from cometmq.store.inspect.evidence import Evidence
 from cometmq.store.inspect.findings import NOTHING, WARNING, Finding, Findings
 from cometmq.store.inspect.log_walk import LogWalk, no_pause
-from cometmq.store.inspect.queue_check import LIGHT, QueueCheck
+from cometmq.store.inspect.queue_check import LIGHT, Evidence, QueueCheck
 from cometmq.store.inspect.verify import Progress
 from cometmq.store.recovery.queue_order import QueueOrder
 from cometmq.store.recovery.replay import tags_code_of

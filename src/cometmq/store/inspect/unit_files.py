@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.disk import is_numbered, is_zero
@@ -72,9 +73,7 @@ class UnitFiles:
             start += count
         return b"".join(parts)
 
-    def chunks(
-        self, start: int, stop: int
-    ) -> Iterator[tuple[int, np.ndarray[tuple[int], np.dtype[np.void]]]]:
+    def chunks(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.void]]]:
         """(offset of the first, units) of [start, stop), a few thousand at a time."""
         while start < stop:
             start = self._behind_hole(start)

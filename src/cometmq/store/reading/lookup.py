@@ -3,6 +3,7 @@ coroutine, which gives the loop's other work its turns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +74,9 @@ class Lookup:
                 found = await self._newest(positions, max_bytes)
                 if found:
                     return found
-                end_ms = await self.off_loop.ask(partial(self._time_of_segment, positions[0]))
+                # The store time of the first record that still exists at or behind the oldest of them.
+                begin = max(positions[0], self.commit_log.min_position)
+                end_ms = await self.off_loop.ask(partial(self._store_time, begin))
                 if end_ms < 0:
                     break
         return []
@@ -95,10 +98,6 @@ class Lookup:
                 this_turn = 0
                 await self.off_loop.pause(0)
         return found[::-1]
-
-    def _time_of_segment(self, position: int, reads: Reads) -> int:
-        """Store time of the first record that still exists at or behind `position`; -1 if there is none."""
-        return self._store_time(max(position, self.commit_log.min_position), reads)
 
     def _store_time(self, position: int, reads: Reads) -> int:
         """Store time of the record at a position; -1 where none begins."""
@@ -127,11 +126,12 @@ class Lookup:
         """
         if queue is None:
             return 0
-        found, stored = await self._first_at_or_after(queue, timestamp_ms)
+        low, high = queue.min_offset, queue.max_offset
+        found, stored = await self._first_between(queue, low, high, timestamp_ms)
         if mode is not None and mode.upper() == "LOWER":
             return found
         if mode is not None:
-            found, stored = await self._first_at_or_after(queue, timestamp_ms + 1)
+            found, stored = await self._first_between(queue, low, high, timestamp_ms + 1)
         before = await self._last_before(queue, found)
         if before is None:
             return queue.min_offset if mode is not None or found == queue.max_offset else found
@@ -156,13 +156,11 @@ class Lookup:
             low, step = real[0] + 1, max(1, 2 * step)
         return (await self._first_between(queue, low, high, timestamp_ms))[0]
 
-    async def _first_at_or_after(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
-        return await self._first_between(queue, queue.min_offset, queue.max_offset, timestamp_ms)
-
     async def _first_between(
         self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int
     ) -> tuple[int, int]:
-        """(offset, store time); the end and -1 if there is none. What fillers and lost records leave is
+        """(offset, store time) of the first message in a range stored at or after a time; the range's end and
+        -1 if there is none. What fillers and lost records leave is
         passed over: it says nothing about time."""
         found = (high, -1)
         while low < high:
@@ -187,8 +185,11 @@ class Lookup:
             await self.off_loop.pause(0)
         return None
 
-    def _first_real(self, queue: ConsumeQueue, low: int, high: int, reads: Reads) -> tuple[int, int] | None:
-        for offset, position, size, _ in queue.units(low, high, 64, reads):
+    def _first_real(
+        self, queue: ConsumeQueue, low: int, high: int, reads: Reads, *, backwards: bool = False
+    ) -> tuple[int, int] | None:
+        units: Iterable[tuple[int, int, int, int]] = queue.units(low, high, reads)
+        for offset, position, size, _ in reversed(list(units)) if backwards else units:
             if size != FILLER_SIZE and (stored := self._store_time(position, reads)) >= 0:
                 return offset, stored
         return None
@@ -198,17 +199,11 @@ class Lookup:
         step = 1
         while offset > queue.min_offset:
             begin = max(queue.min_offset, offset - step)
-            real = await self.off_loop.ask(partial(self._last_real, queue, begin, offset))
+            real = await self.off_loop.ask(partial(self._first_real, queue, begin, offset, backwards=True))
             if real is not None:
                 return real
             offset = begin
             if step > 1:
                 await self.off_loop.pause(0)
             step = min(step * 8, _UNITS_A_TURN)
-        return None
-
-    def _last_real(self, queue: ConsumeQueue, low: int, high: int, reads: Reads) -> tuple[int, int] | None:
-        for offset, position, size, _ in reversed(list(queue.units(low, high, 64, reads))):
-            if size != FILLER_SIZE and (stored := self._store_time(position, reads)) >= 0:
-                return offset, stored
         return None

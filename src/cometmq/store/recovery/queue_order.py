@@ -1,26 +1,36 @@
-"""Which records, in the order of the log, follow on the ends of their queues: as recovery and rebuild see it.
+"""Which records, in the order of the log, follow on the ends of their queues: for recovery and rebuild.
 
-No CRC covers a record's queue offset. So one that lies ahead of its queue's end waits for the next record of
-its queue, which tells what is wrong: records between are lost, or this offset is damaged.
+No CRC covers a record's queue offset. So a record ahead of its queue's end waits for the queue's next one,
+which tells what is wrong: the records between are lost, or this offset is damaged.
+
+Fillers take the place of lost records. A lost record took room in the log. So an offset that claims more of
+them than there was room for is damaged, or made up to fill the disk with fillers, unless the queue is known
+to have been longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import Facts
 from cometmq.store.derived.consume_queue import ConsumeQueue
-from cometmq.store.derived.gaps import Gaps
+
+WIDEST_GAP = 1_000_000  # units; a jump wider than this is a damaged header, not a loss
+_SPARE = 100_000
+"""Units, of all queues together, without room: the newest segment may have been lost, and the log has gone on
+where it began, but the queues behind their former ends, and the table of those (see CleanEnds) with it."""
 
 
 class QueueOrder:
     """The order of one walk over the log.
 
-    ends: as Gaps takes them. push(queue, record): makes the record's unit. leave_out(record, end, next): the
-    record does not fit its queue, which ends at offset `end`, or the next record of it says so.
+    ends: topic -> queue id -> where the queue ended once. push(queue, record): makes the record's unit.
+    leave_out(record, end, next): the record does not fit its queue, which ends at offset `end`, or the next
+    record of the queue says so.
     """
 
-    __slots__ = ("_gaps", "_leave_out", "_push", "waiting")
+    __slots__ = ("_ends", "_leave_out", "_push", "_spare", "waiting")
 
     def __init__(
         self,
@@ -28,9 +38,10 @@ class QueueOrder:
         push: Callable[[ConsumeQueue, Facts], None],
         leave_out: Callable[[Facts, int, Facts | None], None],
     ) -> None:
-        self._gaps = Gaps(ends)
+        self._ends = ends
         self._push = push
         self._leave_out = leave_out
+        self._spare = _SPARE
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
@@ -44,12 +55,26 @@ class QueueOrder:
                 self._leave_out(before, queue.max_offset, facts)
         if facts.queue_offset == queue.max_offset:
             self._push(queue, facts)
-        elif not self._gaps.bridge(queue, facts.queue_offset, facts.position):
+        elif not self._bridges(queue, facts):
             self._leave_out(facts, queue.max_offset, None)
         elif may_wait:
             self.waiting[queue] = facts
         else:
             return False
+        return True
+
+    def _bridges(self, queue: ConsumeQueue, facts: Facts) -> bool:
+        """Whether a record may follow on the queue's last one with its offset. What this takes from the spare
+        units counts as taken."""
+        gap = facts.queue_offset - queue.max_offset
+        if gap < 0 or not queue.max_offset:
+            return gap >= 0
+        room = max(0, facts.position - queue.max_physical) // MIN_SIZE
+        former = self._ends.get(queue.topic, {}).get(queue.queue_id, 0)
+        unexplained = max(0, facts.queue_offset - max(queue.max_offset + room, former))
+        if gap > WIDEST_GAP or unexplained > self._spare:
+            return False
+        self._spare -= unexplained
         return True
 
     def finish(self) -> None:

@@ -1,10 +1,11 @@
 """Opening a store: what is on disk becomes a log, queues and an index that agree.
 
 After a clean stop everything that has a queue entry is trusted; the log is walked only from the last one on.
-After an unclean stop the walk begins where the checkpoint says (see start_point.py), so a start costs what
-came after it, whatever the store holds. From there on nothing but the log counts: queue and index entries of
-that part are computed anew and written over whatever is there. A queue that turns out to lack entries from
-before that point, or an index that is damaged or gone, moves the start of the walk back.
+After an unclean stop the walk begins as late as the checkpoint allows, to cost only what came after it: at
+the checkpoint's mark, or without one (Apache's broker wrote last, or the checkpoint is damaged) at the newest
+segment that begins with a record that its times cover. From there on only the log counts: queue and index
+entries of that part are computed anew and written over whatever is there. A queue that turns out to lack
+entries from before that point, or an index that is damaged or gone, moves the start of the walk back.
 
 A torn tail (nothing valid behind it) is cut and its space zeroed, so that no stale record can come back to
 life. Damage with valid records behind it is skipped and named; everything behind it is kept and served.
@@ -15,9 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cometmq import logs
+from cometmq.errors import StoreError
+from cometmq.protocol.record.layout import BLANK_SIZE
+from cometmq.protocol.record.one import encode_blank
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.disk import Disk, opened, zero_out
+from cometmq.store.base.disk import NO_FILE, Disk, is_numbered, opened, zero_out
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE
@@ -25,16 +29,15 @@ from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.recovery.recovered import Recovered
-from cometmq.store.recovery.replay import Replay, StartEarlier
-from cometmq.store.recovery.segments import list_segments
-from cometmq.store.recovery.start_point import mark_holds, trusted_segment, walk_from
+from cometmq.store.log.places import LogPlaces
+from cometmq.store.recovery.queue_order import WIDEST_GAP
+from cometmq.store.recovery.replay import MOST_NAMED, Recovered, Replay, StartEarlier
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
-_WIDEST_GAP = 1_000_000  # units; as in Gaps
+_WORTH_IT = 16 << 20  # bytes of a segment
 
 
 @dataclass(eq=False, kw_only=True)
@@ -170,7 +173,7 @@ class Recovery:
         result.notes += [note for note in self.queues.load(log_end) if note not in result.notes]
         for topic in self.deleted.topics():
             for queue in self.queues.of_topic(topic):
-                units = queue.units(queue.min_offset, queue.max_offset, 64)
+                units = queue.units(queue.min_offset, queue.max_offset)
                 first = next((unit for unit in units if unit[2] != FILLER_SIZE), None)
                 if first is not None and self.deleted.hides(topic, first[1]):
                     result.notes.append(f"{topic}: its deletion is finished")
@@ -211,7 +214,7 @@ class Recovery:
                 queue = self.queues.of_record(topic, queue_id)
             except QueueRefused:
                 continue
-            if end - queue.max_offset <= _WIDEST_GAP or not queue.max_offset:
+            if end - queue.max_offset <= WIDEST_GAP or not queue.max_offset:
                 queue.skip_to(end)
                 queue.write()
                 if not queue.positions:
@@ -249,7 +252,7 @@ class Recovery:
         self.commit_log.resume(keep, result.end)
         for damage in result.damage:
             log.error("damage in %s: no valid record in positions %d to %d, skipped", *damage)
-        if result.some_not_named:
+        if result.not_served > MOST_NAMED:
             result.notes.append(f"{result.not_served} records in all are not served")
         for note in result.notes:
             log.warning("%s", note)
@@ -260,3 +263,72 @@ class Recovery:
         result.notes.append(f"{path}: torn tail cut and zeroed from position {result.end} on")
         with opened(self.disk, path) as fd:
             zero_out(self.disk, fd, result.end - base, self.commit_log.segment_size)
+
+
+def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[list[int], list[str]]:
+    """First positions of the segments, and notes; files of a wrong but possible length are set right.
+
+    Raises StoreError for files that belong to another segment size: going on would tear the log apart.
+    """
+    bases: list[int] = []
+    notes: list[str] = []
+    short: list[tuple[str, int]] = []
+    for directory, name in places.files():
+        path = f"{directory}/{name}"
+        if not is_numbered(name, 20):
+            if not disk.is_dir(path):
+                notes.append(f"{path}: not a segment, left alone")
+            continue
+        facts = disk.facts(path)
+        if facts is None:
+            continue
+        if not facts.regular:
+            raise StoreError(NO_FILE, path)
+        base = int(name)
+        if base % segment_size or facts.size > segment_size:
+            raise StoreError(
+                f"{facts.size} bytes from {base} on do not fit mappedFileSizeCommitLog={segment_size}", path
+            )
+        if facts.size < segment_size:
+            short.append((path, facts.size))
+        bases.append(base)
+    places.check(bases)
+    for path, size in short:
+        notes.append(f"{path}: {size} bytes instead of {segment_size}, filled up with zeros")
+        with opened(disk, path) as fd:
+            disk.truncate(fd, segment_size)
+    return bases, notes
+
+
+def mark_holds(log: LogReader, segments: list[int], segment_size: int, mark: Mark) -> bool:
+    """Whether the log is still the one that the mark was made for: its last record is there. A mark that
+    names none must have a record, or nothing at all, at its position."""
+    position = mark.position
+    if mark.last >= 0:
+        facts = log.facts(mark.last)
+        return facts is not None and mark.last + facts.size <= position
+    base = position - position % segment_size
+    if base not in segments:
+        return position == (segments[-1] + segment_size if segments else 0)
+    if log.facts(position) is not None:
+        return True
+    head = log.bytes_at(position, BLANK_SIZE)
+    return head is not None and head in (bytes(len(head)), encode_blank(base + segment_size - position))
+
+
+def walk_from(mark: Mark, segment_size: int) -> int:
+    """The mark's position. Small segments are walked as a whole: that costs nothing, and what has gone wrong
+    in files that nobody should have touched comes right."""
+    if segment_size >= _WORTH_IT:
+        return mark.position
+    last = max(0, mark.position - 1)
+    return last - last % segment_size
+
+
+def trusted_segment(log: LogReader, segments: list[int], trusted_ms: int) -> int | None:
+    """First position of the newest segment whose first record was stored at or before `trusted_ms`."""
+    for base in reversed(segments):
+        facts = log.facts(base)
+        if facts is not None and 0 < facts.store_ms <= trusted_ms:
+            return base
+    return None

@@ -6,7 +6,7 @@ What follows on its queue's end goes in runs of many records; every other record
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from itertools import compress
 from typing import Any
 
@@ -28,10 +28,32 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.scan import Damage, SegmentScan
 from cometmq.store.recovery.queue_order import QueueOrder
-from cometmq.store.recovery.recovered import Recovered
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 _WRITE_UNITS = 4096
+MOST_NAMED = 200  # of the records that are not served; a stranger may have sent any number
+
+
+@dataclass
+class Recovered:
+    """What recovery found. Positions are bytes in the log, times epoch ms."""
+
+    clean: bool
+    start: int = 0
+    end: int = 0
+    last_store_ms: int = 0
+    last_position: int = -1  # of the last record walked over
+    records: int = 0
+    rebuilt: bool = False  # queues or index were built anew, and are not durable yet
+    not_served: int = 0  # records of the walk that fit no queue; the first of them are among the notes
+    notes: list[str] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+
+    def note_not_served(self, note: str) -> None:
+        """A record of the walk fits no queue."""
+        self.not_served += 1
+        if self.not_served <= MOST_NAMED:
+            self.notes.append(f"{note}, not served")
 
 
 class StartEarlier(Exception):

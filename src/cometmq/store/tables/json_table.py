@@ -14,25 +14,22 @@ import os
 from cometmq import logs
 from cometmq.errors import ProtocolError, StoreCorrupt
 from cometmq.store.base.disk import Disk, OsDisk, read_file, write_new_file
-from cometmq.store.tables.table_checks import SEALED, TABLE_RULES, Table, TableRule, read_table, seal
-from cometmq.store.tables.table_text import render
+from cometmq.store.tables.table_checks import SEALED, TABLE_RULES, Table, read_table, render, seal
 
 log = logs.logger(__name__)
 
 
 class JsonTable:
-    """One file of `config/`. Its methods wait for the device; big tables belong in a thread.
-
-    rule: what it must hold; by default what a file of that name holds, and of other names any object.
-    """
+    """One file of `config/`, which must hold what a file of its name holds. Its methods wait for the device;
+    big tables belong in a thread."""
 
     __slots__ = ("_disk", "_rule", "_sealed", "_written", "path")
 
-    def __init__(self, path: str, disk: Disk | None = None, rule: TableRule | None = None) -> None:
+    def __init__(self, path: str, disk: Disk | None = None) -> None:
         self.path = path
         self._disk = disk or OsDisk()
         name = os.path.basename(path)
-        self._rule = rule or TABLE_RULES.get(name)
+        self._rule = TABLE_RULES.get(name)
         self._sealed = name in SEALED
         self._written: bytes | None = None  # digest of the text that we wrote last
 

@@ -29,7 +29,6 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.json_body import empty
 from cometmq.protocol.lenient import read_lenient
-from cometmq.store.tables.table_text import render
 
 Table: TypeAlias = dict[str, Any]
 TableRule: TypeAlias = Callable[[Table], Table]
@@ -98,6 +97,25 @@ def seal(table: Table) -> Table:
 
 def _crc_of(table: Table) -> str:
     return f"{zlib.crc32(render(table).encode()):08x}"
+
+
+def render(value: Any, level: int = 0) -> str:
+    """The text of a table, or of a value in one, in the style of Apache's broker (docs/reference/storage.md,
+    Tables): one TAB per level, LF, no newline at the end; keys of maps from numbers to numbers stand without
+    quotes on one line."""
+    if not isinstance(value, (dict, list, tuple)):
+        return json.dumps(value, ensure_ascii=False)
+    if not value:
+        return "{}" if isinstance(value, dict) else "[]"
+    begin, end = "\n" + "\t" * (level + 1), "\n" + "\t" * level
+    inner = [render(each, level + 1) for each in (value.values() if isinstance(value, dict) else value)]
+    if not isinstance(value, dict):
+        return "[" + begin + ("," + begin).join(inner) + end + "]"
+    if all(isinstance(key, int) for key in value):
+        return "{" + ",".join(f"{key}:{text}" for key, text in zip(value, inner, strict=True)) + end + "}"
+    names = (json.dumps(str(key), ensure_ascii=False) for key in value)
+    pairs = (f"{name}:{text}" for name, text in zip(names, inner, strict=True))
+    return "{" + begin + ("," + begin).join(pairs) + end + "}"
 
 
 # -- rules

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, final
 
 import msgspec
@@ -28,12 +29,13 @@ from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.writing.batch_items import Common, Items, batch_items
 
 log = logs.logger(__name__)
 
 REFUSED = -1  # in place of a size
 _TOPIC_MAX = 255
-PROPERTIES_MAX = 32_767
+_PROPERTIES_MAX = 32_767
 # Bodies of up to so many bytes wait for their encoding, with at most so many other messages. A longer one is
 # encoded at once, from where it was received.
 COPIED = 16 * 1024
@@ -304,7 +306,7 @@ class Appender:
                 body_length = len(body)
                 properties_length = len(properties)
                 size = head_size + body_length + len(topic) + 2 + properties_length
-                if body_length > largest_body or properties_length > PROPERTIES_MAX or size > largest_record:
+                if body_length > largest_body or properties_length > _PROPERTIES_MAX or size > largest_record:
                     self.refuse_size(body_length, properties_length, size)
                 if position + size > room:
                     self._put(pieces)
@@ -320,7 +322,7 @@ class Appender:
                     body, topic, _length(properties_length), properties,
                 )  # fmt: skip
             except struct.error as problem:
-                self._refuse(message, illegal_number(problem))
+                self._refuse(message, _illegal_number(problem))
                 continue
             except StoreRefused as refusal:
                 self._refuse(message, refusal.with_traceback(None))  # that holds all the messages
@@ -346,7 +348,7 @@ class Appender:
         try:
             self._log.claim(size)
         except OSError as failure:
-            raise no_segment(failure) from failure
+            raise _no_segment(failure) from failure
 
     def _put(self, pieces: list[Body]) -> None:
         """Move encoded records to the tick's buffer."""
@@ -359,7 +361,7 @@ class Appender:
         self._unput = len(self._encoded)
 
     def add(self, records: BatchRecords) -> None:
-        """Records that stand in the tick's buffer already, see batch_appender.py."""
+        """Records that BatchAppender has put into the tick's buffer."""
         if not self._encoded:
             self._runs.pop()
         self._encoded = []
@@ -398,11 +400,90 @@ class Appender:
         )
 
 
-def illegal_number(problem: struct.error) -> StoreRefused:
+class BatchAppender:
+    """From the body of a batch send to its records in the tick's buffer, all or none. Loop thread only."""
+
+    __slots__ = ("_appender", "_log", "_queues", "_time_ms")
+
+    def __init__(self, appender: Appender, commit_log: CommitLog, queues: QueueTable, clock: Clock) -> None:
+        self._appender = appender
+        self._log = commit_log
+        self._queues = queues
+        self._time_ms = clock.time_ms
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        body: Body,
+        properties: bytes,
+        *,
+        sys_flag: int = 0,
+        born_timestamp_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        store_host: bytes | None = None,
+    ) -> BatchRecords:
+        """Take a batch body (items of the batch send) into this tick, all of it into one segment or nothing.
+
+        `properties` of the request are added to those of every item, as 4.9 does. Raises StoreRefused.
+        """
+        appender = self._appender
+        appender.encode_pending()
+        appender.refuse_if_shut()
+        if len(body) > appender.largest_body:
+            appender.refuse_size(len(body), 0, 0)
+        items = batch_items(body, properties)
+        if items.stray_separator:
+            raise StoreRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a name or value in the properties of a message holds a separator (0x01 or 0x02)",
+            )
+        queue = self._queues.get(topic, queue_id)
+        topic_bytes = queue.record_topic or appender.record_topic(queue)
+        host = appender.store_host if store_host is None else store_host
+        head, sys_flag = head_of(born_host, host, sys_flag)
+        sizes = items.sizes(head.size + len(topic_bytes) + 2)
+        total = sum(sizes)
+        if max(sizes) > appender.largest_record or items.longest_properties > _PROPERTIES_MAX:
+            self._refuse_member(items, sizes)
+        log = self._log
+        if total + BLANK_SIZE > log.segment_size:
+            appender.refuse_size(len(body), 0, total)
+        try:
+            log.claim(total)
+        except OSError as failure:
+            raise _no_segment(failure) from failure
+        now = self._time_ms()
+        offset = queue.next_offset
+        positions = list(accumulate(sizes[:-1], initial=log.next))
+        rest = (sys_flag, born_timestamp_ms, born_host, now, host, reconsume_times, 0)
+        common = Common(head, queue.magic, queue_id, offset, rest, topic_bytes)
+        try:
+            records = items.records(common, sizes, positions)
+        except struct.error as problem:
+            raise _illegal_number(problem) from None
+        log.put(records)
+        queue.next_offset = offset + len(sizes)
+        codes, keys = items.codes_and_keys()
+        appended = BatchRecords(
+            queue, queue.key_prefix, offset, positions, sizes, codes, now, items.properties(), keys
+        )
+        appender.add(appended)
+        return appended
+
+    def _refuse_member(self, items: Items, records: list[int]) -> None:
+        """Name the first message that is too large."""
+        for body, text, record in zip(items.bodies, items.properties()(), records, strict=True):
+            if len(text) > _PROPERTIES_MAX or record > self._appender.largest_record:
+                self._appender.refuse_size(len(body), len(text), record)
+
+
+def _illegal_number(problem: struct.error) -> StoreRefused:
     return StoreRefused(ResponseCode.MESSAGE_ILLEGAL, f"a number does not fit the record: {problem}")
 
 
-def no_segment(failure: OSError) -> StoreRefused:
+def _no_segment(failure: OSError) -> StoreRefused:
     return StoreRefused(
         ResponseCode.SYSTEM_ERROR,
         f"create mapped file failed, server is busy or broken. ({failure.strerror or failure})",
