@@ -40,7 +40,9 @@ async def fill(
             (0, body, f"UNIQ_KEY\x017F000001{now:08X}18B4AAC2{sent + each:08X}".encode())
             for each in range(BATCH)
         ]
-        store.batches.append(topic, queue_id, encode_batch(items), b"", born_timestamp_ms=now, born_host=HOST)
+        store.appender.append_batch(
+            topic, queue_id, encode_batch(items), b"", born_timestamp_ms=now, born_host=HOST
+        )
         outcome = store.commit()
         if outcome.error is not None:
             raise outcome.error

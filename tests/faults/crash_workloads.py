@@ -153,7 +153,7 @@ class Worker:
         for _ in range(self.chance.randint(1, 6)):
             self.number += 1
             items.append((0, self._body(self.chance.randint(1, 300)), b"KEYS\x01k%d" % (self.number % 9)))
-        appended = self.store.batches.append(
+        appended = self.store.appender.append_batch(
             self.chance.choice(TOPICS), self.chance.randrange(2), encode_batch(items), b"",
             born_timestamp_ms=self.clock.now_ms, born_host=HOST,
         )  # fmt: skip

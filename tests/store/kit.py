@@ -21,7 +21,7 @@ from cometmq.store import (
 )
 from cometmq.store.base.off_loop import in_place
 from cometmq.store.inspect.verify import verify
-from cometmq.store.writing.batch_appender import BatchRecords
+from cometmq.store.writing.appender import BatchRecords
 from cometmq.testing.faulty_disk import FaultyDisk
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
@@ -99,7 +99,7 @@ def put_batch(
 ) -> BatchRecords:
     """Append the messages of a batch without commit."""
     given = {"born_timestamp_ms": START_MS, "born_host": HOST}
-    return store.batches.append(topic, queue_id, batch, properties, **given)
+    return store.appender.append_batch(topic, queue_id, batch, properties, **given)
 
 
 def send(

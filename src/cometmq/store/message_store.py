@@ -52,7 +52,7 @@ from cometmq.store.recovery.replay import Recovered
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
-from cometmq.store.writing.appender import Appender, BatchAppender, Refused, TickMessage
+from cometmq.store.writing.appender import Appender, Refused, TickMessage
 from cometmq.store.writing.dispatch import Arrivals, Dispatcher, last_of
 
 log = logs.logger(__name__)
@@ -61,9 +61,8 @@ _STEP_BACK_MS = 1000
 
 
 class Commit(msgspec.Struct, gc=False):
-    """Outcome of one tick: what became of messages with a sender, `error` if nothing that was placed is
-    stored, the log's end, how many messages became visible, and those of them that are in `watched`
-    queues."""
+    """Outcome of one tick. `error`: nothing that was placed is stored. `visible`: how many messages became
+    so; `arrivals`: those in `watched` queues."""
 
     placed: list[TickMessage]
     refused: list[Refused]
@@ -110,7 +109,6 @@ class MessageStore:
         self.reader = QueueReader(self.log, config, physical_memory())
         self.lookups = Lookup(self.log, queues, index, off_loop, config)
         self.appender = Appender(self.log, queues, clock, config, flags)
-        self.batches = BatchAppender(self.appender, self.log, queues, clock)
         self.passes = passes = Passes()
         self.space = SpaceAhead(self.log, clock)
         self.checkpointing = Checkpointing(
@@ -181,8 +179,7 @@ class MessageStore:
         return store
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Move flushes, reservations and deletions to the background of `loop` (the running one by
-        default)."""
+        """Work in the background of `loop`, by default the running one."""
         self.upkeep.start(loop or asyncio.get_running_loop())
 
     async def stop(self) -> None:
@@ -207,8 +204,7 @@ class MessageStore:
             self.crash()
 
     def crash(self) -> None:
-        """Let go of the directory as a killed process would: nothing more is written. For tests and for
-        `close`."""
+        """Let go of the directory as a killed process would: nothing more is written."""
         self._closed, self.appender.shut = True, "the store is closed"
         self.upkeep.abandon()
         self.log.close(keep_spares=self._abort.exists())
@@ -216,8 +212,7 @@ class MessageStore:
         self._lock.release()
 
     def configure(self, config: StoreConfig) -> None:
-        """Go on with other settings. Sizes of files, paths and the role stay what they were until the next
-        start."""
+        """Go on with other settings. File sizes, paths and the role change only with a new start."""
         paths = ("store_path_root_dir", "store_path_commit_log", "read_only_commit_log_store_paths")
         fixed = (*paths, "broker_role", *SMALL_FILES)
         config = replace(config, **{name: getattr(self.config, name) for name in fixed})
@@ -282,8 +277,7 @@ class MessageStore:
         max_bytes: int | None = None,
         reads: Reads = CACHED,
     ) -> Got:
-        """Read messages of a queue. Raises OSError, and NotInMemory where that would wait for a device: `ask`
-        then has the answer."""
+        """Read messages of a queue. Raises OSError, and NotInMemory: `off_loop.ask` then has the answer."""
         return self.reader.get(
             self.queues.find(topic, queue_id), offset, max_count, tags=filter, records=record_filter,
             max_bytes=max_bytes, correct=self.corrects_offsets, reads=reads,
@@ -291,8 +285,7 @@ class MessageStore:
 
     @property
     def corrects_offsets(self) -> bool:
-        """Whether readers outside a queue are sent into it: always but on a slave without
-        offsetCheckInSlave."""
+        """Whether readers outside a queue are sent into it: not on a slave without offsetCheckInSlave."""
         return not self.slave or self.config.offset_check_in_slave
 
     def min_offset(self, topic: str, queue_id: int) -> int:

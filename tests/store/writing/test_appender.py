@@ -74,7 +74,7 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
                 data = encode_batch([(0, body[:100], b"UNIQ_KEY\x01%d" % n) for n in range(3)])
                 for store in (alone, together):
                     batch = {"born_timestamp_ms": START_MS, "born_host": HOST}
-                    store.batches.append(topic, queue_id, data, b"", **batch)
+                    store.appender.append_batch(topic, queue_id, data, b"", **batch)
                 continue
             text = b"KEYS\x01k%d\x02" % chance.randrange(9)
             host = chance.choice((HOST, HOST, HOST_V6))

@@ -170,7 +170,7 @@ class SendProcessor:
         born_host = connection.peer_host
         sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
         try:
-            batch = self.store.batches.append(
+            batch = self.store.appender.append_batch(
                 header.topic,
                 queue_id,
                 frame.body,

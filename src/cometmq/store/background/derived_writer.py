@@ -14,7 +14,7 @@ from functools import partial
 from cometmq import logs
 from cometmq.store.background.checkpointing import Checkpointing, Covered
 from cometmq.store.background.passes import Passes
-from cometmq.store.base.checkpoint import Checkpoint
+from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, opened
@@ -172,8 +172,7 @@ class DerivedWriter:
         except OSError as failure:
             self._sync_failed(failure)
             return
-        self._synced(covered)
-        self.checkpointing.move(covered, mark, full_ms)
+        self._synced(covered, mark, full_ms)
         await self.off_loop.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
@@ -201,8 +200,7 @@ class DerivedWriter:
         except OSError as failure:
             self._sync_failed(failure)
             return False
-        self._synced(covered)
-        self.checkpointing.move(covered, mark, full_ms)
+        self._synced(covered, mark, full_ms)
         try:
             self.checkpoint.flush()
         except OSError as failure:
@@ -240,11 +238,12 @@ class DerivedWriter:
             self._unsynced_names.update(directories)
         return sorted(self._unsynced_files), sorted(self._unsynced_names)
 
-    def _synced(self, covered: Covered) -> None:
-        """What `_to_sync` gave last is on the device."""
+    def _synced(self, covered: Covered, mark: Mark | None, full_ms: int) -> None:
+        """What `_to_sync` gave last is on the device: the checkpoint may move."""
         self._unsynced_files.clear()
         self._unsynced_names.clear()
         self._durable_until = covered.position
+        self.checkpointing.move(covered, mark, full_ms)
 
     def _sync_failed(self, failure: OSError) -> None:
         """Nobody knows what is on the device now: the next start computes it anew from the checkpoint."""

@@ -26,8 +26,7 @@ from cometmq.store.background.fullness import Fullness
 from cometmq.store.background.passes import Passes
 from cometmq.store.base.clock import Clock, SteadyTime
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.disk import Disk
-from cometmq.store.base.files import Reads
+from cometmq.store.base.disk import Disk, unlink_any
 from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.base.off_loop import OffLoop, in_place
 from cometmq.store.derived.consume_queue import ConsumeQueue
@@ -161,7 +160,7 @@ class Retention:
     async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
         """Unlink one file and make that last. False when something went wrong; the next pass goes on."""
         try:
-            await self.off_loop.run(self._unlink, path)
+            await self.off_loop.run(unlink_any, self.disk, path)
         except OSError as failure:
             log.error("%s could not be deleted, trying again: %s", path, failure)
             return False
@@ -170,12 +169,6 @@ class Retention:
             if fd >= 0:
                 await self.off_loop.run(self.disk.close, fd)
         return await self._sync(os.path.dirname(path), self.commit_log.min_position if log_segment else -1)
-
-    def _unlink(self, path: str) -> None:
-        try:
-            self.disk.unlink(path)
-        except FileNotFoundError:
-            pass
 
     async def _sync(self, directory: str, log_min: int = -1) -> bool:
         """Make deletions in a directory last. log_min: where the log begins by them."""
@@ -224,7 +217,7 @@ class Retention:
             if not await self._delete(path):
                 return False
             deleted.append(path)
-            await self._pause()
+            await self.off_loop.pause(self.config.delete_consume_queue_files_interval)
         for number, queue in enumerate(list(self.queues)):
             if number % _SLICE == _SLICE - 1:
                 await off_loop.pause(0)
@@ -235,9 +228,6 @@ class Retention:
         except OSError as failure:
             log.error("files of consumequeue_ext could not be deleted, trying again: %s", failure)
             return False
-
-    async def _pause(self) -> None:
-        await self.off_loop.pause(self.config.delete_consume_queue_files_interval)
 
     async def _shorten(self, queue: ConsumeQueue, log_min: int, deleted: list[str]) -> bool:
         """Delete the expired files of one queue. False when something went wrong or the store stops."""
@@ -255,7 +245,7 @@ class Retention:
             deleted.append(path)
             if not await self._sync(queue.path):
                 return False
-            await self._pause()
+            await self.off_loop.pause(self.config.delete_consume_queue_files_interval)
         return True
 
     async def _shorten_ext(self, deleted: list[str]) -> bool:
@@ -267,16 +257,14 @@ class Retention:
             if queue is None or not queue.max_offset:
                 paths = await off_loop.run(ext.paths, topic, queue_id)
             else:
-                first = await off_loop.ask(partial(_first_unit, queue))
+                first = None
+                if queue.min_offset < queue.max_offset:
+                    first = await off_loop.ask(partial(queue.unit, queue.min_offset))
                 paths = await off_loop.run(ext.paths_before, topic, queue_id, first[2] if first else 0)
             for path in paths:
                 if off_loop.ending or not await self._delete(path):
                     return False
                 deleted.append(path)
-                await self._pause()
+                await self.off_loop.pause(self.config.delete_consume_queue_files_interval)
             await off_loop.run(ext.drop_empty, topic, queue_id)
         return True
-
-
-def _first_unit(queue: ConsumeQueue, reads: Reads) -> tuple[int, int, int] | None:
-    return queue.unit(queue.min_offset, reads) if queue.min_offset < queue.max_offset else None

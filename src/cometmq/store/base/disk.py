@@ -306,6 +306,14 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
     return changed
 
 
+def unlink_any(disk: Disk, path: str) -> None:
+    """Unlink a file; an absent one is fine. Raises OSError."""
+    try:
+        disk.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
 @contextmanager
 def opened(disk: Disk, path: str, *, create: bool = False, write: bool = True) -> Iterator[int]:
     """A descriptor of a file, closed at the end. Raises OSError."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from cometmq.store.base.descriptors import DescriptorCache
-from cometmq.store.base.disk import Buffer, Disk, opened
+from cometmq.store.base.disk import Buffer, Disk, opened, unlink_any
 
 
 class FileRange(NamedTuple):
@@ -76,9 +76,9 @@ class StoreFiles:
 
     __slots__ = ("descriptors", "disk")
 
-    def __init__(self, disk: Disk, open_limit: int | None = None) -> None:
+    def __init__(self, disk: Disk) -> None:
         self.disk = disk
-        self.descriptors = DescriptorCache(disk, open_limit)
+        self.descriptors = DescriptorCache(disk)
 
     def read(self, path: str, length: int, offset: int, reads: Reads) -> Buffer | None:
         """Exactly `length` bytes; None when the file is gone or too short. Raises NotInMemory, OSError."""
@@ -92,7 +92,4 @@ class StoreFiles:
     def delete(self, path: str) -> None:
         """Unlink a file and forget its descriptor; an absent file is fine."""
         self.descriptors.drop(path)
-        try:
-            self.disk.unlink(path)
-        except FileNotFoundError:
-            pass
+        unlink_any(self.disk, path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Self
 
 import numpy as np
@@ -47,8 +48,7 @@ class RecordFinder:
         self._disk = disk or OsDisk()
         self.layout = read_layout(self._disk, root, config=config, commit_log_dir=commit_log_dir)
         self._files = ReadOnlyFiles(self._disk)
-        settings = self.layout.config
-        self._log = LogReader(self._files, settings)
+        self._log = LogReader(self._files, self.layout.config)
         self._progress = progress
 
     def __enter__(self) -> Self:
@@ -99,10 +99,7 @@ class RecordFinder:
         )
 
     def by_id(self, message_id: str, *, scan: bool = False) -> list[MessageExt]:
-        """Messages with this id: an offset id, or the unique key that its producer gave it.
-
-        Both look alike, so an id is an offset id if the record that it names says so itself.
-        """
+        """Messages with this id: its offset id, if the record there says so itself, else their unique key."""
         try:
             named = decode_offset_id(message_id)
         except IdError:
@@ -116,26 +113,21 @@ class RecordFinder:
     def by_key(self, key: str, topic: str | None, *, scan: bool = False) -> list[MessageExt]:
         """Messages that carry this key (unique key or one of KEYS), oldest first; of any topic if None.
 
-        scan: read the whole log and ask no index, which may be damaged. Raises StoreError when
-        nothing is found and there is no such topic.
+        scan: read the whole log and no index. Raises StoreError when nothing is found and there is no such
+        topic.
         """
         topics = {topic} if topic is not None else self._topics()
         hashes = {index_hash(f"{name}#{key}") for name in topics}
         positions, indexed = self._indexed(hashes) if not scan else ([], self.layout.log_min)
-        found = [
-            facts
-            for facts in map(self._log.facts, positions)
-            if facts is not None and _carries(facts, key, topic)
-        ]
-        seen = {facts.position for facts in found}
-        found += [
-            facts
-            for facts in self._walk(indexed)
-            if facts.position not in seen and _carries(facts, key, topic)
-        ]
+        known = (facts for facts in map(self._log.facts, positions) if facts is not None)
+        found = dict.fromkeys(
+            facts.position
+            for facts in chain(known, self._walk(indexed))
+            if (topic is None or facts.topic == topic) and key.encode() in index_keys(facts.properties)
+        )
         if not found and topic is not None and topic not in self._topics():
             raise StoreError(f"there is no topic {topic}", self.layout.root)
-        return [message for facts in found if (message := self.at(facts.position)) is not None]
+        return list(self._messages(found))
 
     def _topics(self) -> set[str]:
         """Every topic that has queues here or stands in the topic table."""
@@ -211,7 +203,3 @@ class RecordFinder:
             message = self.at(position)
             if message is not None:
                 yield message
-
-
-def _carries(facts: Facts, key: str, topic: str | None) -> bool:
-    return (topic is None or facts.topic == topic) and key.encode() in index_keys(facts.properties)

@@ -8,7 +8,7 @@ only where they differ are the two matched entry by entry.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, REBUILD, WAR
 from cometmq.store.inspect.index_files import CHUNK, IndexFiles
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import StoreLayout
+from cometmq.store.tables.deleted_topics import DeletedTopics
 
 _SLACK = 4096  # entries looked ahead where the files and the log differ
 _BATCH = 1024  # records hashed at a time
@@ -89,15 +90,13 @@ class IndexCheck:
 
     # -- entries and records ----------------------------------------------------------------------
 
-    def check(self, run: Run, hides: Callable[[str, int], bool] | None = None) -> None:
-        """Check the entries of these records, which follow those of the call before. hides(topic, position):
-        whether a record belongs to a deleted topic; such a one may have entries and need not."""
+    def check(self, run: Run, deleted: DeletedTopics | None) -> None:
+        """Check the entries of the next records. Those of deleted topics may have entries and need not."""
         if not self.enabled:
             return
         wanted = ~run.rolled_back
-        if hides is not None:
-            places = zip(run.topic.tolist(), run.position.tolist(), strict=True)
-            hidden = np.array([hides(run.names[topic], position) for topic, position in places])
+        if deleted:
+            hidden = deleted.hidden(run)
             self._drop(run.position[hidden])
             wanted &= ~hidden
         rows = np.flatnonzero(wanted)
@@ -241,8 +240,7 @@ class IndexCheck:
             self._check_header_time(int(entries.file[at]), int(entries.number[at]), int(times[at]))
 
     def _check_header_time(self, file_number: int, number: int, time_ms: int) -> None:
-        """Begin and end time of a file are those of its first and last record (the end up to a second: after
-        an unclean stop it is computed)."""
+        """The header's times are those of the first and the last record, the end to within a second."""
         file, header = self._readable[file_number]
         if not self._of.all_written(file_number):
             return

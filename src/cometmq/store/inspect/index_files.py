@@ -57,8 +57,7 @@ class IndexFiles:
         return HEADER.size + self._slots * SLOT_SIZE + number * ENTRY.size
 
     def all_written(self, number: int) -> bool:
-        """Whether all of a readable file is on the disk: a running broker, and one that was killed, may not
-        have written slots and header of the newest."""
+        """Whether a readable file is all on the disk: slots and header of the newest may be written later."""
         return not self.layout.live and (self.layout.clean or number < len(self.readable) - 1)
 
     def chunks(self, file: StoreFile, header: Header) -> Iterator[tuple[int, NDArray[np.void]]]:

@@ -124,8 +124,7 @@ class LogWalk:
             self._damaged(before, Damage(before.path, end, stop))
 
     def _look_again(self, position: int) -> bool:
-        """Whether a place that holds no valid record deserves a second walk: a broker may just be writing
-        it."""
+        """Whether to look once more at a place without a valid record: a broker may just be writing it."""
         if position == self._seen_twice or not self.layout.live:
             return False
         self._seen_twice = position

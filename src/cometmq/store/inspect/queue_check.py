@@ -29,6 +29,7 @@ from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.replay import tags_code_of
 from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
+from cometmq.store.tables.deleted_topics import DeletedTopics
 
 _MOST_SEARCHES = 100  # in vain, for the true place of a record
 _MOST_BEHIND = 1 << 20  # positions kept of records behind a queue's end
@@ -91,8 +92,7 @@ class QueueState:
 class QueueCheck:
     """All queues of a store. Make it, then walk the log and `check` its records, then `finish`.
 
-    known_topics: names in topics.json, None if that table could not be read. hides(topic, position): whether
-    a record belongs to a deleted topic; None when none was deleted.
+    known_topics: names in topics.json; deleted: which records do not count. None: that table cannot be read.
     """
 
     layout: StoreLayout
@@ -100,7 +100,7 @@ class QueueCheck:
     findings: Findings
     pause: Callable[[float], None]
     known_topics: set[str] | None
-    hides: Callable[[str, int], bool] | None
+    deleted: DeletedTopics | None
 
     def __post_init__(self) -> None:
         self.log_min = self.layout.log_min  # to be raised when the log loses segments meanwhile
@@ -126,25 +126,30 @@ class QueueCheck:
     def _check_files(self, queue: QueueFiles) -> None:
         for file in queue.files:
             if file.length != self._size and not self.layout.live:
-                self.findings.add(
-                    ERROR, "queue-length", file.path, file.length,
-                    f"{file.length} bytes instead of {self._size}", REBUILD,
-                )  # fmt: skip
+                problem = f"{file.length} bytes instead of {self._size}"
+                self.findings.add(ERROR, "queue-length", file.path, file.length, problem, REBUILD)
         for before, after in zip(queue.files, queue.files[1:], strict=False):
             if after.base != before.base + self._size:
                 missing = f"{queue.path}/{file_name(before.base + self._size)}"
                 self.findings.add(ERROR, "queue-file-missing", missing, -1, "the file is missing", REBUILD)
 
+    def _add(
+        self, severity: str, kind: str, state: QueueState, offset: int, problem: str, repair: str = REBUILD
+    ) -> None:
+        """A finding about the unit of a queue at an offset."""
+        self.findings.add(severity, kind, *state.units.place(offset), problem, repair)
+
+    def _note(self, kind: str, problem: str) -> None:
+        """A finding about the log."""
+        self.findings.add(NOTE, kind, self.layout.config.commit_log_dirs[0], -1, problem)
+
     # -- records ----------------------------------------------------------------------------------
 
     def check(self, run: Run) -> None:
-        """Check the units of these records, which follow those of the call before. Records that turn out to
-        give a wrong place get the right one."""
+        """Check the units of the next records. A record that gives a wrong place gets the right one."""
         queued = run.queued
-        if self.hides is not None:
-            hides, names, topics = self.hides, run.names, run.topic.tolist()
-            positions = enumerate(run.position.tolist())
-            queued &= [not hides(names[topics[row]], position) for row, position in positions]
+        if self.deleted:
+            queued &= ~self.deleted.hidden(run)
         rows = np.flatnonzero(queued)
         if not len(rows):
             return
@@ -196,10 +201,8 @@ class QueueCheck:
         self._to_set_right.clear()
 
     def _absent(self, topic: str, queue_id: int) -> QueueState:
-        path = f"{self.layout.root}/consumequeue/{topic}/{queue_id}"
-        return QueueState(
-            topic, queue_id, UnitFiles(self.files, QueueFiles(topic, queue_id, path, []), self._size)
-        )
+        files = QueueFiles(topic, queue_id, f"{self.layout.root}/consumequeue/{topic}/{queue_id}", [])
+        return QueueState(topic, queue_id, UnitFiles(self.files, files, self._size))
 
     def _accounted(self, state: QueueState, start: int, stop: int) -> None:
         """Units [start, stop) have met their records."""
@@ -256,7 +259,6 @@ class QueueCheck:
 
     def _unlike(self, state: QueueState, facts: Facts, unit: bytes, expected: bytes) -> None:
         """A unit that is not the one that its record asks for."""
-        path, at = state.units.place(facts.queue_offset)
         is_, wanted = UNIT_STRUCT.unpack(unit), UNIT_STRUCT.unpack(expected)
         where = f"unit {facts.queue_offset} of {state.name} (record at {facts.position})"
         if is_[:2] == wanted[:2] and state.topic == SCHEDULE_TOPIC and _is_delay(is_[2] - facts.store_ms):
@@ -275,11 +277,10 @@ class QueueCheck:
             if found != should
         ]
         problem = "the unit is empty" if unit == bytes(UNIT) else ", ".join(differing)
-        self.findings.add(ERROR, "queue-unit", path, at, f"{where}: {problem}", REBUILD)
+        self._add(ERROR, "queue-unit", state, facts.queue_offset, f"{where}: {problem}")
 
     def _is_elsewhere(self, facts: Facts) -> bool:
-        """Whether the unit of this record stands in another place than it says: then its topic, queue id or
-        queue offset is damaged. Asked for the first few only."""
+        """Whether this record's unit is in another place than the record says: then the record is damaged."""
         if self._searches <= 0:
             return False
         position, size, offset = facts.position, facts.size, facts.queue_offset
@@ -313,8 +314,7 @@ class QueueCheck:
         self.findings.add(ERROR, "record-field", self._log.path_of(facts.position), at, problem, KEPT)
 
     def _lives_on(self, state: QueueState, offset: int, position: int, unit_position: int) -> bool:
-        """Whether the unit rightly belongs to another record: its topic was deleted and made again, or the
-        log holds a message twice."""
+        """Whether the unit belongs to another record: of the topic's next life, or the same message twice."""
         other = self._log.facts(unit_position) if unit_position != position else None
         return other is not None and (other.topic, other.queue_id, other.queue_offset) == (
             state.topic, state.queue_id, offset,
@@ -338,10 +338,9 @@ class QueueCheck:
                 self._lonely(state, offset + int(number), int(position[number]), int(size[number]))
 
     def _empty(self, state: QueueState, offset: int, count: int) -> None:
-        path, at = state.units.place(offset)
         units = f"units {offset} to {offset + count - 1}" if count > 1 else f"unit {offset}"
         problem = f"{units} of {state.name}: empty, and the log has no record for it"
-        self.findings.add(ERROR, "queue-unit", path, at, problem, REBUILD)
+        self._add(ERROR, "queue-unit", state, offset, problem)
 
     def _lonely(self, state: QueueState, offset: int, position: int, size: int) -> None:
         found = self._log.facts(position)
@@ -357,17 +356,12 @@ class QueueCheck:
             if not (queued and owned):
                 self._misplaced(found, own)
                 return
-        path, at = state.units.place(offset)
-        repair = REBUILD
+        repair, what = f"{NOTHING}; {REBUILD} for the unit", "where no valid record is"
         if found is not None:
-            what = (
-                f"points at log position {position}, which belongs to {found.topic}/{found.queue_id} "
-                f"offset {found.queue_offset}"
-            )
-        else:
-            what = f"points at log position {position}, where no valid record is"
-            repair = f"{NOTHING}; {REBUILD} for the unit"
-        self.findings.add(ERROR, "queue-unit", path, at, f"unit {offset} of {state.name} {what}", repair)
+            owner = f"{found.topic}/{found.queue_id} offset {found.queue_offset}"
+            repair, what = REBUILD, f"which belongs to {owner}"
+        problem = f"unit {offset} of {state.name} points at log position {position}, {what}"
+        self._add(ERROR, "queue-unit", state, offset, problem, repair)
 
     def finish(self, walk: LogWalk) -> None:
         """After the last record: units behind it, and records without units."""
@@ -378,22 +372,18 @@ class QueueCheck:
             if state.behind and not self.layout.live:
                 self._finish_records(state)
         for topic, count in sorted(self._gone.items()):
-            self.findings.add(
-                NOTE, "topic-deleted", self.layout.config.commit_log_dirs[0], -1,
-                f"{count} records of topic {topic}, which has no queues and is in no table: it was deleted",
-            )  # fmt: skip
+            what = "which has no queues and is in no table: it was deleted"
+            self._note("topic-deleted", f"{count} records of topic {topic}, {what}")
         if self._other_delays:
-            self.findings.add(
-                NOTE, "delays", f"{self.layout.root}/consumequeue/{SCHEDULE_TOPIC}", -1,
+            path = f"{self.layout.root}/consumequeue/{SCHEDULE_TOPIC}"
+            problem = (
                 f"{self._other_delays} delayed messages have other delays than messageDelayLevel="
-                f"{self.layout.config.message_delay_level!r} gives them: their broker had other levels",
-            )  # fmt: skip
+                f"{self.layout.config.message_delay_level!r} gives them: their broker had other levels"
+            )
+            self.findings.add(NOTE, "delays", path, -1, problem)
         if self.orphans:
-            self.findings.add(
-                NOTE, "superseded", self.layout.config.commit_log_dirs[0], -1,
-                f"{self.orphans} records whose queue offsets belong to later records: "
-                "their topics were deleted and made again",
-            )  # fmt: skip
+            what = "belong to later records: their topics were deleted and made again"
+            self._note("superseded", f"{self.orphans} records whose queue offsets {what}")
 
     def _finish_units(self, state: QueueState, log_end: int) -> None:
         """Units of an unclean stop may point behind the log's end; everything else is a gap as others are."""
@@ -403,12 +393,9 @@ class QueueCheck:
                 beyond = np.flatnonzero(units["position"].astype(np.int64) >= log_end)
                 if len(beyond):
                     stop = offset + int(beyond[0])
-                    path, at = state.units.place(stop)
-                    self.findings.add(
-                        WARNING, "queue-ahead", path, at,
-                        f"{state.units.end - stop} units of {state.name} from {stop} on point behind the "
-                        f"log's end {log_end}", f"{NEXT_START} cuts them off",
-                    )  # fmt: skip
+                    units_behind = f"{state.units.end - stop} units of {state.name} from {stop} on"
+                    problem = f"{units_behind} point behind the log's end {log_end}"
+                    self._add(WARNING, "queue-ahead", state, stop, problem, f"{NEXT_START} cuts them off")
                     break
         self._gap(state, state.next, stop)
 
@@ -426,17 +413,14 @@ class QueueCheck:
         count = state.behind - sum(position in self.evidence.places for position in state.behind_at)
         if not count:
             return
-        path, at = state.units.place(state.units.end)
-        self.findings.add(
-            ERROR if self.layout.clean else WARNING, "queue-short", path, at,
-            f"{state.name} ends at {state.units.end}; {count} records of the log, the first at "
-            f"{state.behind_at[0]}, have no unit", REBUILD,
-        )  # fmt: skip
+        end = state.units.end
+        records = f"{count} records of the log, the first at {state.behind_at[0]}"
+        problem = f"{state.name} ends at {end}; {records}, have no unit"
+        self._add(ERROR if self.layout.clean else WARNING, "queue-short", state, end, problem)
 
 
 def _tags_flipped(properties: bytes, code: int, expected: int) -> bool:
-    """Whether one flipped bit of the record's properties explains that its unit has the tags code `code`, not
-    `expected`, and one flipped bit of the unit does not."""
+    """Whether the tags code differs by a flipped bit in the record's properties, not in the unit."""
     if (code ^ expected).bit_count() == 1 or len(properties) > _LONGEST_PROPERTIES:
         return False
     flipped = bytearray(properties)

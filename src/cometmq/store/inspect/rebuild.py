@@ -49,8 +49,7 @@ _MOST_MISPLACED = 64
 
 
 class RebuildReport(msgspec.Struct):
-    """What was made. `not_served`: records whose queue offset did not fit, as recovery leaves them out;
-    `hidden`: those of deleted topics."""
+    """What was made. `not_served`: records that fit no queue; `hidden`: records of deleted topics."""
 
     root: str
     records: int
@@ -74,9 +73,7 @@ def rebuild(
 ) -> RebuildReport:
     """Make consume queues and index of the store in `root` anew from its log.
 
-    Raises StoreError when there is no store or somebody holds it, OSError; then the old directories are in
-    their places.
-    """
+    Raises StoreError when there is no store or somebody holds it, OSError; the old directories stay then."""
     disk = disk or OsDisk()
     look = partial(read_layout, disk, root, config=config, commit_log_dir=commit_log_dir)
     root = look().root
@@ -165,11 +162,8 @@ class Rebuild:
 
     def _look_at_old_queues(self) -> None:
         findings = Findings()  # those of `verify`, which nobody has asked for here
-        deleted = self._deleted
         with ReadOnlyFiles(self._disk) as files:
-            check = QueueCheck(
-                self._layout, files, findings, no_pause, None, deleted.hides if deleted else None
-            )
+            check = QueueCheck(self._layout, files, findings, no_pause, None, self._deleted)
             walk = LogWalk(self._disk, self._layout, findings)
             for run in walk.runs():
                 check.check(run)

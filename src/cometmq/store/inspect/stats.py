@@ -72,8 +72,7 @@ class Outlook(msgspec.Struct):
 
 
 class StoreStats(msgspec.Struct):
-    """A whole store. `allocated` are bytes on the device, the others bytes of files or records; `queue_files`
-    counts those of consumequeue_ext, too."""
+    """A whole store. `allocated`: bytes on the device. `queue_files` includes those of consumequeue_ext."""
 
     root: str
     live: bool
@@ -103,10 +102,10 @@ def store_stats(
     commit_log_dir: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> StoreStats:
-    """Count what is in the store. progress: told (queues counted, queues there are). Raises StoreError when
-    there is none, OSError."""
+    """Count what is in the store. progress(queues counted, of how many). Raises StoreError, OSError."""
     disk, clock = disk or OsDisk(), clock or SystemClock()
     layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
+    progress = progress or (lambda _done, _all: None)
     with ReadOnlyFiles(disk) as files:
         log = LogReader(files, layout.config)
         floors = MinOffsets(disk, layout.root).by_topic
@@ -114,8 +113,7 @@ def store_stats(
         for queue in layout.queues:
             floor = floors.get(queue.topic, {}).get(queue.queue_id, 0)
             queues.append(_queue(layout, files, log, queue, floor))
-            if progress is not None:
-                progress(len(queues), len(layout.queues))
+            progress(len(queues), len(layout.queues))
         headers = [read_header(files, file.path) for file in layout.index_files]
     topics = _topics(queues)
     ext = ExtFiles(disk, layout.root)
@@ -174,10 +172,8 @@ def _topics(queues: list[QueueStats]) -> list[TopicStats]:
         topic.queues += 1
         topic.messages += queue.messages
         topic.bytes += queue.bytes
-        if queue.oldest_ms >= 0:
-            topic.oldest_ms = (
-                queue.oldest_ms if topic.oldest_ms < 0 else min(topic.oldest_ms, queue.oldest_ms)
-            )
+        if queue.oldest_ms >= 0 and not 0 <= topic.oldest_ms <= queue.oldest_ms:
+            topic.oldest_ms = queue.oldest_ms
         topic.newest_ms = max(topic.newest_ms, queue.newest_ms)
     return sorted(topics.values(), key=lambda topic: (-topic.bytes, topic.topic))
 

@@ -21,8 +21,7 @@ _WIDEST_HOLE = 1_000_000  # units, as in recovery
 
 
 class UnitFiles:
-    """Units of one queue, read from its files. `first` and `end` are offsets: of the first file's start, and
-    behind the last unit that was there when this was made."""
+    """Units of one queue. `first` and `end`: its offsets when this was made."""
 
     __slots__ = ("_bases", "_files", "_size", "end", "first", "path")
 
@@ -84,8 +83,7 @@ class UnitFiles:
             start += count
 
     def _behind_hole(self, offset: int) -> int:
-        """Where the next file begins, if so many files are missing at an offset that no queue has lost them:
-        their names are made up."""
+        """The next file's begin, where the hole before it is too wide for a loss (its name is made up)."""
         base = offset * UNIT - offset * UNIT % self._size
         following = bisect_left(self._bases, base)
         behind = self._bases[following] // UNIT if following < len(self._bases) else offset

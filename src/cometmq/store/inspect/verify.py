@@ -76,8 +76,7 @@ def verify(
 ) -> VerifyReport:
     """Check the store in `root`. Raises StoreError when there is none, OSError when it cannot be read.
 
-    config, commit_log_dir: as `read_layout` takes them. pause: waits some seconds; used only where a broker
-    may be writing.
+    config, commit_log_dir: as for `read_layout`. pause: waits some seconds for a broker that may be writing.
     """
     disk = disk or OsDisk()
     layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
@@ -87,7 +86,7 @@ def verify(
     tables = TableCheck(disk, layout, findings, pause)
     tables.check()
     with ReadOnlyFiles(disk) as files:
-        queues = QueueCheck(layout, files, findings, pause, tables.topics, tables.hides)
+        queues = QueueCheck(layout, files, findings, pause, tables.topics, tables.deleted)
         index = IndexCheck(layout, files, findings)
         walk = LogWalk(disk, layout, findings, pause)
         records = _walk(walk, queues, index, layout, progress)
@@ -108,9 +107,8 @@ def _stray(disk: Disk, findings: Findings, path: str) -> None:
     if facts is not None and not facts.regular and (disk.is_link(path) or not disk.is_dir(path)):
         findings.add(ERROR, "not-a-file", path, -1, f"{NO_FILE}; not read", "remove it, or put a file there")
     elif facts is not None and facts.size > LONGEST_FILE and facts.regular:
-        findings.add(
-            ERROR, "too-long", path, facts.size, f"{facts.size} bytes: no broker made it", "remove it"
-        )
+        problem = f"{facts.size} bytes: no broker made it"
+        findings.add(ERROR, "too-long", path, facts.size, problem, "remove it")
     else:
         findings.add(NOTE, "stray", path, -1, "belongs to no store, left alone")
 
@@ -120,67 +118,60 @@ def _walk(
 ) -> int:
     """Take every record to the checks; returns how many there were."""
     records = 0
+    progress = progress or (lambda _done, _total: None)
     total = len(layout.segments) * layout.config.mapped_file_size_commit_log
     for run in walk.runs():
         records += len(run.properties)
         queues.log_min = index.log_min = walk.log_min
         queues.check(run)
-        index.check(run, queues.hides)
-        if progress is not None:
-            progress(walk.end - walk.log_min, total)
-    if progress is not None:
-        progress(total, total)
+        index.check(run, queues.deleted)
+        progress(walk.end - walk.log_min, total)
+    progress(total, total)
     return records
 
 
 def _check_checkpoint(disk: Disk, layout: StoreLayout, findings: Findings, walk: LogWalk) -> None:
     path = os.path.join(layout.root, "checkpoint")
     facts = disk.facts(path)
-    repair = f"{NEXT_START} writes it anew; after an unclean stop it then walks the whole log"
+    anew = f"{NEXT_START} writes it anew; after an unclean stop it then walks the whole log"
+
+    def add(severity: str, place: int, problem: str, repair: str = anew) -> None:
+        findings.add(severity, "checkpoint", path, place, problem, repair)
+
     if facts is None:
         if layout.segments:
-            findings.add(WARNING, "checkpoint", path, -1, "the file is missing", repair)
+            add(WARNING, -1, "the file is missing")
         return
     if not facts.regular:
         findings.add(ERROR, "not-a-file", path, -1, f"{NO_FILE}; not read", "remove it")
         return
     data = read_file(disk, path, FILE_SIZE + 1)
     if len(data) != FILE_SIZE:
-        findings.add(ERROR, "checkpoint", path, len(data), f"not {FILE_SIZE} bytes long", repair)
+        add(ERROR, len(data), f"not {FILE_SIZE} bytes long")
         return
     mark = mark_of(data)
     if mark is not None and mark.position > max(walk.end, walk.log_min):
-        findings.add(
-            WARNING, "checkpoint", path, MARK_PLACE.start,
-            f"it vouches for the log up to {mark.position}, which ends at {walk.end}: "
-            "the end of the log is gone", NEXT_START,
-        )  # fmt: skip
+        vouched = f"it vouches for the log up to {mark.position}, which ends at {walk.end}"
+        add(WARNING, MARK_PLACE.start, f"{vouched}: the end of the log is gone", NEXT_START)
     unused = bytearray(data)
     unused[:_CHECKPOINT_USED] = bytes(_CHECKPOINT_USED)
-    if mark_is_whole(data):
-        unused[MARK_PLACE] = bytes(len(unused[MARK_PLACE]))
-    elif unused[MARK_PLACE].strip(b"\0"):
-        findings.add(
-            WARNING, "checkpoint", path, MARK_PLACE.start,
-            "what tells where the durable part of the log ends is damaged", NEXT_START,
-        )  # fmt: skip
-        unused[MARK_PLACE] = bytes(len(unused[MARK_PLACE]))
+    if unused[MARK_PLACE].strip(b"\0") and not mark_is_whole(data):
+        problem = "what tells where the durable part of the log ends is damaged"
+        add(WARNING, MARK_PLACE.start, problem, NEXT_START)
+    unused[MARK_PLACE] = bytes(len(unused[MARK_PLACE]))
     if unused.strip(b"\0"):
         at = FILE_SIZE - len(unused.lstrip(b"\0"))
-        findings.add(
-            NOTE, "unused-bytes", path, at, "something stands behind the times, where nothing is read"
-        )
+        problem = "something stands behind the times, where nothing is read"
+        findings.add(NOTE, "unused-bytes", path, at, problem)
     if layout.clean and walk.last_store_ms and not data.strip(b"\0"):
-        findings.add(WARNING, "checkpoint", path, 0, "it holds no times", repair)
+        add(WARNING, 0, "it holds no times")
     for number, value in enumerate(struct.unpack_from(">qqq", data)):
         if not 0 <= value < _FUTURE_MS:
-            findings.add(ERROR, "checkpoint", path, number * 8, f"{value} is no time", repair)
-        elif walk.last_store_ms and value > max(walk.last_store_ms, 0) and number < 2:
-            findings.add(
-                WARNING, "checkpoint", path, number * 8,
-                f"it vouches for {value} ms, the last record is of {walk.last_store_ms} ms: "
-                "the end of the log is gone, or the file is damaged", NEXT_START,
-            )  # fmt: skip
+            add(ERROR, number * 8, f"{value} is no time")
+        elif 0 < walk.last_store_ms < value and number < 2:
+            vouched = f"it vouches for {value} ms, the last record is of {walk.last_store_ms} ms"
+            problem = f"{vouched}: the end of the log is gone, or the file is damaged"
+            add(WARNING, number * 8, problem, NEXT_START)
 
 
 @dataclass(eq=False)
@@ -193,16 +184,15 @@ class TableCheck:
     pause: Callable[[float], None]
 
     def __post_init__(self) -> None:
-        self._deleted: DeletedTopics | None = None
+        self.deleted: DeletedTopics | None = None
         self.count = 0
         self.topics: set[str] | None = None
 
     def check(self) -> None:
         directory = os.path.join(self.layout.root, "config")
         names = self.disk.listdir(directory)
-        for name in sorted(
-            {name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))}
-        ):
+        tables = {name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))}
+        for name in sorted(tables):
             path = os.path.join(directory, name)
             table, problem = self._read(path, name)
             backup, backup_problem = self._read(path + ".bak", name)
@@ -215,23 +205,17 @@ class TableCheck:
                     repair = f"{NEXT_START} goes on without it"
                 self.findings.add(ERROR, "table", path, -1, problem, repair)
             elif table is None and backup is not None:
-                self.findings.add(
-                    ERROR, "table", path, -1, "the file is missing", f"{NEXT_START} takes the .bak"
-                )
+                repair = f"{NEXT_START} takes the .bak"
+                self.findings.add(ERROR, "table", path, -1, "the file is missing", repair)
             if backup is None and backup_problem:
                 repair = "the next change of the table replaces it"
                 self.findings.add(WARNING, "table", path + ".bak", -1, backup_problem, repair)
             if name == "topics.json":
                 self._note_topics(table if table is not None else backup)
         try:
-            self._deleted = DeletedTopics(self.disk, self.layout.root)
+            self.deleted = DeletedTopics(self.disk, self.layout.root)
         except (StoreCorrupt, OSError):
             pass  # it is among the findings already
-
-    @property
-    def hides(self) -> Callable[[str, int], bool] | None:
-        """Tells whether the record at a position belongs to a topic deleted since; None if none was."""
-        return self._deleted.hides if self._deleted else None
 
     def _note_topics(self, table: Table | None) -> None:
         known = (table or {}).get("topicConfigTable")

@@ -16,8 +16,7 @@ _MOST_COUNTED = 4096
 
 
 class BlockCache:
-    """The blocks loaded last, by number (log position // BLOCK). A drain is soon done with a block, so the
-    oldest one goes, and looking one up has nothing to note."""
+    """The blocks loaded last, by number (log position // BLOCK). The oldest goes first."""
 
     __slots__ = ("_asked", "_blocks", "get")
 

@@ -36,8 +36,7 @@ _ROLL_WAIT_S = 5.0  # Apache's wait for the allocator thread
 
 
 class Extent(msgspec.Struct, gc=False):
-    """Bytes [start, stop) of `buffer`, which belong at log position `position` into the segment that
-    starts at `base`; `stop` is -1 as long as the extent grows."""
+    """Bytes [start, stop) of `buffer`, for log position `position`; `stop` is -1 while the extent grows."""
 
     fd: int
     base: int
@@ -89,8 +88,8 @@ class CommitLog:
     def reserve_file(self, base: int) -> int:
         """Make the segment that starts at `base` at full length and return its descriptor. Safe in a thread.
 
-        Raises OSError (ENOSPC …); then no trace of the file is left. Where a try has found the disk full,
-        another one is made only once there is more room: each takes all that is left, for a moment.
+        Raises OSError (ENOSPC …) and leaves no file. After a full disk it tries again only when there is more
+        room: each try takes all that is left, for a moment.
         """
         path = self.places.path_of(base)
         if 0 <= self._room(path) <= self._room_at_failure:
@@ -122,8 +121,7 @@ class CommitLog:
             return -1
 
     def wants_reservation(self) -> int | None:
-        """First position of the segment that should be reserved now, in a thread; None if there is no need
-        yet."""
+        """First position of the segment to be reserved now, in a thread; None if there is no need yet."""
         if self.segment_base < 0 or self._reserving is not None:
             return None
         base = self.segment_base + self.segment_size
@@ -156,8 +154,7 @@ class CommitLog:
         return self.reserve_file(base) if fd is None else fd
 
     def _roll(self) -> None:
-        """Enter the next segment, closing the present one with a blank record. Raises OSError and changes
-        nothing."""
+        """Enter the next segment; a blank record closes this one. Raises OSError and changes nothing."""
         if self.segment_base < 0:
             base = self.next - self.next % self.segment_size
             self._enter(base, self._next_segment(base))
@@ -199,8 +196,7 @@ class CommitLog:
     def claim(self, size: int) -> None:
         """Make room for `size` bytes in one segment and one chunk, to be `put` from log position `next` on.
 
-        Raises OSError when a segment is needed and cannot be made; nothing has changed then.
-        """
+        Raises OSError when a segment cannot be made; nothing has changed then."""
         if self.scars:
             self._heal()
         if self.next + size + BLANK_SIZE > self.limit:
@@ -222,9 +218,8 @@ class CommitLog:
         self.next += len(data)
 
     def write_tick(self) -> None:
-        """Write what was claimed since the last call. Raises OSError; then everything claimed is taken
-        back and the space is zeroed before anything else is written there, so that no refused record can
-        come to life."""
+        """Write what was claimed since the last call. Raises OSError; then all of it is taken back, and its
+        space is zeroed before the next write, so that no refused record can come to life."""
         self._end_extent()
         extents = self._extents
         if self.before_write is not None:
@@ -278,8 +273,7 @@ class CommitLog:
         self._new_tick()
 
     def _heal(self) -> None:
-        """Zero what failed writes may have left. Raises OSError: the log must not be written to until this
-        works."""
+        """Zero what failed writes may have left. Raises OSError; nothing may be written until this works."""
         while self.scars:
             fd, base, start, stop = self.scars[-1]
             write_all(self._disk, fd, bytes(stop - start), start - base)
@@ -288,8 +282,7 @@ class CommitLog:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, position: int, length: int, reads: Reads = WAITING) -> Buffer | None:
-        """Bytes of one segment; None if they are not (or no longer, or not yet) there. Raises NotInMemory,
-        OSError."""
+        """Bytes of one segment; None if they are not there. Raises NotInMemory, OSError."""
         if position >= self._recent.start and position + length <= self.end:
             found = self._recent.get(position, length)
             if found is not None:
@@ -356,8 +349,7 @@ class CommitLog:
         return [Unsynced(base, fd, self.path_of(base)) for base, fd in sorted(self.unsynced.items())]
 
     def synced(self, segments: Sequence[Unsynced], end: int) -> None:
-        """The segments are on the device up to `end`, the end of the log when the sync began; those that
-        were full then are let go. One that was filled up meanwhile needs another sync."""
+        """The segments are on the device up to `end`; full ones are let go. Others need another sync."""
         for base, _, _ in segments:
             if base + self.segment_size <= end and base != self.segment_base:
                 fd = self.unsynced.pop(base, -1)
@@ -365,17 +357,15 @@ class CommitLog:
                     self._disk.close(fd)
 
     def forget_first(self) -> int:
-        """Take the oldest segment, which must not be the last, out of the log; its file is the caller's to
-        unlink. Returns a descriptor that the caller must close (the space comes back with the last one: not
-        on the loop), or -1."""
+        """Take the oldest segment, not the last, out of the log; the caller unlinks its file. Returns a
+        descriptor to be closed off the loop (the space comes back with the last one), or -1."""
         base = self.segments.pop(0)
         self.blocks.clear()
         self.places.forget(base)
         return self._read_fds.pop(base, -1)
 
     def close(self, *, keep_spares: bool = False) -> None:
-        """Close descriptors and, unless told otherwise, delete segments that were reserved and never used
-        (as Apache does)."""
+        """Close descriptors and, unless told otherwise, delete reserved segments that were never used."""
         if self._reserving is not None:
             self._reserving[1].exception()
             self.reservation_done()

@@ -31,8 +31,7 @@ _TURNS = 4
 
 @dataclass(eq=False)
 class LogFlusher:
-    """Flush state of one commit log. Methods belong to the loop's thread. config: replaced when settings
-    change."""
+    """Flush state of one commit log. Loop thread only. config: replaced when settings change."""
 
     commit_log: CommitLog
     disk: Disk
@@ -82,8 +81,7 @@ class LogFlusher:
     # -- asking -----------------------------------------------------------------------------------
 
     def wait_for(self, position: int, waiter: Waiter) -> None:
-        """Call `waiter(True)` once everything before `position` is on the device, `waiter(False)` when the
-        sync failed or syncFlushTimeout passed first."""
+        """Tell `waiter` whether the log is durable up to `position`: False if a sync fails or is too late."""
         if self.failure is not None:
             waiter(False)
         elif position <= self.flushed:
@@ -107,8 +105,7 @@ class LogFlusher:
             self._start(self._syncer)
 
     def timed(self) -> None:
-        """The ASYNC_FLUSH timer, and every commit with flushCommitLogTimed=false: sync when enough pages are
-        dirty, a segment is full, or the thorough interval has passed."""
+        """Sync if enough pages are dirty, a segment is full, or the thorough interval has passed."""
         dirty = self.commit_log.end - self.flushed
         if not dirty:
             return
@@ -155,8 +152,7 @@ class LogFlusher:
             self._follow()
 
     def _follow(self) -> None:
-        """Others came while a sync was under way: theirs is the next, and who else comes just now may share
-        it. A lone sender never gets here."""
+        """Begin the next sync after a few turns of the loop, in which more senders may join it."""
         if self._loop is None:
             self.flush_now()
         else:

@@ -36,8 +36,7 @@ class LogReader:
         return found[0] if found is not None else None
 
     def bytes_at(self, position: int, length: int) -> bytes | None:
-        """Up to so many bytes from a position on, fewer at the end of its segment; None where the device
-        cannot read them."""
+        """Up to `length` bytes, within one segment; None where the device cannot read them."""
         at = position % self._segment_size
         try:
             return self._files.read(self.path_of(position), min(length, self._segment_size - at), at)

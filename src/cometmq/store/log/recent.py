@@ -21,8 +21,7 @@ _CHUNKS = 4  # kept at most
 
 
 class RecentBytes:
-    """Parts of chunks by log position, oldest first. A part is (first position, end, chunk, place of the
-    first)."""
+    """Parts of chunks by log position, oldest first, as (first position, end, chunk, place of the first)."""
 
     __slots__ = ("_chunks", "_free", "_parts", "start")
 
@@ -33,8 +32,7 @@ class RecentBytes:
         self.start = _NOWHERE  # positions from here on may be found here
 
     def new_chunk(self, size: int, busy: Sequence[bytearray]) -> bytearray:
-        """An empty chunk with room for `size` bytes; the oldest one may be given up for it. Chunks in
-        `busy` hold what has not been written yet and are not used again."""
+        """An empty chunk with room for `size` bytes. `busy` ones are not written yet, and not used again."""
         chunks, parts = self._chunks, self._parts
         while len(chunks) >= _CHUNKS:
             oldest = chunks.popleft()

@@ -70,8 +70,7 @@ class SegmentScan:
         self.unreadable: set[int] = set()
 
     def runs(self, start: int) -> Iterator[Run]:
-        """Valid records from position `start` (where a record begins, or the segment's start) on, many at a
-        time; damage lies between two runs, never within one."""
+        """Valid records from `start` (a record or the segment begins there) on; damage lies between runs."""
         self._fd = self.disk.open(self.path, write=False)
         try:
             yield from self._walk(start - self.base)
@@ -123,8 +122,7 @@ class SegmentScan:
         return Run.of(few)
 
     def _few(self, at: int, most: int = SHORTEST_RUN) -> list[Facts]:
-        """Up to `most` valid records, looked at one by one: at the end of a window, in front of
-        damage, and wherever few records fill a window."""
+        """Up to `most` records, one by one: where a window ends or holds few, and before damage."""
         found: list[Facts] = []
         window = -1
         while at < self.length and len(found) < most:
@@ -216,11 +214,11 @@ class SegmentScan:
         return None
 
     def _hole(self, at: int) -> tuple[int, int]:
-        """Start and end of a stretch behind `at` in which nothing was ever written; twice the end of the
-        segment if none is found.
+        """Start and end of a stretch behind `at` that was never written; twice the end of the segment without
+        one.
 
-        Looked for well ahead, before anything there is read: reserved space counts as data as soon as it has
-        been read, be it by the system's reading ahead.
+        Looked for well ahead: reserved space counts as data once it has been read, even by the system's read-
+        ahead.
         """
         step = _BLOCK
         while at + step < self.length:

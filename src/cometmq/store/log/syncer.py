@@ -73,8 +73,7 @@ class ThreadSyncer:
 
 @dataclass(eq=False)
 class ChildSyncer:
-    """Syncs in a process (see sync_child.py); in the thread whatever the process cannot do, and everything
-    between the loss of one and the start of another."""
+    """Syncs in a process (see sync_child.py); in the thread what the process cannot do."""
 
     disk: Disk
     loop: asyncio.AbstractEventLoop

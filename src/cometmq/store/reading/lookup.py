@@ -37,8 +37,8 @@ class Lookup:
     config: StoreConfig
 
     def record_at(self, position: int, reads: Reads = WAITING) -> bytes | None:
-        """The whole record at a position of the log; None if no valid record begins there, or one that is too
-        long for any frame: bytes within a message can look like the beginning of one of a gigabyte."""
+        """The whole record at a log position; None if no valid one begins there, or one that is too long for
+        a frame, as bytes within a message can pretend."""
         head = self.commit_log.read(position, 4, reads)
         if head is None:
             return None
@@ -141,8 +141,8 @@ class Lookup:
 
     async def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
         """Offset of the first message stored at or after a time; the queue's end if there is none. Looked for
-        from the beginning on, in growing steps: messages stored while the clock had stepped back look old,
-        and must not make all those before them look so."""
+        from the beginning in growing steps: old times of a clock that stepped back must not make all before
+        them look old."""
         low, high, step = queue.min_offset, queue.max_offset, 0
         while low + step < high:
             real = await self._next_real(queue, low + step, high)
@@ -160,8 +160,7 @@ class Lookup:
         self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int
     ) -> tuple[int, int]:
         """(offset, store time) of the first message in a range stored at or after a time; the range's end and
-        -1 if there is none. What fillers and lost records leave is
-        passed over: it says nothing about time."""
+        -1 without one. Fillers and lost records are passed over."""
         found = (high, -1)
         while low < high:
             middle = (low + high) // 2

@@ -171,8 +171,7 @@ class QueueReader:
         return self._get_one_by_one(queue, offset, data, max_count, tags, records, max_bytes, reads)
 
     def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
-        """`ConsumeQueue.read`, by way of the stretch of the file that was read last. Units in a file never
-        change, and a system call for each pull costs more than all its units."""
+        """`ConsumeQueue.read`, by way of the stretch read last: that saves most pulls a system call."""
         several = min(_STRETCH, queue.window_start - offset)
         if several <= count or queue.deleted:
             return queue.read(offset, count, reads)
@@ -190,8 +189,7 @@ class QueueReader:
         return data[begin : begin + count * UNIT]
 
     def _behind_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
-        """Where to go on after `data`, units up to `offset` that gave nothing: behind the fillers that
-        follow if these ended with one. A gap of a million takes eight pulls."""
+        """Where to go on after `data`, which gave nothing: behind the fillers at its end and after it."""
         if data[-UNIT:] != FILLER:
             return offset
         begin = offset
@@ -289,8 +287,7 @@ class QueueReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
-        """Bytes of the log; None also when the device cannot read some of them: then each record is read by
-        itself."""
+        """Bytes of the log; None if the device cannot read some: each record is then read by itself."""
         try:
             return self._log.read(position, length, reads)
         except OSError as failure:
@@ -381,11 +378,8 @@ def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
 
 
 def tag_matches(tags: TagFilter, code: int) -> bool:
-    """Whether a unit with this tags code may be one of `tags`.
-
-    The address of an ext unit says nothing about the tag: such a message passes, for clients compare the tag
-    itself.
-    """
+    """Whether a unit with this tags code may be one of `tags`. The address of an ext unit passes: clients
+    compare the tag itself."""
     if tags is None:
         return True
     if callable(tags):

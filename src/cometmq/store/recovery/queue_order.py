@@ -45,8 +45,7 @@ class QueueOrder:
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
-        """The next record of a queue. False, and nothing is done with it, if it would have to wait and may
-        not."""
+        """Take the next record of a queue. False, with nothing done, if it would have to wait and may not."""
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
@@ -64,8 +63,7 @@ class QueueOrder:
         return True
 
     def _bridges(self, queue: ConsumeQueue, facts: Facts) -> bool:
-        """Whether a record may follow on the queue's last one with its offset. What this takes from the spare
-        units counts as taken."""
+        """Whether a record may follow on its queue's end, with a gap between. Uses up spare units."""
         gap = facts.queue_offset - queue.max_offset
         if gap < 0 or not queue.max_offset:
             return gap >= 0

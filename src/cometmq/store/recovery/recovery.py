@@ -60,8 +60,7 @@ class Recovery:
         self._index_until = 1 << 62  # records up to here are dispatched to the index
 
     def run(self, *, clean: bool) -> Recovered:
-        """Recover everything and leave log, queues and index ready for appends. Raises StoreError,
-        OSError."""
+        """Recover everything: log, queues and index then take appends. Raises StoreError, OSError."""
         with self._files:
             return self._run(clean=clean)
 
@@ -143,8 +142,7 @@ class Recovery:
         return None
 
     def _checked_start(self, mark: Mark | None) -> int:
-        """Where the checkpoint lets the walk begin: at its mark, or at the newest segment whose first record
-        is not younger than it."""
+        """Where the walk begins: at the mark, or at the newest segment that the checkpoint's times cover."""
         if mark is not None:
             return max(walk_from(mark, self.commit_log.segment_size), self._first)
         trusted = self.checkpoint.min_timestamp
@@ -156,8 +154,8 @@ class Recovery:
         return self._first
 
     def _queue_loss(self, start: int, mark: Mark | None) -> str:
-        """What tells that queues, loaded up to the mark, have lost units; empty if nothing does. The records
-        behind the mark need not tell: a queue may have none among them."""
+        """Why queues loaded up to the mark have lost units that the walk need not show; empty if they have
+        not."""
         ends = self.queues.offset_sum
         if start > self._first and not ends:
             return "no consume queue is left"
@@ -222,8 +220,8 @@ class Recovery:
         return replay
 
     def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
-        """Queues that end before where they did at the last clean stop. After a clean stop that was
-        another broker's the table is too old to say anything."""
+        """Queues that end before their last clean end. Another broker's clean stop makes that table too
+        old."""
         if result.clean and result.end != self.ends.log_end:
             return []
         return self.ends.shorter(self.queues, self.deleted)
@@ -301,8 +299,8 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
 
 
 def mark_holds(log: LogReader, segments: list[int], segment_size: int, mark: Mark) -> bool:
-    """Whether the log is still the one that the mark was made for: its last record is there. A mark that
-    names none must have a record, or nothing at all, at its position."""
+    """Whether the log is still the one that the mark was made for: its last record is there. If the mark
+    names none, there must be a record, or nothing, at its position."""
     position = mark.position
     if mark.last >= 0:
         facts = log.facts(mark.last)
@@ -317,8 +315,7 @@ def mark_holds(log: LogReader, segments: list[int], segment_size: int, mark: Mar
 
 
 def walk_from(mark: Mark, segment_size: int) -> int:
-    """The mark's position. Small segments are walked as a whole: that costs nothing, and what has gone wrong
-    in files that nobody should have touched comes right."""
+    """The mark's position. Small segments are walked as a whole: it costs nothing, and repairs more."""
     if segment_size >= _WORTH_IT:
         return mark.position
     last = max(0, mark.position - 1)

@@ -99,8 +99,8 @@ class Replay:
         self.torn = False
 
     def run(self, index_from: int) -> None:
-        """Walk to the end of the log. index_from: records from this position on go to the index. Raises
-        StartEarlier; OSError."""
+        """Walk to the end of the log; the index gets records from `index_from` on. Raises StartEarlier,
+        OSError."""
         result, start = self.result, self.start
         result.start = start
         result.records = result.not_served = 0
@@ -153,9 +153,7 @@ class Replay:
         positions = run.position
         wanted = (index_from <= positions) & (positions <= self.index_until)
         if self.deleted:
-            hides, names = self.deleted.hides, run.names
-            places = zip(run.topic.tolist(), positions.tolist(), strict=True)
-            wanted &= [not hides(names[number], position) for number, position in places]
+            wanted &= ~self.deleted.hidden(run)
         given: list[Keys] = [None] * len(positions) if keys is None else [*keys]
         for row in np.flatnonzero(run.rolled_back).tolist():
             given[row] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -200,13 +201,10 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
 
     if lengths[configured] and all(base % configured == 0 for base in starts):
         return configured  # borne out; a file that is longer is damaged
-    seen: list[int] = [length for length, _ in lengths.most_common() if fits(length)]
-    if not seen:
-        distances = [b - a for a, b in zip(sorted(starts), sorted(starts)[1:], strict=False) if b > a]
-        if fits(configured):
-            return configured
-        return min(distances, default=longest) or longest
-    return seen[0]
+    seen = next((length for length, _ in lengths.most_common() if fits(length)), 0)
+    if seen or fits(configured):
+        return seen or configured
+    return min((b - a for a, b in pairwise(sorted(starts)) if b > a), default=longest)
 
 
 def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:

@@ -31,10 +31,8 @@ def sizes_of(config: StoreConfig) -> tuple[int, int, int]:
 
 
 class CleanEnds:
-    """`config/consumeQueueEnds.json`: topic -> queue id -> offset behind the last message.
-
-    sizes: as `sizes_of` gives them; 0 if unknown.
-    """
+    """`config/consumeQueueEnds.json`: topic -> queue id -> end of the queue. sizes: of `sizes_of`; 0 if
+    unknown."""
 
     __slots__ = ("_table", "ends", "log_end", "sizes")
 

@@ -12,6 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.protocol.record.many import Run
 from cometmq.store.base.disk import Disk
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
@@ -23,8 +27,8 @@ class DeletedTopics:
     __slots__ = ("_ends", "_table", "under_way")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """A table that cannot be read, nor its `.bak`, counts as empty: a store is not refused for deleted
-        messages. Raises OSError."""
+        """Raises OSError. An unreadable table counts as empty: a store opens without knowing what was
+        deleted."""
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self._ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
         self.under_way = 0  # deletions that may be noted here already while their queues are still there
@@ -37,10 +41,8 @@ class DeletedTopics:
         self._ends = ends
 
     def restore(self, topics: list[str], before: Mapping[str, int]) -> None:
-        """A deletion did not come off: what was kept of these topics `before` counts again.
-
-        Raises OSError; the next start then finishes the deletion.
-        """
+        """Take a deletion back: what was kept of these topics `before` counts again. Raises OSError; the next
+        start then finishes the deletion."""
         others = {topic: end for topic, end in self._ends.items() if topic not in topics}
         self._ends = others | {topic: before[topic] for topic in topics if topic in before}
         self._table.save({"deletedTopics": self._ends})
@@ -53,6 +55,11 @@ class DeletedTopics:
     def hides(self, topic: str, position: int) -> bool:
         """Whether the record at `position` belongs to a deleted topic."""
         return position < self._ends.get(topic, 0)
+
+    def hidden(self, run: Run) -> NDArray[np.bool_]:
+        """Which records of a run belong to deleted topics."""
+        ends = [min(max(self._ends.get(name, 0), 0), 1 << 62) for name in run.names]
+        return run.position < np.array(ends, np.int64)[run.topic]
 
     def any_since(self, position: int) -> bool:
         """Whether a topic was deleted when the log ended at `position`, or later."""

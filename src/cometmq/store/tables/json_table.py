@@ -93,8 +93,8 @@ class JsonTable:
         self._disk.fsync_dir(directory)
 
     def _readable(self, text: bytes) -> bool:
-        """A damaged table must not take the place of a good `.bak`. What is still as we wrote it need not be
-        read for it: with ten thousand topics that takes 70 ms of CPU."""
+        """Whether a text is a table, and may replace the `.bak`. What we wrote last need not be read again:
+        with ten thousand topics that takes 70 ms of CPU."""
         if _digest(text) == self._written:
             return True
         try:

@@ -20,27 +20,22 @@ Floors = Mapping[str, Mapping[int, int]]
 
 
 class MinOffsets:
-    """`config/queueMinOffsets.json`: topic -> queue id -> first offset that readers may see.
-
-    Changed by the loop's thread only; `save` may run in another one. `by_topic` is replaced, never changed.
-    """
+    """`config/queueMinOffsets.json`: topic -> queue id -> first offset that readers may see. Changed by the
+    loop's thread only; `save` may run in another one. `by_topic` is replaced, never changed."""
 
     __slots__ = ("_lock", "_saved", "_table", "by_topic")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """A table that cannot be read, nor its `.bak`, counts as empty: purged messages may come back, none
-        gets lost. Raises OSError."""
+        """Raises OSError. An unreadable table counts as empty: purged messages may come back, none gets
+        lost."""
         self._table = JsonTable(os.path.join(root, "config", MIN_OFFSETS), disk)
         self._lock = threading.Lock()
         self.by_topic: Floors = MinOffsetTable.from_plain(self._table.load_or_empty()).min_offsets
         self._saved: Floors = self.by_topic
 
     def apply(self, queues: QueueTable) -> None:
-        """After a start: raise the queues' minimum offsets. Raises OSError.
-
-        A crash may have taken the newest messages of a queue; a floor behind its end would hide the ones
-        that follow, so it comes down to the end.
-        """
+        """After a start: raise the queues' minimum offsets. A floor behind the end of a queue that has lost
+        messages in a crash comes down to it, for it would hide the next ones. Raises OSError."""
         kept: dict[str, Mapping[int, int]] = {}
         for topic, floors in self.by_topic.items():
             for queue_id, floor in floors.items():

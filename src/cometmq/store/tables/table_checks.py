@@ -164,8 +164,8 @@ def _topic_and_group(entries: Table) -> None:
 
 
 def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
-    """Refuse keys that one flipped bit has made of known ones: Java and we would pass over them, and take
-    the default for what they held."""
+    """Refuse keys that a flipped bit has made of known ones: readers would take the default for their
+    value."""
     if not isinstance(value, dict):
         return
     for key in value:

@@ -202,10 +202,9 @@ class Appender:
     ) -> TickMessage:
         """Take one message into this tick. `body` is copied at once.
 
-        index_keys: keys to index (None: taken from the properties). delay_ms: the queue unit gets store
-        time plus this as its tags code (messages that wait for their delivery). stored_before: the
-        message moves on within the store, so maxMessageSize, which may have been lowered since, does not
-        count. Raises StoreRefused; nothing has changed then.
+        index_keys: keys to index (None: those in the properties). delay_ms: the unit's tags code is store
+        time plus this, for messages that wait for delivery. stored_before: the message moves within the
+        store, so a lowered maxMessageSize does not count. Raises StoreRefused; nothing has changed then.
         """
         queue = self.queue_of(topic, queue_id)
         self.encode_pending()
@@ -226,11 +225,76 @@ class Appender:
             raise self._refused.pop().refusal
         return message
 
+    def append_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        body: Body,
+        properties: bytes,
+        *,
+        sys_flag: int = 0,
+        born_timestamp_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        store_host: bytes | None = None,
+    ) -> BatchRecords:
+        """Take a batch body (items of the batch send) into this tick, all of it into one segment or nothing.
+
+        `properties` of the request are added to those of every item, as 4.9 does. Raises StoreRefused.
+        """
+        self.encode_pending()
+        self._refuse_if_shut()
+        if len(body) > self.largest_body:
+            self._refuse_size(len(body), 0, 0)
+        items = batch_items(body, properties)
+        if items.stray_separator:
+            raise StoreRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a name or value in the properties of a message holds a separator (0x01 or 0x02)",
+            )
+        queue = self._queues.get(topic, queue_id)
+        topic_bytes = queue.record_topic or self._record_topic(queue)
+        host = self.store_host if store_host is None else store_host
+        head, sys_flag = head_of(born_host, host, sys_flag)
+        sizes = items.sizes(head.size + len(topic_bytes) + 2)
+        total = sum(sizes)
+        if max(sizes) > self.largest_record or items.longest_properties > _PROPERTIES_MAX:
+            self._refuse_member(items, sizes)
+        if total + BLANK_SIZE > self._log.segment_size:
+            self._refuse_size(len(body), 0, total)
+        self._claim(total)
+        now = self._time_ms()
+        offset = queue.next_offset
+        positions = list(accumulate(sizes[:-1], initial=self._log.next))
+        rest = (sys_flag, born_timestamp_ms, born_host, now, host, reconsume_times, 0)
+        common = Common(head, queue.magic, queue_id, offset, rest, topic_bytes)
+        try:
+            records = items.records(common, sizes, positions)
+        except struct.error as problem:
+            raise _illegal_number(problem) from None
+        self._log.put(records)
+        queue.next_offset = offset + len(sizes)
+        codes, keys = items.codes_and_keys()
+        appended = BatchRecords(
+            queue, queue.key_prefix, offset, positions, sizes, codes, now, items.properties(), keys
+        )
+        if not self._encoded:
+            self._runs.pop()
+        self._encoded = []
+        self._runs += (appended, self._encoded)
+        return appended
+
+    def _refuse_member(self, items: Items, records: list[int]) -> None:
+        """Name the first message that is too large."""
+        for body, text, record in zip(items.bodies, items.properties()(), records, strict=True):
+            if len(text) > _PROPERTIES_MAX or record > self.largest_record:
+                self._refuse_size(len(body), len(text), record)
+
     def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made if need be. Raises StoreRefused."""
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:
-            self.refuse_if_shut()
+            self._refuse_if_shut()
             queue = self._queues.get(topic, queue_id)
         return queue
 
@@ -257,7 +321,7 @@ class Appender:
         self.pending.clear()
         self._unput = len(self._encoded)
         try:
-            self.refuse_if_shut()
+            self._refuse_if_shut()
             self._encode(messages)
         except BaseException as error:
             self._refuse_rest(messages, error)
@@ -302,12 +366,12 @@ class Appender:
                 kind = sys_flag & TRANSACTION_MASK
                 in_queue = kind in (0, COMMITTED)
             try:
-                topic = queue.record_topic or self.record_topic(queue)
+                topic = queue.record_topic or self._record_topic(queue)
                 body_length = len(body)
                 properties_length = len(properties)
                 size = head_size + body_length + len(topic) + 2 + properties_length
                 if body_length > largest_body or properties_length > _PROPERTIES_MAX or size > largest_record:
-                    self.refuse_size(body_length, properties_length, size)
+                    self._refuse_size(body_length, properties_length, size)
                 if position + size > room:
                     self._put(pieces)
                     self._claim(size)
@@ -348,7 +412,10 @@ class Appender:
         try:
             self._log.claim(size)
         except OSError as failure:
-            raise _no_segment(failure) from failure
+            raise StoreRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"create mapped file failed, server is busy or broken. ({failure.strerror or failure})",
+            ) from failure
 
     def _put(self, pieces: list[Body]) -> None:
         """Move encoded records to the tick's buffer."""
@@ -360,14 +427,7 @@ class Appender:
         pieces.clear()
         self._unput = len(self._encoded)
 
-    def add(self, records: BatchRecords) -> None:
-        """Records that BatchAppender has put into the tick's buffer."""
-        if not self._encoded:
-            self._runs.pop()
-        self._encoded = []
-        self._runs += (records, self._encoded)
-
-    def refuse_if_shut(self) -> None:
+    def _refuse_if_shut(self) -> None:
         if self.shut:
             raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are taken: {self.shut}")
         if not self._flags.writeable:
@@ -375,7 +435,7 @@ class Appender:
                 ResponseCode.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {self._flags.why()}"
             )
 
-    def record_topic(self, queue: ConsumeQueue) -> bytes:
+    def _record_topic(self, queue: ConsumeQueue) -> bytes:
         """Find out what records need of the queue's topic. Raises StoreRefused."""
         siblings = self._queues.of_topic(queue.topic)
         known = next((each for each in siblings if each.record_topic), None)
@@ -391,7 +451,7 @@ class Appender:
         queue.record_topic, queue.magic, queue.key_prefix = text, magic, prefix
         return text
 
-    def refuse_size(self, body: int, properties: int, record: int) -> None:
+    def _refuse_size(self, body: int, properties: int, record: int) -> None:
         raise StoreRefused(
             ResponseCode.MESSAGE_ILLEGAL,
             "the message is illegal, maybe msg body or properties length not matched. "
@@ -400,91 +460,5 @@ class Appender:
         )
 
 
-class BatchAppender:
-    """From the body of a batch send to its records in the tick's buffer, all or none. Loop thread only."""
-
-    __slots__ = ("_appender", "_log", "_queues", "_time_ms")
-
-    def __init__(self, appender: Appender, commit_log: CommitLog, queues: QueueTable, clock: Clock) -> None:
-        self._appender = appender
-        self._log = commit_log
-        self._queues = queues
-        self._time_ms = clock.time_ms
-
-    def append(
-        self,
-        topic: str,
-        queue_id: int,
-        body: Body,
-        properties: bytes,
-        *,
-        sys_flag: int = 0,
-        born_timestamp_ms: int,
-        born_host: bytes,
-        reconsume_times: int = 0,
-        store_host: bytes | None = None,
-    ) -> BatchRecords:
-        """Take a batch body (items of the batch send) into this tick, all of it into one segment or nothing.
-
-        `properties` of the request are added to those of every item, as 4.9 does. Raises StoreRefused.
-        """
-        appender = self._appender
-        appender.encode_pending()
-        appender.refuse_if_shut()
-        if len(body) > appender.largest_body:
-            appender.refuse_size(len(body), 0, 0)
-        items = batch_items(body, properties)
-        if items.stray_separator:
-            raise StoreRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a name or value in the properties of a message holds a separator (0x01 or 0x02)",
-            )
-        queue = self._queues.get(topic, queue_id)
-        topic_bytes = queue.record_topic or appender.record_topic(queue)
-        host = appender.store_host if store_host is None else store_host
-        head, sys_flag = head_of(born_host, host, sys_flag)
-        sizes = items.sizes(head.size + len(topic_bytes) + 2)
-        total = sum(sizes)
-        if max(sizes) > appender.largest_record or items.longest_properties > _PROPERTIES_MAX:
-            self._refuse_member(items, sizes)
-        log = self._log
-        if total + BLANK_SIZE > log.segment_size:
-            appender.refuse_size(len(body), 0, total)
-        try:
-            log.claim(total)
-        except OSError as failure:
-            raise _no_segment(failure) from failure
-        now = self._time_ms()
-        offset = queue.next_offset
-        positions = list(accumulate(sizes[:-1], initial=log.next))
-        rest = (sys_flag, born_timestamp_ms, born_host, now, host, reconsume_times, 0)
-        common = Common(head, queue.magic, queue_id, offset, rest, topic_bytes)
-        try:
-            records = items.records(common, sizes, positions)
-        except struct.error as problem:
-            raise _illegal_number(problem) from None
-        log.put(records)
-        queue.next_offset = offset + len(sizes)
-        codes, keys = items.codes_and_keys()
-        appended = BatchRecords(
-            queue, queue.key_prefix, offset, positions, sizes, codes, now, items.properties(), keys
-        )
-        appender.add(appended)
-        return appended
-
-    def _refuse_member(self, items: Items, records: list[int]) -> None:
-        """Name the first message that is too large."""
-        for body, text, record in zip(items.bodies, items.properties()(), records, strict=True):
-            if len(text) > _PROPERTIES_MAX or record > self._appender.largest_record:
-                self._appender.refuse_size(len(body), len(text), record)
-
-
 def _illegal_number(problem: struct.error) -> StoreRefused:
     return StoreRefused(ResponseCode.MESSAGE_ILLEGAL, f"a number does not fit the record: {problem}")
-
-
-def _no_segment(failure: OSError) -> StoreRefused:
-    return StoreRefused(
-        ResponseCode.SYSTEM_ERROR,
-        f"create mapped file failed, server is busy or broken. ({failure.strerror or failure})",
-    )

@@ -145,10 +145,8 @@ Items = Alike | Mixed
 
 
 def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
-    """The messages of a batch send, the request's properties (`extra`) added to those of each.
-
-    Raises StoreRefused(MESSAGE_ILLEGAL) unless they fill the body exactly.
-    """
+    """The messages of a batch send, the request's properties (`extra`) added to those of each. Raises
+    StoreRefused(MESSAGE_ILLEGAL) unless they fill the body exactly."""
     if len(extra) > PROPERTIES_MAX_BYTES:
         raise _too_much_shared(len(extra), 1)
     data = bytes(body)  # whose slices are bytes, and cost half of a view's
@@ -181,12 +179,12 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
     heads, bodies, befores, keys, behinds = zip(*items, strict=True)
-    count = len(heads)
+    count, joined_keys = len(heads), b"".join(keys)
     if count * len(extra) > _MOST_SHARED:
         raise _too_much_shared(len(extra), count)
     if (
         heads.count(heads[0]) == befores.count(befores[0]) == behinds.count(behinds[0]) == count
-        and not _has_separator(b"".join(keys))  # which would end the key
+        and not (b"\x01" in joined_keys or b"\x02" in joined_keys)  # separators would end the key
     ):
         return Alike(flag, bodies, keys, template)
     return None
@@ -194,8 +192,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
 
 @lru_cache(256)
 def _alike_item(body: int, before: int, key: int, behind: int) -> struct.Struct:
-    """An item of a batch: its head, its body, properties (with their length) to the unique key, that, the
-    others."""
+    """An item of a batch: head, body, properties (with length) before the unique key, key, the others."""
     return struct.Struct(f"{ITEM_HEAD.size}s{body}s{before}s{key}s{behind}s")
 
 
@@ -232,10 +229,6 @@ def _mixed(data: bytes, extra: bytes) -> Mixed:
         raise _too_much_shared(len(extra), len(texts))
     texts = _joined(texts, extra)
     return Mixed(flags, bodies, texts, list(map(len, texts)))
-
-
-def _has_separator(text: bytes) -> bool:
-    return b"\x02" in text or b"\x01" in text
 
 
 def _joined(texts: list[bytes], extra: bytes) -> list[bytes]:

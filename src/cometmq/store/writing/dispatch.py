@@ -58,14 +58,15 @@ class Dispatcher:
         count = 0
         for run in runs:
             if type(run) is BatchRecords:
-                count += self._dispatch_batch(run, arrivals)
+                self._dispatch_batch(run, arrivals)
+                count += len(run.sizes)
             else:
-                count += self._dispatch_messages(run, arrivals)
+                self._dispatch_messages(run, arrivals)
+                count += len(run)
         self._dispatched(count, *last_of(runs))
         return count, arrivals
 
-    def _dispatch_messages(self, messages: list[TickMessage], arrivals: Arrivals) -> int:
-        """Make messages visible; returns how many they are."""
+    def _dispatch_messages(self, messages: list[TickMessage], arrivals: Arrivals) -> None:
         add_dirty, watched, index = self._queues.add_dirty, self.watched, self._index
         for message in messages:
             if not message.in_queue:
@@ -89,10 +90,9 @@ class Dispatcher:
                 [message.properties for message in messages],
                 [message.keys for message in messages],
             )
-        return len(messages)
 
-    def _dispatch_batch(self, records: BatchRecords, arrivals: Arrivals) -> int:
-        """The same for a batch, by loops in C: 0.2 µs a record."""
+    def _dispatch_batch(self, records: BatchRecords, arrivals: Arrivals) -> None:
+        """The same by loops in C: 0.2 µs a record."""
         watched, index = self.watched, self._index
         queue, prefix, offset, positions, sizes, codes, store_ms, properties, keys = records
         count = len(sizes)
@@ -115,7 +115,6 @@ class Dispatcher:
                 index.add(prefixes, positions, times, properties(), repeat(None, count))
             else:
                 index.add(prefixes, positions, times, repeat(b"", count), keys)
-        return count
 
     def dispatch_flushed(self, end: int, runs: list[EncodedRun]) -> None:
         """Make records visible when the log has been flushed up to `end`."""
