@@ -1,9 +1,8 @@
 """The store in one object, made of its parts: opened, committed once a tick, read, closed.
 
-The way of a message: the appender encodes it into the tick's buffer and gives it its offsets; `commit`, once
-per loop tick, writes the buffer with one system call and dispatches (queue units, index keys, arrivals). With
-SYNC_FLUSH dispatch waits for the flush, so that nobody sees a message that a power failure could still take
-away.
+The appender encodes a message into the tick's buffer and gives it its offsets. `commit`, once per loop tick,
+writes the buffer with one system call and dispatches (queue units, index keys, arrivals). With SYNC_FLUSH
+dispatch waits for the flush: nobody sees a message that a power failure could take away.
 
 Budget on the path of a 1 KiB send with many sends per tick: append 1.5 µs, commit 1 µs per message in
 batches of 32. All methods belong to one thread (the loop's) unless they say otherwise.

@@ -131,7 +131,7 @@ async def test_deletions_at_the_same_time_do_not_get_in_each_others_way(
     disk.go_on.set()
 
     assert (await deleting, await asyncio.gather(*others)) == (1, [1] * 20)
-    assert sorted(store.deleted.topics()) == sorted(["T", *(f"T{number}" for number in range(20))])
+    assert sorted(store.deleted.ends) == sorted(["T", *(f"T{number}" for number in range(20))])
     assert directories(tmp_path) == ["Other"]
     assert caplog.records == []
     store = after_crash(store, mapped_file_size_commit_log=1 << 22)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,25 +43,18 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
         return
     for directory in directories:
         if disk.is_dir(directory):
-            try:
+            with suppress(FileNotFoundError):  # its topic was deleted just now
                 disk.fsync_dir(directory)
-            except FileNotFoundError:
-                continue  # its topic was deleted just now
     for path in paths:
-        try:
-            with opened(disk, path) as fd:
-                disk.fdatasync(fd)
-        except FileNotFoundError:
-            continue
+        with suppress(FileNotFoundError), opened(disk, path) as fd:
+            disk.fdatasync(fd)
 
 
 def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
     """Sync the whole file system of these files, by a directory of theirs that is still there."""
     for path in paths:
-        try:
+        with suppress(FileNotFoundError):  # its topic was deleted
             return disk.sync_filesystem(os.path.dirname(path))
-        except FileNotFoundError:
-            continue  # its topic was deleted
     return False
 
 
@@ -176,8 +170,7 @@ class DerivedWriter:
         await self.off_loop.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
-        """Write and sync everything in place. False if that failed. slots: the hash slots of the index,
-        too."""
+        """Write and sync everything in place. False if that failed. slots: those of the index, too."""
         self.flusher.flush_now()
         if self.flusher.failure is not None:
             return False

@@ -33,8 +33,7 @@ class Purge:
     async def plan(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
     ) -> list[PurgePlan]:
-        """What would become of the topic's queues, or of one: messages go up to the first one stored at or
-        after `before_ms` (default: all)."""
+        """What a purge would do: to one queue, or all; up to `before_ms` by store time, or the end."""
         plan = []
         for queue in self.queues.of_topic(topic):
             if queue_id in (None, queue.queue_id):

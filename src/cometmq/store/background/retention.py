@@ -2,15 +2,13 @@
 
 The age of a segment is its file's modification time, as in Apache's broker, held against `SteadyTime`: a
 clock that is ahead for a while deletes nothing. Deletion is paced, oldest first, never the last segment.
-Queues and index follow the log: their files go when all their records are gone, and the minimum offset of
-each queue moves to the first record that still exists. What Apache's broker has kept beside the queues
-(queue_ext.py) goes with them.
+Files of queues, their extension (queue_ext.py) and index go when all their records are gone, and each queue's
+minimum offset moves to the first record that still exists.
 
-The order is what keeps a power failure from tearing holes. A segment goes when the queue units of its
-records are on the device: from then on they alone know which offsets have been given out. Each deletion is
-on the device (its directory synced) before the next one of that directory, so what is left of log or queue
-has no gap; and those of queues and index wait for the log's, so every record that comes back after a
-failure has its queue still.
+A power failure must not tear holes. So a segment goes only when the queue units of its records are on the
+device: from then on they alone know which offsets were given out. Each deletion is on the device before the
+next one in that directory. Deletions of queues and index wait for the log's: a record that comes back after a
+failure still has its queue.
 """
 
 from __future__ import annotations

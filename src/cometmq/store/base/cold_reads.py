@@ -1,11 +1,11 @@
 """Cold reads: ranges that are not in memory are read by threads, each range once, few at a time.
 
-Consumers that drain queues of one topic side by side miss the same range together: they share one read. And
-however many consumers there are, only a few reads are under way: a thread that comes back asks the loop for
-the interpreter, and what it has read is work for the loop, which live sends are waiting for as well.
+Consumers that drain queues of one topic side by side miss the same range together: they share one read. Only
+a few reads are under way at once: what a thread has read is work for the loop, and live sends wait for that
+too.
 
-Memory may not keep what was read, because there is too little of it or the file system never answers without
-waiting. Then the bytes themselves go from the thread to the question. The loop never waits for the device.
+Where memory does not keep what was read, or the file system never answers without waiting, the bytes go from
+the thread to the question. The loop never waits for the device.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class ColdReads:
             return await self._hand_over(question, missing)
 
     async def fetch(self, missing: FileRange) -> None:
-        """Try to bring the blocks of READ_AHEAD bytes that hold a range into the page cache. Raises
-        OSError."""
+        """Read the blocks of READ_AHEAD bytes around a range into the page cache. Raises OSError."""
         start = missing.offset - missing.offset % READ_AHEAD
         stop = missing.offset + missing.length
         whole = FileRange(missing.path, start, stop + -stop % READ_AHEAD - start)

@@ -131,8 +131,7 @@ class StoreConfig:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> StoreConfig:
-        """Read RocketMQ's keys; keys of other rooms are left alone. Raises ConfigError(key, value,
-        expected)."""
+        """Read the store's keys of a properties table. Raises ConfigError(key, value, expected)."""
         values: dict[str, object] = {}
         for field in fields(cls):
             key = WIRE_NAMES[field.name]

@@ -1,9 +1,7 @@
-"""Open files of the store, bounded however many queues there are.
+"""Open files of the store, bounded however many queues there are: least recently used first out.
 
-One table of descriptors by path, least recently used first out. It belongs to the loop's thread: whoever
-works in another thread opens the path itself (a cold read or a flush costs far more than an open). Paths
-that have been deleted must be dropped, else a new file of that name would be read through the old
-descriptor.
+The table belongs to the loop's thread; other threads open paths themselves. Deleted paths must be dropped,
+else a new file of that name would be read through the old descriptor.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import stat
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 from cometmq.private import keep_mode, make_private_directory
@@ -308,10 +308,8 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
 
 def unlink_any(disk: Disk, path: str) -> None:
     """Unlink a file; an absent one is fine. Raises OSError."""
-    try:
+    with suppress(FileNotFoundError):
         disk.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 @contextmanager

@@ -6,11 +6,13 @@ the question is then asked again once a thread has read what was missing (see co
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from cometmq.errors import StoreError
 from cometmq.store.base.descriptors import DescriptorCache
-from cometmq.store.base.disk import Buffer, Disk, opened, unlink_any
+from cometmq.store.base.disk import NO_FILE, Buffer, Disk, FileFacts, opened, unlink_any
 
 
 class FileRange(NamedTuple):
@@ -69,6 +71,17 @@ class Reads:
 WAITING = Reads(wait=True)
 CACHED = Reads()
 """Only what is in memory."""
+
+
+def part_facts(disk: Disk, path: str, size: int, setting: str) -> FileFacts | None:
+    """Facts of one of many files of `size` bytes, named by its first position; None if it is gone. Raises
+    StoreError where something else stands, or a file that was written with another size."""
+    facts, base = disk.facts(path), int(os.path.basename(path))
+    if facts is not None and not facts.regular:
+        raise StoreError(NO_FILE, path)
+    if facts is not None and (base % size or facts.size > size):
+        raise StoreError(f"{facts.size} bytes from {base} on do not fit {setting}={size}", path)
+    return facts
 
 
 class StoreFiles:

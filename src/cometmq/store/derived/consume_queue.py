@@ -1,9 +1,8 @@
-"""One consume queue: 20-byte units (i8 record position, i4 record size, i8 tags code) in files of equal
-length.
+"""One consume queue: 20-byte units (i8 record position, i4 record size, i8 tags code) in equal files.
 
-New units go to a window in memory and are written to the file in batches, so that ten thousand queues do not
-cost a system call a message; the newest few dozen stay in the window after the write, for the consumers that
-follow. Offsets are unit numbers, positions are bytes. Files are named by the position of their first byte.
+New units go to a window in memory and are written in batches, so that ten thousand queues do not cost a
+system call a message; the newest few dozen stay there after the write, for consumers that keep up. Offsets
+are unit numbers, positions are bytes. Files are named by the position of their first byte.
 
 Invariant: window_start <= written <= max_offset; units from window_start on are in memory, units below
 `written` are in the files.
@@ -19,10 +18,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cometmq.errors import StoreError
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.disk import NO_FILE, Buffer, is_numbered, is_zero, write_all, zero_out
-from cometmq.store.base.files import WAITING, Reads, StoreFiles
+from cometmq.store.base.files import WAITING, Reads, StoreFiles, part_facts
 
 UNIT_STRUCT = struct.Struct(">qiq")
 UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
@@ -296,17 +294,9 @@ class ConsumeQueue:
                 notes.append(f"{os.path.join(self.path, name)}: not a queue file, left alone")
                 continue
             path = os.path.join(self.path, name)
-            facts = disk.facts(path)
+            facts = part_facts(disk, path, self.file_size, "mappedFileSizeConsumeQueue")
             if facts is None:
                 continue
-            if not facts.regular:
-                raise StoreError(NO_FILE, path)
-            if int(name) % self.file_size or facts.size > self.file_size:
-                raise StoreError(
-                    f"{facts.size} bytes from {int(name)} on do not fit "
-                    f"mappedFileSizeConsumeQueue={self.file_size}",
-                    path,
-                )
             if facts.size != self.file_size:
                 notes.append(f"{path}: {facts.size} bytes instead of {self.file_size}, set right")
                 disk.truncate(self._files.descriptors.get(path), self.file_size)

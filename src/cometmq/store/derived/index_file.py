@@ -88,8 +88,8 @@ class IndexFile:
     # -- making, loading --------------------------------------------------------------------------
 
     def create(self, seed_ms: int, seed_position: int) -> None:
-        """Make the (sparse) file, seeded with the previous one's end as Apache's are. Raises OSError; no file
-        is left."""
+        """Make the (sparse) file; as in Apache's, the previous one's end seeds it. Raises OSError without a
+        file."""
         disk = self._files.disk
         fd = disk.open(self.path, create=True, exclusive=True)
         try:
@@ -193,8 +193,7 @@ class IndexFile:
         self.slots_written = False
 
     def resume(self, *, rebuild_slots: bool) -> None:
-        """Make a loaded file writable: read its slots or, with `rebuild_slots`, compute what they may
-        lack."""
+        """Make a loaded file writable. rebuild_slots: what its slots may lack comes from its entries."""
         if not rebuild_slots:
             self._slots = self._slots_on_disk()
             self.slots_lack = self.count

@@ -11,6 +11,7 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,17 +33,15 @@ _BATCH = 1024  # records hashed together, at least
 _SLOTS_BEHIND = 2_000_000  # entries; chained anew in 0.1 s by a recovery
 
 
+@dataclass(slots=True)
 class _Waiting:
     """Dispatched records whose keys are still to be hashed, in columns of equal length."""
 
-    __slots__ = ("keys", "positions", "prefixes", "properties", "times_ms")
-
-    def __init__(self) -> None:
-        self.prefixes: list[int] = []
-        self.positions: list[int] = []
-        self.times_ms: list[int] = []
-        self.properties: list[bytes] = []
-        self.keys: list[Keys] = []
+    keys: list[Keys] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    prefixes: list[int] = field(default_factory=list)
+    properties: list[bytes] = field(default_factory=list)
+    times_ms: list[int] = field(default_factory=list)
 
 
 class IndexService:
@@ -279,8 +278,8 @@ class IndexService:
 def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     """Hashes, positions and store times of the keys of the oldest records, which then wait no longer."""
     columns: list[list[Any]] = []
-    for name in _Waiting.__slots__:
-        column = getattr(waiting, name)
+    for each in fields(waiting):
+        column = getattr(waiting, each.name)
         columns.append(column[:_BATCH])
         del column[:_BATCH]
     given, found_positions, found_prefixes, properties, found_times = columns

@@ -69,8 +69,7 @@ class QueueTable:
         return queue
 
     def of_record(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue of a record, which another broker's may be. Raises QueueRefused for what names no
-        directory."""
+        """The same for a record, maybe of another broker. Raises QueueRefused for what names no directory."""
         if not names_a_directory(topic) or queue_id < 0:
             raise QueueRefused(topic, queue_id)
         return self._add(topic, queue_id)
@@ -195,8 +194,8 @@ class QueueTable:
         return {queue_id: queue.next_offset for queue_id, queue in self._topics.get(topic, {}).items()}
 
     def move_to_trash(self, topic: str) -> int:
-        """Forget a topic's queues, move their files away. Returns their number. Raises OSError; nothing has
-        changed."""
+        """Forget a topic's queues and move their files into the trash. Returns how many there were. Raises
+        OSError; then nothing has changed."""
         disk = self._files.disk
         topic_dir = os.path.join(self.directory, topic)
         if names_a_directory(topic) and disk.is_dir(topic_dir):

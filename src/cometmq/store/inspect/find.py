@@ -1,8 +1,7 @@
 """Records of a store that nobody serves: by position, id, key, or a range of a queue or of the log.
 
-Works on a directory that a broker may be using. Keys are looked up in the entries of the index files (their
-slots are written late, so the chains of the newest file cannot be relied on); what the index does not hold
-yet is searched in the log.
+Works on a directory that a broker may be using. Keys are looked up in the entries of the index files, not in
+their slots, which are written late; what the index does not hold yet is searched in the log.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from cometmq.store.inspect.verify import Progress
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import read_layout
 from cometmq.store.tables.json_table import JsonTable
+from cometmq.store.tables.table_checks import TOPICS
 
 
 class RecordFinder:
@@ -132,7 +132,7 @@ class RecordFinder:
     def _topics(self) -> set[str]:
         """Every topic that has queues here or stands in the topic table."""
         try:
-            table = JsonTable(os.path.join(self.layout.root, "config", "topics.json"), self._disk).load()
+            table = JsonTable(os.path.join(self.layout.root, "config", TOPICS), self._disk).load()
         except StoreError:
             table = {}
         known = table.get("topicConfigTable")

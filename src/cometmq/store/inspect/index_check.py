@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -52,11 +53,13 @@ class Entries(NamedTuple):
 _EMPTY = Entries(*(np.zeros(0, np.int64) for _ in range(5)))
 
 
+@dataclass
 class _Keys:
     """Keys without an entry: how many, and the positions of the first and the last of their records."""
 
-    def __init__(self) -> None:
-        self.count, self.first, self.last = 0, -1, -1
+    count: int = 0
+    first: int = -1
+    last: int = -1
 
     def add(self, position: int) -> None:
         self.count, self.last = self.count + 1, position

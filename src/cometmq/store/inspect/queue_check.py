@@ -1,15 +1,14 @@
-"""Consume queues held against the log: each unit must be the one that its record asks for, and each record
-that belongs into a queue must have its unit.
+"""Consume queues held against the log: each unit has its record, each queued record its unit.
 
-The records come in the order of the log; per queue they meet their units in order, so runs of equal bytes
-are compared at once and only what differs is looked at one by one.
+Records come in the order of the log, and so do the units of each queue. Runs of equal bytes are compared at
+once; only what differs is looked at one by one.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,18 +69,16 @@ class Evidence:
         return np.unique(np.array(self._superseded, np.int64))
 
 
+@dataclass(slots=True, eq=False)
 class QueueState:
-    """How far one queue has been accounted for."""
+    """How far one queue has been accounted for: up to the offset `next`."""
 
-    __slots__ = ("behind", "behind_at", "next", "queue_id", "topic", "units")
-
-    def __init__(self, topic: str, queue_id: int, units: UnitFiles) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self.units = units
-        self.next = units.first
-        self.behind = 0  # records whose unit would lie behind the queue's end …
-        self.behind_at = array("q")  # … and where in the log the first of them are
+    topic: str
+    queue_id: int
+    units: UnitFiles
+    next: int
+    behind: int = 0  # records whose unit would lie behind the queue's end …
+    behind_at: array[int] = field(default_factory=lambda: array("q"))  # … and where the first of them are
 
     @property
     def name(self) -> str:
@@ -111,8 +108,7 @@ class QueueCheck:
         self._states: dict[tuple[str, int], QueueState] = {}
         for queue in self.layout.queues:
             self._check_files(queue)
-            units = UnitFiles(self.files, queue, self._size)
-            self._states[queue.topic, queue.queue_id] = QueueState(queue.topic, queue.queue_id, units)
+            self._states[queue.topic, queue.queue_id] = self._state(queue)
         self.queues = len(self._states)
         self.units = sum(state.units.end - state.units.first for state in self._states.values())
         self.fillers = 0
@@ -168,7 +164,8 @@ class QueueCheck:
             key = run.names[topic], queue_id
             state = self._states.get(key)
             if state is None:
-                state = self._states[key] = self._absent(*key)
+                path = f"{self.layout.root}/consumequeue/{key[0]}/{key[1]}"
+                state = self._states[key] = self._state(QueueFiles(*key, path, []))
             after = first + stop - start
             units = expected[start * UNIT : stop * UNIT]
             in_order = whole and first >= state.next and after <= state.units.end
@@ -200,9 +197,9 @@ class QueueCheck:
                 run.topic[row] = run.names.index(topic)
         self._to_set_right.clear()
 
-    def _absent(self, topic: str, queue_id: int) -> QueueState:
-        files = QueueFiles(topic, queue_id, f"{self.layout.root}/consumequeue/{topic}/{queue_id}", [])
-        return QueueState(topic, queue_id, UnitFiles(self.files, files, self._size))
+    def _state(self, queue: QueueFiles) -> QueueState:
+        units = UnitFiles(self.files, queue, self._size)
+        return QueueState(queue.topic, queue.queue_id, units, units.first)
 
     def _accounted(self, state: QueueState, start: int, stop: int) -> None:
         """Units [start, stop) have met their records."""
@@ -316,9 +313,8 @@ class QueueCheck:
     def _lives_on(self, state: QueueState, offset: int, position: int, unit_position: int) -> bool:
         """Whether the unit belongs to another record: of the topic's next life, or the same message twice."""
         other = self._log.facts(unit_position) if unit_position != position else None
-        return other is not None and (other.topic, other.queue_id, other.queue_offset) == (
-            state.topic, state.queue_id, offset,
-        )  # fmt: skip
+        place = state.topic, state.queue_id, offset
+        return other is not None and (other.topic, other.queue_id, other.queue_offset) == place
 
     # -- units without a record -------------------------------------------------------------------
 

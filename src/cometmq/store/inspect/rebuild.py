@@ -104,10 +104,10 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
     try:
         report = Rebuild(layout, files, scratch, clock, progress).run()
     except BaseException:
-        files.descriptors.close()
         remove_tree(disk, scratch)
         raise
-    files.descriptors.close()
+    finally:
+        files.descriptors.close()
     for part in _PARTS:
         place, old = os.path.join(root, part), os.path.join(scratch, f"{part}.old")
         if disk.is_dir(place):

@@ -26,7 +26,7 @@ from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
 from cometmq.store.inspect.queue_check import QueueCheck
 from cometmq.store.recovery.store_layout import LONGEST_FILE, StoreLayout, read_layout
 from cometmq.store.tables.deleted_topics import DeletedTopics
-from cometmq.store.tables.table_checks import ENDS, SEALED, TABLE_RULES, Table, read_table
+from cometmq.store.tables.table_checks import ENDS, SEALED, TABLE_RULES, TOPICS, Table, read_table
 
 _SYSTEM_TOPICS = frozenset({"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"})
 _FUTURE_MS = 1 << 53
@@ -210,17 +210,14 @@ class TableCheck:
             if backup is None and backup_problem:
                 repair = "the next change of the table replaces it"
                 self.findings.add(WARNING, "table", path + ".bak", -1, backup_problem, repair)
-            if name == "topics.json":
-                self._note_topics(table if table is not None else backup)
+            if name == TOPICS:
+                known = ((backup if table is None else table) or {}).get("topicConfigTable")
+                if isinstance(known, dict):
+                    self.topics = {str(topic) for topic in known} | _SYSTEM_TOPICS
         try:
             self.deleted = DeletedTopics(self.disk, self.layout.root)
         except (StoreCorrupt, OSError):
             pass  # it is among the findings already
-
-    def _note_topics(self, table: Table | None) -> None:
-        known = (table or {}).get("topicConfigTable")
-        if isinstance(known, dict):
-            self.topics = {str(topic) for topic in known} | _SYSTEM_TOPICS
 
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
         """(the table or None, what is wrong with it: nothing if it just is not there)."""

@@ -1,9 +1,8 @@
 """Blocks of the log that were read a moment ago.
 
-Consumers that drain several queues of a topic ask for the same stretch of the log once per queue, a record
-here and a record there. Reading such a stretch as one block and keeping it for the others costs one copy
-from the page cache instead of one per queue. A block is worth that once a few records of it were asked for,
-by one pull or, where thousands of queues are drained side by side, by several. Blocks lie wholly before the
+Consumers that drain several queues of a topic each ask for a record here and there of the same stretch of the
+log. One block read and kept for all of them is one copy from the page cache instead of one per queue. It is
+worth that once a few of its records were asked for, by one pull or by several. Blocks lie wholly before the
 end of the log, so they never change; readers get views of them.
 """
 

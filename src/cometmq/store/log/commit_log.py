@@ -227,13 +227,9 @@ class CommitLog:
         try:
             for extent in extents:
                 if extent.stop > extent.start:
+                    at = extent.position - extent.base
                     with memoryview(extent.buffer) as view:
-                        write_all(
-                            self._disk,
-                            extent.fd,
-                            view[extent.start : extent.stop],
-                            extent.position - extent.base,
-                        )
+                        write_all(self._disk, extent.fd, view[extent.start : extent.stop], at)
         except OSError:
             self._undo_tick()
             try:

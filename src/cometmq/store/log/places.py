@@ -9,6 +9,7 @@ retention has emptied them.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection
 
 from cometmq.errors import StoreError
@@ -59,8 +60,6 @@ class LogPlaces:
 
     def check(self, bases: Collection[int]) -> None:
         """Raises StoreError for a segment that lies in two of the directories."""
-        seen: set[int] = set()
-        for base in bases:
-            if base in seen:
+        for base, count in Counter(bases).items():
+            if count > 1:
                 raise StoreError(f"segment {base:020d} lies in more than one directory", ", ".join(self.all))
-            seen.add(base)

@@ -1,12 +1,8 @@
 """The newest bytes of the log, kept in memory where they were encoded.
 
-Records are encoded into chunks; after a tick has been written its part of the chunk stays readable until
-newer chunks push it out. Consumers that keep up are served from here without a system call. Nothing is
-copied to be kept; readers get copies, because chunks are used again.
-
-Chunks for small records together fit into a core's cache beside what else the broker touches. Six of 1 MiB,
-which every send went through in turn, pushed out of it the queues that a send to one of thousands comes back
-to: such a send took 1.06 of the time.
+Records are encoded into chunks; after a tick is written its part of the chunk stays readable until newer
+chunks push it out. Consumers that keep up are served from here without a system call. Nothing is copied to be
+kept; readers get copies, because chunks are used again. The chunks for small records fit into a core's cache.
 """
 
 from __future__ import annotations

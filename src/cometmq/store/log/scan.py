@@ -1,10 +1,9 @@
 """Walking the commit log record by record: what recovery, `verify` and `rebuild` see.
 
-A record is valid when its magic is known, its own position stands in it, the length recomputed from its
-parts equals its total size, no sector of its topic or properties reads as zeros, and its body has the CRC
-that it gives. Where a valid record should begin and none does, the walk looks for the next one: a magic
-number whose record is valid at exactly that position. So damage in the middle hides only the records that
-it hit.
+A record is valid when its magic is known, its own position stands in it, its parts add up to its total size,
+no sector of its topic or properties reads as zeros, and its body has the CRC that it gives. Where none
+begins, the walk looks for the next magic number whose record is valid at exactly its position. So damage
+hides only the records that it hit.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Who runs `fdatasync` for the loop: a thread, or a process of its own.
 
 The thread needs the interpreter's lock before and after the call, and a busy loop gives that away late. The
-process needs nothing of ours: the loop sends it a few bytes and reads a few when the sync is done.
+process does not: the loop sends it a few bytes and reads a few when the sync is done.
 
-The process syncs through descriptors opened for it alone. A failed write-back is told once to each opening
-of a file, so when the process is lost amid a sync, the same sync through the descriptor that the store
-writes with still tells of every failure; nothing is taken for synced that is not.
+The process syncs through descriptors of its own. The system tells each opening of a file once of a failed
+write-back. So when the process is lost amid a sync, the same sync through the store's own descriptor still
+tells of every failure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Zeros ahead of the log under SYNC_FLUSH, so that a sync finds its place on the device prepared.
 
-A reserved segment consists of space that the file system knows as never written. The first write to each part
-of it changes that, and the sync of this write carries the change through the file system's journal: three
-more writes and twice the time. So zeros are written, in a thread, well before records get there. For readers,
-recovery and a power loss nothing changes: that space reads as zeros already.
+The file system knows a reserved segment as never written. The first write to each part changes that, and its
+sync carries the change through the journal: three more writes and twice the time. So a thread writes zeros
+well before records get there. That space reads as zeros already: nothing changes for readers, recovery, power
+loss.
 """
 
 from __future__ import annotations

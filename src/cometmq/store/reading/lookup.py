@@ -43,10 +43,8 @@ class Lookup:
         if head is None:
             return None
         size = int.from_bytes(head, "big", signed=True)
-        longest = min(
-            self.commit_log.segment_size - position % self.commit_log.segment_size, MAX_FRAME_LENGTH
-        )
-        if not 0 < size <= longest:
+        segment = self.commit_log.segment_size
+        if not 0 < size <= min(segment - position % segment, MAX_FRAME_LENGTH):
             return None
         data = self.commit_log.read(position, size, reads)
         if data is None or record_facts(memoryview(data), 0, position) is None:

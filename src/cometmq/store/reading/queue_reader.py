@@ -405,11 +405,8 @@ def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
 def _belongs(record: Buffer, position: int, queue: ConsumeQueue, offset: int) -> bool:
     """Whether a record is whole, its CRC included, and the one that this unit of this queue means."""
     facts = record_facts(memoryview(record), 0, position)
-    return facts is not None and (facts.topic, facts.queue_id, facts.queue_offset) == (
-        queue.topic,
-        queue.queue_id,
-        offset,
-    )
+    place = queue.topic, queue.queue_id, offset
+    return facts is not None and (facts.topic, facts.queue_id, facts.queue_offset) == place
 
 
 def _log_refused(position: int, place: str) -> None:

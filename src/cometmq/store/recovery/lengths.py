@@ -1,10 +1,9 @@
-"""Whether the files of a store have the lengths that the configuration gives them; asked before anything is
-touched.
+"""Whether the files of a store have the configured lengths; asked before anything is touched.
 
 A start fills up files that damage has cut short. With a wrong configuration that would lengthen whole files,
-and then neither the wrong nor the right one would open the store again. So a shorter length counts as damage
-only where something bears the configured one out: the lengths at the last clean stop (kept beside the queues'
-ends), or another file. A file that holds nothing says nothing: one that was just being made.
+and then neither the wrong nor the right one would open the store. So a shorter length counts as damage only
+where the lengths at the last clean stop (kept beside the queues' ends) or another file bear the configured
+one out. A file that holds nothing says nothing: it was just being made.
 """
 
 from __future__ import annotations

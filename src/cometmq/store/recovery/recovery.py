@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cometmq import logs
-from cometmq.errors import StoreError
 from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.protocol.record.one import encode_blank
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.disk import NO_FILE, Disk, is_numbered, opened, zero_out
+from cometmq.store.base.disk import Disk, is_numbered, opened, zero_out
+from cometmq.store.base.files import part_facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE
@@ -127,12 +127,10 @@ class Recovery:
         if position < self._first:
             return True  # retention took the segment since
         facts = self._log_reader.facts(position)
-        return (
-            facts is not None
-            and facts.size == size
-            and (facts.topic, facts.queue_id, facts.queue_offset)
-            == (last.topic, last.queue_id, last.max_offset - 1)
-        )
+        wanted = size, last.topic, last.queue_id, last.max_offset - 1
+        return facts is not None and wanted == (
+            facts.size, facts.topic, facts.queue_id, facts.queue_offset
+        )  # fmt: skip
 
     def _mark(self) -> Mark | None:
         """The checkpoint's mark, if the log bears it out."""
@@ -154,8 +152,7 @@ class Recovery:
         return self._first
 
     def _queue_loss(self, start: int, mark: Mark | None) -> str:
-        """Why queues loaded up to the mark have lost units that the walk need not show; empty if they have
-        not."""
+        """Why queues loaded up to the mark must have lost units; empty if nothing says so."""
         ends = self.queues.offset_sum
         if start > self._first and not ends:
             return "no consume queue is left"
@@ -169,7 +166,7 @@ class Recovery:
 
     def _load_queues(self, log_end: int, result: Recovered) -> None:
         result.notes += [note for note in self.queues.load(log_end) if note not in result.notes]
-        for topic in self.deleted.topics():
+        for topic in self.deleted.ends:
             for queue in self.queues.of_topic(topic):
                 units = queue.units(queue.min_offset, queue.max_offset)
                 first = next((unit for unit in units if unit[2] != FILLER_SIZE), None)
@@ -220,8 +217,7 @@ class Recovery:
         return replay
 
     def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
-        """Queues that end before their last clean end. Another broker's clean stop makes that table too
-        old."""
+        """Queues that end before their last clean end, unless another broker has stopped cleanly since."""
         if result.clean and result.end != self.ends.log_end:
             return []
         return self.ends.shorter(self.queues, self.deleted)
@@ -277,19 +273,12 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
             if not disk.is_dir(path):
                 notes.append(f"{path}: not a segment, left alone")
             continue
-        facts = disk.facts(path)
+        facts = part_facts(disk, path, segment_size, "mappedFileSizeCommitLog")
         if facts is None:
             continue
-        if not facts.regular:
-            raise StoreError(NO_FILE, path)
-        base = int(name)
-        if base % segment_size or facts.size > segment_size:
-            raise StoreError(
-                f"{facts.size} bytes from {base} on do not fit mappedFileSizeCommitLog={segment_size}", path
-            )
         if facts.size < segment_size:
             short.append((path, facts.size))
-        bases.append(base)
+        bases.append(int(name))
     places.check(bases)
     for path, size in short:
         notes.append(f"{path}: {size} bytes instead of {segment_size}, filled up with zeros")

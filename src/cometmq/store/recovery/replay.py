@@ -99,8 +99,7 @@ class Replay:
         self.torn = False
 
     def run(self, index_from: int) -> None:
-        """Walk to the end of the log; the index gets records from `index_from` on. Raises StartEarlier,
-        OSError."""
+        """Walk to the end of the log, indexing from `index_from` on. Raises StartEarlier, OSError."""
         result, start = self.result, self.start
         result.start = start
         result.records = result.not_served = 0

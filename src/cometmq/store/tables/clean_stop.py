@@ -3,10 +3,8 @@
 A queue whose newest sector, file or directory is lost looks just like a shorter queue, and would hand out
 offsets that its messages already have. So a clean stop leaves the ends of all queues in a small table; a
 start that finds less builds the queues anew from the log. Apache's broker does not know the file; ends
-from before it ran are lower bounds.
-
-A damaged table counts as empty, and its `.bak` is not asked: a wrong end would move a queue, and no end only
-leaves damage unseen.
+from before it ran are lower bounds. A damaged table counts as empty, and its `.bak` is not asked: a wrong end
+would move a queue, no end only leaves damage unseen.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ def sizes_of(config: StoreConfig) -> tuple[int, int, int]:
 
 
 class CleanEnds:
-    """`config/consumeQueueEnds.json`: topic -> queue id -> end of the queue. sizes: of `sizes_of`; 0 if
-    unknown."""
+    """`config/consumeQueueEnds.json`: topic -> queue id -> end. sizes: of `sizes_of`; 0 if unknown."""
 
     __slots__ = ("_table", "ends", "log_end", "sizes")
 
@@ -59,11 +56,10 @@ class CleanEnds:
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
         """(topic, queue id, end then) of the queues that now end before where they did."""
-        gone = set(deleted.topics())
         found = []
         for topic, ends in self.ends.items():
             for queue_id, end in ends.items():
                 queue = queues.find(topic, queue_id)
-                if topic not in gone and (queue is None or queue.max_offset < end):
+                if topic not in deleted.ends and (queue is None or queue.max_offset < end):
                     found.append((topic, queue_id, end))
         return found

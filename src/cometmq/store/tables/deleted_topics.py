@@ -1,10 +1,9 @@
 """Which part of the log belongs to topics that have been deleted.
 
 Deleting a topic removes its queues; its records stay in the log until their segments go. A later recovery
-that walks the log must not bring them back, nor take them for records of a new topic of the same name. So
-each deletion is kept, with the end of the log at that moment, until the log begins behind it. Apache's
-broker does not know this file (there, deleted messages can come back and hide new ones after a crash) and
-is not disturbed by it.
+must neither bring them back nor take them for records of a new topic of that name. So each deletion is kept,
+with the end of the log at that moment, until the log begins behind it. Apache's broker ignores this file:
+there, deleted messages can come back and hide new ones after a crash.
 """
 
 from __future__ import annotations
@@ -22,51 +21,43 @@ from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
 
 
 class DeletedTopics:
-    """`config/deletedTopics.json`: topic -> log position before which its records do not count."""
+    """`config/deletedTopics.json`: `ends`, topic -> log position before which its records do not count; the
+    table is replaced, never changed."""
 
-    __slots__ = ("_ends", "_table", "under_way")
+    __slots__ = ("_table", "ends", "under_way")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Raises OSError. An unreadable table counts as empty: a store opens without knowing what was
-        deleted."""
+        """Raises OSError. A table that cannot be read counts as empty: deleted messages may come back."""
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
-        self._ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
+        self.ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
         self.under_way = 0  # deletions that may be noted here already while their queues are still there
 
     def add(self, topics: list[str], log_end: int, log_min: int) -> None:
         """Keep a deletion, on the device when this returns. Raises OSError; then nothing is kept."""
-        ends = {topic: end for topic, end in self._ends.items() if end > log_min}
+        ends = {topic: end for topic, end in self.ends.items() if end > log_min}
         ends.update(dict.fromkeys(topics, log_end))
         self._table.save({"deletedTopics": ends})
-        self._ends = ends
+        self.ends = ends
 
     def restore(self, topics: list[str], before: Mapping[str, int]) -> None:
         """Take a deletion back: what was kept of these topics `before` counts again. Raises OSError; the next
         start then finishes the deletion."""
-        others = {topic: end for topic, end in self._ends.items() if topic not in topics}
-        self._ends = others | {topic: before[topic] for topic in topics if topic in before}
-        self._table.save({"deletedTopics": self._ends})
-
-    @property
-    def ends(self) -> Mapping[str, int]:
-        """topic -> log position; replaced, never changed."""
-        return self._ends
+        others = {topic: end for topic, end in self.ends.items() if topic not in topics}
+        self.ends = others | {topic: before[topic] for topic in topics if topic in before}
+        self._table.save({"deletedTopics": self.ends})
 
     def hides(self, topic: str, position: int) -> bool:
         """Whether the record at `position` belongs to a deleted topic."""
-        return position < self._ends.get(topic, 0)
+        return position < self.ends.get(topic, 0)
 
     def hidden(self, run: Run) -> NDArray[np.bool_]:
         """Which records of a run belong to deleted topics."""
-        ends = [min(max(self._ends.get(name, 0), 0), 1 << 62) for name in run.names]
+        ends = [min(max(self.ends.get(name, 0), 0), 1 << 62) for name in run.names]
         return run.position < np.array(ends, np.int64)[run.topic]
 
     def any_since(self, position: int) -> bool:
         """Whether a topic was deleted when the log ended at `position`, or later."""
-        return any(end >= position for end in self._ends.values())
-
-    def topics(self) -> list[str]:
-        return list(self._ends)
+        return any(end >= position for end in self.ends.values())
 
     def __bool__(self) -> bool:
-        return bool(self._ends)
+        return bool(self.ends)

@@ -26,8 +26,7 @@ class MinOffsets:
     __slots__ = ("_lock", "_saved", "_table", "by_topic")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Raises OSError. An unreadable table counts as empty: purged messages may come back, none gets
-        lost."""
+        """Raises OSError. A table that cannot be read counts as empty: purged messages may come back."""
         self._table = JsonTable(os.path.join(root, "config", MIN_OFFSETS), disk)
         self._lock = threading.Lock()
         self.by_topic: Floors = MinOffsetTable.from_plain(self._table.load_or_empty()).min_offsets

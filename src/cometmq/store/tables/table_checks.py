@@ -164,8 +164,7 @@ def _topic_and_group(entries: Table) -> None:
 
 
 def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
-    """Refuse keys that a flipped bit has made of known ones: readers would take the default for their
-    value."""
+    """Refuse keys that are a flipped bit from known ones: their value would read as the default."""
     if not isinstance(value, dict):
         return
     for key in value:

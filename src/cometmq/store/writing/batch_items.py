@@ -1,8 +1,8 @@
 """The messages of a batch send, on their way from its body to records of the log.
 
 They go in columns (all bodies, all keys, all records), each made by one call of something that loops in C.
-The messages of a machine mostly differ in nothing but body and unique key, and these are of one length: then
-they go as `Alike`, at two thirds of the cost of `Mixed`, which takes any.
+Most batches differ only in bodies and unique keys of one length: these go as `Alike`, at two thirds of the
+cost of `Mixed`, which takes any.
 """
 
 from __future__ import annotations
