@@ -76,10 +76,9 @@ def expected(
     if pull.offset < cached_from:
         boundary = (pull.offset // UNITS_PER_FILE + 1) * UNITS_PER_FILE
         stop = boundary if boundary < cached_from else high
-    if pull.tags is None:
-        stop = min(stop, pull.offset + pull.max_count)
-    else:
-        stop = min(stop, pull.offset + max(SCAN, pull.max_count))
+    # Ours: a pull that asks for more than the settings ever give looks at no more units for it.
+    most_units = min(pull.max_count, max(rules.count_memory, rules.count_disk))
+    stop = min(stop, pull.offset + (most_units if pull.tags is None else max(SCAN, most_units)))
     found: list[bytes] = []
     total = scanned = 0
     last = 0
@@ -144,6 +143,13 @@ def filled(
     asked=st.lists(pulls, min_size=1, max_size=12),
     restarted=st.booleans(),
     expired=st.booleans(),
+)
+@example(  # the limit of messages ends the read before a unit that is on disk
+    sizes=[0, 0],
+    rules=Rules(1, 1, 1, 1, 10_000, 1),
+    asked=[Pull(0, 2, None, None)],
+    restarted=False,
+    expired=False,
 )
 @example(  # exactly as far from the end as the window is wide: still in memory
     sizes=[100] * 20,
