@@ -83,6 +83,22 @@ async def test_a_consumer_starts_once_and_stops_as_often_as_you_like(box: Box) -
         await member.start()
 
 
+async def test_a_listener_may_stop_its_own_consumer(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    broker.store("T", 0, b"last")
+    stopping = asyncio.Event()
+
+    async def stops(_messages: list[MessageExt]) -> None:
+        await member.stop()
+        await asyncio.create_task(member.stop())
+        stopping.set()
+
+    member = PushConsumer("g", stops, "T", namesrv=namesrv.addr)
+    async with asyncio.timeout(10), member:  # draining alone would take 30 s
+        await stopping.wait()
+    assert member.health().state == "stopped"
+    assert broker.offsets["T", 0] == 1
+
+
 def test_nonsense_is_refused_before_anything_starts() -> None:
     with pytest.raises(MessageIllegal):
         PushConsumer("bad group", ignore, "T")

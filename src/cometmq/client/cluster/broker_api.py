@@ -53,6 +53,7 @@ __all__ = ["BrokerApi", "Calls"]
 
 MEMBERS_MAX = 100_000
 """Members of a group: all are sorted and shared out at each rebalance, some 0.1 s for this many."""
+_PULL_S = 10.0
 
 
 @dataclass(eq=False)
@@ -99,9 +100,12 @@ class BrokerApi(Calls):
         PullStatus.
 
         The broker filters tags by their hash only: look at each message's tag again. timeout_s: more than the
-        request's `suspend_s`. max_body: bytes of a decompressed body; a larger one is left as it is stored.
+        request's `suspend_s`; at least 10 s if not given, for a slow disk. max_body: bytes of a decompressed
+        body; a larger one is left as it is stored.
         """
-        answer = await self.ask(addr, request, timeout_s)
+        answer = await self.ask(
+            addr, request, max(self.timeout_s, _PULL_S) if timeout_s is None else timeout_s
+        )
         status = PULL_STATUS.get(answer.code)
         if status is None:
             raise broker_error(answer, addr, queue.topic)

@@ -67,6 +67,7 @@ class PushConsumer(Client):
         self._listener = listener
         self._subscriptions = as_subscriptions(subscriptions)
         self._session: PushSession | None = None
+        self._stop_for_listener: asyncio.Task[None] | None = None  # kept, so that it is not collected
 
     async def start(self) -> None:
         """Join the group. Returns when the subscriptions are announced and the first rebalance was tried.
@@ -102,9 +103,14 @@ class PushConsumer(Client):
     async def stop(self) -> None:
         """Stop pulling, let running listeners end, store the offsets, leave the group. May be called again.
 
-        Messages that were pulled and not begun are left to the other members.
+        Messages that were pulled and not begun are left to the other members. Called by the (async) listener
+        it returns at once, and the consumer stops when the listener has returned.
         """
-        await super().stop()
+        session = self._session
+        if session is None or not session.in_listener():
+            await super().stop()
+        elif self._stop_for_listener is None:
+            self._stop_for_listener = asyncio.create_task(super().stop())
 
     async def _end(self, *, drain: bool) -> None:
         session = self._session

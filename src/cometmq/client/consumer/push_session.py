@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
@@ -35,6 +36,8 @@ log = logs.logger("cometmq.client.consumer")
 
 _OVERDUE_PER_ROUND = 16
 _MIB = 1024 * 1024
+_LISTENING: ContextVar[PushSession | None] = ContextVar("_LISTENING", default=None)
+"""Whose listener runs in this task, or began it."""
 
 
 class PushSession:
@@ -63,14 +66,14 @@ class PushSession:
         self._executor = (
             None if is_async(listener) else ThreadPoolExecutor(options.consume_concurrency, f"cometmq-{name}")
         )
-        self._listener = bind_listener(listener, self._executor)
+        self._bound = bind_listener(listener, self._executor)
         self._acknowledger = Acknowledger(
             group,
             lambda queue: self.members.made_room(queue),
             lambda batches: self.consuming.submit(batches),
         )
         self.consuming = ConcurrentConsuming(
-            self._listener, options.consume_concurrency, self._acknowledger.acknowledge
+            self._listen, options.consume_concurrency, self._acknowledger.acknowledge
         )
         self.members = Membership(group, self.consuming)
         loop = asyncio.get_running_loop()
@@ -82,6 +85,17 @@ class PushSession:
                 loop, options.consume_timeout_s, self._send_back_overdue, name=f"time-outs of group {name}"
             ),
         )
+
+    async def _listen(self, messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        token = _LISTENING.set(self)
+        try:
+            return await self._bound(messages, context)
+        finally:
+            _LISTENING.reset(token)
+
+    def in_listener(self) -> bool:
+        """Whether an async listener of this session is asking."""
+        return _LISTENING.get() is self
 
     async def start(self) -> None:
         self.consuming.start()
@@ -223,7 +237,7 @@ class PushSession:
         context = ConsumeContext(message.queue)
         self.group.restore_topic(message)
         try:
-            status = await self._listener([message], context)
+            status = await self._listen([message], context)
             result = "CR_SUCCESS" if status is ConsumeStatus.SUCCESS else "CR_LATER"
         except Exception as error:
             # The administrator who asked is told; nothing here depends on it.
