@@ -34,6 +34,8 @@ from cometmq import (
     SendStatus,
     select_by_hash,
 )
+from cometmq.admin import Admin, Resending, Selection
+from cometmq.admin.dead_letters import original_topic
 from cometmq.client import Listener
 from cometmq.client.consumer.subscription import Subscriptions
 
@@ -379,31 +381,39 @@ async def part_of_a_batch_can_fail(namesrv: str) -> None:
     assert ledger.bodies == Counter({sent[0]: 1, sent[1]: 1, sent[2]: 2, sent[3]: 2})
 
 
-async def hopeless_messages_become_dead_letters(namesrv: str) -> None:
+async def dead_letters_are_sent_again_to_their_group(namesrv: str) -> None:
     name = names("dlq")
     sent = bodies(3)
     await fill(namesrv, name.topic, sent)
-    ledger = Ledger()
+    failed, cured = Ledger(), Ledger()
 
-    async def hopeless(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
-        ledger.add(messages)
+    async def hopeless_at_first(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        if all("DLQ_RESEND_TIMES" in message.properties for message in messages):
+            cured.add(messages)
+            return ConsumeStatus.SUCCESS
+        failed.add(messages)
         context.delay_level = -1
         return ConsumeStatus.RECONSUME_LATER
 
-    async with consuming(namesrv, name, hopeless) as consumer:
-        await ledger.has_all(sent)
-        # The dead-letter topic may only be written, so that nobody reads it by mistake; its queue can be
-        # asked for.
-        dead = MessageQueue(
-            f"%DLQ%{name.group}", (await consumer.client.read_queues(name.topic))[0].broker_name, 0
-        )
-        addr = consumer.client.master_addr(dead.broker_name)
+    everything = Selection(group=name.group)
+    async with consuming(namesrv, name, hopeless_at_first), Admin(namesrv) as admin:
+        await failed.has_all(sent)
 
         async def all_dead() -> bool:
-            return await consumer.client.brokers.max_offset(addr, dead) == len(sent)
+            return [len(sent)] == [
+                each.count for each in await admin.dead_letter_counts() if each.group == name.group
+            ]
 
         await until(all_dead, "all messages in the dead-letter topic")
-    assert ledger.bodies == Counter(sent)
+        dead = [message async for message in admin.dead_letters(everything)]
+        assert Counter(message.body for message in dead) == Counter(sent)
+        assert {original_topic(message) for message in dead} == {name.topic}
+        for wanted in (["RESENT"] * 3, ["SKIPPED"] * 3):
+            assert [result.state async for result in admin.resend(everything, Resending())] == wanted
+        await cured.has_all(sent)
+    assert failed.bodies == cured.bodies == Counter(sent)
+    assert {message.msg_id for message in cured.messages} == {message.msg_id for message in dead}
+    assert {(message.topic, message.reconsume_times) for message in cured.messages} == {(name.topic, 0)}
 
 
 async def delayed_messages_come_after_their_delay(namesrv: str) -> None:
@@ -544,7 +554,7 @@ SCENARIOS: list[Scenario] = [
     leaving_in_order_repeats_nothing,
     failed_messages_come_again,
     part_of_a_batch_can_fail,
-    hopeless_messages_become_dead_letters,
+    dead_letters_are_sent_again_to_their_group,
     delayed_messages_come_after_their_delay,
     broadcasting_gives_every_member_every_message,
     pull_reads_seeks_and_keeps_offsets,

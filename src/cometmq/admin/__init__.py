@@ -1,16 +1,27 @@
 """The administration API and the `mqadmin` commands over it."""
 
 from cometmq.admin.admin import Admin, TopicSettings
-from cometmq.admin.errors import MessageNotFound, UnknownNameError
+from cometmq.admin.dead_letters import Resending, Selection
+from cometmq.admin.errors import (
+    DeadLettersHidden,
+    IndexSilent,
+    MessageNotFound,
+    ResendStopped,
+    UnknownNameError,
+)
 from cometmq.admin.messages import ReadRange
 from cometmq.admin.values import (
     BrokerStatus,
+    DeadLetterCount,
+    DeadLetterView,
     GroupProgress,
     GroupSummary,
     MessageTrack,
     MessageView,
     QueueProgress,
     QueueStatus,
+    Resend,
+    ResendResult,
     TopicUse,
     TrackType,
 )
@@ -18,14 +29,23 @@ from cometmq.admin.values import (
 __all__ = [
     "Admin",
     "BrokerStatus",
+    "DeadLetterCount",
+    "DeadLetterView",
+    "DeadLettersHidden",
     "GroupProgress",
     "GroupSummary",
+    "IndexSilent",
     "MessageNotFound",
     "MessageTrack",
     "MessageView",
     "QueueProgress",
     "QueueStatus",
     "ReadRange",
+    "Resend",
+    "ResendResult",
+    "ResendStopped",
+    "Resending",
+    "Selection",
     "TopicSettings",
     "TopicUse",
     "TrackType",

@@ -13,19 +13,23 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from cometmq.admin import groups, messages
+from cometmq.admin import dead_letters, groups, messages
+from cometmq.admin.dead_letters import Resending, Selection
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import (
     BrokerStatus,
+    DeadLetterCount,
     GroupProgress,
     GroupSummary,
     MessageTrack,
     QueueStatus,
+    ResendResult,
     TopicUse,
 )
 from cometmq.client.cluster.instance import Client
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
@@ -346,6 +350,54 @@ class Admin(Client):
                 properties=message.user_properties,
             )
         )
+
+    # -- dead letters
+
+    async def dead_letter_counts(self) -> list[DeadLetterCount]:
+        """The groups that have a dead-letter topic, with what is stored there."""
+        topics = [topic for topic in await self.topics() if topic.startswith(DLQ_PREFIX)]
+        return await for_each(topics, self._dead_letter_count, messages.TOPICS_AT_ONCE)
+
+    async def _dead_letter_count(self, topic: str) -> DeadLetterCount:
+        queues: list[QueueStatus] = []
+        problem = ""
+        try:
+            queues = await self.topic_status(topic)
+        except CometError as error:
+            problem = str(error)
+        return DeadLetterCount(
+            group=topic.removeprefix(DLQ_PREFIX),
+            count=sum(queue.max_offset - queue.min_offset for queue in queues),
+            last_update_timestamp=max((queue.last_update_timestamp for queue in queues), default=0),
+            problem=problem,
+        )
+
+    async def dead_letters(self, wanted: Selection) -> AsyncIterator[MessageExt]:
+        """The dead letters of a selection, broker after broker, the oldest first. Raises UnknownNameError for
+        a group nobody knows, DeadLettersHidden for a topic that may not be read."""
+        try:
+            async for message in dead_letters.select(self.client, wanted):
+                yield message
+        except NoRouteError as error:
+            if error.topic != DLQ_PREFIX + wanted.group:
+                raise
+            # As in `progress`, this raises the name servers' error if none answers.
+            known = await self.group_names()
+            if wanted.group not in known:
+                raise UnknownNameError("consumer group", wanted.group, known) from None
+
+    def resend(self, wanted: Selection, how: Resending) -> AsyncIterator[ResendResult]:
+        """Send the dead letters of a selection again; says of each what became of it. A second run leaves out
+        what an earlier one did. Raises IndexSilent, ResendStopped, and what `dead_letters` does."""
+        return dead_letters.resend(self.client, self.dead_letters(wanted), wanted.group, how)
+
+    async def was_resent(self, group: str, message: MessageExt) -> bool:
+        """Whether a dead letter was sent again. Raises IndexSilent where that cannot be known."""
+        return await dead_letters.was_resent(self.client, group, message)
+
+    async def retry_limits(self, group: str) -> dict[str, int]:
+        """Client id -> the most retries that this member allows, as far as CometMQ brokers have learnt it."""
+        return await groups.retry_limits(self.client, group)
 
     async def _started_producer(self) -> Producer:
         if self._producer is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from cometmq.errors import CometError, Terminal
+from cometmq.errors import CometError, Terminal, Transient
 
 SHOWN_MAX = 16  # names in a text
 
@@ -32,3 +32,34 @@ class MessageNotFound(CometError, Terminal):
 
     def __str__(self) -> str:
         return f"no message with id {self.msg_id} {self.problem}"
+
+
+class DeadLettersHidden(CometError, Terminal):
+    """A dead-letter topic that may not be read at some brokers: RocketMQ made it so up to 3.2.4."""
+
+    topic: str
+    brokers: list[str]
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic} may not be read at {', '.join(self.brokers)}; allow it at each with "
+            f"mqadmin updateTopic -b HOST:PORT -t {self.topic} -r 1 -w 1 -p 6"
+        )
+
+
+class IndexSilent(CometError, Terminal):
+    """A broker's index does not tell whether a dead letter was sent again already; problem: what it says."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"nobody can tell what was sent again already: {self.problem}; `again` sends it anyhow"
+
+
+class ResendStopped(CometError, Transient):
+    """Dead letters are sent no further; problem: why. What was sent is known to the next run."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"no more dead letters are sent: {self.problem}"

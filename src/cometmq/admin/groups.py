@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from cometmq.admin.messages import broker_addrs
 from cometmq.admin.values import GroupProgress, GroupSummary, MessageTrack, QueueProgress, TrackType
@@ -88,18 +89,31 @@ async def members(client: ClientInstance, route: TopicRouteData, group: str) -> 
     offline: BrokerError | None = None
     for addr in broker_addrs(route).values():
         try:
-            answer = await client.brokers.call(
-                addr,
-                RequestCode.GET_CONSUMER_CONNECTION_LIST,
-                GetConsumerConnectionListRequestHeader(consumer_group=group),
-            )
+            return await members_at(client, addr, group)
         except BrokerError as error:
             if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
                 raise
             offline = error
-            continue
-        return ConsumerConnection.decode(answer.body)
     raise offline or NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
+
+
+async def members_at(client: ClientInstance, addr: str, group: str) -> ConsumerConnection:
+    """The members of a group that are connected to one broker. Raises BrokerError."""
+    header = GetConsumerConnectionListRequestHeader(consumer_group=group)
+    answer = await client.brokers.call(addr, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+    return ConsumerConnection.decode(answer.body)
+
+
+async def retry_limits(client: ClientInstance, group: str) -> dict[str, int]:
+    """Client id -> the most retries that this member named when it last handed a message back to a CometMQ
+    broker. Brokers that do not answer are left out."""
+    limits: dict[str, int] = {}
+    for addr in broker_addrs(await client.namesrv.route(RETRY_PREFIX + group)).values():
+        with suppress(CometError):
+            for member in (await members_at(client, addr, group)).connection_set:
+                if member.max_reconsume_times is not None:
+                    limits[member.client_id] = member.max_reconsume_times
+    return limits
 
 
 async def members_if_online(

@@ -176,6 +176,59 @@ class MessageView(Value, frozen=True, kw_only=True):
         )
 
 
+class DeadLetterView(MessageView, frozen=True, kw_only=True):
+    """A dead letter. original_topic: where it was sent first; origin_msg_id: the offset id that it had there;
+    resend_times: how often it was sent again before it died; reconsume_times: how often it was tried."""
+
+    original_topic: str | None
+    origin_msg_id: str
+    resend_times: int
+
+    @classmethod
+    def of_dead_letter(
+        cls, message: MessageExt, original_topic: str | None, origin_msg_id: str, resend_times: int
+    ) -> DeadLetterView:
+        """View a message of a dead-letter topic."""
+        return cls(
+            **msgspec.structs.asdict(MessageView.of(message)),
+            original_topic=original_topic,
+            origin_msg_id=origin_msg_id,
+            resend_times=resend_times,
+        )
+
+
+class DeadLetterCount(Value, frozen=True, kw_only=True):
+    """The dead letters of a group; `problem` where a broker does not say how many it has."""
+
+    group: str
+    count: int
+    last_update_timestamp: int
+    problem: str = ""
+
+
+class Resend(StrEnum):
+    """What became of a dead letter that was to be sent again. SKIPPED: an earlier run did it. PLANNED: a dry
+    run found it."""
+
+    RESENT = "RESENT"
+    SKIPPED = "SKIPPED"
+    PLANNED = "PLANNED"
+    FAILED = "FAILED"
+
+
+class ResendResult(Value, frozen=True, kw_only=True):
+    """A dead letter, by its ids, and its copy in the topic `target`."""
+
+    state: Resend
+    msg_id: str
+    offset_msg_id: str
+    original_topic: str | None
+    keys: list[str]
+    target: str
+    copy_offset_msg_id: str = ""
+    problem: str = ""
+
+
 class SendView(Value, frozen=True, kw_only=True):
     """What a broker said about a sent message."""
 

@@ -31,6 +31,7 @@ from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.register import Registrar
+from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
 from cometmq.broker.send.send_back import SendBackProcessor
 from cometmq.broker.tables.durable import DurableTables
@@ -90,6 +91,7 @@ class BrokerParts:
 
     def _make_processors(self, levels: DelayLevels) -> None:
         config, store, tables, writer = self._config, self.store, self.tables, self.writer
+        self.retry_rules = RetryRules(tables.groups, self.consumers, self.locks)
         self.pulls = PullProcessor(
             config=config,
             store=store,
@@ -106,6 +108,7 @@ class BrokerParts:
             clock=self._clock,
             store=store,
             tables=tables,
+            retry_rules=self.retry_rules,
             delays=levels,
             stats=self.stats,
             writer=writer,
@@ -136,6 +139,7 @@ class BrokerParts:
                 config=config,
                 store=store,
                 tables=tables,
+                rules=self.retry_rules,
                 delays=self.schedule.levels,
                 stats=self.stats,
                 writer=self.writer,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +15,7 @@ from cometmq.text import is_utf8
 
 F = TypeVar("F", bound=Callable[..., Any])
 COUNT = click.IntRange(min=1)
+UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -56,6 +59,21 @@ def listening_options(command: F) -> F:
     for option in reversed(LISTENING):
         command = option(command)
     return command
+
+
+def moment(text: str, or_else: str = "") -> int:
+    """A time in ms since 1970: `10m` ago, the number itself, or a local date. Raises click.BadParameter.
+    or_else: what else would do."""
+    from cometmq.admin.formats import parse_time
+
+    if ago := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
+        return max(int(time.time() * 1000) - int(ago[1]) * UNIT_MS[ago[2]], 0)
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is none of: {or_else}10m (s, m, h, d ago), ms since 1970, yyyy-MM-dd#HH:mm:ss:SSS"
+        ) from None
 
 
 def check_utf8(*words: str | None) -> None:

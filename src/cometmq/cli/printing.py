@@ -134,6 +134,8 @@ def as_line(message: MessageExt, *, as_json: bool, raw: bool, properties: bool =
         facts.append(f"tag={view.tags}")
     if view.keys:
         facts.append(f"keys={','.join(view.keys)}")
+    if view.reconsume_times:
+        facts.append(f"tries={view.reconsume_times}")
     if properties:
         facts += [f"{name}={value}" for name, value in view.properties.items()]
     head = f"{' '.join(facts)}  "

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from cometmq.cli.options import HELP, check_utf8, listening_options, namesrv_option, stop_on_signals
+from cometmq.cli.options import (
+    HELP,
+    check_utf8,
+    listening_options,
+    moment,
+    namesrv_option,
+    stop_on_signals,
+)
 from cometmq.cli.outcome import ERROR_LIMIT
 from cometmq.cli.printing import LinePrinter, as_line
 from cometmq.periodic import Periodic
@@ -27,23 +33,13 @@ IDLE_S = 0.1  # after a pull that brought nothing
 SUSPEND_S = 15.0  # how long a broker waits for a message, as Java's consumers have it
 PULL_BATCH = 32  # brokers give no more
 CLOCKS_MS = 60_000  # a broker's clock may be this much behind ours
-UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def start_time(text: str) -> int | None:
     """`--from`: None for now, 0 for the first message, else ms since 1970. Raises click.BadParameter."""
-    from cometmq.admin.formats import parse_time
-
     if text in ("now", "first"):
         return None if text == "now" else 0
-    if ago := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
-        return max(int(time.time() * 1000) - int(ago[1]) * UNIT_MS[ago[2]], 0)
-    try:
-        return parse_time(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is none of: now, first, 10m (s, m, h, d ago), ms since 1970, yyyy-MM-dd#HH:mm:ss:SSS"
-        ) from None
+    return moment(text, "now, first, ")
 
 
 @click.command(context_settings=HELP)

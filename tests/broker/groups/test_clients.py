@@ -57,6 +57,30 @@ class TestConsumerTable:
         assert table.channel_closed("ch1") == []
         assert not table.unregister("Nobody", "ch1")
 
+    def test_members_whose_retry_limits_differ_are_named_once(self, caplog):
+        table = ConsumerTable()
+        for channel in ("ch1", "ch2"):
+            self.register(table, channel, f"client {channel}")
+        table.note_retry_limit("G", "ch1", 3)
+        table.note_retry_limit("G", "nobody's", 7)
+        table.note_retry_limit("Nobody", "ch1", 7)
+        assert caplog.messages == []
+        for limit in (16, 5, 16):
+            table.note_retry_limit("G", "ch2", limit)
+        assert caplog.messages == [
+            "group G: client client ch2 allows 16 retries of a message, client client ch1 allows 3: the one "
+            "that fails decides"
+        ]
+
+    def test_a_retry_limit_is_known_until_its_member_leaves(self):
+        table = ConsumerTable()
+        self.register(table, "ch1", "c1")
+        table.note_retry_limit("G", "ch1", 3)
+        self.register(table, "ch1", "c1")
+        assert [client.retry_limit for client in table.online("G")] == [3]
+        self.register(table, "ch1", "another")
+        assert [client.retry_limit for client in table.online("G")] == [None]
+
     def test_a_client_that_reconnects_is_listed_once(self):
         table = ConsumerTable()
         self.register(table, "old", "c1")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.broker.send.retry import is_dead_by_send, maximum_times, plan_send_back
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.groups.clients import ConsumerTable
+from cometmq.broker.groups.locks import LOCK_LIVE_MS, QueueLocks
+from cometmq.broker.send.retry import RetryRules, plan_send_back
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.message import MessageQueue
 
 
 class TestRetries:
@@ -14,6 +19,7 @@ class TestRetries:
             (0, 16, 0, "%RETRY%G", 3),
             (1, 16, 0, "%RETRY%G", 4),
             (15, 16, 0, "%RETRY%G", 18),
+            (30, 100, 0, "%RETRY%G", 33),
             (16, 16, 0, "%DLQ%G", 0),
             (0, 16, 5, "%RETRY%G", 5),
             (0, 16, -1, "%DLQ%G", 0),
@@ -25,9 +31,36 @@ class TestRetries:
         assert (plan.topic, plan.delay_level) == (topic, level)
         assert plan.dead is topic.startswith("%DLQ%")
 
-    def test_whose_maximum_counts(self):
-        assert maximum_times(16, 3, 409) == 3
-        assert maximum_times(16, None, 409) == 16
-        assert maximum_times(16, 3, 120) == 16
-        assert is_dead_by_send(3, 3)
-        assert not is_dead_by_send(2, 3)
+
+class TestRules:
+    @pytest.fixture
+    def rules(self):
+        groups = SubscriptionGroups(BrokerConfig(), lambda: 0, lambda: None)
+        return RetryRules(groups, ConsumerTable(), QueueLocks())
+
+    @pytest.mark.parametrize(
+        ("requested", "version", "maximum"), [(3, 407, 3), (None, 407, 16), (3, 120, 16), (3, 513, 3)]
+    )
+    def test_whose_maximum_counts(self, rules, requested, version, maximum):
+        assert rules.maximum(rules.group("G"), requested, version, "channel") == maximum
+
+    @pytest.mark.parametrize(
+        ("times", "version", "dead"), [(2, 407, False), (3, 407, True), (3, 513, False), (4, 513, True)]
+    )
+    def test_when_a_clients_own_retry_is_dead(self, rules, times, version, dead):
+        assert rules.is_dead_by_send("G", times, 3, version, 0) is dead
+
+    @pytest.mark.parametrize(
+        ("holder", "version", "now_ms", "dead"),
+        [
+            ("G", 513, LOCK_LIVE_MS, True),
+            ("G", 513, LOCK_LIVE_MS + 1, False),
+            ("G", 407, 0, False),
+            ("Other", 513, 0, False),
+        ],
+    )
+    def test_a_group_that_consumes_in_order_gives_up_at_5x_at_once(
+        self, rules, holder, version, now_ms, dead
+    ):
+        rules.locks.lock(holder, "c1", [MessageQueue("T", "broker-a", 0)], 0)
+        assert rules.is_dead_by_send("G", 0, 16, version, now_ms) is dead

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.conftest import create, records, store_raw, take
+from tests.broker.conftest import create, queue, records, store_raw, take
 
+from cometmq.protocol.bodies import ConsumerConnection, LockBatchBody
 from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from cometmq.protocol.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    GetConsumerConnectionListRequestHeader,
+)
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.record.one import properties_of
 
@@ -75,6 +79,32 @@ class TestSendBack:
         assert raw.startswith(b"TAGS\x01A\x02a\x01b\x01c\x02\xff\x01\xfe\x02junk\x02")
         assert len(records(await peer.pull(topic, expression="A"))) == 1
 
+    async def test_there_is_no_dead_letter_topic_before_the_first_dead_letter(self, fast, peer):
+        await peer.heartbeat()
+        sent = await peer.send()
+        await self.send_back(peer, sent)
+        topics = fast.broker.parts.tables.topics.table
+        assert ("%RETRY%G" in topics, "%DLQ%G" in topics) == (True, False)
+
+    async def test_the_number_of_tries_stops_at_31_bits(self, peer):
+        sent = await peer.send(reconsume_times=2**31 - 1)
+        assert (await self.send_back(peer, sent)).code == 0
+        (message,) = await take(peer, "%DLQ%G", 1, timeout_s=3)
+        assert message.reconsume_times == 2**31 - 1
+
+    async def test_members_with_different_limits_are_shown_with_them(self, fast, peer, caplog):
+        other = fast.peer()
+        for client, limit in ((peer, 3), (other, 20)):
+            await client.heartbeat(f"allows-{limit}")
+            sent = await client.send()
+            assert (await self.send_back(client, sent, max_reconsume_times=limit)).code == 0
+        header = GetConsumerConnectionListRequestHeader(consumer_group="G")
+        answer = await peer.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        members = ConsumerConnection.decode(answer.body).connection_set
+        limits = {member.client_id: member.max_reconsume_times for member in members}
+        assert limits == {"allows-3": 3, "allows-20": 20}
+        assert sum("the one that fails decides" in line for line in caplog.messages) == 1
+
     async def test_a_group_without_retry_queues_loses_it_silently(self, fast, peer):
         await peer.set_group(b'{"groupName":"G","retryQueueNums":0}')
         sent = await peer.send()
@@ -108,6 +138,16 @@ class TestClientsOwnRetries:
         (message,) = await take(peer, topic, 1, timeout_s=3)
         assert message.body == b"again"
         assert message.reconsume_times == 1 or topic == "%DLQ%G"
+
+    async def test_an_ordered_group_of_5x_clients_gives_up_at_once(self, fast, peer):
+        await peer.heartbeat(version=513)
+        body = LockBatchBody(consumer_group="G", client_id="c1", mq_set=[queue(0)]).encode()
+        await peer.call(RequestCode.LOCK_BATCH_MQ, None, body, version=513)
+        sent = {"RETRY_TOPIC": "Orders", "DELAY": "3"}
+        answer = await peer.send("%RETRY%G", b"x", properties=sent, reconsume_times=1, version=513)
+        assert answer.code == 0
+        (message,) = await take(peer, "%DLQ%G", 1, timeout_s=3)
+        assert (message.properties["DELAY"], message.properties["RETRY_TOPIC"]) == ("-1", "Orders")
 
     async def test_an_unknown_group_is_refused(self, start_cluster):
         cluster = await start_cluster(autoCreateSubscriptionGroup="false")

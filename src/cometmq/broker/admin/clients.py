@@ -107,6 +107,7 @@ def connections_of(group: Group) -> list[ClientConnection]:
             client_addr=client.channel.peer,
             language=client.language,
             version=client.version,
+            max_reconsume_times=client.retry_limit,
         )
         for client in group.by_channel.values()
     ]

@@ -11,6 +11,7 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | batch (320) | the batch's own properties go to every element | elements keep their own, plus CLUSTER |
 | offset update (15) | anything is stored | unknown topic 17, unknown group 26, bad queue or offset 29 |
 | group deletion (207) | removeOffset | cleanOffset; both are read |
+| retry sent by a client (310) | dead at the maximum, DELAY 0 | dead above it, or with locked queues; -1 |
 | maxMsgBytes of a pull (11) | unknown to 4.9 | the answer's most bytes, 100 to 128 Mi |
 | runtime table (28) | getTransferedTps | getTransferredTps; both are written |
 | 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask them of every broker |
@@ -37,6 +38,11 @@ def invalid_parameter(version: int) -> int:
 def spreads_batch_properties(version: int) -> bool:
     """Whether the properties of a batch itself are added to each of its messages."""
     return not is_5x(version)
+
+
+def level_of_dead_letter(version: int) -> bytes:
+    """DELAY of a dead letter that a client's own send to a retry topic became."""
+    return b"-1" if is_5x(version) else b"0"
 
 
 def most_bytes(version: int, asked: int | None) -> int | None:

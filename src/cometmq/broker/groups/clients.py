@@ -12,7 +12,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from cometmq import logs
 from cometmq.protocol.bodies import SubscriptionData
+
+log = logs.logger(__name__)
 
 # No heartbeat for so long: the connection of the client is closed.
 EXPIRED_MS = 120_000
@@ -34,6 +37,8 @@ class ClientInfo(msgspec.Struct):
     language: str
     version: int
     seen_ms: int
+    retry_limit: int | None = None
+    """The most retries of a message, by what it handed back last; None: it has handed nothing back."""
 
 
 class Group:
@@ -57,12 +62,13 @@ class Group:
 class ConsumerGroup(Group):
     """A consumer group as its heartbeats describe it."""
 
-    __slots__ = ("consume_from_where", "consume_type", "message_model", "subscriptions")
+    __slots__ = ("consume_from_where", "consume_type", "limits_told", "message_model", "subscriptions")
 
     def __init__(self) -> None:
         super().__init__()
         self.consume_type = self.message_model = self.consume_from_where = ""  # a heartbeat says them
         self.subscriptions: dict[str, SubscriptionData] = {}
+        self.limits_told = False  # the log names members with different retry limits
 
     def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
         """Take a heartbeat's list: True if a topic came or went. A known topic is replaced by a higher
@@ -103,8 +109,10 @@ class ClientTable(Generic[G]):
             known = self.groups[group] = self._new_group()
         self.groups_of.setdefault(channel, {})[group] = weight
         before = known.by_channel.get(channel)
-        known.by_channel[channel] = ClientInfo(channel, *client, now_ms)
-        return before is None or before.client_id != client[0]
+        new = before is None or before.client_id != client[0]
+        limit = None if before is None or new else before.retry_limit
+        known.by_channel[channel] = ClientInfo(channel, *client, now_ms, limit)
+        return new
 
     def unregister(self, group: str, channel: Hashable) -> bool:
         """The client leaves the group; True if it was in."""
@@ -182,6 +190,26 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         """What the group's heartbeats say about a topic."""
         known = self.groups.get(group)
         return None if known is None else known.subscriptions.get(topic)
+
+    def note_retry_limit(self, group: str, channel: Hashable, limit: int) -> None:
+        """A member handed a message back with its own limit. If others have other ones, the log says so once:
+        how often a message is tried depends on which of them it fails."""
+        known = self.groups.get(group)
+        client = None if known is None else known.by_channel.get(channel)
+        if known is None or client is None or client.retry_limit == limit:
+            return
+        client.retry_limit = limit
+        if known.limits_told:
+            return
+        for other in known.by_channel.values():
+            if other.retry_limit not in (None, limit):
+                known.limits_told = True
+                log.warning(
+                    "group %s: client %s allows %d retries of a message, client %s allows %d: the one that "
+                    "fails decides",
+                    group, client.client_id, limit, other.client_id, other.retry_limit,
+                )  # fmt: skip
+                return
 
     def groups_of_topic(self, topic: str) -> set[str]:
         """Online groups that subscribe the topic."""

@@ -66,6 +66,10 @@ class QueueLocks:
         mine = [queue for queue in dict.fromkeys(queues) if queue in held]
         self._drop(group, [queue for queue in mine if held[queue].client_id == client_id])
 
+    def any_held(self, group: str, now_ms: int) -> bool:
+        """Whether any member of the group holds a queue."""
+        return any(not entry.is_over(now_ms) for entry in self.groups.get(group, {}).values())
+
     def expire(self, now_ms: int) -> None:
         """Forget the locks that have run out: nobody may ever ask for those queues again."""
         for group, held in list(self.groups.items()):

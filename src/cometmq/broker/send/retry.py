@@ -4,9 +4,18 @@ in here.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
+
 import msgspec
 
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.broker.base import compat
+from cometmq.broker.groups.clients import ConsumerTable
+from cometmq.broker.groups.locks import QueueLocks
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.errors import CommandError
+from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, ResponseCode
 
 # The first retry waits level 3 (10 s), the n-th level 2 + n.
 FIRST_RETRY_LEVEL = 3
@@ -26,9 +35,41 @@ class RetryPlan(msgspec.Struct, frozen=True):
     dead: bool
 
 
-def maximum_times(group_maximum: int, requested: int | None, version: int) -> int:
-    """The limit that counts: the request's, if it has one and its version may, else the group's."""
-    return requested if requested is not None and version >= MAX_RECONSUME_TIMES_SINCE else group_maximum
+@dataclass(eq=False)
+class RetryRules:
+    """What a group, and the members that hand messages back, say about retries."""
+
+    groups: SubscriptionGroups
+    consumers: ConsumerTable
+    locks: QueueLocks
+
+    def group(self, name: str) -> SubscriptionGroupConfig:
+        """A group's settings. Raises CommandError if there is no such group."""
+        settings = self.groups.find(name)
+        if settings is None:
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"
+            )
+        return settings
+
+    def maximum(
+        self, settings: SubscriptionGroupConfig, requested: int | None, version: int, member: Hashable
+    ) -> int:
+        """The limit that counts: the request's, if it has one and its version may, else the group's.
+        `member`: the connection of the request."""
+        if requested is None or version < MAX_RECONSUME_TIMES_SINCE:
+            return settings.retry_max_times
+        self.consumers.note_retry_limit(settings.group_name, member, requested)
+        return requested
+
+    def is_dead_by_send(
+        self, group: str, reconsume_times: int, maximum: int, version: int, now_ms: int
+    ) -> bool:
+        """Whether a client's own send to a retry topic ends in the dead-letter queue. 5.x's clients count the
+        try that failed; there the locks tell that a group consumes in order, and such a group gives up."""
+        if not compat.is_5x(version):
+            return reconsume_times >= maximum
+        return reconsume_times > maximum or self.locks.any_held(group, now_ms)
 
 
 def plan_send_back(group: str, reconsume_times: int, maximum: int, delay_level: int) -> RetryPlan:
@@ -38,8 +79,3 @@ def plan_send_back(group: str, reconsume_times: int, maximum: int, delay_level: 
         return RetryPlan(DLQ_PREFIX + group, 0, True)
     level = delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + reconsume_times
     return RetryPlan(RETRY_PREFIX + group, level, False)
-
-
-def is_dead_by_send(reconsume_times: int, maximum: int) -> bool:
-    """Whether a client's own send to a retry topic ends in the dead-letter queue."""
-    return reconsume_times >= maximum

@@ -22,8 +22,9 @@ from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.names import check_topic
 from cometmq.broker.base.replies import Sender
 from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.send.retry import DLQ_QUEUES, is_dead_by_send, maximum_times
+from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules
 from cometmq.broker.send.send_templates import SendTemplates
 from cometmq.broker.send.stored_form import cluster_pair, sent_properties, stored_form, stored_forms
 from cometmq.broker.tables.durable import DurableTables
@@ -76,6 +77,7 @@ class SendProcessor:
     clock: Clock
     store: MessageStore
     tables: DurableTables
+    retry_rules: RetryRules
     delays: DelayLevels
     stats: Stats
     writer: Writer
@@ -114,7 +116,9 @@ class SendProcessor:
         form, unique = self._forms.find(sent_properties(header.properties))
         properties = form.before + unique + form.behind
         if not form.plain or topic[0] == "%":
-            topic, queue_id, properties, delay_ms = self._redirect(frame, header, topic, queue_id, properties)
+            topic, queue_id, properties, delay_ms = self._redirect(
+                connection, frame, header, topic, queue_id, properties
+            )
         elif frame.raw_header:
             self.templates.look(frame, header, header.sys_flag | rules.sys_flag)
         appender = self._appender
@@ -236,20 +240,24 @@ class SendProcessor:
         )
 
     def _redirect(
-        self, frame: Frame, header: SendMessageRequestHeader, topic: str, queue_id: int, properties: bytes
+        self,
+        connection: Connection,
+        frame: Frame,
+        header: SendMessageRequestHeader,
+        topic: str,
+        queue_id: int,
+        properties: bytes,
     ) -> Place:
         """Where a message that is not plain is stored."""
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
-            settings = self.tables.groups.find(group)
-            if settings is None:
-                raise CommandError(
-                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
-                )
-            maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
-            if is_dead_by_send(header.reconsume_times or 0, maximum):
+            rules, version = self.retry_rules, frame.version
+            maximum = rules.maximum(rules.group(group), header.max_reconsume_times, version, connection)
+            times, now_ms = header.reconsume_times or 0, mono_ms(self.clock)
+            if rules.is_dead_by_send(group, times, maximum, version, now_ms):
                 self.tables.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
-                return Place(DLQ_PREFIX + group, 0, put(properties, b"DELAY", b"0"))
+                level = compat.level_of_dead_letter(version)
+                return Place(DLQ_PREFIX + group, 0, put(properties, b"DELAY", level))
         if value_of(properties, b"TRAN_MSG").lower() == b"true":
             raise CommandError(
                 ResponseCode.NO_PERMISSION,

@@ -12,7 +12,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.send.retry import DLQ_QUEUES, maximum_times, plan_send_back
+from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules, plan_send_back
 from cometmq.broker.send.send import delayed, move
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
@@ -24,6 +24,7 @@ from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.properties.values import put
 from cometmq.protocol.record.one import decode_record, properties_of
 from cometmq.remoting import Connection
+from cometmq.settings import INT_MAX
 from cometmq.store import MessageStore, StoreRefused
 
 
@@ -34,6 +35,7 @@ class SendBackProcessor:
     config: BrokerConfig
     store: MessageStore
     tables: DurableTables
+    rules: RetryRules
     delays: DelayLevels
     stats: Stats
     writer: Writer
@@ -42,11 +44,7 @@ class SendBackProcessor:
         """Answer 0 once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
         group = header.group
-        settings = self.tables.groups.find(group)
-        if settings is None:
-            raise CommandError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
-            )
+        settings = self.rules.group(group)
         if not self.config.broker_permission & Perm.WRITE:
             raise CommandError(
                 ResponseCode.NO_PERMISSION,
@@ -66,7 +64,7 @@ class SendBackProcessor:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)
         properties = _kept(message, record)
-        maximum = maximum_times(settings.retry_max_times, header.max_reconsume_times, frame.version)
+        maximum = self.rules.maximum(settings, header.max_reconsume_times, frame.version, connection)
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
         queue_id = 0
         if plan.dead:
@@ -76,7 +74,7 @@ class SendBackProcessor:
         properties = put(properties, b"DELAY", b"%d" % plan.delay_level)
         place = delayed(self.delays, plan.topic, queue_id, properties)
         try:
-            move(self.store.appender, message, place, message.reconsume_times + 1)
+            move(self.store.appender, message, place, min(message.reconsume_times + 1, INT_MAX))
         except StoreRefused as refusal:
             self.stats.put_failed += 1
             raise CommandError(ResponseCode.SYSTEM_ERROR, refusal.remark) from None

@@ -1,0 +1,279 @@
+"""Dead letters, the messages that a group gave up on: they are counted, read, chosen, and sent again.
+
+A dead letter stays where it is when it is sent again. Its copy has DLQ_RESEND_TIMES, one more than the dead
+letter itself, and keeps the ids of the message. So the broker's index tells what was sent again already, also
+after an interrupted run and from another machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cometmq.admin.errors import DeadLettersHidden, IndexSilent, ResendStopped
+from cometmq.admin.messages import ALWAYS, UNIQUE_HITS_MAX, ReadRange, by_key, place_in, read
+from cometmq.admin.values import DeadLetterView, Resend, ResendResult
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+from cometmq.client.producer.options import ProducerOptions
+from cometmq.client.producer.outgoing import prepare_system
+from cometmq.client.producer.producer import Producer
+from cometmq.errors import CometError, ConfigError, NoRouteError
+from cometmq.message import Message, MessageExt
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Perm, SysFlag
+from cometmq.protocol.compression import TYPE_MASK
+from cometmq.protocol.properties import values as names
+
+RESEND_TIMES = "DLQ_RESEND_TIMES"
+RESEND_GROUP = "dlq_resend_group"  # of producers
+AT_ONCE = 16  # dead letters under way
+FAILURES_MAX = 10  # in a row: whatever is wrong is not wrong with a single message
+CLOCKS_MS = 10_000  # brokers' clocks may differ by so much; an index counts whole seconds
+COMPRESS_OVER = 4096
+INT_MAX = 2**31 - 1
+KEPT = (names.TAGS, names.KEYS, names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID)
+"""The reserved properties that say what a message is. The others say what happened to it."""
+ZLIB = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters of a group: all of them, or those to which everything given here applies.
+
+    ids: message ids of either kind, or the id of the message that died; topic: where it was sent first;
+    begin_ms, end_ms: died (was stored as dead letter) in this span.
+    """
+
+    group: str
+    ids: frozenset[str] = frozenset()
+    topic: str | None = None
+    key: str | None = None
+    begin_ms: int | None = None
+    end_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        begin, end = self.begin_ms, self.end_ms
+        if begin is not None and end is not None and begin >= end:
+            raise ConfigError("end", str(end), f"a time after the begin, {begin}")
+        msgspec.structs.force_setattr(self, "ids", frozenset(map(str.upper, self.ids)))
+
+    def takes(self, message: MessageExt) -> bool:
+        """Whether a dead letter that died in the span is chosen."""
+        ids = map(str.upper, (message.msg_id, message.offset_msg_id, origin_id(message)))
+        return (
+            (not self.ids or not self.ids.isdisjoint(ids))
+            and self.topic in (None, original_topic(message))
+            and (self.key is None or self.key in message.keys)
+        )
+
+
+class Resending(msgspec.Struct, frozen=True, kw_only=True):
+    """How dead letters are sent again.
+
+    to_topic: to the topic that they were sent to first, where all groups get them; else to the group's retry
+    topic, where this group alone does. again: also what was sent again before. dry_run: send nothing.
+    rate: most a second; limit: most of this run, those left out not counted.
+    """
+
+    to_topic: bool = False
+    again: bool = False
+    dry_run: bool = False
+    rate: float | None = None
+    limit: int | None = None
+
+
+def original_topic(message: MessageExt) -> str | None:
+    """The topic that a dead letter was sent to first, None if it does not say."""
+    properties = message.properties
+    return properties.get(names.RETRY_TOPIC) or properties.get(names.DLQ_ORIGIN_TOPIC)
+
+
+def origin_id(message: MessageExt) -> str:
+    """The offset id of the message that a dead letter was at first."""
+    properties = message.properties
+    return (
+        properties.get(names.ORIGIN_MESSAGE_ID, "").strip()
+        or properties.get(names.DLQ_ORIGIN_MESSAGE_ID)
+        or message.offset_msg_id
+    )
+
+
+def resend_times(message: MessageExt) -> int:
+    """How often it had been sent again when it died."""
+    text = message.properties.get(RESEND_TIMES, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def view(message: MessageExt) -> DeadLetterView:
+    """A dead letter for people and scripts."""
+    return DeadLetterView.of_dead_letter(
+        message, original_topic(message), origin_id(message), resend_times(message)
+    )
+
+
+# -- reading
+
+
+async def select(client: ClientInstance, wanted: Selection) -> AsyncIterator[MessageExt]:
+    """The dead letters of a selection, broker after broker, the oldest first. Raises NoRouteError for a group
+    without a dead-letter topic, DeadLettersHidden."""
+    topic = DLQ_PREFIX + wanted.group
+    route = await client.namesrv.route(topic)
+    hidden = sorted(data.broker_name for data in route.queue_datas if not data.perm & Perm.READ)
+    if hidden:
+        raise DeadLettersHidden(topic, hidden)
+    span = ReadRange(topic=topic, begin_ms=wanted.begin_ms, end_ms=wanted.end_ms, count=2**63 - 1)
+    async for message in read(client, span):
+        if wanted.takes(message):
+            yield message
+
+
+# -- what was sent again already
+
+
+async def was_resent(client: ClientInstance, group: str, message: MessageExt) -> bool:
+    """Whether a copy of a dead letter lies in either target. Raises IndexSilent if that cannot be known."""
+    origin, times = origin_id(message), resend_times(message)
+    topic = original_topic(message)
+    for target in (RETRY_PREFIX + group, *((topic,) if topic else ())):
+        # Copies keep the mark through all their retries, so the newest ones tell it.
+        copies = await copies_in(client, target, message)
+        if any(origin_id(copy) == origin and resend_times(copy) > times for copy in copies):
+            return True
+        if len(copies) >= UNIQUE_HITS_MAX:
+            raise IndexSilent(f"{len(copies)} or more messages of {target} have the id {message.msg_id}")
+    return False
+
+
+async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> list[MessageExt]:
+    """The newest messages of a topic with this one's id that were stored since it died."""
+    span = message.store_timestamp_ms - CLOCKS_MS, ALWAYS[1]
+    try:
+        return await by_key(client, topic, message.msg_id, UNIQUE_HITS_MAX, unique=True, span=span)
+    except NameServersUnreachable:
+        raise
+    except NoRouteError:
+        return []
+
+
+async def check_index(client: ClientInstance, message: MessageExt) -> None:
+    """Raises IndexSilent unless the index finds this dead letter itself."""
+    if names.UNIQ_KEY in message.properties and not await copies_in(client, message.topic, message):
+        raise IndexSilent(f"{message.broker_name} does not find {message.msg_id} in {message.topic}")
+
+
+async def check_copy(client: ClientInstance, result: ResendResult) -> None:
+    """Raises ResendStopped if the copy is a dead letter already: a 5.x broker makes one of whatever is sent
+    to the retry topic of a group that holds queue locks."""
+    place = place_in(result.copy_offset_msg_id)
+    if place is not None:
+        stored = await client.brokers.view_message(place.host, place.physical_offset)
+        if stored.topic.startswith(DLQ_PREFIX):
+            raise ResendStopped(
+                f"the broker made {result.msg_id} a dead letter again at once, as 5.x does for a group that "
+                f"consumes in order; send it to its original topic"
+            )
+
+
+# -- sending again
+
+
+@dataclass
+class Resender:
+    """Sends dead letters again; `producer` tries each once, since a try that failed may have been stored."""
+
+    client: ClientInstance
+    producer: Producer
+    group: str
+    how: Resending
+    _next_s: float = field(default=0.0, init=False)
+
+    async def resend(self, message: MessageExt) -> ResendResult:
+        """Send one again, unless that was done before. Never raises a CometError."""
+        topic = original_topic(message)
+        target = (topic or "") if self.how.to_topic else RETRY_PREFIX + self.group
+        state, problem, copy = Resend.FAILED, "", ""
+        try:
+            if topic is None:
+                problem = "it names no original topic"
+            elif not self.how.again and await was_resent(self.client, self.group, message):
+                state = Resend.SKIPPED
+            elif self.how.dry_run:
+                state = Resend.PLANNED
+            else:
+                copy = await self._send(message, target, topic)
+                state = Resend.RESENT
+        except CometError as error:
+            problem = str(error)
+        return ResendResult(
+            msg_id=message.msg_id, offset_msg_id=message.offset_msg_id, original_topic=topic,
+            keys=list(message.keys), target=target, state=state, problem=problem, copy_offset_msg_id=copy,
+        )  # fmt: skip
+
+    async def _send(self, message: MessageExt, target: str, topic: str) -> str:
+        """The offset id of the copy."""
+        await self._pace()
+        properties = message.user_properties
+        properties |= {name: message.properties[name] for name in KEPT if name in message.properties}
+        properties.setdefault(names.UNIQ_KEY, message.msg_id)
+        properties[names.ORIGIN_MESSAGE_ID] = origin_id(message)
+        properties[RESEND_TIMES] = str(resend_times(message) + 1)
+        if not self.how.to_topic:
+            properties[names.RETRY_TOPIC] = topic
+            # All its retries are before it, and no limit of the group makes it a dead letter here.
+            properties |= {names.RECONSUME_TIME: "0", names.MAX_RECONSUME_TIMES: str(INT_MAX)}
+        body, sys_flag = message.body, 0
+        if message.sys_flag & SysFlag.COMPRESSED:  # too large to be inflated, or not readable
+            sys_flag = message.sys_flag & (int(SysFlag.COMPRESSED) | TYPE_MASK)
+        elif len(body) >= COMPRESS_OVER:
+            body, sys_flag = await asyncio.to_thread(zlib.compress, body), ZLIB
+        copy = Message(topic=target, body=body, flag=message.flag, properties=properties)
+        result = await self.producer.send_raw(prepare_system(copy, self.client.keys, sys_flag))
+        return result.offset_msg_id
+
+    async def _pace(self) -> None:
+        if self.how.rate is not None:
+            now_s = asyncio.get_running_loop().time()
+            at_s = max(self._next_s, now_s)
+            self._next_s = at_s + 1 / self.how.rate
+            await asyncio.sleep(at_s - now_s)
+
+
+async def resend(
+    client: ClientInstance, letters: AsyncIterator[MessageExt], group: str, how: Resending
+) -> AsyncIterator[ResendResult]:
+    """Send dead letters again, and say of each what became of it.
+
+    Raises IndexSilent before anything is sent, if nobody can tell what was sent again already; ResendStopped
+    after FAILURES_MAX failures in a row, or if the first copy does not arrive.
+    """
+    async with Producer(RESEND_GROUP, client=client, options=ProducerOptions(retry_times=0)) as producer:
+        resender = Resender(client, producer, group, how)
+        left = sys.maxsize if how.limit is None else how.limit
+        failures, checked = 0, how.to_topic
+        some = await up_to(min(1, left), letters)
+        if some and not how.again:
+            await check_index(client, some[0])
+        while some:
+            for result in await asyncio.gather(*map(resender.resend, some)):
+                yield result
+                left -= result.state in (Resend.RESENT, Resend.PLANNED)
+                if result.state is Resend.RESENT and not checked:
+                    await check_copy(client, result)
+                    checked = True
+                failures = failures + 1 if result.state is Resend.FAILED and result.original_topic else 0
+                if failures >= FAILURES_MAX:
+                    raise ResendStopped(f"{failures} in a row failed, the last one: {result.problem}")
+            some = await up_to(min(AT_ONCE, left), letters)
+
+
+async def up_to(count: int, letters: AsyncIterator[MessageExt]) -> list[MessageExt]:
+    """The next ones, as many as there are."""
+    found: list[MessageExt] = []
+    while len(found) < count and (message := await anext(letters, None)) is not None:
+        found.append(message)
+    return found

@@ -1,0 +1,252 @@
+"""`cometmq dlq`: what groups gave up on is listed, shown and sent again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any
+
+import click
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.dead_letters import Resending, Selection, view
+from cometmq.admin.errors import IndexSilent, ResendStopped
+from cometmq.admin.shell import json_option, show, show_json, show_problem
+from cometmq.admin.values import DeadLetterCount, DeadLetterView, Resend, ResendResult
+from cometmq.cli.options import COUNT, HELP, F, check_utf8, moment, namesrv_option
+from cometmq.text import counted, local_time
+
+SELECTING = (
+    click.option("-t", "--topic", metavar="NAME", help="Only messages that were sent to this topic."),
+    click.option("-k", "--key", metavar="KEY", help="Only messages with this key."),
+    click.option(
+        "--begin",
+        "begin_ms",
+        type=moment,
+        metavar="WHEN",
+        help="Died from then on: a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+    ),
+    click.option("--end", "end_ms", type=moment, metavar="WHEN", help="Died before then."),
+)
+LIMIT = click.option("--limit", type=COUNT, metavar="N", help="N messages at most.")
+ALL_GROUPS = "%-64s  %-12s  %-20s  %s"
+LETTER = "%-32s  %-24s  %5s  %7s  %-19s  %-16s  %s"
+
+
+def selecting_options(command: F) -> F:
+    """Which dead letters of a group."""
+    for option in reversed(SELECTING):
+        command = option(command)
+    return command
+
+
+def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[None]]) -> None:
+    """Do the work with an Admin that is closed afterwards."""
+
+    async def run() -> None:
+        async with Admin(namesrv) as admin:
+            await work(admin)
+
+    asyncio.run(run())
+
+
+def selection(group: str, ids: Iterable[str] = (), **wanted: Any) -> Selection:
+    """What the options say. Raises UsageError for arguments that are not UTF-8."""
+    check_utf8(group, *ids, wanted["topic"], wanted["key"])
+    return Selection(group=group, ids=frozenset(ids), **wanted)
+
+
+@click.group(context_settings=HELP)
+def dlq() -> None:
+    """Dead letters: messages that a group gave up on, in its topic %DLQ%GROUP."""
+
+
+@dlq.command("list", context_settings=HELP)
+@click.argument("group", required=False)
+@namesrv_option
+@selecting_options
+@LIMIT
+@json_option
+def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bool, **wanted: Any) -> None:
+    """Print the dead letters of GROUP, or without GROUP how many each group has."""
+    if group is None and any(value is not None for value in (limit, *wanted.values())):
+        raise click.UsageError("Messages are chosen within a GROUP: name it.")
+
+    async def count(admin: Admin) -> None:
+        found = await admin.dead_letter_counts()
+        show_json(found) if as_json else show(count_table(found))
+
+    async def run(admin: Admin, group: str) -> None:
+        await tell_limits(admin, group)
+        shown = 0
+        async for message in admin.dead_letters(selection(group, **wanted)):
+            letter = view(message)
+            # A listing that may be long is printed as it comes: one JSON object a line.
+            show_json(letter, indent=None) if as_json else show(letter_lines(letter, title=not shown))
+            shown += 1
+            if shown == limit:
+                break
+        if not shown:
+            show_problem(f"group {group} has no such dead letters")
+
+    with_admin(namesrv, count if group is None else lambda admin: run(admin, group))
+
+
+@dlq.command("show", context_settings=HELP)
+@click.argument("group")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@namesrv_option
+@json_option
+def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) -> None:
+    """Print dead letters of GROUP with all that is known of them. ID: a message id of either kind, or the
+    offset id of the message that died."""
+
+    async def run(admin: Admin) -> None:
+        found = 0
+        async for message in admin.dead_letters(selection(group, ids, topic=None, key=None)):
+            found += 1
+            letter = view(message)
+            if as_json:
+                show_json(letter, indent=None)
+                continue
+            try:
+                again = "yes" if await admin.was_resent(group, message) else "no"
+            except IndexSilent as error:
+                again = str(error)
+            show(details(letter, again))
+        if not found:
+            raise click.ClickException(f"group {group} has no dead letter with this id")
+
+    with_admin(namesrv, run)
+
+
+@dlq.command(context_settings=HELP)
+@click.argument("group")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@namesrv_option
+@selecting_options
+@LIMIT
+@click.option("--all", "all_letters", is_flag=True, help="All dead letters of GROUP.")
+@click.option(
+    "--to",
+    type=click.Choice(["group", "topic"]),
+    default="group",
+    help="group: only GROUP gets it, in its retry topic. topic: all groups of the original topic get it.",
+)
+@click.option("--again", is_flag=True, help="Also what was sent again before.")
+@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="N messages a second at most."
+)
+@json_option
+def resend(
+    group: str,
+    ids: tuple[str, ...],
+    namesrv: str,
+    limit: int | None,
+    all_letters: bool,
+    to: str,
+    again: bool,
+    dry_run: bool,
+    rate: float | None,
+    as_json: bool,
+    **wanted: Any,
+) -> None:
+    """Send dead letters of GROUP again, each once: a second run leaves out what an earlier one sent, so that
+    an interrupted run is continued by running it again. The dead letters stay where they are.
+
+    Exit code 1 if any could not be sent.
+    """
+    if all_letters == bool(ids or any(value is not None for value in wanted.values())):
+        raise click.UsageError("Say which: IDs, --topic, --key, --begin, --end; or --all.")
+    how = Resending(to_topic=to == "topic", again=again, dry_run=dry_run, rate=rate, limit=limit)
+
+    async def run(admin: Admin) -> None:
+        states: Counter[Resend] = Counter()
+        try:
+            async for result in admin.resend(selection(group, ids, **wanted), how):
+                states[result.state] += 1
+                show_json(result, indent=None) if as_json else show(result_lines(result))
+        except ResendStopped as error:
+            show_problem(f"{summary(states)}; run it again to go on")
+            raise click.ClickException(str(error)) from None
+        show_problem(summary(states))
+        if states[Resend.FAILED] or (ids and not states):
+            raise click.exceptions.Exit(1)
+
+    with_admin(namesrv, run)
+
+
+async def tell_limits(admin: Admin, group: str) -> None:
+    """Say on standard error if members of the group allow different numbers of retries."""
+    from cometmq.errors import NoRouteError
+
+    try:
+        limits = await admin.retry_limits(group)
+    except NoRouteError:
+        return  # the listing says what is wrong with the group
+    if len(set(limits.values())) > 1:
+        members = ", ".join(f"{client_id} {limit}" for client_id, limit in sorted(limits.items())[:16])
+        show_problem(
+            f"members of {group} allow different numbers of retries, and the failing one decides: {members}"
+        )
+
+
+def count_table(counts: Iterable[DeadLetterCount]) -> Iterator[str]:
+    yield ALL_GROUPS % ("#Group", "#Messages", "#Last", "")
+    for each in counts:
+        last = local_time(max(each.last_update_timestamp, 0))
+        yield (ALL_GROUPS % (each.group, each.count, last, each.problem)).rstrip()
+
+
+def letter_lines(letter: DeadLetterView, *, title: bool) -> Iterator[str]:
+    if title:
+        yield LETTER % ("#Message ID", "#Topic", "#Tries", "#Resent", "#Died", "#Tag", "#Keys")
+    yield (
+        LETTER % (
+            *(letter.msg_id, letter.original_topic or "?", letter.reconsume_times, letter.resend_times),
+            *(local_time(letter.store_timestamp), letter.tags or "", " ".join(letter.keys)),
+        )
+    ).rstrip()  # fmt: skip
+
+
+def details(letter: DeadLetterView, sent_again: str) -> Iterator[str]:
+    facts = (
+        ("Message ID:", letter.msg_id),
+        ("Offset ID:", letter.offset_msg_id),
+        ("Original Topic:", letter.original_topic or "unknown"),
+        ("Original Offset ID:", letter.origin_msg_id),
+        ("Tag:", letter.tags or ""),
+        ("Keys:", " ".join(letter.keys)),
+        ("Tries:", letter.reconsume_times),
+        ("Born:", f"{local_time(letter.born_timestamp, ',')} at {letter.born_host}"),
+        ("Died:", f"{local_time(letter.store_timestamp, ',')} at {letter.store_host}"),
+        ("Place:", f"{letter.broker_name} queue {letter.queue_id} offset {letter.queue_offset}"),
+        ("Resent before:", letter.resend_times),
+        ("Resent since:", sent_again),
+        ("Properties:", " ".join(f"{name}={value}" for name, value in letter.properties.items())),
+        ("Body:", letter.body),
+    )
+    for name, value in facts:
+        yield f"{name:<20} {value}".rstrip()
+    yield ""
+
+
+def result_lines(result: ResendResult) -> Iterator[str]:
+    what = {
+        Resend.RESENT: f"sent to {result.target}",
+        Resend.PLANNED: f"would be sent to {result.target}",
+        Resend.SKIPPED: "skipped: it was sent again before",
+        Resend.FAILED: f"FAILED: {result.problem}",
+    }[result.state]
+    yield f"{result.msg_id}  {what}"
+
+
+def summary(states: Counter[Resend]) -> str:
+    """`3 messages sent again, 1 skipped`."""
+    sent = counted(states[Resend.RESENT], "message") + " sent again"
+    if states[Resend.PLANNED]:
+        sent = counted(states[Resend.PLANNED], "message") + " would be sent again"
+    others = ((Resend.SKIPPED, "skipped"), (Resend.FAILED, "failed"))
+    return ", ".join([sent, *(f"{states[state]} {word}" for state, word in others if states[state])])
