@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Run
 
-from cometmq import ConsumeContext, ConsumeFromWhere, ConsumeStatus, MessageExt, PushConsumer, PushOptions
+from cometmq import (
+    ClientOptions,
+    ConsumeContext,
+    ConsumeFromWhere,
+    ConsumeStatus,
+    Message,
+    MessageExt,
+    PushConsumer,
+    PushOptions,
+)
 from cometmq.admin import Admin
 from cometmq.testing import LocalBroker
 
@@ -29,10 +38,10 @@ def die(run: Run, broker: LocalBroker) -> Die:
             return ConsumeStatus.RECONSUME_LATER
 
         options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-        async with asyncio.timeout(30), Admin(broker.namesrv) as admin:
-            async with PushConsumer(topic, listener, topic, namesrv=broker.namesrv, options=options):
-                while (topic, count) not in [(e.group, e.count) for e in await admin.dead_letter_counts()]:
-                    await asyncio.sleep(0.01)
+        consumer = PushConsumer(topic, listener, topic, namesrv=broker.namesrv, options=options)
+        async with asyncio.timeout(30), Admin(broker.namesrv) as admin, consumer:
+            while (topic, count) not in [(e.group, e.count) for e in await admin.dead_letter_counts()]:
+                await asyncio.sleep(0.01)
 
     def dying(topic: str, *bodies: str) -> None:
         for body in bodies:
@@ -83,7 +92,8 @@ def test_they_are_chosen_by_id_and_time(run: Run, die: Die) -> None:
     (letter,) = rows(run("cometmq", "dlq", "list", "chosen", "--json", "--end", between).stdout)
     none = run("cometmq", "dlq", "list", "chosen", "--begin", between)
     assert (none.returncode, none.stdout, none.stderr) == (0, "", "group chosen has no such dead letters\n")
-    again = run("cometmq", "dlq", "resend", "chosen", letter["offsetMsgId"], "--again", "--to", "topic", "--json")
+    more = ("--again", "--to", "topic", "--json")
+    again = run("cometmq", "dlq", "resend", "chosen", letter["offsetMsgId"], *more)
     assert [(each["state"], each["target"]) for each in rows(again.stdout)] == [("RESENT", "chosen")]
 
 
@@ -108,14 +118,26 @@ def test_what_is_wrong_is_said(run: Run, die: Die, words: list[str], code: int, 
     assert problem in failed.stderr
 
 
-def test_members_with_different_limits_are_named(run: Run, broker: LocalBroker) -> None:
-    async def differ() -> str:
-        async def listener(messages: list[MessageExt]) -> ConsumeStatus:
-            return ConsumeStatus.RECONSUME_LATER
+async def test_members_with_different_limits_are_named(run: Run, broker: LocalBroker) -> None:
+    async def listener(messages: list[MessageExt]) -> ConsumeStatus:
+        return ConsumeStatus.RECONSUME_LATER
 
-        async with Admin(broker.namesrv) as admin, asyncio.timeout(30):
-            for name, limit in (("one", 3), ("two", 5)):
-                ...
-        return ""
+    def member(limit: int) -> PushConsumer:
+        options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_reconsume_times=limit)
+        name = ClientOptions(instance_name=f"allows-{limit}")
+        return PushConsumer(
+            "differ", listener, "differ", namesrv=broker.namesrv, options=options, client_options=name
+        )
 
-    assert differ
+    run("cometmq", "send", "differ", "makes the topic")
+    async with asyncio.timeout(60), Admin(broker.namesrv) as admin, member(3) as three, member(20) as twenty:
+        limits: dict[str, int] = {}
+        while len(limits) < 2:  # until both have failed
+            for body in range(4):
+                await admin.send(Message("differ", b"%d" % body))
+            limits = await admin.retry_limits("differ")
+        assert limits == {three.client.client_id: 3, twenty.client.client_id: 20}
+        listed = await asyncio.to_thread(run, "cometmq", "dlq", "list", "differ")
+    assert f"{three.client.client_id} 3, {twenty.client.client_id} 20\n" in listed.stderr or (
+        f"{twenty.client.client_id} 20, {three.client.client_id} 3\n" in listed.stderr
+    )

@@ -8,6 +8,7 @@ from contextlib import suppress
 from cometmq.admin.messages import broker_addrs
 from cometmq.admin.values import GroupProgress, GroupSummary, MessageTrack, QueueProgress, TrackType
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
@@ -106,9 +107,15 @@ async def members_at(client: ClientInstance, addr: str, group: str) -> ConsumerC
 
 async def retry_limits(client: ClientInstance, group: str) -> dict[str, int]:
     """Client id -> the most retries that this member named when it last handed a message back to a CometMQ
-    broker. Brokers that do not answer are left out."""
+    broker. None of a group that nobody knows; brokers that do not answer are left out."""
     limits: dict[str, int] = {}
-    for addr in broker_addrs(await client.namesrv.route(RETRY_PREFIX + group)).values():
+    try:
+        route = await client.namesrv.route(RETRY_PREFIX + group)
+    except NameServersUnreachable:
+        raise
+    except NoRouteError:
+        return limits
+    for addr in broker_addrs(route).values():
         with suppress(CometError):
             for member in (await members_at(client, addr, group)).connection_set:
                 if member.max_reconsume_times is not None:

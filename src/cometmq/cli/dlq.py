@@ -180,12 +180,7 @@ def resend(
 
 async def tell_limits(admin: Admin, group: str) -> None:
     """Say on standard error if members of the group allow different numbers of retries."""
-    from cometmq.errors import NoRouteError
-
-    try:
-        limits = await admin.retry_limits(group)
-    except NoRouteError:
-        return  # the listing says what is wrong with the group
+    limits = await admin.retry_limits(group)
     if len(set(limits.values())) > 1:
         members = ", ".join(f"{client_id} {limit}" for client_id, limit in sorted(limits.items())[:16])
         show_problem(
