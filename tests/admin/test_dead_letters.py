@@ -224,6 +224,12 @@ class TestResend:
         assert [result.state for result in results] == ["RESENT", "FAILED"]
         assert results[1].problem == "it names no original topic"
 
+    async def test_a_message_that_died_twice_by_a_mistake_is_sent_once(self, dying: Dying) -> None:
+        await dying.die(b"first")  # alone, so that the others are sent at the same time
+        _, letter = await dying.die(b"twice")
+        await dying.give_up(view(letter).origin_msg_id)
+        assert await dying.states() == "RESENT RESENT SKIPPED"
+
     async def test_a_dry_run_sends_nothing(self, dying: Dying) -> None:
         await dying.die(b"a", b"b")
         assert await dying.states(Resending(dry_run=True)) == "PLANNED PLANNED"

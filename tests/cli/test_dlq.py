@@ -69,6 +69,9 @@ def test_from_the_list_to_a_second_run(run: Run, die: Die) -> None:
     assert (facts["Original Topic"].strip(), facts["Body"].strip()) == ("bills", letter["body"])
     assert (facts["Tries"].strip(), facts["Resent since"].strip()) == ("1", "no")
 
+    watched = run("cometmq", "tail", "%DLQ%bills", "--from", "first", "-c", "2").stdout
+    assert sum(" tries=1  " in line for line in watched.splitlines()) == 2
+
     planned = run("cometmq", "dlq", "resend", "bills", "--all", "--dry-run")
     assert (planned.returncode, planned.stderr) == (0, "2 messages would be sent again\n")
     one = run("cometmq", "dlq", "resend", "bills", "--key", "key-b", "--json")

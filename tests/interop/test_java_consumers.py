@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +13,10 @@ from tests.interop.driver import Driver, Json, body_of, message
 from tests.interop.processes import wait_until
 from tests.interop.space import Space, assert_exactly_once, bodies
 from tests.interop.store_input import MAX_OFFSET, QUERY_OFFSET, max_offset
+
+from cometmq import MessageExt
+from cometmq.admin import Admin, Resending, Selection
+from cometmq.admin.dead_letters import original_topic
 
 
 def _send(space: Space, count: int, word: str = "m", **each: object) -> list[bytes]:
@@ -230,6 +235,21 @@ def test_a_message_that_always_fails_ends_in_the_dead_letter_topic(space: Space)
     wait_until("three dead letters", lambda: top() >= 3)
     assert top() == 3
     assert_exactly_once([each for each in got if each["reconsumeTimes"] == 1], sent)
+
+    async def send_again() -> list[MessageExt]:
+        async with Admin(space.cluster.namesrv) as admin:
+            everything = Selection(group=space.group)
+            letters = [letter async for letter in admin.dead_letters(everything)]
+            states = [result.state async for result in admin.resend(everything, Resending())]
+            assert states == ["RESENT"] * 3
+            return letters
+
+    letters = asyncio.run(send_again())
+    assert {(letter.reconsume_times, original_topic(letter)) for letter in letters} == {(2, space.topic)}
+    again = space.java.wait_delivered(consumer, 12)[6:]
+    assert {(each["topic"], each["properties"]["DLQ_RESEND_TIMES"]) for each in again} == {(space.topic, "1")}
+    assert {each["msgId"] for each in again} == {each["msgId"] for each in got}
+    wait_until("dead again", lambda: top() == 6)
 
 
 def test_an_ordered_consumer_keeps_the_order_through_failures(space: Space) -> None:

@@ -192,6 +192,20 @@ class Resender:
     how: Resending
     _next_s: float = field(default=0.0, init=False)
 
+    async def resend_all(self, letters: list[MessageExt]) -> list[ResendResult]:
+        """Send some again, at the same time but for those of the same message: of these one is enough."""
+        results: dict[str, ResendResult] = {}
+
+        async def in_turn(same: list[MessageExt]) -> None:
+            for message in same:
+                results[message.offset_msg_id] = await self.resend(message)
+
+        by_origin: dict[str, list[MessageExt]] = {}
+        for message in letters:
+            by_origin.setdefault(origin_id(message), []).append(message)
+        await asyncio.gather(*map(in_turn, by_origin.values()))
+        return [results[message.offset_msg_id] for message in letters]
+
     async def resend(self, message: MessageExt) -> ResendResult:
         """Send one again, unless that was done before. Never raises a CometError."""
         topic = original_topic(message)
@@ -259,7 +273,7 @@ async def resend(
         if some and not how.again:
             await check_index(client, some[0])
         while some:
-            for result in await asyncio.gather(*map(resender.resend, some)):
+            for result in await resender.resend_all(some):
                 yield result
                 left -= result.state in (Resend.RESENT, Resend.PLANNED)
                 if result.state is Resend.RESENT and not checked:

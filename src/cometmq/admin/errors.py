@@ -35,7 +35,7 @@ class MessageNotFound(CometError, Terminal):
 
 
 class DeadLettersHidden(CometError, Terminal):
-    """A dead-letter topic that may not be read at some brokers: RocketMQ made it so up to 3.2.4."""
+    """A dead-letter topic that may not be read at some brokers: RocketMQ 3.2.4 made it so."""
 
     topic: str
     brokers: list[str]
