@@ -71,12 +71,13 @@ class BrokerConsumeStats(QueueKeyed):
 
 
 class ClientConnection(Body):
-    """One client. client_addr is "ip:port"."""
+    """One client. client_addr is "ip:port". subscriptions: topic -> expression; CometMQ's brokers say it."""
 
     client_id: str = always("")
     client_addr: str = always("")
     language: str = always("OTHER")
     version: int = always(0)
+    subscriptions: dict[str, str] | None = None
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:

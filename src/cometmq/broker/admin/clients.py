@@ -107,6 +107,7 @@ def connections_of(group: Group) -> list[ClientConnection]:
             client_addr=client.channel.peer,
             language=client.language,
             version=client.version,
+            subscriptions=dict(sorted(client.wants)) or None,
         )
         for client in group.by_channel.values()
     ]

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from cometmq.protocol.bodies import SubscriptionData
+from cometmq.protocol.subscriptions import Wants, wants_of
 
 # No heartbeat for so long: the connection of the client is closed.
 EXPIRED_MS = 120_000
@@ -27,13 +28,14 @@ Client = tuple[str, str, int]  # client id, language, version
 
 
 class ClientInfo(msgspec.Struct):
-    """One client of a group on one connection."""
+    """One client of a group on one connection. wants: what it subscribes, if it consumes."""
 
     channel: Any
     client_id: str
     language: str
     version: int
     seen_ms: int
+    wants: Wants = frozenset()
 
 
 class Group:
@@ -63,6 +65,10 @@ class ConsumerGroup(Group):
         super().__init__()
         self.consume_type = self.message_model = self.consume_from_where = ""  # a heartbeat says them
         self.subscriptions: dict[str, SubscriptionData] = {}
+
+    def wants(self) -> dict[str, Wants]:
+        """Client id -> what it subscribes, as its newest connection says."""
+        return {client.client_id: client.wants for client in self.by_channel.values()}
 
     def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
         """Take a heartbeat's list: True if a topic came or went. A known topic is replaced by a higher
@@ -103,7 +109,8 @@ class ClientTable(Generic[G]):
             known = self.groups[group] = self._new_group()
         self.groups_of.setdefault(channel, {})[group] = weight
         before = known.by_channel.get(channel)
-        known.by_channel[channel] = ClientInfo(channel, *client, now_ms)
+        wants = frozenset() if before is None else before.wants
+        known.by_channel[channel] = ClientInfo(channel, *client, now_ms, wants)
         return before is None or before.client_id != client[0]
 
     def unregister(self, group: str, channel: Hashable) -> bool:
@@ -177,6 +184,17 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         known = self.groups[group]
         known.consume_type, known.message_model, known.consume_from_where = described
         return known.update_subscriptions(subscriptions) or joined
+
+    def subscribes(self, group: str, channel: Hashable, subscriptions: Iterable[SubscriptionData]) -> bool:
+        """Keep what a member subscribes; True if it has not said so before."""
+        member = self.groups[group].by_channel[channel]
+        wants = wants_of(subscriptions)
+        if wants == member.wants:
+            return False
+        # Thousands of members that want the same share it.
+        others = self.groups[group].by_channel.values()
+        member.wants = next((other.wants for other in others if other.wants == wants), wants)
+        return True
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group's heartbeats say about a topic."""
