@@ -54,7 +54,7 @@ class Excess(NamedTuple):
 
     def __str__(self) -> str:
         unit = "bytes" if self.reason == PENDING else "ms"
-        return f"{self.reason} {self.measured} {unit}, limit {self.limit} ({camel(self.setting)})"
+        return f"{self.reason} {self.measured} {unit}, limit {self.limit} {unit} ({camel(self.setting)})"
 
 
 def exceeded(load: Load, config: BrokerConfig) -> dict[int, list[Excess]]:
