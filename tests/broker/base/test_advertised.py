@@ -63,8 +63,9 @@ def test_addresses_of_this_machine_are_known(ip, own):
 
 
 class TestAStart:
-    async def test_nothing_is_said_of_an_address_that_answers(self, tmp_path, caplog):
-        async with running(tmp_path) as (broker, _):
+    @pytest.mark.parametrize("bind", ["127.0.0.1", "localhost"])
+    async def test_nothing_is_said_of_an_address_that_answers(self, tmp_path, caplog, bind):
+        async with running(tmp_path, bindAddress=bind) as (broker, _):
             await advertised.look(BrokerAddress(broker.config, "127.0.0.1", broker.port))
         assert "brokerIP1" not in caplog.text
 

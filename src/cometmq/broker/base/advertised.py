@@ -14,6 +14,7 @@ from cometmq.errors import ConfigError
 log = logs.logger(__name__)
 
 ANSWER_S = 3.0
+ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def check_usable(host: str, ip: str) -> None:
@@ -33,7 +34,7 @@ def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
     connection to it from here failed, "" if it did not."""
     told = f"brokerIP1={address.config.broker_ip1}"
     found = []
-    if address.interface in ("0.0.0.0", "::") and _parsed(address.ip).is_loopback:
+    if address.interface in ALL_INTERFACES and _parsed(address.ip).is_loopback:
         found.append(
             f"{told} is this machine's loopback address, but the broker listens on all interfaces: clients "
             "on other machines are told to connect to themselves"
@@ -50,17 +51,26 @@ def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
 
 async def look(address: BrokerAddress) -> None:
     """Warn of what may be wrong with the address of a broker that listens."""
-    problem = ""
+    own = is_own(address.ip)
+    # A connection to an own address never leaves this machine, so it would prove nothing more.
+    certain = own and address.interface in (*ALL_INTERFACES, address.ip)
+    problem = "" if certain else await connect_problem(address.ip, address.port)
+    for doubt in doubts(address, own=own, problem=problem):
+        log.warning("%s", doubt)
+
+
+async def connect_problem(ip: str, port: int) -> str:
+    """Why a connection fails; "" if it does not."""
     try:
         async with asyncio.timeout(ANSWER_S):
-            _, writer = await asyncio.open_connection(address.ip, address.port)
-        writer.close()
+            _, writer = await asyncio.open_connection(ip, port)
+            writer.close()
+            await writer.wait_closed()
     except TimeoutError:
-        problem = f"not within {ANSWER_S:g} s"
+        return f"not within {ANSWER_S:g} s"
     except OSError as error:
-        problem = error.strerror or str(error)
-    for doubt in doubts(address, own=is_own(address.ip), problem=problem):
-        log.warning("%s", doubt)
+        return error.strerror or str(error)
+    return ""
 
 
 def is_own(ip: str) -> bool:
