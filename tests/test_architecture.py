@@ -73,6 +73,7 @@ SANS_IO_PACKAGES = ("protocol",)
 SANS_IO_MODULES = (
     "message.py",
     "errors.py",
+    "broker/base/pressure.py",
     "namesrv/tables.py",
     "client/consumer/allocate.py",
     "client/consumer/process_queue.py",

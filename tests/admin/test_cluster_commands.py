@@ -1,8 +1,9 @@
-"""clusterList, brokerStatus and consumerProgress on a real cluster."""
+"""clusterList, brokerStatus, consumerProgress and consumerStatus on a real cluster."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.admin.conftest import Shell
@@ -159,3 +160,51 @@ def test_a_group_nobody_knows_is_an_error(mq: Shell) -> None:
     assert failed.code == 1
     assert "no consumer group named strangers; known: " in failed.err
     assert "%RETRY%" not in failed.err
+
+
+async def status_of_two(namesrv: str, shell: Shell, expressions: tuple[str, str]) -> tuple[list[str], Any]:
+    """What consumerStatus says of a group whose two members subscribe these."""
+
+    async def take(messages: list[MessageExt]) -> None:
+        pass
+
+    one, two = (PushConsumer("pair", take, {"paired": text}, namesrv=namesrv) for text in expressions)
+    async with one, two:
+        shown = await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair").lines)
+        return shown, await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair", "--json").json)
+
+
+def test_members_that_subscribe_the_same_are_shown(mq: Shell) -> None:
+    mq.ok("sendMessage", "-t", "paired", "-p", "x")
+
+    lines, found = asyncio.run(status_of_two(mq.broker.namesrv, mq, ("x || y", "y||x")))
+
+    assert [line.split()[0] for line in lines[:2]] == ["001", "002"]
+    assert all(line.endswith(" paired x || y") for line in lines[:2])
+    assert lines[2:] == ["", "Same subscription in the same group of consumer"]
+    assert [each["subscriptions"] for each in found["members"]] == [{"paired": "x || y"}] * 2
+    assert found["differences"] == {}
+
+
+def test_members_that_do_not_are_shown_with_the_difference(mq: Shell) -> None:
+    mq.ok("sendMessage", "-t", "paired", "-p", "x")
+
+    lines, found = asyncio.run(status_of_two(mq.broker.namesrv, mq, ("x", "*")))
+
+    clients = {each["subscriptions"]["paired"]: each["clientId"] for each in found["members"]}
+    assert found["differences"] == {"paired": {"x": [clients["x"]], "*": [clients["*"]]}}
+    assert lines[3] == "WARN: Different subscription in the same group of consumer!!!"
+    assert lines[4].split() == ["#Topic", "#Expression", "#Client", "IDs"]
+    assert sorted(line.split() for line in lines[5:]) == sorted(
+        ["paired", text, client] for text, client in clients.items()
+    )
+
+
+def test_a_group_without_members_is_an_error(mq: Shell) -> None:
+    mq.ok("sendMessage", "-t", "left", "-p", "x")
+    asyncio.run(consume(mq.broker.namesrv, "left-group", "left", 1))
+
+    failed = mq.run("consumerStatus", "-g", "left-group")
+
+    assert failed.code == 1
+    assert "not online" in failed.err

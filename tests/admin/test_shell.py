@@ -13,8 +13,8 @@ from tests.admin.conftest import Shell
 
 COMMANDS = [
     *("updateTopic", "deleteTopic", "purgeTopic", "topicList", "topicRoute", "topicStatus", "clusterList"),
-    *("brokerStatus", "consumerProgress", "queryMsgById", "queryMsgByKey", "queryMsgByUniqueKey"),
-    *("sendMessage", "consumeMessage"),
+    *("brokerStatus", "consumerProgress", "consumerStatus", "queryMsgById", "queryMsgByKey"),
+    *("queryMsgByUniqueKey", "sendMessage", "consumeMessage"),
 ]
 
 

@@ -198,7 +198,8 @@ class TestLife:
     def test_a_signal_stops_each_server_cleanly(self, serve: Serve, tmp_path: Path, signum: int) -> None:
         with serve("mqnamesrv", "--port", "0") as namesrv:
             addr = f"127.0.0.1:{port_of(namesrv.wait_ready())}"
-            with serve("mqbroker", "-c", broker_conf(tmp_path), "-n", addr) as broker:
+            conf = broker_conf(tmp_path, bindAddress="127.0.0.1")
+            with serve("mqbroker", "-c", conf, "-n", addr) as broker:
                 assert f"and name server is {addr}" in broker.wait_ready()
                 assert (tmp_path / "store" / "abort").exists()
 

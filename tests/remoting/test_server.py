@@ -498,3 +498,27 @@ async def test_two_servers_can_share_one_tick() -> None:
         await two.ask(ECHO)
 
     assert len(seen) >= 2
+
+
+async def test_requests_can_be_diverted_for_a_while_also_from_shortcuts() -> None:
+    def busy(connection: Connection, request: Frame) -> Frame:
+        return request.response(2, body=b"busy")
+
+    taken = []
+
+    def shortcut(connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
+        taken.append(bytes(buffer[end:stop]))
+        return False
+
+    async with serving(shortcuts={b'{"code":1,"f': shortcut}) as (server, port), peer(port) as raw:
+        seen = []
+        for codes in ((), (ECHO, 99), (), (REFUSE,)):
+            server.divert(codes, busy)
+            async with peer(port) as newer:
+                for each, code in ((raw, ECHO), (newer, ECHO), (raw, 99)):
+                    header, body = await each.ask(code, body=b"hello")
+                    seen.append((header["code"], body))
+
+    own = [(0, b"hello"), (0, b"hello"), (3, b"")]
+    assert seen == [*own, (2, b"busy"), (2, b"busy"), (3, b""), *own, *own]
+    assert taken == [b"hello"] * 4  # none while something is diverted

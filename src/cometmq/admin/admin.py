@@ -20,6 +20,7 @@ from cometmq.admin.values import (
     BrokerStatus,
     DeadLetterCount,
     GroupProgress,
+    GroupSubscriptions,
     GroupSummary,
     MessageTrack,
     QueueStatus,
@@ -282,6 +283,11 @@ class Admin(Client):
                 raise
         # group_names asks the name servers again, and raises their error if none answers.
         raise UnknownNameError("consumer group", group, await self.group_names())
+
+    async def subscriptions(self, group: str) -> GroupSubscriptions:
+        """What the members of a group subscribe, and in what they differ, which loses messages. Raises
+        NoRouteError for a group nobody knows, BrokerError for one without members."""
+        return await groups.subscriptions(self.client, group)
 
     async def group_names(self) -> list[str]:
         """The groups that have a retry topic: those that were ever online; sorted."""

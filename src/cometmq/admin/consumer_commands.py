@@ -1,4 +1,4 @@
-"""`mqadmin` commands about consumer groups: consumerProgress."""
+"""`mqadmin` commands about consumer groups: consumerProgress, consumerStatus."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ async def consumer_progress(admin: Admin, group: str | None, show_client_ip: boo
         show_json(progress)
     else:
         show(formats.group_progress(progress, show_client_ip=show_client_ip))
+
+
+@admin_command("consumerStatus")
+@click.option("-g", "--consumerGroup", "group", metavar="NAME", required=True, help="This group.")
+@json_option
+async def consumer_status(admin: Admin, group: str, as_json: bool) -> None:
+    """Query what a group's members subscribe, and in what they differ."""
+    found = await admin.subscriptions(group.strip())
+    show_json(found) if as_json else show(formats.consumer_status(found))

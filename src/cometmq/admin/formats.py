@@ -11,6 +11,7 @@ from datetime import datetime
 from cometmq.admin.values import (
     BrokerStatus,
     GroupProgress,
+    GroupSubscriptions,
     GroupSummary,
     MessageTrack,
     QueueStatus,
@@ -145,6 +146,23 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator
     yield ""
     yield f"Consume TPS: {progress.consume_tps:.2f}"
     yield f"Diff Total: {progress.diff_total}"
+
+
+def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
+    """A line for each member, then whether they subscribe the same, and who says what where they do not."""
+    for number, member in enumerate(found.members, 1):
+        says = "; ".join(f"{topic} {expression}" for topic, expression in member.subscriptions.items())
+        yield f"{number:03d}  {member.client_id:<40} {member.version:<20} {member.problem or says}"
+    yield ""
+    if not found.differences:
+        yield "Same subscription in the same group of consumer"
+        return
+    yield "WARN: Different subscription in the same group of consumer!!!"
+    form = "%-48s  %-32s  %s"
+    yield form % ("#Topic", "#Expression", "#Client IDs")
+    for topic, said in found.differences.items():
+        for expression, clients in said.items():
+            yield form % (topic, expression or "(not subscribed)", ", ".join(clients))
 
 
 def group_summaries(groups: Iterable[GroupSummary]) -> Iterator[str]:

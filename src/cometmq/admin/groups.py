@@ -6,12 +6,21 @@ import asyncio
 from contextlib import suppress
 
 from cometmq.admin.messages import broker_addrs
-from cometmq.admin.values import GroupProgress, GroupSummary, MessageTrack, QueueProgress, TrackType
+from cometmq.admin.values import (
+    GroupProgress,
+    GroupSubscriptions,
+    GroupSummary,
+    MemberSubscriptions,
+    MessageTrack,
+    QueueProgress,
+    TrackType,
+)
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
+    ClientConnection,
     ConsumeMessageDirectlyResult,
     ConsumerConnection,
     ConsumerRunningInfo,
@@ -28,9 +37,11 @@ from cometmq.protocol.headers import (
     TopicRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.subscriptions import Wants, differences, wants_of
 
 PULL_TYPE = "CONSUME_ACTIVELY"
 STATS_TIMEOUT_S = 15.0  # a broker with thousands of queues counts for a while
+ASKED_AT_ONCE = 16  # members of a group
 
 
 async def groups_of_topic(client: ClientInstance, route: TopicRouteData, topic: str) -> list[str]:
@@ -140,19 +151,65 @@ async def queue_owners(client: ClientInstance, route: TopicRouteData, group: str
     owners: dict[MessageQueue, str] = {}
     connected = await members_if_online(client, route, group)
     for connection in connected.connection_set if connected else ():
-        header = GetConsumerRunningInfoRequestHeader(
-            consumer_group=group, client_id=connection.client_id, jstack_enable=False
-        )
-        for addr in broker_addrs(route).values():
-            try:
-                answer = await client.brokers.call(addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-            except CometError:
-                # An old member, or one that is connected to another broker only: its queues show N/A.
-                continue
-            for queue in ConsumerRunningInfo.decode(answer.body).mq_table:
-                owners[queue] = connection.client_id.partition("@")[0]
-            break
+        try:
+            info = await running_info(client, route, group, connection.client_id)
+        except CometError:
+            continue  # its queues show N/A
+        for queue in info.mq_table:
+            owners[queue] = connection.client_id.partition("@")[0]
     return owners
+
+
+async def running_info(
+    client: ClientInstance, route: TopicRouteData, group: str, client_id: str
+) -> ConsumerRunningInfo:
+    """What a member says of itself, by the first broker that reaches it. Raises CometError if none does: an
+    old member, or one that hangs."""
+    header = GetConsumerRunningInfoRequestHeader(
+        consumer_group=group, client_id=client_id, jstack_enable=False
+    )
+    failure: CometError = NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
+    for addr in broker_addrs(route).values():
+        try:
+            answer = await client.brokers.call(addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+            return ConsumerRunningInfo.decode(answer.body)
+        except CometError as error:
+            failure = error  # it may be connected to another broker only
+    raise failure
+
+
+async def subscriptions(client: ClientInstance, group: str) -> GroupSubscriptions:
+    """What each member subscribes, and in what they differ. CometMQ's brokers know it from the heartbeats; at
+    others each member is asked. Pull consumers may differ."""
+    route = await client.namesrv.route(RETRY_PREFIX + group)
+    connected = await members(client, route, group)
+    gate = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def of(member: ClientConnection) -> MemberSubscriptions:
+        wants: Wants = frozenset((member.subscriptions or {}).items())
+        problem = ""
+        if not wants:
+            try:
+                async with gate:
+                    info = await running_info(client, route, group, member.client_id)
+                wants = wants_of(info.subscription_set)
+            except CometError as error:
+                problem = str(error)
+        return MemberSubscriptions(
+            client_id=member.client_id,
+            client_addr=member.client_addr,
+            version=version_name(member.version),
+            subscriptions=dict(sorted(wants)),
+            problem=problem,
+        )
+
+    found = await asyncio.gather(*(of(member) for member in connected.connection_set))
+    known = {each.client_id: frozenset(each.subscriptions.items()) for each in found if not each.problem}
+    return GroupSubscriptions(
+        group=group,
+        members=list(found),
+        differences={} if connected.consume_type == PULL_TYPE else differences(known),
+    )
 
 
 async def summary(client: ClientInstance, group: str) -> GroupSummary:

@@ -103,6 +103,25 @@ class GroupSummary(Value, frozen=True, kw_only=True):
     diff_total: int
 
 
+class MemberSubscriptions(Value, frozen=True, kw_only=True):
+    """What a member of a group subscribes: topic -> expression; `problem` says why that is not known."""
+
+    client_id: str
+    client_addr: str
+    version: str
+    subscriptions: dict[str, str]
+    problem: str = ""
+
+
+class GroupSubscriptions(Value, frozen=True, kw_only=True):
+    """What the members of a group subscribe. differences: topic -> expression ("" for not subscribed) -> the
+    client ids that say so, for the topics in which members differ."""
+
+    group: str
+    members: list[MemberSubscriptions]
+    differences: dict[str, dict[str, list[str]]]
+
+
 class TrackType(StrEnum):
     """What became of a message in a group."""
 

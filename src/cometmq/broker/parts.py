@@ -17,6 +17,7 @@ from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.names import CHECK_BY_THEMSELVES, names_checked
+from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.replies import SendReplies
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
@@ -30,6 +31,7 @@ from cometmq.broker.pull.checks import PullChecks
 from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
+from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
 from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
@@ -69,11 +71,13 @@ class BrokerParts:
         self.stats = Stats(clock.time_ms(), mono_ms(clock))
         self.replies = SendReplies(config.region_id, config.trace_on)
         self.writer = Writer(store, self.replies, self.stats, tick, self._arrived)
+        self.protection = Protection(config=config, store=store, writer=self.writer, divert=self._divert)
         store.dispatcher.on_visible = self.writer.visible
         self.tables = DurableTables(config, clock, store, self._topics_changed)
         self.consumers = ConsumerTable()
         self.producers = ProducerTable()
         self.locks = QueueLocks()
+        self.slow_readers = SlowReaders(config, self.tables.groups)
         self.registrar = Registrar(config, self.tables.topics, address, self.client)
         self._make_processors(DelayLevels.of(config.store))
         for queue in self.schedule.queues():
@@ -85,6 +89,7 @@ class BrokerParts:
         self._timers = [
             Periodic(self._loop, CLIENT_SCAN_S, self.clients.expire, name="scan for silent clients"),
             Periodic(self._loop, STATS_PERIOD_S, self._sample, name="sampling of statistics"),
+            Periodic(self._loop, CHECK_S, self.slow_readers.check, name="check for slow readers"),
         ]
         tick.at_end(self.writer.end_tick)
         tick.at_end(self.pulls.end_tick)
@@ -102,6 +107,7 @@ class BrokerParts:
             moved=OffsetMovedEvents(
                 clock=self._clock, store=store, topics=tables.topics, writer=writer, address=self._address
             ),
+            slow_readers=self.slow_readers,
         )
         self.sends = SendProcessor(
             config=config,
@@ -172,6 +178,7 @@ class BrokerParts:
                 store=store,
                 stats=self.stats,
                 schedule=self.schedule,
+                protection=self.protection,
                 settings_changed=self._settings_changed,
             ),
         ):
@@ -185,6 +192,11 @@ class BrokerParts:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
         shortcuts = self.sends.shortcuts()
         return RemotingServer(handlers, shortcuts=shortcuts, on_close=self._closed, tick=self.tick)
+
+    def _divert(self, codes: Collection[int], handler: Handler) -> None:
+        for server in (self.server, self.vip_server):
+            if server is not None:
+                server.divert(codes, handler)
 
     def use_port(self, port: int) -> None:
         """The port is known: from now on records and answers carry it."""
@@ -204,6 +216,7 @@ class BrokerParts:
             self.schedule.start()
         for timer in self._timers:
             timer.start()
+        self.protection.start()
         await self.registrar.start()
 
     async def _open_vip(self) -> None:
@@ -226,6 +239,7 @@ class BrokerParts:
         await self.registrar.stop()
         for timer in self._timers:
             timer.cancel()
+        self.protection.stop()
         await self.schedule.stop()
         await self.pulls.stop()
         await self.writer.drain(drain_s)

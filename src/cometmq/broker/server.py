@@ -12,6 +12,7 @@ import errno
 import os
 
 from cometmq import logs
+from cometmq.broker.base import advertised
 from cometmq.broker.base.address import BrokerAddress, host_port
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.parts import BrokerParts
@@ -37,6 +38,7 @@ class Broker:
         self._disk = disk if disk is not None else OsDisk()
         self._clock = clock if clock is not None else SystemClock()
         self._parts: BrokerParts | None = None
+        self._look: asyncio.Task[None] | None = None
 
     @property
     def addr(self) -> str:
@@ -56,6 +58,7 @@ class Broker:
         config.check()
         loop = asyncio.get_running_loop()
         address = BrokerAddress(config, await resolve("brokerIP1", config.broker_ip1))
+        advertised.check_usable(config.broker_ip1, address.ip)
         for key, host in (("brokerIP2", config.broker_ip2), ("bindAddress", config.bind_address)):
             if host:
                 await resolve(key, host)  # what cannot work must not get as far as the store
@@ -75,6 +78,7 @@ class Broker:
             await store.stop()
             raise
         store.start(loop)
+        self._look = loop.create_task(advertised.look(address))
         await parts.start()
         log.info("broker %s listens on %s", self.config.broker_name, self.addr)
         return self.port
@@ -96,6 +100,8 @@ class Broker:
     async def stop(self, drain_s: float = 3.0) -> None:
         """Unregister, answer what is held, drain, write the tables, close the store."""
         parts, self._parts = self._parts, None
+        if self._look is not None:
+            self._look.cancel()
         if parts is not None:
             await parts.stop(drain_s)
             log.info("broker %s stopped", self.config.broker_name)

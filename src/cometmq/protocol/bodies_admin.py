@@ -71,14 +71,15 @@ class BrokerConsumeStats(QueueKeyed):
 
 
 class ClientConnection(Body):
-    """One client. client_addr is "ip:port"; max_reconsume_times, CometMQ's own: the limit that the consumer
-    named when it last handed a message back."""
+    """One client. client_addr is "ip:port". CometMQ's own: max_reconsume_times, the limit that the
+    consumer named when it last handed a message back; subscriptions, topic -> expression."""
 
     client_id: str = always("")
     client_addr: str = always("")
     language: str = always("OTHER")
     version: int = always(0)
     max_reconsume_times: int | None = None
+    subscriptions: dict[str, str] | None = None
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:

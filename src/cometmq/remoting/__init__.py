@@ -3,7 +3,7 @@
 from cometmq.remoting.addresses import listen, resolve
 from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
-from cometmq.remoting.dispatch import Handler, Shortcut
+from cometmq.remoting.dispatch import Handler, LogBudget, Shortcut
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import new_event_loop, run
 from cometmq.remoting.server import RemotingServer
@@ -13,6 +13,7 @@ __all__ = [
     "Connection",
     "Handler",
     "Limits",
+    "LogBudget",
     "RemotingClient",
     "RemotingServer",
     "Shortcut",

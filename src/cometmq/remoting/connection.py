@@ -68,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         shortcuts: Mapping[bytes, Shortcut] | None = None,
     ) -> None:
         self._dispatch = dispatch
-        self._shortcuts = shortcuts or {}
+        self._shortcuts = {} if shortcuts is None else shortcuts  # the server's own: it may change
         self._tick = tick
         self._limits = limits
         self._on_open = on_open

@@ -51,17 +51,17 @@ class LogBudget:
 class Dispatcher:
     """Calls handlers, and turns what they return or raise into the answer."""
 
-    __slots__ = ("_budget", "_default", "_handlers", "tasks")
+    __slots__ = ("_budget", "_default", "handlers", "tasks")
 
     def __init__(self, handlers: Mapping[int, Handler], default: Handler | None = None) -> None:
-        self._handlers = dict(handlers)
+        self.handlers = dict(handlers)
         self._default = default
         self._budget = LogBudget()
         self.tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, connection: Connection, request: Frame) -> None:
         """Handle one request inline; an async handler goes on as a task."""
-        handler = self._handlers.get(request.code, self._default)
+        handler = self.handlers.get(request.code, self._default)
         if handler is None:
             # Apache's words, leading blank included.
             remark = f" request type {request.code} not supported"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Dispatcher, Handler, Shortcut
@@ -42,8 +42,10 @@ class RemotingServer:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.tick = tick if tick is not None else Tick(self._loop)
+        self._handlers = dict(handlers)
         self._dispatcher = Dispatcher(handlers, default)
-        self._shortcuts = dict(shortcuts or {})
+        self._all_shortcuts = dict(shortcuts or {})
+        self._shortcuts = dict(self._all_shortcuts)
         self._user_on_open = on_open
         self._user_on_close = on_close
         self._limits = limits if limits is not None else Limits()
@@ -55,6 +57,18 @@ class RemotingServer:
     def connections(self) -> set[Connection]:
         """The open connections."""
         return self._table.connections
+
+    def divert(self, codes: Collection[int], handler: Handler) -> None:
+        """From now on `handler` gets the requests of these codes, as far as they are served here. No
+        shortcut is taken meanwhile. Without codes each goes to its own handler again.
+
+        What is not diverted pays nothing for it.
+        """
+        diverted = dict.fromkeys(self._handlers.keys() & set(codes), handler)
+        self._dispatcher.handlers = self._handlers | diverted
+        self._shortcuts.clear()
+        if not diverted:
+            self._shortcuts.update(self._all_shortcuts)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; port 0 takes a free one. Returns the port. May be called again for another address."""

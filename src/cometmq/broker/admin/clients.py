@@ -108,6 +108,7 @@ def connections_of(group: Group) -> list[ClientConnection]:
             language=client.language,
             version=client.version,
             max_reconsume_times=client.retry_limit,
+            subscriptions=dict(sorted(client.wants)) or None,
         )
         for client in group.by_channel.values()
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cometmq import logs
 from cometmq.broker.base.config import NOT_BY_REQUEST, BrokerConfig
+from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, span_text
 from cometmq.broker.timers.schedule import ScheduleService
@@ -21,8 +22,8 @@ from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
 
-# Pools that Apache's broker has and an event loop does not: the tools show them, so they are empty, not
-# missing.
+# Pools that Apache's broker has and an event loop does not. The tools show them: with the loop's lag as their
+# wait, and senders that wait for the device in the queue of sends.
 POOLS = ("send", "pull", "query", "litePull", "ack")
 
 
@@ -38,6 +39,7 @@ class RuntimeAdmin:
     store: MessageStore
     stats: Stats
     schedule: ScheduleService
+    protection: Protection
     settings_changed: Callable[[list[str]], Awaitable[None]]
     _changes: int = 0
     _changed_ms: int = field(init=False)
@@ -92,7 +94,7 @@ class RuntimeAdmin:
     def table(self) -> dict[str, str]:
         """Every key of Apache's brokers, in both lines' spelling
         (docs/reference/remoting.md, Runtime table)."""
-        stats, config = self.stats, self.config
+        stats, config, load = self.stats, self.config, self.protection.load
         table = store_facts(self.store)
         table |= {
             "brokerVersionDesc": version_name(VERSION_4_9_7),
@@ -120,13 +122,16 @@ class RuntimeAdmin:
                 "endTransactionPoolQueueCapacity", "100000"
             ),
             "dispatchMaxBuffer": "0",
-            "pageCacheLockTimeMills": "0",
+            "pageCacheLockTimeMills": str(load.sync_ms),
             "remainTransientStoreBufferNumbs": "0",
         }
         for pool in POOLS:
             table[f"{pool}ThreadPoolQueueSize"] = "0"
             table[f"{pool}ThreadPoolQueueCapacity"] = "10000"
-            table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+            table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = str(load.lag_ms)
+        table["sendThreadPoolQueueSize"] = str(load.waiting)
+        table["flowControl"] = self.protection.why or "none"
+        table["flowControlRefused"] = str(self.protection.refused)
         for level, (delivered, stored) in self.schedule.positions().items():
             table[f"scheduleMessageOffset_{level}"] = f"{delivered},{stored}"
         return table

@@ -100,6 +100,15 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     notify_consumer_ids_changed_enable: bool = True
     slave_read_enable: bool = False
     start_accept_send_request_time_stamp: int = 0
+    broker_fast_failure_enable: bool = True
+    wait_time_mills_in_send_queue: int = 200
+    wait_time_mills_in_pull_queue: int = 5_000
+    wait_time_mills_in_heartbeat_queue: int = 31_000
+    wait_time_mills_in_transaction_queue: int = 3_000
+    os_page_cache_busy_time_out_mills: int = 1_000
+    max_unflushed_bytes: int = 1 << 30  # ours
+    disable_consume_if_consumer_read_slowly: bool = False
+    consumer_fallbehind_threshold: int = 16 << 30
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 6_000
     compressed_register: bool = False
@@ -203,6 +212,13 @@ RANGES: dict[str, Range] = {
     "maxHeldPullsPerConnection": Range(1, HELD_PULLS_MAX),
     "maxHeldPullsPerQueue": Range(1, HELD_PULLS_MAX),
     "startAcceptSendRequestTimeStamp": Range(0, LONG_MAX, "milliseconds since 1970"),
+    "waitTimeMillsInSendQueue": _MS,
+    "waitTimeMillsInPullQueue": _MS,
+    "waitTimeMillsInHeartbeatQueue": _MS,
+    "waitTimeMillsInTransactionQueue": _MS,
+    "osPageCacheBusyTimeOutMills": _MS,
+    "maxUnflushedBytes": Range(0, LONG_MAX, "bytes (0: no limit)"),
+    "consumerFallbehindThreshold": Range(0, LONG_MAX, "bytes"),
     "registerNameServerPeriod": _MS,
     # The start waits this long for a name server that does not answer.
     "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),

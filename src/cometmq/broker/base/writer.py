@@ -54,6 +54,7 @@ class Writer:
         self._appender = store.appender
         self._outcomes: list[tuple[Outcome, bool]] = []  # of this tick, and whether they wait
         self._flushes = 0  # ticks whose senders wait for the flush
+        self.waiting = 0  # these senders
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -133,11 +134,14 @@ class Writer:
             outcome(code, remark)
 
     def _await_flush(self, sends: list[TickMessage], outcomes: list[Outcome], end_offset: int) -> None:
+        count = len(sends) + len(outcomes)
         self._flushes += 1
+        self.waiting += count
         self._idle.clear()
 
         def flushed(ok: bool) -> None:
             self._flushes -= 1
+            self.waiting -= count
             if not self._flushes:
                 self._idle.set()
             if ok and not self._alone:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.times import mono_ms
@@ -17,6 +17,7 @@ from cometmq.broker.groups.clients import (
     ConsumerTable,
     ProducerTable,
 )
+from cometmq.broker.groups.disagreements import Disagreements
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.subscriptions import check_tag_type
@@ -59,6 +60,7 @@ class ClientProcessor:
     consumers: ConsumerTable
     locks: QueueLocks
     notices: GroupNotices
+    disagreements: Disagreements = field(default_factory=Disagreements)
 
     def heart_beat(self, connection: Connection, frame: Frame) -> Frame:
         """The client's groups and subscriptions."""
@@ -118,6 +120,10 @@ class ClientProcessor:
         )
         if changed:
             self.notices.changed(group)
+        # A pull consumer says what it is about to read, each member something else.
+        pushed = data.consume_type == "CONSUME_PASSIVELY"
+        if pushed and self.consumers.subscribes(group, connection, data.subscription_data_set):
+            self.disagreements.look(group, self.consumers.groups[group])
 
     def unregister_client(self, connection: Connection, frame: Frame) -> Frame:
         """The client leaves the groups that are named."""

@@ -14,6 +14,7 @@ import msgspec
 
 from cometmq import logs
 from cometmq.protocol.bodies import SubscriptionData
+from cometmq.protocol.subscriptions import Wants, wants_of
 
 log = logs.logger(__name__)
 
@@ -30,7 +31,7 @@ Client = tuple[str, str, int]  # client id, language, version
 
 
 class ClientInfo(msgspec.Struct):
-    """One client of a group on one connection."""
+    """One client of a group on one connection. wants: what it subscribes, if it consumes."""
 
     channel: Any
     client_id: str
@@ -39,6 +40,7 @@ class ClientInfo(msgspec.Struct):
     seen_ms: int
     retry_limit: int | None = None
     """The most retries of a message, by what it handed back last; None: it has handed nothing back."""
+    wants: Wants = frozenset()
 
 
 class Group:
@@ -69,6 +71,10 @@ class ConsumerGroup(Group):
         self.consume_type = self.message_model = self.consume_from_where = ""  # a heartbeat says them
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.limits_told = False  # the log names members with different retry limits
+
+    def wants(self) -> dict[str, Wants]:
+        """Client id -> what it subscribes, as its newest connection says."""
+        return {client.client_id: client.wants for client in self.by_channel.values()}
 
     def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
         """Take a heartbeat's list: True if a topic came or went. A known topic is replaced by a higher
@@ -109,10 +115,12 @@ class ClientTable(Generic[G]):
             known = self.groups[group] = self._new_group()
         self.groups_of.setdefault(channel, {})[group] = weight
         before = known.by_channel.get(channel)
-        new = before is None or before.client_id != client[0]
-        limit = None if before is None or new else before.retry_limit
-        known.by_channel[channel] = ClientInfo(channel, *client, now_ms, limit)
-        return new
+        same = before is not None and before.client_id == client[0]
+        info = known.by_channel[channel] = ClientInfo(channel, *client, now_ms)
+        if before is not None:
+            info.wants = before.wants
+            info.retry_limit = before.retry_limit if same else None
+        return not same
 
     def unregister(self, group: str, channel: Hashable) -> bool:
         """The client leaves the group; True if it was in."""
@@ -185,6 +193,17 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         known = self.groups[group]
         known.consume_type, known.message_model, known.consume_from_where = described
         return known.update_subscriptions(subscriptions) or joined
+
+    def subscribes(self, group: str, channel: Hashable, subscriptions: Iterable[SubscriptionData]) -> bool:
+        """Keep what a member subscribes; True if it has not said so before."""
+        member = self.groups[group].by_channel[channel]
+        wants = wants_of(subscriptions)
+        if wants == member.wants:
+            return False
+        # Thousands of members that want the same share it.
+        others = self.groups[group].by_channel.values()
+        member.wants = next((other.wants for other in others if other.wants == wants), wants)
+        return True
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group's heartbeats say about a topic."""

@@ -30,6 +30,7 @@ from cometmq.broker.pull.backlog import NEAR, Backlog, Reader
 from cometmq.broker.pull.checks import PullChecks
 from cometmq.broker.pull.long_poll import RECHECK_MS, HeldPull, LongPoll
 from cometmq.broker.pull.offset_moved import OffsetMovedEvents
+from cometmq.broker.pull.slow_readers import SlowReaders
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
@@ -100,6 +101,7 @@ class PullProcessor:
     stats: Stats
     checks: PullChecks
     moved: OffsetMovedEvents
+    slow_readers: SlowReaders
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -198,6 +200,8 @@ class PullProcessor:
     def _answer(self, request: PullRequest, got: Got) -> None:
         if got.behind < NEAR and self._backlog.readers:
             self._backlog.readers.discard(request.reader)
+        if self.config.disable_consume_if_consumer_read_slowly:
+            self.slow_readers.note(request.reader, got.behind)
         status, header = got.status, request.header
         stats = self.stats
         stats.get += 1

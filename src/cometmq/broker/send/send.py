@@ -22,7 +22,7 @@ from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.names import check_topic
 from cometmq.broker.base.replies import Sender
 from cometmq.broker.base.stats import Stats
-from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.times import mono_ms, time_text
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules
 from cometmq.broker.send.send_templates import SendTemplates
@@ -212,7 +212,11 @@ class SendProcessor:
         now_ms = self.clock.time_ms()
         if now_ms < config.start_accept_send_request_time_stamp:
             until = config.start_accept_send_request_time_stamp
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"broker unable to service, until {time_text(until)}, for {(until - now_ms) // 1000} s more "
+                "(startAcceptSendRequestTimeStamp)",
+            )
         topics = self.tables.topics
         writeable = bool(config.broker_permission & Perm.WRITE)
         if not writeable and topics.is_order(header.topic):

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError
@@ -79,6 +81,14 @@ class SubscriptionGroups:
             )
         self.table[config.group_name] = config
         self._bump()
+
+    def disable_consume(self, group: str) -> bool:
+        """Let a group's pulls be refused from now on; False if they are already, or it is not known."""
+        known = self.table.get(group)
+        if known is None or not known.consume_enable:
+            return False
+        self.put(msgspec.structs.replace(known, consume_enable=False))
+        return True
 
     def delete(self, group: str) -> bool:
         """Forget a group; False if it was not known."""

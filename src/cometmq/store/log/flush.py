@@ -42,6 +42,7 @@ class LogFlusher:
         self._syncer: Syncer | None = None
         self._waiters: deque[tuple[int, Waiter, float]] = deque()
         self._flying = False
+        self._sync_began: float | None = None  # of the sync that is under way
         self._wanted = False
         self._landed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -115,6 +116,18 @@ class LogFlusher:
             self._thorough_at = now
             self.request()
 
+    # -- how far behind the device is ------------------------------------------------------------
+
+    @property
+    def syncing_s(self) -> float:
+        """How long the sync that is under way has taken so far, in seconds; 0.0 without one."""
+        return 0.0 if self._sync_began is None else self.clock.monotonic() - self._sync_began
+
+    @property
+    def unflushed(self) -> int:
+        """Bytes of the log that are not on the device; 0 after a failure, which is told in another way."""
+        return 0 if self.failure is not None else self.commit_log.end - self.flushed
+
     # -- doing ------------------------------------------------------------------------------------
 
     def flush_now(self) -> None:
@@ -133,6 +146,7 @@ class LogFlusher:
 
     def _start(self, syncer: Syncer) -> None:
         self._flying = True
+        self._sync_began = self.clock.monotonic()
         self._wanted = False
         end, end_ms = self.commit_log.end, self.written_ms
         segments = self.commit_log.segments_to_sync()
@@ -140,6 +154,7 @@ class LogFlusher:
 
     def _finished(self, end: int, end_ms: int, segments: list[Unsynced], failure: OSError | None) -> None:
         self._flying = False
+        self._sync_began = None
         if self._landed is not None:
             self._landed.set_result(None)
             self._landed = self._loop = self._syncer = None

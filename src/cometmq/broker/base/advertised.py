@@ -1,0 +1,88 @@
+"""Whether clients can use the address that a broker tells them (brokerIP1): an error or a warning at the
+start, instead of producers that fail one by one later."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+
+from cometmq import logs
+from cometmq.broker.base.address import BrokerAddress
+from cometmq.errors import ConfigError
+
+log = logs.logger(__name__)
+
+ANSWER_S = 3.0
+ALL_INTERFACES = ("0.0.0.0", "::")
+
+
+def check_usable(host: str, ip: str) -> None:
+    """Raises ConfigError for a brokerIP1 that nobody can connect to. ip: what it resolves to."""
+    found = _parsed(ip)
+    for wrong, what in (
+        (found.is_unspecified, "an address to listen on (that is bindAddress), none to connect to"),
+        (found.is_multicast, "a multicast address"),
+        (ip == "255.255.255.255", "the broadcast address"),
+    ):
+        if wrong:
+            raise ConfigError("brokerIP1", host, f"an address that clients can connect to: {ip} is {what}")
+
+
+def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
+    """What may be wrong with an address that can be used. own: it is one of this machine's. problem: why a
+    connection to it from here failed, "" if it did not."""
+    told = f"brokerIP1={address.config.broker_ip1}"
+    found = []
+    if address.interface in ALL_INTERFACES and _parsed(address.ip).is_loopback:
+        found.append(
+            f"{told} is this machine's loopback address, but the broker listens on all interfaces: clients "
+            "on other machines are told to connect to themselves"
+        )
+    if not own:
+        found.append(
+            f"{told} is no address of this machine: clients reach the broker only if something forwards "
+            f"port {address.port} of it to here"
+        )
+    if problem:
+        found.append(f"{told}: clients are told {address.text}, but nobody answers there ({problem})")
+    return found
+
+
+async def look(address: BrokerAddress) -> None:
+    """Warn of what may be wrong with the address of a broker that listens."""
+    own = is_own(address.ip)
+    # A connection to an own address never leaves this machine, so it would prove nothing more.
+    certain = own and address.interface in (*ALL_INTERFACES, address.ip)
+    problem = "" if certain else await connect_problem(address.ip, address.port)
+    for doubt in doubts(address, own=own, problem=problem):
+        log.warning("%s", doubt)
+
+
+async def connect_problem(ip: str, port: int) -> str:
+    """Why a connection fails; "" if it does not."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            _, writer = await asyncio.open_connection(ip, port)
+            writer.close()
+            await writer.wait_closed()
+    except TimeoutError:
+        return f"not within {ANSWER_S:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def is_own(ip: str) -> bool:
+    """Whether an address is one of this machine's."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((ip, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _parsed(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(ip.partition("%")[0])

@@ -1,0 +1,88 @@
+"""Which requests a broker refuses because it cannot keep up, and in which words. No clock and no I/O in here.
+
+docs/server.md, Back-pressure, defines each reason and its limit; the words before the reason are those of
+Apache's broker (docs/reference/storage.md, Overload).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.protocol.codes import RequestCode
+from cometmq.settings import camel
+
+SENDS = (
+    RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+)
+# Requests -> the setting that says how late the loop may be for them: those that share a queue in Apache's
+# broker.
+LATENESS = {
+    SENDS: "wait_time_mills_in_send_queue",
+    (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE): "wait_time_mills_in_pull_queue",
+    (RequestCode.HEART_BEAT,): "wait_time_mills_in_heartbeat_queue",
+    (RequestCode.END_TRANSACTION,): "wait_time_mills_in_transaction_queue",
+}
+LAG, FLUSH, PENDING = "loop lag", "flush backlog", "pending size"
+MARKS = {LAG: "TIMEOUT_CLEAN_QUEUE", FLUSH: "PCBUSY_CLEAN_QUEUE", PENDING: "OVERLOAD"}
+
+
+class Load(NamedTuple):
+    """What was measured of a broker at one moment.
+
+    lag_ms: how late the loop was, both now and the time before: the smaller of the two. sync_ms: how long the
+    sync has taken that senders wait for, 0 with ASYNC_FLUSH. waiting: senders that wait for the device.
+    unflushed: bytes of the log that are not on the device.
+    """
+
+    lag_ms: int = 0
+    sync_ms: int = 0
+    waiting: int = 0
+    unflushed: int = 0
+
+
+class Excess(NamedTuple):
+    """A limit that is exceeded: the measured value and the limit, in ms or bytes."""
+
+    reason: str
+    measured: int
+    limit: int
+    setting: str
+
+    def __str__(self) -> str:
+        unit = "bytes" if self.reason == PENDING else "ms"
+        return f"{self.reason} {self.measured} {unit}, limit {self.limit} {unit} ({camel(self.setting)})"
+
+
+def exceeded(load: Load, config: BrokerConfig) -> dict[int, list[Excess]]:
+    """Request code -> the limits for it that are exceeded; requests without any are left out."""
+    if not config.broker_fast_failure_enable:
+        return {}
+    of_sends = []
+    if load.sync_ms >= config.os_page_cache_busy_time_out_mills:
+        limit = config.os_page_cache_busy_time_out_mills
+        of_sends.append(Excess(FLUSH, load.sync_ms, limit, "os_page_cache_busy_time_out_mills"))
+    if 0 < config.max_unflushed_bytes <= load.unflushed:
+        of_sends.append(Excess(PENDING, load.unflushed, config.max_unflushed_bytes, "max_unflushed_bytes"))
+    found: dict[int, list[Excess]] = {}
+    for codes, setting in LATENESS.items():
+        excess = [*of_sends] if codes is SENDS else []
+        limit = getattr(config, setting)
+        if load.lag_ms >= limit:
+            excess.append(Excess(LAG, load.lag_ms, limit, setting))
+        if excess:
+            found |= dict.fromkeys(codes, excess)
+    return found
+
+
+def remark(excess: list[Excess], load: Load) -> str:
+    """Apache's words for a busy broker, then what is exceeded, and by how much."""
+    waited = max(load.lag_ms, load.sync_ms)
+    return (
+        f"[{MARKS[excess[0].reason]}]broker busy, start flow control for a while, "
+        f"period in queue: {waited}ms, size of queue: {load.waiting}, "
+        f"reason: {'; '.join(map(str, excess))}"
+    )

@@ -1,0 +1,82 @@
+"""The address that a broker tells its clients is looked at when it starts."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from tests.broker.conftest import running, until
+
+from cometmq.broker.base import advertised
+from cometmq.broker.base.address import BrokerAddress
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("ip", "words"),
+    [
+        ("0.0.0.0", "0.0.0.0 is an address to listen on (that is bindAddress)"),
+        ("::", ":: is an address to listen on"),
+        ("224.0.0.1", "224.0.0.1 is a multicast address"),
+        ("255.255.255.255", "255.255.255.255 is the broadcast address"),
+    ],
+)
+async def test_an_address_that_nobody_can_connect_to_stops_the_start(tmp_path, ip, words):
+    with pytest.raises(ConfigError) as raised:
+        async with running(tmp_path / "store", brokerIP1=ip):
+            pass
+    assert raised.value.key == "brokerIP1"
+    assert words in str(raised.value)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("ip", "bind", "own", "problem", "words"),
+    [
+        ("127.0.0.1", "127.0.0.1", True, "", []),
+        ("10.0.0.1", "", True, "", []),
+        ("10.0.0.1", "10.0.0.1", True, "", []),
+        ("127.0.0.1", "", True, "", ["loopback"]),
+        ("127.0.1.1", "0.0.0.0", True, "", ["loopback"]),
+        ("::1", "", True, "", ["loopback"]),
+        ("10.0.0.1", "", False, "", ["no address of this machine"]),
+        ("fe80::1%eth0", "", False, "", ["no address of this machine"]),
+        ("10.0.0.1", "10.0.0.2", True, "refused", ["nobody answers there (refused)"]),
+        ("10.0.0.1", "", False, "refused", ["no address of this machine", "nobody answers there (refused)"]),
+    ],
+)
+def test_one_that_may_be_wrong_is_doubted(ip, bind, own, problem, words):
+    config = BrokerConfig(broker_ip1=ip, bind_address=bind)
+    found = advertised.doubts(BrokerAddress(config, ip, 10911), own=own, problem=problem)
+    assert len(found) == len(words)
+    for doubt, word in zip(found, words, strict=True):
+        assert f"brokerIP1={ip}" in doubt
+        assert word in doubt
+
+
+@pytest.mark.parametrize(("ip", "own"), [("127.0.0.1", True), ("::1", True), ("192.0.2.1", False)])
+def test_addresses_of_this_machine_are_known(ip, own):
+    if ip == "::1" and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    assert advertised.is_own(ip) is own
+
+
+class TestAStart:
+    @pytest.mark.parametrize("bind", ["127.0.0.1", "localhost"])
+    async def test_nothing_is_said_of_an_address_that_answers(self, tmp_path, caplog, bind):
+        async with running(tmp_path, bindAddress=bind) as (broker, _):
+            await advertised.look(BrokerAddress(broker.config, "127.0.0.1", broker.port))
+        assert "brokerIP1" not in caplog.text
+
+    async def test_another_machines_address_is_doubted_in_the_log(self, tmp_path, caplog, monkeypatch):
+        monkeypatch.setattr(advertised, "ANSWER_S", 0.1)
+        async with running(tmp_path, brokerIP1="192.0.2.1") as (broker, _):
+            await until(lambda: "nobody answers there" in caplog.text)
+            assert "brokerIP1=192.0.2.1 is no address of this machine" in caplog.text
+            assert f"clients are told 192.0.2.1:{broker.port}, but" in caplog.text
+
+    async def test_an_interface_where_it_does_not_listen_is_too(self, tmp_path, caplog):
+        async with running(tmp_path, brokerIP1="127.0.0.2"):
+            await until(lambda: "nobody answers there" in caplog.text)
+        assert "no address of this machine" not in caplog.text

@@ -1,0 +1,98 @@
+"""Members of a group that subscribe different things are found when they say so, and said once."""
+
+from __future__ import annotations
+
+import pytest
+
+from cometmq.broker.groups import disagreements
+from cometmq.broker.groups.clients import ConsumerGroup, ConsumerTable
+from cometmq.protocol.bodies import ConsumerConnection, SubscriptionData
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import GetConsumerConnectionListRequestHeader
+
+PULLS = "CONSUME_ACTIVELY"
+
+
+@pytest.fixture
+def said(caplog):
+    """The lines so far."""
+    return lambda: [line for line in caplog.messages if "differ in what they subscribe" in line]
+
+
+async def test_a_difference_is_said_once_with_who_says_what(cluster, said):
+    first, second, third = cluster.peer(), cluster.peer(), cluster.peer()
+    for _ in range(3):
+        await first.heartbeat("c1", topics={"Orders": "a"})
+        await second.heartbeat("c2", topics={"Orders": "a"})
+    assert said() == []
+    for version in range(3):
+        await third.heartbeat("c3", topics={"Orders": "b"}, sub_version=version)
+        await first.heartbeat("c1", topics={"Orders": "a"}, sub_version=version)
+    assert said() == [
+        "members of group G differ in what they subscribe of topic Orders, so messages can be missed: "
+        "a (c1 and 1 more), b (c3)"
+    ]
+    await third.heartbeat("c3", topics={"Orders": "c"})
+    await third.heartbeat("c3", topics={"Orders": "b"})
+    assert [line.rpartition(", ")[2] for line in said()] == ["b (c3)", "c (c3)"]
+
+
+async def test_a_topic_that_only_some_subscribe_is_a_difference(cluster, said):
+    await cluster.peer().heartbeat("c1", topics={"Orders": "*"})
+    await cluster.peer().heartbeat("c2", topics={"Orders": "*", "Bills": "*"})
+    assert said() == [
+        "members of group G differ in what they subscribe of topic Bills, so messages can be missed: "
+        "* (c2), not subscribed (c1)"
+    ]
+
+
+async def test_a_member_that_comes_again_on_a_new_connection_is_not_at_odds_with_itself(cluster, said):
+    await cluster.peer().heartbeat("c1", topics={"Orders": "a"})
+    await cluster.peer().heartbeat("c1", topics={"Orders": "b"})
+    assert said() == []
+
+
+async def test_pull_consumers_may_differ(cluster, said):
+    await cluster.peer().heartbeat("c1", topics={"Orders": "a"}, consume_type=PULLS)
+    await cluster.peer().heartbeat("c2", topics={"Orders": "b"}, consume_type=PULLS)
+    assert said() == []
+
+
+async def test_what_each_member_subscribes_is_told_to_tools(cluster):
+    first, second = cluster.peer(), cluster.peer()
+    await first.heartbeat("c1", topics={"Orders": "b || a", "Bills": "*"})
+    await second.heartbeat("c2", topics={"Orders": "*"}, consume_type=PULLS)
+    header = GetConsumerConnectionListRequestHeader(consumer_group="G")
+    answer = await first.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+    found = ConsumerConnection.decode(answer.body).connection_set
+    assert {each.client_id: each.subscriptions for each in found} == {
+        "c1": {"Orders": "a || b", "Bills": "*"},
+        "c2": None,
+    }
+
+
+def group(**members: str) -> ConsumerGroup:
+    """Client id -> its expression of the topic T."""
+    table = ConsumerTable()
+    for client_id, text in members.items():
+        subscription = SubscriptionData(topic="T", sub_string=text)
+        described = ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
+        table.register("G", client_id, (client_id, "JAVA", 407), described, [subscription], 0)
+        assert table.subscribes("G", client_id, [subscription])
+        assert not table.subscribes("G", client_id, [subscription])
+    return table.groups["G"]
+
+
+def test_the_oldest_is_forgotten_where_too_many_were_said(said, monkeypatch):
+    monkeypatch.setattr(disagreements, "MOST_KEPT", 2)
+    table = disagreements.Disagreements()
+    for other in ("x", "y", "z", "y", "x"):
+        table.look("G", group(c1="a", c2=other))
+    assert [line[-6] for line in said()] == ["x", "y", "z", "x"]
+
+
+def test_a_flood_of_differences_does_not_fill_the_log(said):
+    table = disagreements.Disagreements()
+    for number in range(1_000):
+        table.look("G", group(c1="a", c2=f"t{number}"))
+    assert 0 < len(said()) <= 100
