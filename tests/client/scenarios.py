@@ -34,7 +34,7 @@ from cometmq import (
     SendStatus,
     select_by_hash,
 )
-from cometmq.client import Listener
+from cometmq.client import Listener, OrderlyListener
 from cometmq.client.consumer.subscription import Subscriptions
 
 Scenario = Callable[[str], Awaitable[None]]
@@ -65,7 +65,7 @@ def sending(namesrv: str, group: str) -> Producer:
 def consuming(
     namesrv: str,
     name: Names,
-    listener: Listener,
+    listener: Listener | OrderlyListener,
     *,
     subscriptions: Subscriptions = (),
     options: PushOptions = FROM_FIRST,
@@ -392,18 +392,20 @@ async def hopeless_messages_become_dead_letters(namesrv: str) -> None:
 
     async with consuming(namesrv, name, hopeless) as consumer:
         await ledger.has_all(sent)
-        # The dead-letter topic may only be written, so that nobody reads it by mistake; its queue can be
-        # asked for.
-        dead = MessageQueue(
-            f"%DLQ%{name.group}", (await consumer.client.read_queues(name.topic))[0].broker_name, 0
-        )
-        addr = consumer.client.master_addr(dead.broker_name)
-
-        async def all_dead() -> bool:
-            return await consumer.client.brokers.max_offset(addr, dead) == len(sent)
-
-        await until(all_dead, "all messages in the dead-letter topic")
+        await dead_letters(consumer, name, len(sent))
     assert ledger.bodies == Counter(sent)
+
+
+async def dead_letters(consumer: PushConsumer, name: Names, count: int) -> None:
+    """Until there are so many. The dead-letter topic may only be written, so that nobody reads it by mistake;
+    its queue can be asked for."""
+    client = consumer.client
+    dead = MessageQueue(f"%DLQ%{name.group}", (await client.read_queues(name.topic))[0].broker_name, 0)
+
+    async def all_dead() -> bool:
+        return await client.brokers.max_offset(client.master_addr(dead.broker_name), dead) == count
+
+    await until(all_dead, f"{count} messages in the dead-letter topic")
 
 
 async def delayed_messages_come_after_their_delay(namesrv: str) -> None:
