@@ -217,9 +217,9 @@ async def members_come_and_go(namesrv: str, lock_live_s: float) -> None:
 
 
 async def run(namesrv: str, topic: str, group: str, lock_live_s: float) -> None:
-    # A third and a half of what the broker has, as with Apache's 20, 30 and 60 s.
-    queue_locks.RENEW_INTERVAL_S = lock_live_s / 3
-    orderly_queue.LOCK_LIVE_S = lock_live_s / 2
+    # So that a member stalled by a busy machine still has its locks.
+    queue_locks.RENEW_INTERVAL_S = lock_live_s / 4
+    orderly_queue.LOCK_LIVE_S = lock_live_s * 0.8
     stop = asyncio.Event()
     chance = random.Random(os.getpid())
 

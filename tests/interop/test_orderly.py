@@ -19,7 +19,7 @@ from tests.interop.space import Cluster, Space
 
 from cometmq import MessageExt, PushConsumer
 
-LIVE_S = 4.0
+LIVE_S = 6.0
 QUICK_REBALANCE = "-Drocketmq.client.rebalance.waitInterval=1000"
 
 

@@ -19,7 +19,7 @@ from cometmq import (
     PushConsumer,
     PushOptions,
 )
-from cometmq.client.consumer import orderly_queue, queue_locks
+from cometmq.client.consumer import orderly, orderly_queue, queue_locks
 from cometmq.errors import ConfigError
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -387,6 +387,30 @@ async def test_locks_are_renewed_while_a_listener_runs_and_after_a_notice(
         await desk.until(lambda: desk.ended == 2)
         assert QUEUE in member.assignment
     assert desk.offsets == [0, 1]
+
+
+async def test_after_a_lost_connection_nothing_begins_before_the_broker_has_confirmed_the_locks(
+    broker: FakeBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that was restarted has forgotten them."""
+    monkeypatch.setattr(orderly, "AGAIN_S", 0.01)
+    monkeypatch.setattr(queue_locks, "AGAIN_S", 0.01)
+    broker.store_numbers(3)
+    desk.open.clear()
+    async with desk.member() as member:
+        await desk.has(1)
+        broker.refuse(CODE.LOCK_BATCH_MQ, ResponseCode.SYSTEM_BUSY)
+        before = len(broker.connections)
+        broker.connections[-1].close()
+        await broker.wait_for(lambda: len(broker.connections) > before)
+        desk.open.set()
+        seen = broker.requests.count(CODE.LOCK_BATCH_MQ)
+        await broker.wait_for(lambda: broker.requests.count(CODE.LOCK_BATCH_MQ) > seen + 3)
+        assert desk.offsets == [0]
+        del broker.scripts[CODE.LOCK_BATCH_MQ]
+        await desk.until(lambda: desk.ended == 3)
+        assert QUEUE in member.assignment
+    assert desk.offsets == [0, 1, 2]
 
 
 async def test_a_lock_for_a_queue_that_cannot_be_begun_is_given_back(broker: FakeBroker, desk: Desk) -> None:

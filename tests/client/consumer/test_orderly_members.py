@@ -9,7 +9,7 @@ from tests.client.orderly_members import Call, check_history, members_come_and_g
 
 from cometmq.standalone import Standalone
 
-LIVE_S = 3.0
+LIVE_S = 6.0
 
 
 async def test_no_message_overlaps_or_overtakes_another(

@@ -15,7 +15,7 @@ __all__ = ["ConsumeFromWhere", "MessageModel", "PullOptions", "PushOptions"]
 
 _RETRIES = 16
 _WITHOUT_END = 2**31 - 1
-"""docs/reference/client.md, Orderly consumption"""
+"""Tries of an orderly message (docs/reference/client.md, Orderly consumption)."""
 
 
 class ConsumeFromWhere(Enum):

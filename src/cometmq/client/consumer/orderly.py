@@ -120,6 +120,7 @@ class Orderly:
         assert isinstance(queue, OrderlyQueue)
         if not self.locks.holds(queue.message_queue):
             queue.put_back()
+            self.locks.renew_soon()
             self._line_up_later(queue, AGAIN_S)  # unless the renewal drops it
             return None
         if not queue.begin():

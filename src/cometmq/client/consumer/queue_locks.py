@@ -13,6 +13,7 @@ from cometmq.client.consumer.orderly_queue import LockTable
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
+from cometmq.remoting import Connection
 
 __all__ = ["QueueLocks"]
 
@@ -34,9 +35,11 @@ class QueueLocks:
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self.table = LockTable()
+        self._connections: dict[str, Connection | None] = {}
+        """By broker name: those on which the locks were last confirmed."""
         # A renewal that a broker handles after an unlock would lock the queue again, for nobody.
         self._asking = asyncio.Lock()
-        self._failing = False
+        self._failing = self._soon = False
         self._renewals = Periodic(
             self._loop,
             lambda: AGAIN_S if self._failing else RENEW_INTERVAL_S,
@@ -45,15 +48,20 @@ class QueueLocks:
         )
 
     def start(self) -> None:
+        self._soon = False
         self._renewals.start()
 
     def renew_soon(self) -> None:
         """Something says that the brokers may not remember."""
-        self._renewals.soon()
+        if not self._soon:
+            self._soon = True
+            self._renewals.soon()
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Whether nobody else can have the queue."""
-        return self.table.holds(queue, self._loop.time())
+        """Whether nobody else can have the queue. A broker whose connection was lost may have been restarted,
+        and then it has forgotten its locks: they hold again when it has confirmed them."""
+        connection = self._connections.get(queue.broker_name)
+        return connection is not None and not connection.closed and self.table.holds(queue, self._loop.time())
 
     async def take(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         """Lock queues; those that are ours now."""
@@ -61,13 +69,19 @@ class QueueLocks:
 
         async def lock(addr: str, some: list[MessageQueue]) -> None:
             asked_at = self._loop.time()
-            got = await self._client.brokers.lock_queues(addr, self._group, self._client.client_id, some)
-            self.table.taken(got.intersection(some), asked_at)
-            ours.update(got.intersection(some))
+            got = await self._lock(addr, some)
+            self.table.taken(got, asked_at)
+            ours.update(got)
 
         async with self._asking:
             await self._at_brokers(queues, "lock", lock)
         return ours
+
+    async def _lock(self, addr: str, queues: list[MessageQueue]) -> set[MessageQueue]:
+        """Ask one broker for locks; those that it grants."""
+        got = await self._client.brokers.lock_queues(addr, self._group, self._client.client_id, queues)
+        self._connections[queues[0].broker_name] = self._client.remoting.connection(addr)
+        return got.intersection(queues)
 
     async def give_back(self, queues: Collection[MessageQueue]) -> None:
         """Unlock queues. A broker that does not hear of it forgets the locks after 60 s."""
@@ -85,12 +99,12 @@ class QueueLocks:
         await self._renewals.stop()
 
     async def _renew(self) -> None:
+        self._soon = False
         lost = self.table.expired(self._loop.time())
 
         async def renew(addr: str, some: list[MessageQueue]) -> None:
             asked_at = self._loop.time()
-            got = await self._client.brokers.lock_queues(addr, self._group, self._client.client_id, some)
-            lost.extend(self.table.renewed(some, got, asked_at))
+            lost.extend(self.table.renewed(some, await self._lock(addr, some), asked_at))
 
         async with self._asking:
             self._failing = not await self._at_brokers(self.table.queues, "renew", renew)
