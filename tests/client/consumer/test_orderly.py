@@ -255,7 +255,7 @@ async def test_a_queue_is_pulled_only_when_it_is_locked(broker: FakeBroker, desk
     broker.not_ours = {QUEUE}
     async with desk.member() as member:
         assert QUEUE not in member.assignment
-        assert "T: 1 queues are still locked" in member.health().problems[0]
+        assert "T: no lock yet for 1 queues" in member.health().problems[0]
         assert broker.pulls == []
         broker.not_ours = set()
         await member.rebalance()

@@ -126,6 +126,8 @@ class Membership:
             results = [await self._rebalance_topic(topic) for topic in topics]
             gone = [queue for queue in self.held if queue.topic not in group.subscriptions]
             await self._release_all(gone)
+            if self._order is not None:
+                await self._order.unlock_strays(self.held)
             for topic in set(self.problems).difference(topics):
                 del self.problems[topic]
             if before != set(self.held):
@@ -167,7 +169,10 @@ class Membership:
         if topic in self._unlisted:
             return False
         if len(free) < len(new):
-            self.problems[topic] = f"{len(new) - len(free)} queues are still locked for who had them before"
+            missing = len(new) - len(free)
+            self.problems[topic] = (
+                f"no lock yet for {missing} queues: another member has them, or died just now"
+            )
             return False
         if taken_up:
             self.problems.pop(topic, None)
@@ -204,8 +209,6 @@ class Membership:
             offset = await start_offset(group.instance, queue, stored, where, group.start_timestamp_ms)
         except CometError as error:
             self._note_problem(queue.topic, error)
-            if order is not None:
-                await order.locks.give_back([queue])
             return False
         if self._ended:  # while a rebalance that somebody had asked for was under way
             return False

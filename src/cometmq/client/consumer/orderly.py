@@ -57,9 +57,13 @@ class Orderly:
     async def take(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Lock queues; those that may be pulled now: nobody else has them, and no call of ours from before
         is under way."""
-        free = [queue for queue in queues if queue not in self._leaving]
+        free = [queue for queue in queues if queue not in self._leaving and queue not in self._called]
         ours = await self.locks.take(free)
         return [queue for queue in free if queue in ours]
+
+    async def unlock_strays(self, held: Collection[MessageQueue]) -> None:
+        """Give back what was locked and could not be taken up."""
+        await self.locks.give_back(set(self.locks.table.queues).difference(held, self._leaving, self._called))
 
     def leave(self, queue: OrderlyQueue) -> None:
         """Give a queue up when no listener has messages of it any more."""
@@ -105,8 +109,8 @@ class Orderly:
 
     def submit(self, batches: list[Batch]) -> None:
         """A queue got new batches."""
-        for batch in batches[:1]:
-            self._line_up(batch.queue)
+        if batches:
+            self._line_up(batches[0].queue)
 
     def _line_up(self, queue: ProcessQueue) -> None:
         assert isinstance(queue, OrderlyQueue)
@@ -118,12 +122,12 @@ class Orderly:
         """The context of the call, None while nobody may have the queue's messages."""
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
+        if not queue.begin():
+            return None
         if not self.locks.holds(queue.message_queue):
             queue.put_back()
             self.locks.renew_soon()
             self._line_up_later(queue, AGAIN_S)  # unless the renewal drops it
-            return None
-        if not queue.begin():
             return None
         self._called.add(queue.message_queue)
         return OrderlyContext(queue.message_queue)
@@ -142,13 +146,13 @@ class Orderly:
             self._called.discard(queue.message_queue)
             if queue.leaving:
                 self._start(self._hand_over(queue))
-        self._made_room(queue)
-        if again:
-            wanted_s = context.suspend_current_queue_s
-            options = self._group.options
-            self._line_up_later(queue, options.suspend_current_queue_s if wanted_s is None else wanted_s)
-        else:
-            self._line_up(queue)
+            self._made_room(queue)
+            if again:
+                wanted_s = context.suspend_current_queue_s
+                options = self._group.options
+                self._line_up_later(queue, options.suspend_current_queue_s if wanted_s is None else wanted_s)
+            else:
+                self._line_up(queue)
 
     async def _settle(self, queue: OrderlyQueue, status: OrderlyStatus, auto_commit: bool) -> bool:
         """Whether the queue has to rest."""

@@ -4,7 +4,7 @@ given back when its last listener call has ended (docs/reference/client.md, Orde
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from itertools import groupby
 
 from cometmq import logs
@@ -100,26 +100,31 @@ class QueueLocks:
 
     async def _renew(self) -> None:
         self._soon = False
-        lost = self.table.expired(self._loop.time())
+        self._report(self.table.expired(self._loop.time()))
 
         async def renew(addr: str, some: list[MessageQueue]) -> None:
             asked_at = self._loop.time()
-            lost.extend(self.table.renewed(some, await self._lock(addr, some), asked_at))
+            self._report(self.table.renewed(some, await self._lock(addr, some), asked_at))
 
         async with self._asking:
             self._failing = not await self._at_brokers(self.table.queues, "renew", renew)
+
+    def _report(self, lost: list[MessageQueue]) -> None:
         if lost:
             log.warning("group %s lost the locks of %d queues, first %s", self._group, len(lost), lost[0])
             self._lost(lost)
 
     async def _at_brokers(
-        self, queues: Iterable[MessageQueue], what: str, ask: Callable[..., object]
+        self,
+        queues: Iterable[MessageQueue],
+        what: str,
+        ask: Callable[[str, list[MessageQueue]], Awaitable[None]],
     ) -> bool:
         """One request to the master of each broker; whether all were answered."""
 
         async def one(name: str, some: list[MessageQueue]) -> bool:
             try:
-                await ask(await self._client.find_master(some[0]), some)  # type: ignore[misc]
+                await ask(await self._client.find_master(some[0]), some)
             except CometError as error:
                 log.info("broker %s did not %s %d queues: %s", name, what, len(some), error)
                 return False
