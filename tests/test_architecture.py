@@ -76,6 +76,7 @@ SANS_IO_MODULES = (
     "broker/base/pressure.py",
     "namesrv/tables.py",
     "client/consumer/allocate.py",
+    "client/consumer/orderly_queue.py",
     "client/consumer/process_queue.py",
     "client/producer/selectors.py",
 )

@@ -7,9 +7,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from cometmq import ConsumeFromWhere, ConsumeStatus, MessageExt, PushConsumer, PushOptions
+from cometmq import ConsumeFromWhere, ConsumeStatus, MessageExt, MessageQueue, PushConsumer, PushOptions
 from cometmq.errors import CommandError
-from cometmq.protocol.bodies import BrokerData, ConsumerList, HeartbeatData, QueueData, TopicRouteData
+from cometmq.protocol.bodies import (
+    BrokerData,
+    ConsumerList,
+    HeartbeatData,
+    LockBatchBody,
+    LockBatchResult,
+    QueueData,
+    TopicRouteData,
+)
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
@@ -87,6 +95,9 @@ class FakeBroker:
         self.scripts: dict[int, Script] = {}
         self.connections: list[Connection] = []
         self.members: list[str] = []
+        self.locked: set[MessageQueue] = set()
+        self.not_ours: set[MessageQueue] = set()
+        """Queues that somebody else has locked."""
         self.news = asyncio.Event()
         self._server = RemotingServer({}, default=self._any, on_open=self.connections.append)
 
@@ -140,6 +151,7 @@ class FakeBroker:
 
     def answer(self, frame: Frame) -> Frame | None:
         code = RequestCode(frame.code)
+        body = b""
         match code:
             case RequestCode.SEND_MESSAGE_V2 | RequestCode.SEND_BATCH_MESSAGE:
                 header = frame.header(SendMessageRequestHeader)
@@ -151,7 +163,7 @@ class FakeBroker:
                 self.members = [self.heartbeats[-1].client_id]
                 return frame.response(0)
             case RequestCode.GET_CONSUMER_LIST_BY_GROUP:
-                return frame.response(0, body=ConsumerList(consumer_id_list=self.members).encode())
+                body = ConsumerList(consumer_id_list=self.members).encode()
             case RequestCode.PULL_MESSAGE:
                 return self.pull(frame)
             case RequestCode.QUERY_CONSUMER_OFFSET:
@@ -165,11 +177,17 @@ class FakeBroker:
             case RequestCode.UPDATE_CONSUMER_OFFSET:
                 update = frame.header(UpdateConsumerOffsetRequestHeader)
                 self.offsets[update.topic, update.queue_id] = update.commit_offset
+            case RequestCode.LOCK_BATCH_MQ:
+                ours = set(LockBatchBody.decode(frame.body).mq_set) - self.not_ours
+                self.locked |= ours
+                body = LockBatchResult(lock_ok_mq_set=list(ours)).encode()
+            case RequestCode.UNLOCK_BATCH_MQ:
+                self.locked -= set(LockBatchBody.decode(frame.body).mq_set)
             case RequestCode.CONSUMER_SEND_MSG_BACK:
                 self.sent_back.append(frame.header(ConsumerSendMsgBackRequestHeader))
             case _:
                 pass
-        return frame.response(0, ext={})
+        return frame.response(0, ext={}, body=body)
 
     def pull(self, frame: Frame) -> Frame | None:
         header = frame.header(PullMessageRequestHeader)

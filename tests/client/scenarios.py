@@ -36,7 +36,7 @@ from cometmq import (
 )
 from cometmq.admin import Admin, Resending, Selection
 from cometmq.admin.dead_letters import original_topic
-from cometmq.client import Listener
+from cometmq.client import Listener, OrderlyListener
 from cometmq.client.consumer.subscription import Subscriptions
 
 Scenario = Callable[[str], Awaitable[None]]
@@ -67,7 +67,7 @@ def sending(namesrv: str, group: str) -> Producer:
 def consuming(
     namesrv: str,
     name: Names,
-    listener: Listener,
+    listener: Listener | OrderlyListener,
     *,
     subscriptions: Subscriptions = (),
     options: PushOptions = FROM_FIRST,
@@ -414,6 +414,18 @@ async def dead_letters_are_sent_again_to_their_group(namesrv: str) -> None:
     assert failed.bodies == cured.bodies == Counter(sent)
     assert {message.msg_id for message in cured.messages} == {message.msg_id for message in dead}
     assert {(message.topic, message.reconsume_times) for message in cured.messages} == {(name.topic, 0)}
+
+
+async def dead_letters(consumer: PushConsumer, name: Names, count: int) -> None:
+    """Until there are so many. The dead-letter topic may only be written, so that nobody reads it by mistake;
+    its queue can be asked for."""
+    client = consumer.client
+    dead = MessageQueue(f"%DLQ%{name.group}", (await client.read_queues(name.topic))[0].broker_name, 0)
+
+    async def all_dead() -> bool:
+        return await client.brokers.max_offset(client.master_addr(dead.broker_name), dead) == count
+
+    await until(all_dead, f"{count} messages in the dead-letter topic")
 
 
 async def delayed_messages_come_after_their_delay(namesrv: str) -> None:

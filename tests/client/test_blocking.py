@@ -22,6 +22,8 @@ from cometmq import (
     MessageExt,
     MessageQueue,
     NoRouteError,
+    OrderlyContext,
+    OrderlyStatus,
     Producer,
     PullConsumer,
     PullOptions,
@@ -57,6 +59,29 @@ def test_messages_sent_from_many_threads_are_consumed_in_threads(local: LocalBro
         assert {queue.topic for queue in consumer.assignment} == {"Threads", "%RETRY%g"}
         consumer.persist_offsets()
     assert Counter(received) == Counter(sent)
+
+
+def test_a_plain_listener_gets_a_queue_in_order(local: LocalBroker) -> None:
+    received: list[bytes] = []
+    complete = threading.Event()
+
+    def listener(messages: list[MessageExt], context: OrderlyContext) -> OrderlyStatus:
+        (message,) = messages
+        context.suspend_current_queue_s = 0.01
+        if message.body == b"7" and message.reconsume_times < 2:
+            return OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+        received.append(message.body)
+        if len(received) == 50:
+            complete.set()
+        return OrderlyStatus.SUCCESS
+
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        for number in range(50):
+            producer.send(Message("InOrder", b"%d" % number), selector=select_by_hash, argument="k")
+    options = PushOptions(orderly=True, consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    with SyncPushConsumer("g-order", listener, "InOrder", namesrv=local.namesrv, options=options):
+        assert complete.wait(30)
+    assert received == [b"%d" % number for number in range(50)]
 
 
 def test_every_way_of_sending_and_pulling(local: LocalBroker) -> None:

@@ -23,14 +23,10 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_orders_are_sent_consumed_and_read_again(local: LocalBroker) -> None:
-    sent = run("send.py", local.namesrv)
-    assert sent.returncode == 0, sent.stderr
-    assert sent.stdout.startswith("SEND_OK: ")
-    assert "1000 sent side by side" in sent.stdout
-
+def consumed(name: str, local: LocalBroker) -> tuple[list[str], str]:
+    """The lines of a consumer's program about all messages, and what it says at its end."""
     with subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "consume.py"), local.namesrv], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(EXAMPLES / name), local.namesrv], stdout=subprocess.PIPE, text=True
     ) as consumer:
         watchdog = threading.Timer(60, consumer.kill)
         watchdog.start()
@@ -40,10 +36,27 @@ def test_orders_are_sent_consumed_and_read_again(local: LocalBroker) -> None:
         rest = consumer.stdout.read()
         assert consumer.wait(30) == 0
         watchdog.cancel()
+    return lines, rest
+
+
+def steps_of(lines: list[str]) -> list[str]:
+    """The steps of the one order that examples/send.py sends in order."""
+    return [line.split(": ")[1].strip() for line in lines if re.search(r": (created|paid|shipped)$", line)]
+
+
+def test_orders_are_sent_consumed_and_read_again(local: LocalBroker) -> None:
+    sent = run("send.py", local.namesrv)
+    assert sent.returncode == 0, sent.stderr
+    assert sent.stdout.startswith("SEND_OK: ")
+    assert "1000 sent side by side" in sent.stdout
+
+    lines, rest = consumed("consume.py", local)
     assert rest == f"{SENT} consumed, 0 failed\n"
-    steps = [line.split(": ")[1].strip() for line in lines if re.search(r": (created|paid|shipped)$", line)]
-    assert sorted(steps) == ["created", "paid", "shipped"]
+    assert sorted(steps_of(lines)) == ["created", "paid", "shipped"]
     assert any("remind me" in line for line in lines)
+
+    lines, _ = consumed("consume_in_order.py", local)
+    assert steps_of(lines) == ["created", "paid", "shipped"]
 
     read = run("pull.py", local.namesrv, "Orders")
     assert read.returncode == 0, read.stderr

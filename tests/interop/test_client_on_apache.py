@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
 from tests.client.scenarios import FROM_FIRST, SCENARIOS, Ledger, Scenario, bodies, fill, read_all, until
 from tests.interop.apache import ApacheCluster
 from tests.interop.driver import Driver, body_of
@@ -23,7 +24,7 @@ def apache(request: pytest.FixtureRequest, apache_clusters: Callable[[str], Apac
     return apache_clusters(request.param)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *ORDERLY_SCENARIOS], ids=lambda scenario: scenario.__name__)
 async def test_scenario(scenario: Scenario, apache: ApacheCluster) -> None:
     await scenario(apache.namesrv)
 

@@ -19,6 +19,8 @@ from cometmq import (
     Message,
     MessageExt,
     MessageQueue,
+    OrderlyContext,
+    OrderlyStatus,
     Producer,
     ProducerOptions,
     PullConsumer,
@@ -88,6 +90,16 @@ def wrong(messages: list[MessageExt]) -> int:
     return len(messages)
 
 
+async def in_order(messages: list[MessageExt], context: OrderlyContext) -> OrderlyStatus:
+    assert_type(context.suspend_current_queue_s, float | None)
+    context.auto_commit = 1  # type: ignore[assignment]
+    return OrderlyStatus.COMMIT if context.queue.queue_id else OrderlyStatus.ROLLBACK
+
+
+def both(messages: list[MessageExt], context: ConsumeContext) -> OrderlyStatus:
+    return OrderlyStatus.SUCCESS
+
+
 async def push_consumer() -> None:
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
     async with PushConsumer(
@@ -96,7 +108,9 @@ async def push_consumer() -> None:
         assert_type(member.health(), ConsumerHealth)
         assert_type(member.assignment, tuple[MessageQueue, ...])
         await member.subscribe("V", 5)  # type: ignore[arg-type]
+    PushConsumer("g", in_order, "T", options=PushOptions(orderly=True, max_reconsume_times=3))
     PushConsumer("g", wrong, "T")  # type: ignore[arg-type]
+    PushConsumer("g", both, "T")  # type: ignore[arg-type]
     PushConsumer("g", on_messages, {"T": 5})  # type: ignore[dict-item]
 
 
@@ -108,6 +122,7 @@ def blocking_push_consumer() -> None:
         member.suspend()
         member.resume(1)  # type: ignore[call-arg]
         member.assignment = ()  # type: ignore[assignment]
+    SyncPushConsumer("g", in_order, "T", options=PushOptions(orderly=True))
 
 
 async def pull_consumer() -> None:

@@ -16,7 +16,14 @@ from cometmq.client.consumer.allocate import (
     AllocateStrategy,
 )
 from cometmq.client.consumer.health import ConsumerHealth, QueueHealth
-from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, Listener
+from cometmq.client.consumer.listener import (
+    ConsumeContext,
+    ConsumeStatus,
+    Listener,
+    OrderlyContext,
+    OrderlyListener,
+    OrderlyStatus,
+)
 from cometmq.client.consumer.options import ConsumeFromWhere, MessageModel, PullOptions, PushOptions
 from cometmq.client.consumer.process_queue import FlowLimits
 from cometmq.client.consumer.pull import PullConsumer
@@ -44,6 +51,9 @@ __all__ = [
     "Listener",
     "MessageModel",
     "NamesrvApi",
+    "OrderlyContext",
+    "OrderlyListener",
+    "OrderlyStatus",
     "Producer",
     "ProducerOptions",
     "PullConsumer",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, S
 
 from cometmq.client.cluster.life_cycle import not_running
 from cometmq.client.cluster.options import ClientOptions
-from cometmq.client.consumer.listener import Listener
+from cometmq.client.consumer.listener import Listener, OrderlyListener
 from cometmq.client.consumer.options import PullOptions, PushOptions
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
@@ -149,7 +149,7 @@ class SyncPushConsumer(_Face[PushConsumer]):
     def __init__(
         self,
         group: str,
-        listener: Listener,
+        listener: Listener | OrderlyListener,
         subscriptions: Subscriptions = (),
         *,
         namesrv: str | Sequence[str] | None = None,

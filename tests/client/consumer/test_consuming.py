@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cometmq.client.consumer.consuming import ConcurrentConsuming
+from cometmq.client.consumer.consuming import Consuming
 from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus
 from cometmq.client.consumer.process_queue import Batch, ProcessQueue
 from cometmq.message import MessageExt, MessageQueue
@@ -20,13 +20,22 @@ def batches(count: int) -> list[Batch]:
     return queue.put([MessageExt("T", b"x", queue_offset=offset) for offset in range(count)], 1)
 
 
+Listener = BoundListener[ConsumeContext, ConsumeStatus]
+
+
 class Desk:
     """Takes what was consumed."""
+
+    later = ConsumeStatus.RECONSUME_LATER
+    handled = frozenset([OK])
 
     def __init__(self, expected: int) -> None:
         self.acknowledged: list[tuple[int, ConsumeStatus]] = []
         self.complete = asyncio.Event()
         self._expected = expected
+
+    def begin(self, batch: Batch) -> ConsumeContext | None:
+        return None if batch.queue.dropped else ConsumeContext(batch.queue.message_queue)
 
     async def acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
         self.acknowledged.append((batch.first_offset, status))
@@ -34,9 +43,9 @@ class Desk:
             self.complete.set()
 
 
-async def consumed(listener: BoundListener, count: int, concurrency: int) -> list[tuple[int, ConsumeStatus]]:
+async def consumed(listener: Listener, count: int, concurrency: int) -> list[tuple[int, ConsumeStatus]]:
     desk = Desk(count)
-    consuming = ConcurrentConsuming(listener, concurrency, desk.acknowledge)
+    consuming = Consuming(listener, concurrency, desk)
     consuming.start()
     consuming.submit(batches(count))
     async with asyncio.timeout(10):
@@ -89,7 +98,7 @@ async def test_batches_of_a_dropped_queue_are_not_given_out() -> None:
         return OK
 
     desk = Desk(1)
-    consuming = ConcurrentConsuming(listener, 1, desk.acknowledge)
+    consuming = Consuming(listener, 1, desk)
     consuming.start()
     held = batches(3)
     consuming.submit(held)
@@ -114,7 +123,7 @@ async def test_a_stop_waits_for_running_calls_and_starts_no_new_ones() -> None:
         return OK
 
     desk = Desk(2)
-    consuming = ConcurrentConsuming(listener, 1, desk.acknowledge)
+    consuming = Consuming(listener, 1, desk)
     consuming.start()
     consuming.submit(batches(2))
     await begun.wait()
@@ -135,7 +144,7 @@ async def test_a_stop_gives_up_on_a_listener_that_hangs() -> None:
         raise AssertionError("unreachable")
 
     desk = Desk(1)
-    consuming = ConcurrentConsuming(listener, 2, desk.acknowledge)
+    consuming = Consuming(listener, 2, desk)
     consuming.start()
     consuming.submit(batches(1))
     await begun.wait()

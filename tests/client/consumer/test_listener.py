@@ -8,7 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, bind_listener, is_async
+from cometmq.client.consumer.listener import (
+    ConsumeContext,
+    ConsumeStatus,
+    OrderlyStatus,
+    bind_listener,
+    is_async,
+)
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
 
@@ -18,7 +24,7 @@ Messages = list[MessageExt]
 
 async def run(listener: object) -> ConsumeStatus:
     with ThreadPoolExecutor(1) as executor:
-        return await bind_listener(listener, executor)([], CONTEXT)  # type: ignore[arg-type]
+        return await bind_listener(listener, executor, ConsumeStatus)([], CONTEXT)  # type: ignore[arg-type]
 
 
 async def test_an_async_listener_runs_on_the_loop() -> None:
@@ -71,9 +77,11 @@ async def test_plain_callables_of_every_kind(listener: object) -> None:
 async def test_a_result_that_means_nothing_is_an_error() -> None:
     with pytest.raises(TypeError, match="ConsumeStatus"):
         await run(lambda messages: True)
+    with pytest.raises(TypeError, match="not <OrderlyStatus"):
+        await run(lambda messages: OrderlyStatus.SUCCESS)
 
 
 @pytest.mark.parametrize("listener", [lambda: None, lambda a, b, c: None])
 def test_a_listener_of_the_wrong_shape_is_refused_at_once(listener: object) -> None:
     with pytest.raises(ConfigError, match=r"listener = .*expected a function of \(messages\)"):
-        bind_listener(listener, None)  # type: ignore[arg-type]
+        bind_listener(listener, None, ConsumeStatus)  # type: ignore[arg-type]

@@ -12,29 +12,27 @@ from cometmq import logs
 from cometmq.client.consumer.group import ConsumerGroup
 from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus
 from cometmq.client.consumer.process_queue import Batch, ProcessQueue
-from cometmq.client.producer.outgoing import prepare_system
-from cometmq.client.producer.producer import Producer
+from cometmq.client.consumer.retry_topic import RetryTopic
 from cometmq.errors import CometError
-from cometmq.message import Message, MessageExt
-from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP, RETRY_PREFIX
-from cometmq.protocol.compression import TYPE_MASK
-from cometmq.protocol.properties import values as names
-from cometmq.protocol.record.layout import COMPRESSED
+from cometmq.message import MessageExt
 
-__all__ = ["Acknowledger", "retry_message"]
+__all__ = ["Acknowledger"]
 
 log = logs.logger("cometmq.client.consumer")
 
 _AGAIN_HERE_S = 5.0
 """When neither the broker nor the retry topic takes a failed message: the next try is in this process."""
 _OVERDUE_LEVEL = 3
-_COMPRESSION = COMPRESSED | TYPE_MASK
-_FIRST_RETRY_LEVEL = 3
-"""The broker's rule: retry n waits delay level 3 + n."""
 
 
 class Acknowledger:
-    """made_room: told of queues that hold fewer messages now; consume_again: of batches that failed here."""
+    """The manner of a listener that gets messages in no particular order (see consuming.Manner).
+
+    made_room: told of queues that hold fewer messages now; consume_again: of batches that failed here.
+    """
+
+    later = ConsumeStatus.RECONSUME_LATER
+    handled = frozenset([ConsumeStatus.SUCCESS])
 
     def __init__(
         self,
@@ -45,14 +43,18 @@ class Acknowledger:
         self._group = group
         self._made_room = made_room
         self._consume_again = consume_again
-        self._producer = Producer(CLIENT_INNER_PRODUCER_GROUP, client=group.instance)
+        self._retry_topic = RetryTopic(group)
         self._timers: set[asyncio.TimerHandle] = set()
 
     async def close(self) -> None:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        await self._producer.stop()
+        await self._retry_topic.close()
+
+    def begin(self, batch: Batch) -> ConsumeContext | None:
+        """The context of a batch's call, None for one that is sent back already or of a queue that went."""
+        return None if batch.done or batch.queue.dropped else ConsumeContext(batch.queue.message_queue)
 
     async def acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
         """Do what the listener's answer to a batch asks for."""
@@ -99,25 +101,19 @@ class Acknowledger:
     async def _send_back(self, message: MessageExt, delay_level: int) -> None:
         """Raises CometError when neither the broker nor the retry topic takes it."""
         group = self._group
-        max_reconsume_times = group.options.max_reconsume_times
         try:
             await group.instance.brokers.send_message_back(
                 group.instance.master_addr(message.broker_name),
                 message,
                 group.name,
                 delay_level=delay_level,
-                max_reconsume_times=max_reconsume_times,
+                max_reconsume_times=group.options.most_reconsume_times,
             )
         except CometError as error:
             log.info(
                 "send-back of %s failed (%s); sending it to %s", message.msg_id, error, group.retry_topic
             )
-            if self._producer.state == "new":
-                await self._producer.start()
-            again = retry_message(message, group.name, max_reconsume_times)
-            # A body that was not decompressed goes round as it is.
-            packed = message.sys_flag & _COMPRESSION
-            await self._producer.send_raw(prepare_system(again, group.instance.keys, packed))
+            await self._retry_topic.send(message)
 
     def _again_later(self, batch: Batch) -> None:
         def again() -> None:
@@ -136,14 +132,3 @@ def _failed_messages(
     if context.ack_index is None:
         return []
     return messages[max(context.ack_index, -1) + 1 :]
-
-
-def retry_message(message: MessageExt, group: str, max_reconsume_times: int) -> Message:
-    """The message as the client itself writes it to the retry topic: same body, flag and unique id."""
-    properties = {key: value for key, value in message.properties.items() if key != names.TRAN_MSG}
-    properties.setdefault(names.RETRY_TOPIC, message.topic)
-    properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
-    properties[names.RECONSUME_TIME] = str(message.reconsume_times + 1)
-    properties[names.MAX_RECONSUME_TIMES] = str(max_reconsume_times)
-    properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
-    return Message(topic=RETRY_PREFIX + group, body=message.body, flag=message.flag, properties=properties)

@@ -1,26 +1,30 @@
-"""Calling the listener of a push consumer for many messages at once, in no particular order.
+"""Calling the listener of a push consumer for many batches at once.
 
-A fixed number of worker tasks takes batches from one line, so there is no task per message. What happens with
-failed messages is the owner's business (`acknowledge`).
+A fixed number of worker tasks takes batches from one line, so there is no task per message. Which batches
+come into the line, and what a listener's answer means, is the business of a manner: Acknowledger or
+Orderly.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, Protocol, TypeVar
 
 from cometmq import logs
-from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus
+from cometmq.client.consumer.listener import BoundListener
 from cometmq.client.consumer.process_queue import Batch
 from cometmq.text import printable
 
-__all__ = ["ConcurrentConsuming"]
+__all__ = ["Consuming", "Manner"]
 
 log = logs.logger("cometmq.client.consumer")
 
-Acknowledge = Callable[[Batch, ConsumeStatus, ConsumeContext], Awaitable[None]]
+C = TypeVar("C")
+S = TypeVar("S", bound=Enum)
 
 _BATCHES_WITHOUT_YIELD = 32
 """A listener that never really waits would keep the loop from reading its sockets."""
@@ -30,13 +34,27 @@ _FAILING = 3
 """Failures in a row after which a listener is a problem and no accident."""
 
 
+class Manner(Protocol[C, S]):
+    """What a listener's calls and answers mean. S: its statuses, C: the context of a call."""
+
+    later: S
+    """What an exception means."""
+    handled: frozenset[S]
+
+    def begin(self, batch: Batch) -> C | None:
+        """The context for the call that is about to be made, None if it must not be made."""
+
+    async def acknowledge(self, batch: Batch, status: S, context: C) -> None:
+        """Do what the listener's answer asks for."""
+
+
 @dataclass(slots=True, eq=False)
-class ConcurrentConsuming:
+class Consuming(Generic[C, S]):
     """Worker tasks that call the listener with batches, as they come."""
 
-    _listener: BoundListener
+    _listener: BoundListener[C, S]
     _concurrency: int
-    _acknowledge: Acknowledge
+    _manner: Manner[C, S]
     _ready: deque[Batch] = field(default_factory=deque)
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: list[asyncio.Task[None]] = field(default_factory=list)
@@ -111,43 +129,44 @@ class ConcurrentConsuming:
                 in_a_row = 0
                 continue
             batch = ready.popleft()
-            if batch.done or batch.queue.dropped:
+            context = self._manner.begin(batch)
+            if context is None:
                 continue
-            await self._consume(batch, loop)
+            await self._consume(batch, context, loop)
             in_a_row += 1
             if in_a_row >= _BATCHES_WITHOUT_YIELD:
                 in_a_row = 0
                 await asyncio.sleep(0)
 
-    async def _consume(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> None:
-        context = ConsumeContext(batch.queue.message_queue)
+    async def _consume(self, batch: Batch, context: C, loop: asyncio.AbstractEventLoop) -> None:
+        handled = self._manner.handled
         batch.started_at = loop.time()
         if batch.refusal is None:
             status = await self._call(batch, context)
-            self._failures_in_a_row = 0 if status is ConsumeStatus.SUCCESS else self._failures_in_a_row + 1
+            self._failures_in_a_row = 0 if status in handled else self._failures_in_a_row + 1
         else:
             self.last_error = batch.refusal
-            status = ConsumeStatus.RECONSUME_LATER
+            status = self._manner.later
             log.warning(
                 "no listener gets offset %d of %s: %s",
                 batch.first_offset, batch.queue.message_queue, batch.refusal,
             )  # fmt: skip
-        if status is ConsumeStatus.SUCCESS:
+        if status in handled:
             self.consumed += len(batch.messages)
         else:
             self.failed += len(batch.messages)
         batch.queue.last_consume_at = loop.time()
         try:
-            await self._acknowledge(batch, status, context)
+            await self._manner.acknowledge(batch, status, context)
         except Exception:
             # The batch stays unfinished: its offset is not committed and its messages come again.
             log.exception("could not acknowledge messages of %s", batch.queue.message_queue)
 
-    async def _call(self, batch: Batch, context: ConsumeContext) -> ConsumeStatus:
+    async def _call(self, batch: Batch, context: C) -> S:
         self.running += 1
         try:
             status = await self._listener(batch.messages, context)
-            if status is not ConsumeStatus.SUCCESS:
+            if status not in self._manner.handled:
                 self._last_failure = "it asked for later"
             return status
         except (Exception, asyncio.CancelledError) as error:
@@ -164,6 +183,6 @@ class ConcurrentConsuming:
                 error,
                 exc_info=error,
             )
-            return ConsumeStatus.RECONSUME_LATER
+            return self._manner.later
         finally:
             self.running -= 1

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
@@ -18,6 +18,9 @@ __all__ = [
     "ConsumeContext",
     "ConsumeStatus",
     "Listener",
+    "OrderlyContext",
+    "OrderlyListener",
+    "OrderlyStatus",
     "bind_listener",
     "check_listener",
     "name_of",
@@ -42,6 +45,31 @@ class ConsumeContext:
     """Wait before the next try: 0 the broker's choice, 1-18 a level, -1 dead letter at once."""
 
 
+class OrderlyStatus(Enum):
+    """What an orderly listener says about its messages."""
+
+    SUCCESS = "SUCCESS"
+    """Handled. Without auto_commit they wait for a COMMIT."""
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
+    """These again in a moment, and nothing else of the queue before them."""
+    COMMIT = "COMMIT"
+    """Handled, and with them all that this queue gave since the last COMMIT."""
+    ROLLBACK = "ROLLBACK"
+    """All that this queue gave since the last COMMIT again in a moment. Without auto_commit only."""
+
+
+@dataclass(slots=True)
+class OrderlyContext:
+    """What an orderly listener may look at and set beside its result."""
+
+    queue: MessageQueue
+    auto_commit: bool = True
+    """False: this call's SUCCESS moves no offset, a later COMMIT does. Set it in each call."""
+    suspend_current_queue_s: float | None = None
+    """After SUSPEND_CURRENT_QUEUE_A_MOMENT and ROLLBACK: seconds to the next call, 0.01 to 30; None:
+    PushOptions.suspend_current_queue_s."""
+
+
 Listener = (
     Callable[[list[MessageExt]], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
     | Callable[[list[MessageExt], ConsumeContext], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
@@ -52,7 +80,16 @@ Returning None or SUCCESS means handled; RECONSUME_LATER or an exception means: 
 for "later"; in Python None is what a function returns that has nothing to say.)
 """
 
-BoundListener = Callable[[list[MessageExt], ConsumeContext], Awaitable[ConsumeStatus]]
+OrderlyListener = (
+    Callable[[list[MessageExt]], "Awaitable[OrderlyStatus | None] | OrderlyStatus | None"]
+    | Callable[[list[MessageExt], OrderlyContext], "Awaitable[OrderlyStatus | None] | OrderlyStatus | None"]
+)
+"""A listener for PushOptions(orderly=True). Returning None, SUCCESS or COMMIT means handled;
+SUSPEND_CURRENT_QUEUE_A_MOMENT or an exception means: the same messages again in a moment."""
+
+C = TypeVar("C")
+S = TypeVar("S", bound=Enum)
+BoundListener = Callable[[list[MessageExt], C], Awaitable[S]]
 
 
 def check_listener(listener: object) -> None:
@@ -67,36 +104,40 @@ def check_listener(listener: object) -> None:
     _takes_context(cast("Listener", listener))
 
 
-def name_of(listener: Listener) -> str:
+def name_of(listener: Listener | OrderlyListener) -> str:
     """As a sentence calls it."""
     return str(getattr(listener, "__qualname__", type(listener).__qualname__))
 
 
-def bind_listener(listener: Listener, executor: ThreadPoolExecutor | None) -> BoundListener:
-    """One form for all four kinds of listener. executor: for plain functions (see is_async)."""
+def bind_listener(
+    listener: Listener | OrderlyListener, executor: ThreadPoolExecutor | None, statuses: type[S]
+) -> BoundListener[Any, S]:
+    """One form for all kinds of listener. executor: for plain functions (see is_async); statuses: what it may
+    return."""
     takes_context = _takes_context(listener)
     call = cast("Callable[..., Any]", listener)
     if is_async(listener):
 
-        async def on_loop(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
-            return _status(await (call(messages, context) if takes_context else call(messages)))
+        async def on_loop(messages: list[MessageExt], context: object) -> S:
+            return _status(await (call(messages, context) if takes_context else call(messages)), statuses)
 
         return on_loop
 
-    async def in_thread(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+    async def in_thread(messages: list[MessageExt], context: object) -> S:
         arguments = (messages, context) if takes_context else (messages,)
-        return _status(await asyncio.get_running_loop().run_in_executor(executor, call, *arguments))
+        loop = asyncio.get_running_loop()
+        return _status(await loop.run_in_executor(executor, call, *arguments), statuses)
 
     return in_thread
 
 
-def is_async(listener: Listener) -> bool:
+def is_async(listener: Listener | OrderlyListener) -> bool:
     # functools.partial and objects with an async __call__ count as well.
     call = type(listener).__call__ if callable(listener) else None
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
 
 
-def _takes_context(listener: Listener) -> bool:
+def _takes_context(listener: Listener | OrderlyListener) -> bool:
     try:
         parameters = inspect.signature(listener).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature, e.g. list.extend
@@ -109,9 +150,9 @@ def _takes_context(listener: Listener) -> bool:
     return len(required) == 2 or any(p.name == "context" for p in positional[1:2])
 
 
-def _status(result: object) -> ConsumeStatus:
+def _status(result: object, statuses: type[S]) -> S:
     if result is None:
-        return ConsumeStatus.SUCCESS
-    if isinstance(result, ConsumeStatus):
+        return statuses["SUCCESS"]
+    if isinstance(result, statuses):
         return result
-    raise TypeError(f"a listener returns None or a ConsumeStatus, not {result!r}")
+    raise TypeError(f"this listener returns None or one of {statuses.__name__}, not {result!r}")

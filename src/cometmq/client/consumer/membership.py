@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.consumer.allocate import share_of
-from cometmq.client.consumer.consuming import ConcurrentConsuming
 from cometmq.client.consumer.group import ConsumerGroup
 from cometmq.client.consumer.offsets import start_offset
-from cometmq.client.consumer.process_queue import FlowLimits, ProcessQueue
+from cometmq.client.consumer.orderly import Orderly
+from cometmq.client.consumer.orderly_queue import OrderlyQueue
+from cometmq.client.consumer.process_queue import Batch, FlowLimits, ProcessQueue
 from cometmq.client.consumer.queue_puller import QueuePuller
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue
@@ -44,11 +45,18 @@ class Held:
 
 
 class Membership:
-    """The queues that a push consumer holds, and the rebalance that changes them."""
+    """The queues that a push consumer holds, and the rebalance that changes them.
 
-    def __init__(self, group: ConsumerGroup, consuming: ConcurrentConsuming) -> None:
+    submit: takes the batches of what was pulled; order: given where queues are consumed in order, which needs
+    a lock to take one up, and waits for the listener to give one up.
+    """
+
+    def __init__(
+        self, group: ConsumerGroup, submit: Callable[[list[Batch]], None], order: Orderly | None = None
+    ) -> None:
         self._group = group
-        self._consuming = consuming
+        self._submit = submit
+        self._order = order
         self.held: dict[MessageQueue, Held] = {}
         self.problems: dict[str, str] = {}
         """topic -> why its queues could not be shared out."""
@@ -118,6 +126,8 @@ class Membership:
             results = [await self._rebalance_topic(topic) for topic in topics]
             gone = [queue for queue in self.held if queue.topic not in group.subscriptions]
             await self._release_all(gone)
+            if self._order is not None:
+                await self._order.unlock_strays(self.held)
             for topic in set(self.problems).difference(topics):
                 del self.problems[topic]
             if before != set(self.held):
@@ -153,8 +163,16 @@ class Membership:
         kept = held.intersection(mine).difference(self._expired(held))
         # First those that go: a queue is never pulled twice by one client.
         await self._release_all(sorted(held - kept))
-        taken_up = all(await for_each(sorted(set(mine) - kept), self._take_up, _TAKEN_UP_AT_ONCE))
+        new = sorted(set(mine) - kept)
+        free = new if self._order is None else await self._order.take(new)
+        taken_up = all(await for_each(free, self._take_up, _TAKEN_UP_AT_ONCE))
         if topic in self._unlisted:
+            return False
+        if len(free) < len(new):
+            missing = len(new) - len(free)
+            self.problems[topic] = (
+                f"no lock yet for {missing} queues: another member has them, or died just now"
+            )
             return False
         if taken_up:
             self.problems.pop(topic, None)
@@ -182,8 +200,8 @@ class Membership:
         return False
 
     async def _take_up(self, queue: MessageQueue) -> bool:
-        """Begin to pull a queue; whether it is known where."""
-        group = self._group
+        """Begin to pull a queue; whether that was possible."""
+        group, order = self._group, self._order
         group.offsets.forget(queue)
         try:
             stored = await group.offsets.stored(queue)
@@ -194,11 +212,11 @@ class Membership:
             return False
         if self._ended:  # while a rebalance that somebody had asked for was under way
             return False
+        if order is not None and not order.locks.holds(queue):
+            return False
         loop = asyncio.get_running_loop()
-        process_queue = ProcessQueue(queue, offset, loop.time())
-        puller = QueuePuller(
-            group, process_queue, self._consuming, lambda: self._limits, self._offset_illegal
-        )
+        process_queue = (ProcessQueue if order is None else OrderlyQueue)(queue, offset, loop.time())
+        puller = QueuePuller(group, process_queue, self._submit, lambda: self._limits, self._offset_illegal)
         if self._suspended:
             puller.suspend()
         task = loop.create_task(
@@ -215,16 +233,34 @@ class Membership:
         log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
         held = self.held.get(queue.message_queue)
         if held is not None and held.queue is queue:
-            queue.dropped = True
             del self.held[queue.message_queue]
+            self._drop(queue)
+
+    def _drop(self, queue: ProcessQueue) -> None:
+        """What comes later of a queue that was given up changes nothing."""
+        queue.dropped = True
+        if isinstance(queue, OrderlyQueue) and self._order is not None:
+            self._order.leave(queue)
+
+    def lost(self, queues: Iterable[MessageQueue]) -> None:
+        """Somebody else may have these by now."""
+        for queue in queues:
+            held = self.held.pop(queue, None)
+            if held is not None:
+                held.task.cancel()
+                self._drop(held.queue)
+        self.wake()
 
     async def _release_all(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
             held = self.held.pop(queue, None)
             if held is None:
                 continue
-            held.queue.dropped = True
             held.task.cancel()
+            if isinstance(held.queue, OrderlyQueue) and self._order is not None:
+                self._order.leave(held.queue)
+                continue
+            held.queue.dropped = True
             await self._group.offsets.release(queue)
 
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
@@ -236,6 +272,7 @@ class Membership:
         del self.held[message_queue]
         await self._store_now({message_queue: corrected})
         self._group.offsets.forget(message_queue)
+        self._drop(queue)
         self.wake()
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
@@ -243,13 +280,14 @@ class Membership:
         offsets. Queues that others hold are theirs to store: what they have done since would be undone."""
         async with self._round:
             ours = {queue: offset for queue, offset in table.items() if queue in self.held}
-            for queue in ours:
-                held = self.held.pop(queue)
+            dropped = [self.held.pop(queue) for queue in ours]
+            for held in dropped:
                 held.queue.dropped = True
                 held.task.cancel()
             await self._store_now(ours)
-            for queue in ours:
-                self._group.offsets.forget(queue)
+            for held in dropped:
+                self._group.offsets.forget(held.queue.message_queue)
+                self._drop(held.queue)
         self.wake()
 
     async def _store_now(self, table: Mapping[MessageQueue, int]) -> None:

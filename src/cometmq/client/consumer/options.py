@@ -13,6 +13,11 @@ from cometmq.errors import ConfigError
 __all__ = ["ConsumeFromWhere", "MessageModel", "PullOptions", "PushOptions"]
 
 
+_RETRIES = 16
+_WITHOUT_END = 2**31 - 1
+"""Tries of an orderly message (docs/reference/client.md, Orderly consumption)."""
+
+
 class ConsumeFromWhere(Enum):
     """Where a group without stored offsets starts. Values are the wire names."""
 
@@ -68,9 +73,16 @@ class PushOptions:
     topic_max_count: int | None = None
     """Messages held over all queues together; shared out among the held queues."""
     topic_max_mib: int | None = None
-    max_reconsume_times: int = 16
+    orderly: bool = False
+    """The listener gets the messages of a queue one batch after another, in their order, and no other member
+    has the queue meanwhile. It is an OrderlyListener then."""
+    suspend_current_queue_s: float = 1.0
+    """Orderly: how long a queue rests after a failure, unless the context says otherwise."""
+    max_reconsume_times: int | None = None
+    """Failures after which a message becomes a dead letter; None: 16, or orderly 2**31 - 1."""
     consume_timeout_s: float = 900.0
-    """A message whose listener runs longer is sent back, so that the queue's offset can move on."""
+    """A message whose listener runs longer is sent back, so that the queue's offset can move on. Not when
+    orderly: nothing may overtake it."""
     broker_suspend_s: float = 15.0
     suspend_timeout_s: float = 30.0
     rebalance_interval_s: float = 20.0
@@ -82,12 +94,22 @@ class PushOptions:
     """BROADCASTING: where local offsets lie; None: ~/.rocketmq_offsets."""
 
     def __post_init__(self) -> None:
+        if self.orderly and self.message_model is MessageModel.BROADCASTING:
+            expected = "CLUSTERING with orderly=True, because brokers lock a queue for one member"
+            raise ConfigError("message_model", self.message_model.name, expected)
         _check_range("consume_concurrency", self.consume_concurrency, 1, 1000)
         _check_range("consume_batch_max_size", self.consume_batch_max_size, 1, 1024)
         _check_range("pull_batch_size", self.pull_batch_size, 1, 1024)
         _check_range("flow_limits.max_count", self.flow_limits.max_count, 1, 65535)
         _check_range("flow_limits.max_mib", self.flow_limits.max_mib, 1, 1024)
         _check_range("flow_limits.max_span", self.flow_limits.max_span, 1, 65535)
+
+    @property
+    def most_reconsume_times(self) -> int:
+        """max_reconsume_times, or its default."""
+        if self.max_reconsume_times is not None:
+            return self.max_reconsume_times
+        return _WITHOUT_END if self.orderly else _RETRIES
 
 
 def _check_range(key: str, value: int, low: int, high: int) -> None:

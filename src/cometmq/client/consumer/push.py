@@ -21,7 +21,7 @@ from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.health import ConsumerHealth
-from cometmq.client.consumer.listener import Listener, check_listener, name_of
+from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.push_session import PushSession
 from cometmq.client.consumer.subscription import (
@@ -49,7 +49,7 @@ class PushConsumer(Client):
     def __init__(
         self,
         group: str,
-        listener: Listener,
+        listener: Listener | OrderlyListener,
         subscriptions: Subscriptions = (),
         *,
         namesrv: str | Sequence[str] | None = None,

@@ -7,18 +7,33 @@ import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from enum import Enum
+from functools import partial
+from typing import Any
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.consumer.acknowledging import Acknowledger
-from cometmq.client.consumer.consuming import ConcurrentConsuming
+from cometmq.client.consumer.consuming import Consuming
 from cometmq.client.consumer.group import ConsumerGroup
 from cometmq.client.consumer.health import QueueHealth
-from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, Listener, bind_listener, is_async
+from cometmq.client.consumer.listener import (
+    BoundListener,
+    ConsumeContext,
+    ConsumeStatus,
+    Listener,
+    OrderlyContext,
+    OrderlyListener,
+    OrderlyStatus,
+    bind_listener,
+    is_async,
+)
 from cometmq.client.consumer.membership import Held, Membership
 from cometmq.client.consumer.offset_files import LocalOffsets
 from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_start_time_ms
 from cometmq.client.consumer.options import MessageModel, PushOptions
+from cometmq.client.consumer.orderly import Orderly
+from cometmq.client.consumer.orderly_queue import OrderlyQueue
 from cometmq.client.consumer.subscription import Subscription
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic
@@ -38,6 +53,14 @@ _OVERDUE_PER_ROUND = 16
 _MIB = 1024 * 1024
 _LISTENING: ContextVar[PushSession | None] = ContextVar("_LISTENING", default=None)
 """Whose listener runs in this task, or began it."""
+_DIRECT_RESULTS: dict[Enum, str] = {
+    ConsumeStatus.SUCCESS: "CR_SUCCESS",
+    ConsumeStatus.RECONSUME_LATER: "CR_LATER",
+    OrderlyStatus.SUCCESS: "CR_SUCCESS",
+    OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: "CR_LATER",
+    OrderlyStatus.COMMIT: "CR_COMMIT",
+    OrderlyStatus.ROLLBACK: "CR_ROLLBACK",
+}
 
 
 class PushSession:
@@ -46,7 +69,7 @@ class PushSession:
     def __init__(
         self,
         name: str,
-        listener: Listener,
+        listener: Listener | OrderlyListener,
         subscriptions: Mapping[str, Subscription],
         options: PushOptions,
         client: ClientInstance,
@@ -66,27 +89,33 @@ class PushSession:
         self._executor = (
             None if is_async(listener) else ThreadPoolExecutor(options.consume_concurrency, f"cometmq-{name}")
         )
-        self._bound = bind_listener(listener, self._executor)
-        self._acknowledger = Acknowledger(
-            group,
-            lambda queue: self.members.made_room(queue),
-            lambda batches: self.consuming.submit(batches),
-        )
-        self.consuming = ConcurrentConsuming(
-            self._listen, options.consume_concurrency, self._acknowledger.acknowledge
-        )
-        self.members = Membership(group, self.consuming)
         loop = asyncio.get_running_loop()
-        self._jobs = (
+        self._jobs = [
             Periodic(
                 loop, options.persist_interval_s, group.offsets.try_persist, name=f"offsets of group {name}"
-            ),
-            Periodic(
-                loop, options.consume_timeout_s, self._send_back_overdue, name=f"time-outs of group {name}"
-            ),
+            )
+        ]
+        self.members: Membership
+        self._manner: Acknowledger | Orderly
+        self._order: Orderly | None = None
+        hooks = (lambda queue: self.members.made_room(queue), lambda batches: self.consuming.submit(batches))
+        if options.orderly:
+            self._manner = self._order = Orderly(group, *hooks, lambda queues: self.members.lost(queues))
+        else:
+            self._manner = acknowledger = Acknowledger(group, *hooks)
+            overdue = partial(self._send_back_overdue, acknowledger)
+            self._jobs.append(
+                Periodic(loop, options.consume_timeout_s, overdue, name=f"time-outs of group {name}")
+            )
+        self._bound: BoundListener[Any, Enum]
+        self._bound = bind_listener(listener, self._executor, type(self._manner.later))
+        self.consuming: Consuming[Any, Any] = Consuming(
+            self._listen, options.consume_concurrency, self._manner
         )
+        submit = self.consuming.submit if self._order is None else self._order.submit
+        self.members = Membership(group, submit, self._order)
 
-    async def _listen(self, messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+    async def _listen(self, messages: list[MessageExt], context: ConsumeContext | OrderlyContext) -> Enum:
         token = _LISTENING.set(self)
         try:
             return await self._bound(messages, context)
@@ -99,6 +128,8 @@ class PushSession:
 
     async def start(self) -> None:
         self.consuming.start()
+        if self._order is not None:
+            self._order.locks.start()
         await self.members.rebalance()
         self.members.start()
         for job in self._jobs:
@@ -124,7 +155,7 @@ class PushSession:
         await self.members.stop_pulling()
         self.members.drop_all()
         await self.consuming.stop(0)
-        await self._acknowledger.close()
+        await self._manner.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -144,7 +175,7 @@ class PushSession:
             for queue, held in sorted(self.members.held.items())
         )
 
-    async def _send_back_overdue(self) -> None:
+    async def _send_back_overdue(self, acknowledger: Acknowledger) -> None:
         """Send back what a listener holds too long, or one message would hold its queue's offset."""
         timeout_s = self.group.options.consume_timeout_s
         before = asyncio.get_running_loop().time() - timeout_s
@@ -159,7 +190,7 @@ class PushSession:
                     batch.first_offset,
                     timeout_s,
                 )
-                await self._acknowledger.overdue(batch)
+                await acknowledger.overdue(batch)
                 if not batch.done:
                     break
 
@@ -181,6 +212,8 @@ class PushSession:
 
     def wake_rebalance(self) -> None:
         self.members.wake()
+        if self._order is not None:
+            self._order.locks.renew_soon()  # a broker that restarts tells us, and has forgotten its locks
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         await self.members.reset_offsets(table)
@@ -196,7 +229,7 @@ class PushSession:
         properties = {
             "PROP_NAMESERVER_ADDR": ";".join(group.instance.namesrv.addrs),
             "PROP_THREADPOOL_CORE_SIZE": str(options.consume_concurrency),
-            "PROP_CONSUMEORDERLY": "false",
+            "PROP_CONSUMEORDERLY": str(options.orderly).lower(),
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
             "PROP_CLIENT_VERSION": version_name(VERSION_4_9_7),
             "PROP_CONSUMER_START_TIMESTAMP": str(self.started_at_ms),
@@ -205,7 +238,7 @@ class PushSession:
             "consumeFromWhere": options.consume_from_where.value,
             "pullBatchSize": str(options.pull_batch_size),
             "consumeMessageBatchMaxSize": str(options.consume_batch_max_size),
-            "maxReconsumeTimes": str(options.max_reconsume_times),
+            "maxReconsumeTimes": str(options.most_reconsume_times),
         }
         return ConsumerRunningInfo(
             properties=properties,
@@ -218,13 +251,21 @@ class PushSession:
         # The brokers' tools want wall-clock milliseconds; the client keeps monotonic seconds.
         shift = time.time() - asyncio.get_running_loop().time()
         bounds = queue.bounds()
+        taken = queue.taken if isinstance(queue, OrderlyQueue) else (0, 0, 0)
+        locked_at = (
+            None if self._order is None else self._order.locks.table.last_confirmed(queue.message_queue)
+        )
         return ProcessQueueInfo(
             commit_offset=self.group.offsets.memory(queue.message_queue) or 0,
             cached_msg_min_offset=bounds[0],
             cached_msg_max_offset=bounds[1],
             cached_msg_count=queue.count,
             cached_msg_size_in_mib=queue.body_bytes // _MIB,
-            locked=False,
+            transaction_msg_min_offset=taken[0],
+            transaction_msg_max_offset=taken[1],
+            transaction_msg_count=taken[2],
+            locked=self._order is not None and self._order.locks.holds(queue.message_queue),
+            last_lock_timestamp=0 if locked_at is None else int((locked_at + shift) * 1000),
             droped=queue.dropped,
             last_pull_timestamp=int((queue.last_pull_at + shift) * 1000),
             last_consume_timestamp=int((queue.last_consume_at + shift) * 1000),
@@ -234,16 +275,17 @@ class PushSession:
         """Run the listener once on a message that an administrator chose; nothing is committed."""
         begun = time.monotonic()
         remark: str | None = None
-        context = ConsumeContext(message.queue)
+        orderly = OrderlyContext(message.queue)
+        context = ConsumeContext(message.queue) if self._order is None else orderly
         self.group.restore_topic(message)
         try:
-            status = await self._listen([message], context)
-            result = "CR_SUCCESS" if status is ConsumeStatus.SUCCESS else "CR_LATER"
+            result = _DIRECT_RESULTS[await self._listen([message], context)]
         except Exception as error:
             # The administrator who asked is told; nothing here depends on it.
             result, remark = "CR_THROW_EXCEPTION", repr(error)
         return ConsumeMessageDirectlyResult(
-            order=False,
+            order=self._order is not None,
+            auto_commit=orderly.auto_commit,
             consume_result=result,
             remark=remark,
             spent_time_mills=int((time.monotonic() - begun) * 1000),

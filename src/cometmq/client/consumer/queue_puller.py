@@ -10,7 +10,6 @@ from itertools import groupby
 
 from cometmq import logs
 from cometmq.client.cluster.requests import pull_request
-from cometmq.client.consumer.consuming import ConcurrentConsuming
 from cometmq.client.consumer.group import ConsumerGroup
 from cometmq.client.consumer.offsets import warn_of_moved_offset
 from cometmq.client.consumer.process_queue import Batch, FlowLimits, ProcessQueue
@@ -42,7 +41,7 @@ class QueuePuller:
 
     _group: ConsumerGroup
     queue: ProcessQueue
-    _consuming: ConcurrentConsuming
+    _submit: Callable[[list[Batch]], None]
     _limits: Callable[[], FlowLimits]
     _offset_illegal: OffsetIllegal
     _broker_id: int = 0
@@ -147,7 +146,10 @@ class QueuePuller:
             self._problem = "not subscribed any more"
             return options.pull_error_delay_s
         addr, is_slave = await group.instance.pull_addr(self.message_queue, self._broker_id)
-        commit = group.offsets.memory(self.message_queue) if group.clustering and not is_slave else None
+        # A broker may serve a pull late, and store its older offset over the one with which a queue was left:
+        # an orderly group would get messages again, behind later ones.
+        carries = group.clustering and not options.orderly and not is_slave
+        commit = group.offsets.memory(self.message_queue) if carries else None
         request = pull_request(
             group.name,
             self.message_queue,
@@ -199,7 +201,7 @@ class QueuePuller:
             if self.message_queue.topic == self._group.retry_topic:
                 for message in messages:
                     self._group.restore_topic(message)
-            self._consuming.submit(self._batches(messages, set(result.oversized)))
+            self._submit(self._batches(messages, set(result.oversized)))
         elif queue.count == 0 and result.next_begin_offset > 0:
             # Everything below was done or is not wanted: the group's lag must not grow because of a filter.
             self._group.offsets.update(self.message_queue, result.next_begin_offset)

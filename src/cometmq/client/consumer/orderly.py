@@ -1,0 +1,200 @@
+"""The manner of a listener that gets the messages of each queue one batch after another, in their order.
+
+A queue has one batch under way, from its place in line to its acknowledgement, and it is ours while its lock
+is. It leaves in this order: the running call ends, its offset is stored, the lock is given back. So the next
+member begins where this one ended, and never beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable
+
+from cometmq import logs
+from cometmq.client.consumer.group import ConsumerGroup
+from cometmq.client.consumer.listener import OrderlyContext, OrderlyStatus
+from cometmq.client.consumer.orderly_queue import OrderlyQueue, suspension_s
+from cometmq.client.consumer.process_queue import Batch, ProcessQueue
+from cometmq.client.consumer.queue_locks import AGAIN_S, QueueLocks
+from cometmq.client.consumer.retry_topic import RetryTopic
+from cometmq.errors import CometError
+from cometmq.message import MessageExt, MessageQueue
+
+__all__ = ["Orderly"]
+
+log = logs.logger("cometmq.client.consumer.orderly")
+
+
+class Orderly:
+    """made_room: told of queues that hold fewer messages now; consume: of batches whose turn it is; lost: of
+    queues whose lock somebody else may have."""
+
+    later = OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+    handled = frozenset([OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT])
+
+    def __init__(
+        self,
+        group: ConsumerGroup,
+        made_room: Callable[[ProcessQueue], None],
+        consume: Callable[[list[Batch]], None],
+        lost: Callable[[Collection[MessageQueue]], None],
+    ) -> None:
+        self._group = group
+        self._made_room = made_room
+        self._consume = consume
+        self._lost = lost
+        self.locks = QueueLocks(group.instance, group.name, self._locks_lost)
+        self._retry_topic = RetryTopic(group)
+        self._loop = asyncio.get_running_loop()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._leaving: dict[MessageQueue, OrderlyQueue] = {}
+        self._called: set[MessageQueue] = set()
+        """Queues of which a listener has messages."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- a queue comes and goes
+
+    async def take(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Lock queues; those that may be pulled now: nobody else has them, and no call of ours from before
+        is under way."""
+        free = [queue for queue in queues if queue not in self._leaving and queue not in self._called]
+        ours = await self.locks.take(free)
+        return [queue for queue in free if queue in ours]
+
+    async def unlock_strays(self, held: Collection[MessageQueue]) -> None:
+        """Give back what was locked and could not be taken up."""
+        await self.locks.give_back(set(self.locks.table.queues).difference(held, self._leaving, self._called))
+
+    def leave(self, queue: OrderlyQueue) -> None:
+        """Give a queue up when no listener has messages of it any more."""
+        queue.leaving = True
+        self._leaving[queue.message_queue] = queue
+        if not queue.called:
+            self._start(self._hand_over(queue))
+
+    async def _hand_over(self, queue: OrderlyQueue) -> None:
+        try:
+            if not queue.dropped:
+                queue.dropped = True
+                await self._group.offsets.release(queue.message_queue)
+            await self.locks.give_back([queue.message_queue])
+        finally:
+            del self._leaving[queue.message_queue]
+
+    def _locks_lost(self, queues: Collection[MessageQueue]) -> None:
+        for queue in queues:
+            if queue in self._leaving:
+                self._leaving[queue].dropped = True  # its offset may be somebody else's by now
+        self._lost(queues)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give back all locks but those of queues whose listener call still runs: these run out by
+        themselves."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        await self.locks.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._called:
+            log.warning("%d queues stay locked for up to 60 s: their listeners still run", len(self._called))
+        await self.locks.give_back(set(self.locks.table.queues) - self._called)
+        await self._retry_topic.close()
+
+    # -- one batch after another
+
+    def submit(self, batches: list[Batch]) -> None:
+        """A queue got new batches."""
+        if batches:
+            self._line_up(batches[0].queue)
+
+    def _line_up(self, queue: ProcessQueue) -> None:
+        assert isinstance(queue, OrderlyQueue)
+        batch = queue.take()
+        if batch is not None:
+            self._consume([batch])
+
+    def begin(self, batch: Batch) -> OrderlyContext | None:
+        """The context of the call, None while nobody may have the queue's messages."""
+        queue = batch.queue
+        assert isinstance(queue, OrderlyQueue)
+        if not queue.begin():
+            return None
+        if not self.locks.holds(queue.message_queue):
+            queue.put_back()
+            self.locks.renew_soon()
+            self._line_up_later(queue, AGAIN_S)  # unless the renewal drops it
+            return None
+        self._called.add(queue.message_queue)
+        return OrderlyContext(queue.message_queue)
+
+    async def acknowledge(self, batch: Batch, status: OrderlyStatus, context: OrderlyContext) -> None:
+        """Move the offset, or give the same messages again after a moment."""
+        queue = batch.queue
+        assert isinstance(queue, OrderlyQueue)
+        again = True
+        try:
+            if not queue.dropped:
+                again = await self._settle(queue, status, context.auto_commit)
+        finally:
+            if queue.under_way is not None:
+                queue.put_back()
+            self._called.discard(queue.message_queue)
+            if queue.leaving:
+                self._start(self._hand_over(queue))
+            self._made_room(queue)
+            if again:
+                wanted_s = context.suspend_current_queue_s
+                options = self._group.options
+                self._line_up_later(queue, options.suspend_current_queue_s if wanted_s is None else wanted_s)
+            else:
+                self._line_up(queue)
+
+    async def _settle(self, queue: OrderlyQueue, status: OrderlyStatus, auto_commit: bool) -> bool:
+        """Whether the queue has to rest."""
+        rest = False
+        if status is OrderlyStatus.ROLLBACK and auto_commit:
+            log.warning("%s: ROLLBACK says nothing with auto_commit; suspended", queue.message_queue)
+            status = self.later
+        if status is self.later:
+            hopeless = queue.count_failure(self._group.options.most_reconsume_times)
+            buried = [message for message in hopeless if await self._bury(message)]
+            if queue.dropped:
+                return True
+            rest = queue.take_out(buried)
+        elif status is OrderlyStatus.ROLLBACK:
+            queue.roll_back()
+            rest = True
+        elif auto_commit or status is OrderlyStatus.COMMIT:
+            queue.commit()
+        else:
+            queue.go_on()
+        offset = queue.commit_offset()
+        if offset is not None:
+            self._group.offsets.update(queue.message_queue, offset, increase_only=False)
+        return rest
+
+    async def _bury(self, message: MessageExt) -> bool:
+        """Whether the message became a dead letter; otherwise it is tried once more."""
+        try:
+            await self._retry_topic.send(message)
+        except CometError as error:
+            log.warning("message %s could not be sent to the dead letters: %s", message.msg_id, error)
+            message.reconsume_times += 1
+            return False
+        log.warning(
+            "message %s failed %d times and is a dead letter", message.msg_id, message.reconsume_times
+        )
+        return True
+
+    def _line_up_later(self, queue: OrderlyQueue, wanted_s: float) -> None:
+        def now() -> None:
+            self._timers.discard(timer)
+            self._line_up(queue)
+
+        timer = self._loop.call_later(suspension_s(wanted_s), now)
+        self._timers.add(timer)

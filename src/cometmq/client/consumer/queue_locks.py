@@ -1,0 +1,138 @@
+"""The locks of an orderly consumer at its brokers: taken before a queue is pulled, renewed while it is held,
+given back when its last listener call has ended (docs/reference/client.md, Orderly consumption)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from itertools import groupby
+
+from cometmq import logs
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.consumer.orderly_queue import LockTable
+from cometmq.errors import CometError
+from cometmq.message import MessageQueue
+from cometmq.periodic import Periodic
+from cometmq.remoting import Connection
+
+__all__ = ["QueueLocks"]
+
+log = logs.logger("cometmq.client.consumer.queue_locks")
+
+RENEW_INTERVAL_S = 20.0
+AGAIN_S = 1.0
+"""To the next renewal after one that failed."""
+
+
+class QueueLocks:
+    """lost: told of queues whose lock is somebody else's or has run out."""
+
+    def __init__(
+        self, client: ClientInstance, group: str, lost: Callable[[Collection[MessageQueue]], None]
+    ) -> None:
+        self._client = client
+        self._group = group
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self.table = LockTable()
+        self._connections: dict[str, Connection | None] = {}
+        """By broker name: those on which the locks were last confirmed."""
+        # A renewal that a broker handles after an unlock would lock the queue again, for nobody.
+        self._asking = asyncio.Lock()
+        self._failing = self._soon = False
+        self._renewals = Periodic(
+            self._loop,
+            lambda: AGAIN_S if self._failing else RENEW_INTERVAL_S,
+            self._renew,
+            name=f"renewal of the locks of group {group}",
+        )
+
+    def start(self) -> None:
+        self._soon = False
+        self._renewals.start()
+
+    def renew_soon(self) -> None:
+        """Something says that the brokers may not remember."""
+        if not self._soon:
+            self._soon = True
+            self._renewals.soon()
+
+    def holds(self, queue: MessageQueue) -> bool:
+        """Whether nobody else can have the queue. A broker whose connection was lost may have been restarted,
+        and then it has forgotten its locks: they hold again when it has confirmed them."""
+        connection = self._connections.get(queue.broker_name)
+        return connection is not None and not connection.closed and self.table.holds(queue, self._loop.time())
+
+    async def take(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
+        """Lock queues; those that are ours now."""
+        ours: set[MessageQueue] = set()
+
+        async def lock(addr: str, some: list[MessageQueue]) -> None:
+            asked_at = self._loop.time()
+            got = await self._lock(addr, some)
+            self.table.taken(got, asked_at)
+            ours.update(got)
+
+        async with self._asking:
+            await self._at_brokers(queues, "lock", lock)
+        return ours
+
+    async def _lock(self, addr: str, queues: list[MessageQueue]) -> set[MessageQueue]:
+        """Ask one broker for locks; those that it grants."""
+        got = await self._client.brokers.lock_queues(addr, self._group, self._client.client_id, queues)
+        self._connections[queues[0].broker_name] = self._client.remoting.connection(addr)
+        return got.intersection(queues)
+
+    async def give_back(self, queues: Collection[MessageQueue]) -> None:
+        """Unlock queues. A broker that does not hear of it forgets the locks after 60 s."""
+
+        async def unlock(addr: str, some: list[MessageQueue]) -> None:
+            await self._client.brokers.unlock_queues(addr, self._group, self._client.client_id, some)
+
+        async with self._asking:
+            self.table.forget(queues)
+            await self._at_brokers(queues, "unlock", unlock)
+
+    async def close(self) -> None:
+        """No more renewals."""
+        self._renewals.cancel()
+        await self._renewals.stop()
+
+    async def _renew(self) -> None:
+        self._soon = False
+        self._report(self.table.expired(self._loop.time()))
+
+        async def renew(addr: str, some: list[MessageQueue]) -> None:
+            asked_at = self._loop.time()
+            self._report(self.table.renewed(some, await self._lock(addr, some), asked_at))
+
+        async with self._asking:
+            self._failing = not await self._at_brokers(self.table.queues, "renew", renew)
+
+    def _report(self, lost: list[MessageQueue]) -> None:
+        if lost:
+            log.warning("group %s lost the locks of %d queues, first %s", self._group, len(lost), lost[0])
+            self._lost(lost)
+
+    async def _at_brokers(
+        self,
+        queues: Iterable[MessageQueue],
+        what: str,
+        ask: Callable[[str, list[MessageQueue]], Awaitable[None]],
+    ) -> bool:
+        """One request to the master of each broker; whether all were answered."""
+
+        async def one(name: str, some: list[MessageQueue]) -> bool:
+            try:
+                await ask(await self._client.find_master(some[0]), some)
+            except CometError as error:
+                log.info("broker %s did not %s %d queues: %s", name, what, len(some), error)
+                return False
+            return True
+
+        by_broker = groupby(sorted(queues, key=_broker), key=_broker)
+        return all(await asyncio.gather(*[one(name, list(some)) for name, some in by_broker]))
+
+
+def _broker(queue: MessageQueue) -> str:
+    return queue.broker_name

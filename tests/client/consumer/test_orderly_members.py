@@ -1,0 +1,58 @@
+"""Strict order while members come and go: real processes, whose calls are checked as one history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.client.orderly_members import Call, check_history, members_come_and_go
+
+from cometmq.standalone import Standalone
+
+LIVE_S = 6.0
+
+
+async def test_no_message_overlaps_or_overtakes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.broker.groups.locks.LOCK_LIVE_MS", int(LIVE_S * 1000))
+    async with Standalone(tmp_path, namesrv_port=0, broker_port=0) as cluster:
+        await members_come_and_go(cluster.namesrv_addr, LIVE_S)
+
+
+def call(member: str, offset: int, began: float, ended: float | None, handled: bool = True) -> Call:
+    return Call(member, 0, offset, began, ended, handled)
+
+
+GOOD = [call("a", 0, 1, 2), call("a", 1, 2, 3, False), call("a", 1, 4, 5), call("b", 2, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "problem"),
+    [
+        (GOOD, None),
+        ([*GOOD[:3], call("b", 2, 4.5, 7)], "overlaps"),
+        ([GOOD[0], call("a", 2, 4, 5)], "overtakes"),
+        ([*GOOD[:2], call("a", 2, 4, 5)], "overtakes"),
+        (GOOD[:3], "2 of 3 handled"),
+        ([*GOOD, call("b", 1, 8, 9)], "repeats"),
+        ([*GOOD, call("a", 0, 8, 9)], "repeats"),
+        ([*GOOD, call("dead", 0, 8, 9), call("b", 0, 10, 11)], "repeats"),
+        ([GOOD[0], call("a", 1, 2, None), call("b", 1, 4, 5), call("b", 2, 6, 7)], "never ended"),
+        ([GOOD[0], call("dead", 1, 2, None, False), call("b", 0, 5, 6), call("b", 1, 6, 7), GOOD[3]], "over"),
+        (
+            [
+                *(GOOD[0], call("dead", 1, 2, None, False), call("b", 0, 5, 5.5)),
+                *(call("b", 1, 5.5, 6), call("b", 2, 6, 7)),
+            ],
+            None,
+        ),
+    ],
+)
+def test_the_checker_finds_what_may_not_be(calls: list[Call], problem: str | None) -> None:
+    killed = {"dead": 5.0}
+    if problem is None:
+        check_history(calls, killed, [3])
+    else:
+        with pytest.raises(AssertionError, match=problem):
+            check_history(calls, killed, [3])
