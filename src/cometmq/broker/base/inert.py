@@ -53,7 +53,6 @@ NOT_BUILT = {
     "transactionCheckInterval": "60000", "disableConsumeIfConsumerReadSlowly": "false",
     "consumerFallbehindThreshold": "17179869184", "storeReplyMessageEnable": "true",
     "fetchNamesrvAddrByAddressServer": "false", "filterServerNums": "0",
-    "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
 }  # fmt: skip
 
 UNSAFE = {

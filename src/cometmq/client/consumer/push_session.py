@@ -20,6 +20,7 @@ from cometmq.client.consumer.offset_files import LocalOffsets
 from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_start_time_ms
 from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.subscription import Subscription
+from cometmq.client.consumer.traced import traced
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import (
@@ -73,7 +74,9 @@ class PushSession:
             lambda batches: self.consuming.submit(batches),
         )
         self.consuming = ConcurrentConsuming(
-            self._listen, options.consume_concurrency, self._acknowledger.acknowledge
+            traced(self._listen, client.traces, name, options.consume_timeout_s),
+            options.consume_concurrency,
+            self._acknowledger.acknowledge,
         )
         self.members = Membership(group, self.consuming)
         loop = asyncio.get_running_loop()
