@@ -195,7 +195,7 @@ class Traces:
                 )
 
     def consuming(self, group: str, messages: Iterable[MessageExt]) -> Consumption | None:
-        """A listener is about to be called. What this returns is for `consumed`, None if nothing is traced."""
+        """A listener is about to be called. The result is for `consumed`, None where nothing is traced."""
         now_ms, count = int(time.time() * 1000), 0
         request_id = self._keys.make()
         traced = []
