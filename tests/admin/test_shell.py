@@ -14,7 +14,7 @@ from tests.admin.conftest import Shell
 COMMANDS = [
     *("updateTopic", "deleteTopic", "purgeTopic", "topicList", "topicRoute", "topicStatus", "clusterList"),
     *("brokerStatus", "consumerProgress", "queryMsgById", "queryMsgByKey", "queryMsgByUniqueKey"),
-    *("sendMessage", "consumeMessage"),
+    *("queryMsgTraceById", "sendMessage", "consumeMessage"),
 ]
 
 

@@ -140,27 +140,25 @@ _KINDS: dict[str, type[AnyTrace]] = {
     kind.__name__: kind for kind in (Pub, SubBefore, SubAfter, EndTransaction, Recall)
 }
 _FIELDS = {kind: [(each.name, each.type) for each in fields(kind)] for kind in _KINDS.values()}
+_NEEDED = {kind: len(known) - kind.may_be_left_out for kind, known in _FIELDS.items()}
 
 
 def encode_trace(trace: AnyTrace) -> str:
     """The record, its end included. Separators inside of fields are replaced by `?`. 2 µs."""
     values = astuple(trace)
-    for _ in range(trace.may_be_left_out):
-        if values[-1] is None:
-            values = values[:-1]
-    parts = [type(trace).__name__, *map(_text, values)]
+    while values[-1] is None and len(values) > _NEEDED[type(trace)]:
+        values = values[:-1]
+    parts = [type(trace).__name__, *[value if type(value) is str else _text(value) for value in values]]
     text = _BETWEEN.join(parts)
     if text.count(_BETWEEN) != len(values) or _END in text:
         text = _BETWEEN.join(part.replace(_BETWEEN, "?").replace(_END, "?") for part in parts)
     return text + _END
 
 
-def _text(value: Any) -> str:
-    if type(value) is str:
-        return value
+def _text(value: int | bool | None) -> str:
     if value is None:
         return "null"
-    return str(value).lower()  # true and false; a number has no letters
+    return str(value).lower() if type(value) is bool else str(int(value))
 
 
 def decode_trace(record: str) -> AnyTrace:
@@ -174,9 +172,8 @@ def decode_trace(record: str) -> AnyTrace:
     elif kind is SubAfter and len(texts) == 5:
         texts.append("0")  # and no context code
     known = _FIELDS[kind]
-    needed = len(known) - kind.may_be_left_out
-    if len(texts) < needed:
-        raise BodyError("trace", f"a record of {name} has {needed} fields, this one {len(texts)}")
+    if len(texts) < _NEEDED[kind]:
+        raise BodyError("trace", f"a record of {name} has {_NEEDED[kind]} fields, this one {len(texts)}")
     return kind(
         **{field: _value(text, type_, field) for text, (field, type_) in zip(texts, known, strict=False)}
     )

@@ -243,20 +243,13 @@ class Traces:
             )
 
     def transaction_ended(
-        self,
-        group: str,
-        message: Message | MessageExt,
-        addr: str,
-        *,
-        msg_id: str,
-        transaction_id: str | None,
-        state: str,
-        from_check: bool,
+        self, group: str, message: MessageExt, addr: str, state: str, *, from_check: bool
     ) -> None:
-        """A producer tells a broker how a transaction ends.
+        """A producer tells a broker how the transaction of a half message ends.
 
         state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (so); from_check: because the broker asked.
         """
+        msg_id = message.msg_id
         if self._is_trace_topic(message.topic) or not self._is_chosen(msg_id):
             return
         self._add(
@@ -267,10 +260,10 @@ class Traces:
                 topic=message.topic,
                 msg_id=msg_id,
                 tags=message.tags,
-                keys=" ".join(message.keys) or None,
+                keys=message.properties.get(names.KEYS),
                 store_host=addr,
                 message_type=MessageType.COMMIT,
-                transaction_id=transaction_id,
+                transaction_id=msg_id,
                 state=state,
                 from_check=from_check,
             )

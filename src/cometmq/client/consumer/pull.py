@@ -27,7 +27,7 @@ from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_
 from cometmq.client.consumer.options import PullOptions
 from cometmq.client.consumer.reading_ahead import Fetched, Fetcher
 from cometmq.client.consumer.subscription import Subscription, as_subscription, sql92
-from cometmq.client.consumer.traced import trace_polled
+from cometmq.client.consumer.traces import trace_polled
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.periodic import Periodic

@@ -20,7 +20,7 @@ from cometmq.client.consumer.offset_files import LocalOffsets
 from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_start_time_ms
 from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.subscription import Subscription
-from cometmq.client.consumer.traced import traced
+from cometmq.client.consumer.traces import traced
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import (

@@ -12,7 +12,7 @@ import org.apache.rocketmq.client.trace.TraceTransferBean;
 import org.apache.rocketmq.client.trace.TraceType;
 import org.apache.rocketmq.common.message.MessageType;
 
-/** Apache's text of traces, written and read by Apache's own code. */
+/** Apache's text of traces, written by Apache's own code. */
 final class Traces {
     private Traces() {
     }
@@ -56,37 +56,5 @@ final class Traces {
         bean.setFromTransactionCheck(from.flag("fromCheck", false));
         context.setTraceBeans(new ArrayList<>(List.of(bean)));
         return context;
-    }
-
-    /** What Apache's reader makes of {@code text}. */
-    static Object decode(Args args) {
-        List<Object> out = new ArrayList<>();
-        for (TraceContext context : TraceDataEncoder.decoderFromTraceDataString(args.text("text"))) {
-            TraceBean bean = context.getTraceBeans().get(0);
-            Map<String, Object> line = new LinkedHashMap<>();
-            line.put("type", context.getTraceType().name());
-            line.put("timestampMs", context.getTimeStamp());
-            line.put("region", context.getRegionId());
-            line.put("group", context.getGroupName());
-            line.put("requestId", context.getRequestId());
-            line.put("costMs", context.getCostTime());
-            line.put("success", context.isSuccess());
-            line.put("contextCode", context.getContextCode());
-            line.put("topic", bean.getTopic());
-            line.put("msgId", bean.getMsgId());
-            line.put("tags", bean.getTags());
-            line.put("keys", bean.getKeys());
-            line.put("storeHost", bean.getStoreHost());
-            line.put("bodyLength", bean.getBodyLength());
-            line.put("messageType", bean.getMsgType() == null ? null : bean.getMsgType().ordinal());
-            line.put("offsetMsgId", bean.getOffsetMsgId());
-            line.put("retryTimes", bean.getRetryTimes());
-            line.put("transactionId", bean.getTransactionId());
-            line.put("state", bean.getTransactionState() == null ? null : bean.getTransactionState().name());
-            line.put("fromCheck", bean.isFromTransactionCheck());
-            line.put("clientHost", bean.getClientHost());
-            out.add(line);
-        }
-        return out;
     }
 }

@@ -49,7 +49,7 @@ from cometmq.testing import LocalBroker
 
 TRACES = "RMQ_SYS_TRACE_TOPIC"
 SEND = RequestCode.SEND_MESSAGE_V2
-GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "traces.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "traces.json").read_text())
 BEFORE = SubBefore(
     timestamp_ms=1, region="R", group="g", request_id="r", msg_id="id", retry_times=0, keys="k"
 )  # fmt: skip
@@ -322,21 +322,13 @@ async def test_what_a_consumer_sends_back_itself_is_not_traced(traced: Traced) -
 @pytest.mark.parametrize("region", [None, "North"])
 async def test_the_end_of_a_transaction_is_traced(traced: Traced, region: str | None) -> None:
     properties = {"MSG_REGION": region} if region else {}
-    message = MessageExt("T", b"x", properties={**properties, "TAGS": "TagA", "KEYS": "k1 k2"})
+    message = MessageExt(
+        "T", b"x", properties={**properties, "TAGS": "TagA", "KEYS": "k1 k2", "UNIQ_KEY": "ID"}
+    )
     async with traced.client() as client:
         assert client.traces is not None
-        client.traces.transaction_ended(
-            "p", message, "a:1", msg_id="ID", transaction_id="TID", state="COMMIT_MESSAGE", from_check=True
-        )
-        client.traces.transaction_ended(
-            "p",
-            Message(TRACES, b"x"),
-            "a:1",
-            msg_id="ID",
-            transaction_id=None,
-            state="UNKNOW",
-            from_check=False,
-        )
+        client.traces.transaction_ended("p", message, "a:1", "COMMIT_MESSAGE", from_check=True)
+        client.traces.transaction_ended("p", MessageExt(TRACES, b"x"), "a:1", "UNKNOW", from_check=False)
 
     ((keys, (end,)),) = traced.messages
     assert keys == ["ID", "k1", "k2"]
@@ -351,7 +343,7 @@ async def test_the_end_of_a_transaction_is_traced(traced: Traced, region: str | 
         keys="k1 k2",
         store_host="a:1",
         message_type=MessageType.COMMIT,
-        transaction_id="TID",
+        transaction_id="ID",
         state="COMMIT_MESSAGE",
         from_check=True,
     )
