@@ -17,6 +17,7 @@ PARTS = {
     "queues": "10,000 queues of 1,000 topics beside 8 queues of one topic",
     "starts": "starts on small and large stores, after a clean stop and after kill -9 (needs 25 GiB)",
     "backlog": "live sends beside a cold drain of 10 million messages",
+    "traces": "our producer with message traces beside the same without",
     "pipeline": "the archive job and other Spark jobs",
 }
 

@@ -14,10 +14,12 @@ from cometmq.admin.values import (
     MessageView,
     QueueProgress,
     QueueStatus,
+    TraceView,
     TrackType,
 )
 from cometmq.cli import store_text
 from cometmq.message import MessageExt
+from cometmq.protocol.traces import Pub, Recall, SubAfter
 from cometmq.text import local_time
 
 
@@ -144,3 +146,46 @@ def test_a_body_is_shown_as_text_or_base64(body: bytes, shown: str, encoding: st
     view = MessageView.of(MessageExt(topic="t", body=body))
 
     assert (view.body, view.body_encoding) == (shown, encoding)
+
+
+def test_traces_are_a_table_for_each_send_and_for_each_group() -> None:
+    pub = Pub(
+        timestamp_ms=1_700_000_000_042,
+        region="R",
+        group="producers",
+        topic="T",
+        msg_id="ID",
+        tags=None,
+        keys=None,
+        store_host="a:1",
+        body_length=1,
+        cost_ms=12,
+        message_type=0,
+        offset_msg_id=None,
+        success=True,
+    )
+
+    def after(group: str | None, success: bool) -> SubAfter:
+        return SubAfter(
+            request_id="r", msg_id="ID", cost_ms=3, success=success, keys=None, context_code=0, group=group
+        )
+
+    recall = Recall(timestamp_ms=1, region=None, group="g", topic="T", msg_id="ID", success=True)
+    traces = [after("b", True), pub, after("a", False), after("b", False), after(None, True), recall]
+    views = [TraceView(trace=trace, client_host="10.0.0.1", store_timestamp=1) for trace in traces]
+
+    assert [line.rstrip() for line in formats.message_traces(views)] == [
+        "#Type      #ProducerGroup       #ClientHost          #SendTime            #CostTimes #Status",
+        "Pub        producers            10.0.0.1             2023-11-14 22:13:20  12ms       success",
+        "",
+        "#Type      #ConsumerGroup       #ClientHost          #ConsumerTime        #CostTimes #Status",
+        "Sub        b                    10.0.0.1                                  3ms        success",
+        "Sub        b                    10.0.0.1                                  3ms        failed",
+        "",
+        "#Type      #ConsumerGroup       #ClientHost          #ConsumerTime        #CostTimes #Status",
+        "Sub        a                    10.0.0.1                                  3ms        failed",
+        "",
+        "#Type      #ConsumerGroup       #ClientHost          #ConsumerTime        #CostTimes #Status",
+        "Sub                             10.0.0.1                                  3ms        success",
+        "",
+    ]

@@ -66,6 +66,18 @@ def test_neither_do_names_in_errors(mq: Shell) -> None:
     assert failed.err.count("\n") == 1
 
 
+def test_neither_do_traces(mq: Shell) -> None:
+    record = f"SubAfter\x01r\x01ID\x013\x01true\x01{EVIL}\x010\x011\x01{EVIL}\x02"
+    mq.ok("sendMessage", "-t", "EvilTraces", "-p", record, "-k", "ID")
+    words = ("queryMsgTraceById", "-t", "EvilTraces", "-i", "ID")
+
+    as_json = mq.ok(*words, "--json")
+
+    assert obeyed(mq.ok(*words).out) == obeyed(as_json.out) == set()
+    assert as_json.json[0]["trace"]["group"] == EVIL
+    assert EVIL in mq.ok(*words, "--raw").out
+
+
 def test_a_body_file_holds_the_body_as_it_is(mq: Shell, sent: dict[str, Any]) -> None:
     lines = mq.ok("queryMsgById", "-i", sent["offsetMsgId"]).lines
     (path,) = [line.split(": ", 1)[1].strip() for line in lines if line.startswith("Message Body Path:")]

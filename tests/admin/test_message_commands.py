@@ -210,6 +210,59 @@ class TestConsumeMessage:
         assert words in failed.err
 
 
+class TestTraces:
+    def test_a_traced_send_is_found_by_its_id(self, mq: Shell) -> None:
+        sent = send(mq, "traced", "x", "-k", "k1", "-m", "true")
+        untraced = send(mq, "traced", "x")
+
+        (view,) = mq.ok("queryMsgTraceById", "-i", f" {sent['msgId']} ", "--json").json
+        trace = view["trace"]
+        assert (trace["type"], trace["msgId"], trace["topic"]) == ("Pub", sent["msgId"], "traced")
+        assert (trace["keys"], trace["offsetMsgId"], trace["success"]) == ("k1", sent["offsetMsgId"], True)
+        assert view["clientHost"] == "127.0.0.1"
+        head, row = (line.split() for line in mq.ok("queryMsgTraceById", "-i", sent["msgId"]).lines if line)
+        assert (head[0], row[:3], row[-1]) == ("#Type", ["Pub", "admin_ext_group", "127.0.0.1"], "success")
+
+        assert mq.ok("queryMsgTraceById", "-i", untraced["msgId"], "--json").json == []
+        none = mq.run("queryMsgTraceById", "-i", untraced["msgId"])
+        assert (none.code, none.out) == (1, "")
+        assert f"no trace of message {untraced['msgId']} in topic RMQ_SYS_TRACE_TOPIC" in none.err
+
+    def test_times_choose_traces(self, mq: Shell) -> None:
+        sent = send(mq, "traced", "x", "-m", "true")
+        after = next_ms()
+
+        for span, count in ((("-e", str(after)), 1), (("-b", "0"), 1), (("-b", str(after + 1)), 0)):
+            found = mq.ok("queryMsgTraceById", "-i", sent["msgId"], *span, "--json").json
+            assert len(found) == count, span
+
+    def test_a_trace_topic_of_another_name_is_read(self, mq: Shell, caplog: pytest.LogCaptureFixture) -> None:
+        record = "Recall\x011\x01null\x01g\x01T\x01{}\x01true\x02"
+        send(mq, "Mine", "nonsense" + record.format("ID") + record.format("ID") + "\x02ID", "-k", "ID")
+
+        read = mq.ok("queryMsgTraceById", "-i", "ID", "-t", "Mine", "--json")
+
+        assert [view["trace"]["type"] for view in read.json] == ["Recall"]
+        assert "2 records of" in caplog.text
+        assert "there is no kind 'nonsenseRecall'" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("-i", "ID", "-t", "unheard-of"), "no route to topic unheard-of"),
+            (("-i", "ID", "-c", "65"), "65 is not in the range"),
+            (("-i", "ID", "-b", "-1"), "-1 is not in the range"),
+            (("-i", "ID", "-e", "soon"), "'soon' is not a valid integer"),
+            ((), "Missing option"),
+        ],
+    )
+    def test_wrong_options_are_refused(self, mq: Shell, arguments: tuple[str, ...], words: str) -> None:
+        failed = mq.run("queryMsgTraceById", *arguments)
+
+        assert failed.code == 1
+        assert words in failed.err
+
+
 def next_ms(later_ms: int = 0) -> int:
     """A time in ms after everything stored so far, once that time is over."""
     moment = time.time_ns() // 1_000_000 + 1 + later_ms

@@ -14,7 +14,7 @@ from tests.admin.conftest import Shell
 COMMANDS = [
     *("updateTopic", "deleteTopic", "purgeTopic", "topicList", "topicRoute", "topicStatus", "clusterList"),
     *("brokerStatus", "consumerProgress", "consumerStatus", "queryMsgById", "queryMsgByKey"),
-    *("queryMsgByUniqueKey", "sendMessage", "consumeMessage"),
+    *("queryMsgByUniqueKey", "queryMsgTraceById", "sendMessage", "consumeMessage"),
 ]
 
 

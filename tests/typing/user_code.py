@@ -33,6 +33,7 @@ from cometmq import (
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
+    TraceOptions,
     select_by_hash,
     sql92,
     tags,
@@ -55,6 +56,8 @@ async def asyncio_producer() -> None:
         await producer.send(MESSAGE, queue="T-0")  # type: ignore[arg-type]
         await producer.send(MESSAGE, timeout=1)  # type: ignore[call-arg]
     Producer("g", options=PushOptions())  # type: ignore[arg-type]
+    Producer("g", client_options=ClientOptions(trace=TraceOptions(topic="Traces", sampling=0.1)))
+    ClientOptions(trace=True)  # type: ignore[arg-type]
     Producer(namesrv="a:1")  # type: ignore[call-arg]
 
 

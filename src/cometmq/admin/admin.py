@@ -26,17 +26,18 @@ from cometmq.admin.values import (
     QueueStatus,
     ResendResult,
     TopicUse,
+    TraceView,
 )
 from cometmq.client.cluster.instance import Client
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
-from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.options import ClientOptions, TraceOptions
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
 from cometmq.protocol.bodies import ClusterInfo, ConsumeMessageDirectlyResult, TopicRouteData, TopicStatsTable
 from cometmq.protocol.bodies_admin import PurgedQueue
-from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, RequestCode
+from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, TRACE_TOPIC, RequestCode
 from cometmq.protocol.headers import TopicRequestHeader
 
 __all__ = ["Admin", "TopicSettings"]
@@ -326,6 +327,19 @@ class Admin(Client):
         """Messages of a topic with a message id as producers return it; more than one after retries."""
         return await messages.by_key(self.client, topic, msg_id, limit, unique=True)
 
+    async def traces(
+        self,
+        msg_id: str,
+        topic: str = TRACE_TOPIC,
+        limit: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+    ) -> list[TraceView]:
+        """What clients that trace wrote about a message, the oldest first. At most `limit` trace messages of
+        each broker are looked at, of those stored in the time span."""
+        return await messages.traces(self.client, topic, msg_id, limit, (begin_ms, end_ms))
+
     async def tracks(self, message: MessageExt) -> list[MessageTrack]:
         """What became of a message in each group that consumes its topic."""
         return await groups.tracks(self.client, message)
@@ -335,14 +349,22 @@ class Admin(Client):
         return messages.read(self.client, wanted, group)
 
     async def send(
-        self, message: Message, *, broker_name: str | None = None, queue_id: int | None = None
+        self,
+        message: Message,
+        *,
+        broker_name: str | None = None,
+        queue_id: int | None = None,
+        traced: bool = False,
     ) -> SendResult:
-        """Send a message, to a given queue if broker name and queue id are given."""
-        producer = await self._started_producer()
+        """Send a message, to a given queue if broker name and queue id are given; traced: with a trace."""
         queue = None
         if broker_name is not None and queue_id is not None:
             queue = MessageQueue(message.topic, broker_name, queue_id)
-        return await producer.send(message, queue=queue)
+        if traced:
+            options = ClientOptions(trace=TraceOptions())
+            async with Producer(ADMIN_GROUP, namesrv=self._namesrv, client_options=options) as producer:
+                return await producer.send(message, queue=queue)
+        return await (await self._started_producer()).send(message, queue=queue)
 
     async def send_again(self, message: MessageExt) -> SendResult:
         """Send a stored message as a new one: body, flag, tag, keys and user properties."""

@@ -16,10 +16,12 @@ from cometmq.admin.values import (
     MessageTrack,
     QueueStatus,
     TopicUse,
+    TraceView,
 )
 from cometmq.message import MessageExt, SendResult
 from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, TopicRouteData
 from cometmq.protocol.bodies_admin import PurgedQueue
+from cometmq.protocol.traces import Pub, SubAfter
 from cometmq.text import local_time
 
 MS_PER_HOUR = 3_600_000
@@ -230,3 +232,28 @@ def send_result(result: SendResult) -> Iterator[str]:
     form = "%-32s  %-4s  %-20s    %s"
     yield form % ("#Broker Name", "#QID", "#Send Result", "#MsgId")
     yield form % (result.queue.broker_name, result.queue.queue_id, result.status.name, result.msg_id)
+
+
+def message_traces(views: Iterable[TraceView]) -> Iterator[str]:
+    """A table for each send, then one for each consumer group with the ends of its listeners' calls."""
+    form = "%-10s %-20s %-20s %-20s %-10s %-10s"
+    titles = ("#CostTimes", "#Status")
+    by_group: dict[str, list[str]] = {}
+    for view in views:
+        trace = view.trace
+        if not isinstance(trace, Pub | SubAfter):
+            continue
+        group, when = trace.group or "", local_time(trace.timestamp_ms or 0)
+        kind = "Pub" if isinstance(trace, Pub) else "Sub"
+        how = (f"{trace.cost_ms}ms", "success" if trace.success else "failed")
+        row = form % (kind, group, view.client_host, when, *how)
+        if isinstance(trace, Pub):
+            yield form % ("#Type", "#ProducerGroup", "#ClientHost", "#SendTime", *titles)
+            yield row
+            yield ""
+        else:
+            by_group.setdefault(group, []).append(row)
+    for rows in by_group.values():
+        yield form % ("#Type", "#ConsumerGroup", "#ClientHost", "#ConsumerTime", *titles)
+        yield from rows
+        yield ""

@@ -1,4 +1,4 @@
-"""`mqadmin` commands about messages: the three queries, sendMessage, consumeMessage."""
+"""`mqadmin` commands about messages: the queries, traces, sendMessage, consumeMessage."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import click
 from cometmq.admin import formats
 from cometmq.admin.admin import Admin
 from cometmq.admin.body_files import write_body
-from cometmq.admin.messages import UNIQUE_HITS_MAX, ReadRange
+from cometmq.admin.messages import ALWAYS, UNIQUE_HITS_MAX, ReadRange
 from cometmq.admin.shell import TOPIC, F, admin_command, json_option, show, show_json, switch
 from cometmq.admin.values import MessageView, SendView
 from cometmq.message import Message, MessageExt
+from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.text import local_time
 
 KEY_HITS_MAX = 64
+MILLISECONDS = click.IntRange(*ALWAYS)
 
 
 def consume_directly_options(command: F) -> F:
@@ -105,6 +107,37 @@ async def query_msg_by_unique_key(
         await show_messages(admin, messages if show_all else messages[:1], as_json, offset_id=False)
 
 
+@admin_command("queryMsgTraceById")
+@click.option("-i", "--msgId", "msg_id", required=True, metavar="ID", help="Message id.")
+@click.option(
+    "-t", "--traceTopic", "topic", default=TRACE_TOPIC, show_default=True, metavar="NAME", help="Trace topic."
+)
+@click.option("-b", "--beginTimestamp", "begin", type=MILLISECONDS, default=0, help="Stored since, in ms.")
+@click.option("-e", "--endTimestamp", "end", type=MILLISECONDS, default=ALWAYS[1], help="And until, in ms.")
+@click.option(
+    "-c",
+    "--maxNum",
+    "limit",
+    type=click.IntRange(1, KEY_HITS_MAX),
+    default=KEY_HITS_MAX,
+    show_default=True,
+    help="Trace messages to look at.",
+)
+@json_option
+async def query_msg_trace_by_id(
+    admin: Admin, msg_id: str, topic: str, begin: int, end: int, limit: int, as_json: bool
+) -> None:
+    """Query a message trace."""
+    msg_id, topic = msg_id.strip(), topic.strip()
+    found = await admin.traces(msg_id, topic, limit, begin_ms=begin, end_ms=end)
+    if as_json:
+        show_json(found)
+    elif found:
+        show(formats.message_traces(found))
+    else:
+        raise click.ClickException(f"no trace of message {msg_id} in topic {topic}")
+
+
 @admin_command("sendMessage")
 @TOPIC
 @click.option("-p", "--body", required=True, metavar="TEXT", help="UTF-8 string format of the message body.")
@@ -130,12 +163,10 @@ async def send_message(
     as_json: bool,
 ) -> None:
     """Send a message."""
-    if trace:
-        raise click.UsageError("Message traces are not written yet: leave -m/--msgTraceEnable out.")
     if (broker_name is None) != (queue_id is None):
         raise click.UsageError("Give -b/--broker and -i/--qid together.")
     message = Message(topic=topic.strip(), body=body.encode(), tags=tags, keys=tuple((keys or "").split()))
-    result = await admin.send(message, broker_name=broker_name, queue_id=queue_id)
+    result = await admin.send(message, broker_name=broker_name, queue_id=queue_id, traced=trace)
     show_json(SendView.of(result)) if as_json else show(formats.send_result(result))
 
 

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from cometmq import logs
 from cometmq.admin.errors import MessageNotFound, UnknownNameError
+from cometmq.admin.values import TraceView
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.requests import pull_request
 from cometmq.errors import CometError
@@ -16,11 +18,16 @@ from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, TOOLS_CONSUMER_GROUP, Perm, is_system_topic
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties.values import UNIQ_KEY
+from cometmq.protocol.traces import traces_about
+from cometmq.text import counted
+
+log = logs.logger(__name__)
 
 PULL_BATCH = 32
 ALWAYS = (0, 2**63 - 1)  # ms
 TOPICS_AT_ONCE = 16  # requests under way where all topics are asked
 UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools ask for
+TRACES_MAX = 10_000  # records about one message
 
 
 class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +120,27 @@ async def by_key(
                 found.append(message)
     found.sort(key=lambda message: (message.store_timestamp_ms, message.queue_id, message.queue_offset))
     return found[:limit]
+
+
+async def traces(
+    client: ClientInstance, topic: str, msg_id: str, limit: int, span: tuple[int, int]
+) -> list[TraceView]:
+    """The traces of a message in the trace messages that have its id as a key, the oldest first."""
+    found: list[TraceView] = []
+    for message in await by_key(client, topic, msg_id, limit, unique=False, span=span):
+        unreadable: list[str] = []
+        for trace in traces_about(bytes(message.body), msg_id, unreadable):
+            if len(found) == TRACES_MAX:
+                log.warning("message %s has more traces: these are the first %d", msg_id, TRACES_MAX)
+                return found
+            host = message.born_host.rpartition(":")[0]
+            found.append(TraceView(trace=trace, client_host=host, store_timestamp=message.store_timestamp_ms))
+        if unreadable:
+            log.warning(
+                "%s of %s cannot be read, the first: %s",
+                counted(len(unreadable), "record"), message.offset_msg_id, unreadable[0],
+            )  # fmt: skip
+    return found
 
 
 async def read(

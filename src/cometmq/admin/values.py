@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from cometmq.message import MessageExt, SendResult
+from cometmq.protocol.traces import AnyTrace
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -246,6 +247,14 @@ class ResendResult(Value, frozen=True, kw_only=True):
     target: str
     copy_offset_msg_id: str = ""
     problem: str = ""
+
+
+class TraceView(Value, frozen=True, kw_only=True):
+    """A record about a message; the address of the client that wrote it, and when that was stored."""
+
+    trace: AnyTrace
+    client_host: str
+    store_timestamp: int
 
 
 class SendView(Value, frozen=True, kw_only=True):

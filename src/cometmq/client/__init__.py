@@ -6,7 +6,7 @@ from cometmq.client.blocking import SyncProducer, SyncPullConsumer, SyncPushCons
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NamesrvApi
-from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.options import ClientOptions, TraceOptions
 from cometmq.client.consumer.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
@@ -65,6 +65,7 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "TraceOptions",
     "select_by_hash",
     "select_by_random",
     "sql92",

@@ -89,6 +89,20 @@ class TestTopics:
         answer = await peer.call(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
         assert {"TBW102", "broker-a", "DefaultCluster"} <= set(TopicList.decode(answer.body).topic_list)
 
+    @pytest.mark.parametrize(
+        ("settings", "made"),
+        [
+            ({}, set()),
+            ({"traceTopicEnable": "true"}, {"RMQ_SYS_TRACE_TOPIC"}),
+            ({"traceTopicEnable": "true", "msgTraceTopicName": "Mine"}, {"Mine"}),
+        ],
+    )
+    async def test_the_trace_topic_is_made_at_the_start_if_wanted(self, start_cluster, settings, made):
+        cluster = await start_cluster(**settings)
+        table = cluster.broker.parts.tables.topics.table
+        assert table.keys() & {"RMQ_SYS_TRACE_TOPIC", "Mine"} == made
+        assert all((table[name].read_queue_nums, table[name].perm) == (1, 6) for name in made)
+
     async def test_the_name_servers_list_of_ordered_topics_sets_the_flag(self, cluster, peer):
         await create(peer)
         namesrv = cluster.peer(cluster.namesrv_addr)

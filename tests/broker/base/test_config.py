@@ -100,6 +100,7 @@ def test_keys_of_broker_store_and_network_share_a_file():
         ("sendMessageThreadPoolNums", "-1", "0 to"),
         ("haListenPort", "ten", "whole number"),
         ("brokerFastFailureEnable", "1", "true or false"),
+        ("msgTraceTopicName", "no topic", "the name of a topic"),
         ("aclEnable", "true", "everybody would be let in"),
         ("useTLS", "true", "in the clear"),
         ("enableDLegerCommitLog", "TRUE", "one machine only"),
@@ -165,7 +166,6 @@ def test_a_setting_whose_feature_is_not_built_is_named_unless_it_is_at_its_defau
     [
         ("fetchNamesrvAddrByAddressServer", "FALSE", "true"),
         ("filterServerNums", "0", "2"),
-        ("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC", "Mine"),
     ],
 )
 def test_what_promises_something_is_not_taken_in_silence(caplog, key, at_default, other):

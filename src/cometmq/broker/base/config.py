@@ -18,7 +18,7 @@ import msgspec
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.inert import INERT
 from cometmq.errors import ConfigError
-from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TOPIC_QUEUES_MAX
+from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TOPIC_QUEUES_MAX, TRACE_TOPIC, is_legal_name
 from cometmq.settings import (
     INT_MAX,
     LONG_MAX,
@@ -92,6 +92,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     cluster_topic_enable: bool = True
     broker_topic_enable: bool = True
     trace_topic_enable: bool = False
+    msg_trace_topic_name: str = TRACE_TOPIC
     flush_consumer_offset_interval: int = 5_000
     long_polling_enable: bool = True
     short_polling_time_mills: int = 1_000
@@ -145,6 +146,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
             if not 0 < len(name.strip()) <= TOPIC_LENGTH_MAX or "/" in name or name in (".", ".."):
                 expected = f"a name that is not blank, of at most {TOPIC_LENGTH_MAX} characters, without /"
                 raise ConfigError(key, name, expected)
+        if not is_legal_name(self.msg_trace_topic_name, TOPIC_LENGTH_MAX):
+            raise ConfigError("msgTraceTopicName", self.msg_trace_topic_name, "the name of a topic")
         check_host("brokerIP1", self.broker_ip1)
         for key, host in (("brokerIP2", self.broker_ip2), ("bindAddress", self.bind_address)):
             if host:

@@ -50,7 +50,6 @@ NOT_BUILT = {
     "rejectTransactionMessage": "false", "transactionTimeOut": "6000", "transactionCheckMax": "15",
     "transactionCheckInterval": "60000", "storeReplyMessageEnable": "true",
     "fetchNamesrvAddrByAddressServer": "false", "filterServerNums": "0",
-    "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
 }  # fmt: skip
 
 UNSAFE = {

@@ -27,7 +27,6 @@ from cometmq.protocol.codes import (
     SYSTEM_TOPICS,
     TBW102,
     TOPIC_QUEUES_MAX,
-    TRACE_TOPIC,
     UNSENDABLE_TOPICS,
     Perm,
     ResponseCode,
@@ -84,7 +83,7 @@ class TopicTable:
         if config.auto_create_topic_enable:
             built_in.append((TBW102, config.default_topic_queue_nums, inherit | READ_WRITE))
         if config.trace_topic_enable:
-            built_in.append((TRACE_TOPIC, 1, READ_WRITE))
+            built_in.append((config.msg_trace_topic_name, 1, READ_WRITE))
         for name, queues, perm in built_in:
             self.system.add(name)
             self.table[name] = topic_of(name, queues, perm)

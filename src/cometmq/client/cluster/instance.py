@@ -8,6 +8,7 @@ async with ClientInstance("127.0.0.1:9876") as client:
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -17,13 +18,17 @@ from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_addres
 from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
+from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests
+from cometmq.client.cluster.traces import Traces
 from cometmq.errors import ClientStateError, CometError, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
-from cometmq.protocol.codes import TBW102
+from cometmq.protocol.codes import TBW102, TRACE_PRODUCER_GROUP
+from cometmq.protocol.properties import values as names
+from cometmq.protocol.properties.values import encode_properties
 from cometmq.remoting import Connection, RemotingClient
 
 __all__ = ["Client", "ClientInstance"]
@@ -32,6 +37,7 @@ log = logs.logger("cometmq.client")
 
 T = TypeVar("T")
 
+_TRACE_TIMEOUT_S = 5.0
 _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""
 
@@ -75,6 +81,9 @@ class ClientInstance(LifeCycle):
         self._template_until: dict[str, float] = {}
         self._announced: set[str] = set()
         """Broker addresses that know of us by a heartbeat on the present connection."""
+        self.traces: Traces | None = None
+        if self.options.trace is not None:
+            self.traces = Traces(self.options.trace, self.keys, self._send_traces)
 
     # -- life
 
@@ -87,6 +96,8 @@ class ClientInstance(LifeCycle):
     async def _begin(self) -> None:
         self._heartbeats.start()
         self._route_rounds.start()
+        if self.traces is not None:
+            self.traces.start()
 
     async def close(self) -> None:
         """As stop, also for an instance that was never started."""
@@ -95,7 +106,8 @@ class ClientInstance(LifeCycle):
         await self.stop()
 
     async def _end(self, *, drain: bool) -> None:
-        del drain
+        if self.traces is not None and drain:
+            await self.traces.stop()
         self._heartbeats.cancel()
         self._route_rounds.cancel()
         tasks = [*self._refreshing, *self._fetching.values()]
@@ -261,6 +273,27 @@ class ClientInstance(LifeCycle):
             except CometError as error:
                 failure = error
         raise failure if failure is not None else self._unknown_broker("(any)", topic)
+
+    async def _send_traces(self, body: bytes, keys: str) -> None:
+        """Send records of traces to any broker of the trace topic. Raises CometError after two tries."""
+        assert self.options.trace is not None
+        topic = self.options.trace.topic
+        properties = {names.KEYS: keys, names.UNIQ_KEY: self.keys.make(), names.WAIT: "true"}
+        text = encode_properties(properties).decode()
+        for tries_left in (1, 0):
+            route = await self.publish_route(topic)
+            queue = random.choice(route.write_queues)
+            try:
+                addr = self.master_addr(queue.broker_name, topic)
+                request = send_request(TRACE_PRODUCER_GROUP, topic, queue, body, text)
+                answer = await self.brokers.ask(addr, request, _TRACE_TIMEOUT_S)
+                if answer.code in SEND_STATUS:
+                    return
+                raise broker_error(answer, addr, topic)
+            except CometError:
+                self.refresh_soon(topic)
+                if not tries_left:
+                    raise
 
     # -- who we are, told to brokers
 

@@ -8,8 +8,25 @@ from dataclasses import dataclass
 
 from cometmq.errors import ConfigError
 from cometmq.protocol.addresses import parse_address
+from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TRACE_TOPIC, is_legal_name
 
-__all__ = ["ClientOptions", "namesrv_addresses"]
+__all__ = ["ClientOptions", "TraceOptions", "namesrv_addresses"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """Message traces: a note of each send and of each call of a listener, in a topic of their own."""
+
+    topic: str = TRACE_TOPIC
+    sampling: float = 1.0
+    """The share of messages that are traced, 0 to 1. Clients with the same share choose the same messages, by
+    their ids."""
+
+    def __post_init__(self) -> None:
+        if not is_legal_name(self.topic, TOPIC_LENGTH_MAX):
+            raise ConfigError("trace.topic", self.topic, "the name of a topic")
+        if not 0 <= self.sampling <= 1:
+            raise ConfigError("trace.sampling", str(self.sampling), "0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +43,8 @@ class ClientOptions:
     heartbeat_interval_s: float = 30.0
     api_timeout_s: float = 3.0
     """Limit of every request that has no limit of its own."""
+    trace: TraceOptions | None = None
+    """How the messages of these producers and consumers are traced; None: they are not."""
 
 
 def namesrv_addresses(namesrv: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_
 from cometmq.client.consumer.options import PullOptions
 from cometmq.client.consumer.reading_ahead import Fetched, Fetcher
 from cometmq.client.consumer.subscription import Subscription, as_subscription, sql92
+from cometmq.client.consumer.traces import trace_polled
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.periodic import Periodic
@@ -266,6 +267,8 @@ class PullConsumer(Client):
         fetched = await self._fetcher.next_batch(timeout_s)
         if self._fetcher.closed:  # nobody waits for ever for a consumer that was stopped meanwhile
             raise self._not_running()
+        if fetched is not None and self.client.traces is not None:
+            trace_polled(self.client.traces, self.group, fetched.messages)
         return fetched
 
     async def __aiter__(self) -> AsyncIterator[MessageExt]:

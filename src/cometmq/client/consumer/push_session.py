@@ -35,6 +35,7 @@ from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
 from cometmq.client.consumer.subscription import Subscription
+from cometmq.client.consumer.traces import traced
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import (
@@ -109,9 +110,8 @@ class PushSession:
             )
         self._bound: BoundListener[Any, Enum]
         self._bound = bind_listener(listener, self._executor, type(self._manner.later))
-        self.consuming: Consuming[Any, Any] = Consuming(
-            self._listen, options.consume_concurrency, self._manner
-        )
+        listen = traced(self._listen, client.traces, name, options.consume_timeout_s)
+        self.consuming: Consuming[Any, Any] = Consuming(listen, options.consume_concurrency, self._manner)
         submit = self.consuming.submit if self._order is None else self._order.submit
         self.members = Membership(group, submit, self._order)
 

@@ -49,6 +49,8 @@ class Outgoing:
     batch: bool = False
     reconsume: tuple[int, int] | None = None
     """See send_request."""
+    messages: Sequence[Message] = ()
+    """What a trace tells of: the user's messages, none of the client's own."""
 
     def frame(self, group: str, queue: MessageQueue, options: ProducerOptions) -> Frame:
         return send_request(
@@ -87,7 +89,15 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
         packed = zlib.compress(body, options.compress_level)
         if len(packed) < len(body):
             body, sys_flag = packed, _ZLIB_FLAGS
-    return Outgoing(message.topic, body, properties.decode(), msg_id, flag=message.flag, sys_flag=sys_flag)
+    return Outgoing(
+        message.topic,
+        body,
+        properties.decode(),
+        msg_id,
+        flag=message.flag,
+        sys_flag=sys_flag,
+        messages=(message,),
+    )
 
 
 def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: KeyMaker) -> Outgoing:
@@ -111,7 +121,7 @@ def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: K
             "body",
         )
     wait = encode_properties({names.WAIT: "true" if first.wait_store else "false"})
-    return Outgoing(first.topic, body, wait.decode(), ",".join(ids), batch=True)
+    return Outgoing(first.topic, body, wait.decode(), ",".join(ids), batch=True, messages=messages)
 
 
 def prepare_system(message: Message, keys: KeyMaker, sys_flag: int = 0) -> Outgoing:

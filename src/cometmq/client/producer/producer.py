@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterable, Sequence
 
 from cometmq.client.cluster.instance import Client, ClientInstance
@@ -25,13 +26,14 @@ from cometmq.client.producer.retry import SendAttempts
 from cometmq.client.producer.selectors import QueueSelector, RoundRobin
 from cometmq.errors import BrokerError, MessageIllegal, NoRouteError, RemotingError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
-from cometmq.protocol.codes import check_group_name
+from cometmq.protocol.codes import SysFlag, check_group_name
 from cometmq.text import seconds
 
 __all__ = ["Producer", "select_by_random"]
 
 _TRY_FAILURES = (RemotingError, BrokerError, NoRouteError)
 
+_PREPARED = int(SysFlag.TRANSACTION_PREPARED)
 _COMPRESS_HERE = 64 * 1024
 """Larger bodies are compressed in a thread: a megabyte would hold the loop for 10 ms."""
 
@@ -259,11 +261,16 @@ class Producer(Client):
         addr = self._master_of(queue)
         connection = client.remoting.connection(addr)
         frame = outgoing.frame(self.group, queue, self.options)
+        begun_s = time.time()
         if connection is None:
             answer = await client.remoting.call(addr, frame, timeout_s)
         else:
             answer = await connection.request(frame, timeout_s)
-        return outgoing.result(answer, queue, addr)
+        result = outgoing.result(answer, queue, addr)
+        if client.traces is not None and outgoing.messages:
+            half = bool(outgoing.sys_flag & _PREPARED)
+            client.traces.sent(self.group, outgoing.messages, result, addr, begun_s, half=half)
+        return result
 
     async def _route(self, topic: str) -> TopicRoute:
         options = self.options

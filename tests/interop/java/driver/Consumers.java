@@ -26,7 +26,8 @@ final class Consumers {
 
     Object pushStart(Args args) throws Exception {
         String name = args.text("name");
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args.text("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            args.text("group"), args.flag("trace", false), null);
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(name + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
@@ -185,6 +186,7 @@ final class Consumers {
         consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
         consumer.setAutoCommit(args.flag("autoCommit", true));
+        consumer.setEnableMsgTrace(args.flag("trace", false));
         consumer.setPullBatchSize(args.number("pullBatch", 10));
         for (Map.Entry<String, Object> each : args.map("topics").entrySet()) {
             consumer.subscribe(each.getKey(), String.valueOf(each.getValue()));

@@ -91,6 +91,7 @@ public final class Driver {
             case "lite_stop" -> consumers.liteStop(args);
             case "lite_poll" -> consumers.litePoll(args);
             case "lite_commit" -> consumers.liteCommit(args);
+            case "trace_encode" -> Traces.encode(args);
             case "load" -> Load.run(args);
             case "drain" -> Drain.run(args);
             default -> throw new IllegalArgumentException("no such op: " + op);

@@ -22,7 +22,8 @@ final class Producers {
     private final Map<String, DefaultMQProducer> running = new ConcurrentHashMap<>();
 
     static DefaultMQProducer open(Args args, String name) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(args.text("group", "driver-producers"));
+        DefaultMQProducer producer = new DefaultMQProducer(
+            args.text("group", "driver-producers"), args.flag("trace", false), null);
         producer.setNamesrvAddr(args.text("namesrv"));
         producer.setInstanceName(name + "-" + System.nanoTime());
         producer.setSendMsgTimeout(args.number("timeout", 10_000));

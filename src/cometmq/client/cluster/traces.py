@@ -1,0 +1,318 @@
+"""What a client instance writes into the trace topic about its sends and its listeners' calls.
+
+Nothing waits for a trace: it goes into one line of bounded size, which is sent twice a second, or as soon as
+it fills a message (docs/reference/client.md, Traces).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cometmq import logs
+from cometmq.client.cluster.identity import KeyMaker
+from cometmq.client.cluster.options import TraceOptions
+from cometmq.errors import CometError
+from cometmq.message import Message, MessageExt, SendResult, SendStatus
+from cometmq.periodic import Periodic
+from cometmq.protocol.codes import SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
+from cometmq.protocol.properties import values as names
+from cometmq.protocol.traces import (
+    ConsumeCode,
+    EndTransaction,
+    MessageType,
+    Pub,
+    SubAfter,
+    SubBefore,
+    encode_trace,
+)
+from cometmq.text import counted
+
+__all__ = ["Consumption", "TraceLine", "Traces"]
+
+log = logs.logger("cometmq.client.traces")
+
+ClientTrace: TypeAlias = Pub | SubBefore | SubAfter | EndTransaction
+
+_DEFAULT_REGION = "DefaultRegion"
+_CLOUD_TRACE_TOPIC = SYSTEM_TOPIC_PREFIX + "TRACE_DATA_"
+_EVERY_S = 0.5
+_STOP_WITHIN_S = 3.0
+_BODY_BYTES = 118_000
+"""Of a trace message: what Java's 4.9 client fills one with."""
+_KEYS_BYTES = 24_000
+"""Of a trace message: its whole property string may have 32,767 bytes."""
+_LINE_BYTES = 4 << 20
+"""Of what waits: some 15,000 records."""
+
+
+class TraceLine:
+    """Records that wait to be sent, each with the keys that it is found by."""
+
+    def __init__(self, most_bytes: int = _LINE_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._records: deque[tuple[bytes, bytes]] = deque()
+        self._bytes = 0
+        self._keys_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def fills_a_message(self) -> bool:
+        return self._bytes >= _BODY_BYTES or self._keys_bytes >= _KEYS_BYTES
+
+    def add(self, trace: ClientTrace) -> bool:
+        """Put a record in line, unless the line is full. It is found by the message's id and its keys, or by
+        the id alone where the keys are very long."""
+        if self._bytes + self._keys_bytes >= self._most_bytes:
+            return False
+        record = encode_trace(trace).encode("utf-8", "replace")
+        words = (f"{trace.msg_id} {trace.keys}" if trace.keys else trace.msg_id).encode("utf-8", "replace")
+        if len(words) > _KEYS_BYTES:
+            words = trace.msg_id.encode("utf-8", "replace")[:_KEYS_BYTES]
+        self._records.append((record, words))
+        self._bytes += len(record)
+        self._keys_bytes += len(words)
+        return True
+
+    def take(self) -> tuple[bytes, str, int]:
+        """(body, keys, number of records) of the next message; at least one record waits."""
+        records: list[bytes] = []
+        words: list[bytes] = []
+        body_bytes = keys_bytes = 0
+        while self._records and body_bytes < _BODY_BYTES:
+            record, keys = self._records[0]
+            if records and keys_bytes + len(keys) > _KEYS_BYTES:
+                break
+            self._records.popleft()
+            records.append(record)
+            words += keys.split()
+            body_bytes += len(record)
+            keys_bytes += len(keys)
+        self._bytes -= body_bytes
+        self._keys_bytes -= keys_bytes
+        return b"".join(records), b" ".join(dict.fromkeys(words)).decode("utf-8", "replace"), len(records)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumption:
+    """A listener's call that has begun."""
+
+    group: str
+    request_id: str
+    begun_ms: int
+    count: int
+    """Messages of the call."""
+    traced: Sequence[tuple[str, str | None]]
+    """Id and keys of those that are traced."""
+
+
+class Traces:
+    """The traces of one client instance. Methods belong to the loop; none but stop() raises or waits.
+
+    send: sends a body with keys into the trace topic, or raises CometError.
+    """
+
+    def __init__(
+        self, options: TraceOptions, keys: KeyMaker, send: Callable[[bytes, str], Awaitable[None]]
+    ) -> None:
+        self._topics = {options.topic, TRACE_TOPIC}
+        self._most = round(options.sampling * 2**32)
+        self._keys = keys
+        self._send = send
+        self._line = TraceLine()
+        self._sending = Periodic(
+            asyncio.get_running_loop(), _EVERY_S, self._send_waiting, name=f"traces to {options.topic}"
+        )
+        self._problem = ""
+        self.dropped = 0
+        """Records that were lost: the line was full, or the trace topic's brokers took none."""
+
+    def start(self) -> None:
+        self._sending.start()
+
+    async def stop(self) -> None:
+        """Send what waits, for three seconds at most."""
+        try:
+            async with asyncio.timeout(_STOP_WITHIN_S):
+                await self._sending.stop()
+                while self._line:
+                    await self._send_one()
+        except TimeoutError:
+            self._sending.cancel()
+            await self._sending.stop()
+            self._drop(len(self._line), f"they were not sent within {_STOP_WITHIN_S:g} s at the stop")
+        if self.dropped:
+            log.warning("%s lost in all", counted(self.dropped, "trace record"))
+
+    # -- what is traced
+
+    def sent(
+        self,
+        group: str,
+        messages: Sequence[Message],
+        result: SendResult,
+        addr: str,
+        begun_s: float,
+        *,
+        half: bool,
+    ) -> None:
+        """A broker answered a send: of one message, or of those of a batch, each of which has a record of its
+        own (Java writes one for all). begun_s: since the epoch; half: the message begins a transaction."""
+        topic = result.queue.topic
+        if not result.trace_on or self._is_trace_topic(topic):
+            return
+        cost_ms = max(int((time.time() - begun_s) * 1000), 0)
+        ids, offset_ids = [result.msg_id], [result.offset_msg_id]
+        if len(messages) > 1:
+            ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
+        if len(offset_ids) < len(ids):  # 5.x may store a batch as one message
+            offset_ids *= len(ids)
+        for message, msg_id, offset_id in zip(messages, ids, offset_ids, strict=False):
+            if self._is_chosen(msg_id):
+                self._add(
+                    Pub(
+                        timestamp_ms=int(begun_s * 1000),
+                        region=result.region_id,
+                        group=group,
+                        topic=topic,
+                        msg_id=msg_id,
+                        tags=message.tags,
+                        keys=" ".join(message.keys) or None,
+                        store_host=addr,
+                        body_length=len(message.body),
+                        cost_ms=cost_ms,
+                        message_type=MessageType.HALF if half else _type_of(message),
+                        offset_msg_id=offset_id,
+                        success=result.status is SendStatus.SEND_OK,
+                    )
+                )
+
+    def consuming(self, group: str, messages: Iterable[MessageExt]) -> Consumption | None:
+        """A listener is about to be called. The result is for `consumed`, None where nothing is traced."""
+        now_ms, count = int(time.time() * 1000), 0
+        request_id = self._keys.make()
+        traced = []
+        for message in messages:
+            count += 1
+            properties, msg_id = message.properties, message.msg_id
+            if (
+                properties.get(names.TRACE_ON) == "false"
+                or self._is_trace_topic(message.topic)
+                or not self._is_chosen(msg_id)
+            ):
+                continue
+            keys = properties.get(names.KEYS)
+            traced.append((msg_id, keys))
+            self._add(
+                SubBefore(
+                    timestamp_ms=now_ms,
+                    region=properties.get(names.MSG_REGION, _DEFAULT_REGION),
+                    group=group,
+                    request_id=request_id,
+                    msg_id=msg_id,
+                    retry_times=message.reconsume_times,
+                    keys=keys,
+                )
+            )
+        return Consumption(group, request_id, now_ms, count, traced) if traced else None
+
+    def consumed(self, call: Consumption | None, code: ConsumeCode, *, success: bool) -> None:
+        """A listener's call has ended."""
+        if call is None:
+            return
+        now_ms = int(time.time() * 1000)
+        for msg_id, keys in call.traced:
+            self._add(
+                SubAfter(
+                    request_id=call.request_id,
+                    msg_id=msg_id,
+                    cost_ms=max(now_ms - call.begun_ms, 0) // call.count,
+                    success=success,
+                    keys=keys,
+                    context_code=code,
+                    timestamp_ms=now_ms,
+                    group=call.group,
+                )
+            )
+
+    def transaction_ended(
+        self, group: str, message: MessageExt, addr: str, state: str, *, from_check: bool
+    ) -> None:
+        """A producer tells a broker how the transaction of a half message ends.
+
+        state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (so); from_check: because the broker asked.
+        """
+        msg_id = message.msg_id
+        if self._is_trace_topic(message.topic) or not self._is_chosen(msg_id):
+            return
+        self._add(
+            EndTransaction(
+                timestamp_ms=int(time.time() * 1000),
+                region=message.properties.get(names.MSG_REGION, _DEFAULT_REGION),
+                group=group,
+                topic=message.topic,
+                msg_id=msg_id,
+                tags=message.tags,
+                keys=message.properties.get(names.KEYS),
+                store_host=addr,
+                message_type=MessageType.COMMIT,
+                transaction_id=msg_id,
+                state=state,
+                from_check=from_check,
+            )
+        )
+
+    def _is_chosen(self, msg_id: str) -> bool:
+        return self._most >= 2**32 or zlib.crc32(msg_id.encode("utf-8", "replace")) < self._most
+
+    def _is_trace_topic(self, topic: str) -> bool:
+        return topic in self._topics or topic.startswith(_CLOUD_TRACE_TOPIC)
+
+    # -- the line
+
+    def _add(self, trace: ClientTrace) -> None:
+        line = self._line
+        if not line.add(trace):
+            self._drop(1, "more come than are sent")
+        elif line.fills_a_message:
+            self._sending.soon()
+
+    async def _send_waiting(self) -> None:
+        if self._line:
+            await self._send_one()
+        while self._line.fills_a_message:
+            await self._send_one()
+
+    async def _send_one(self) -> None:
+        body, keys, count = self._line.take()
+        try:
+            await self._send(body, keys)
+        except CometError as error:
+            self._drop(count, str(error))
+        except BaseException:
+            self.dropped += count
+            raise
+        else:
+            self._problem = ""
+
+    def _drop(self, count: int, why: str) -> None:
+        """Count what is lost; each reason is logged once until a message is sent again."""
+        self.dropped += count
+        if count and why != self._problem:
+            self._problem = why
+            log.warning("%s lost, and perhaps more: %s", counted(count, "trace record"), why)
+
+
+_TIMERS = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})
+
+
+def _type_of(message: Message) -> MessageType:
+    timed = message.delay_level > 0 or (message.properties and not _TIMERS.isdisjoint(message.properties))
+    return MessageType.DELAY if timed else MessageType.NORMAL

@@ -1,0 +1,148 @@
+"""Message traces: Java's clients and ours write them, Apache's mqadmin and ours read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.interop.apache import ApacheCluster
+from tests.interop.driver import Driver, message
+from tests.interop.jars import SERVER_VERSIONS
+from tests.interop.mqadmin import AdminShell
+from tests.interop.processes import wait_until
+from tests.interop.space import Cluster, Space
+from tests.interop.test_mqadmin import OURS, as_columns, our_mqadmin
+
+from cometmq import (
+    Admin,
+    ClientInstance,
+    ClientOptions,
+    ConsumeFromWhere,
+    Message,
+    Producer,
+    PullConsumer,
+    PullOptions,
+    SendResult,
+    TraceOptions,
+)
+
+Json = dict[str, Any]
+
+
+def traces(cluster: Cluster, msg_id: str) -> list[Json]:
+    """As our mqadmin reads them; those of one message, the oldest first."""
+    found: list[Json] = json.loads(our_mqadmin(cluster.namesrv, "queryMsgTraceById", "-i", msg_id, "--json"))
+    return [view["trace"] | {"clientHost": view["clientHost"]} for view in found]
+
+
+def kinds(found: list[Json]) -> list[str]:
+    return sorted(trace["type"] for trace in found)
+
+
+@pytest.mark.parametrize("kind", ["push", "lite"])
+def test_traces_of_java_clients_are_read(space: Space, kind: str) -> None:
+    producer = space.producer(trace=True, group=f"p{space.number}")
+    (sent,) = space.java.send(producer, [message(space.topic, b"hello", tags="TagA", keys="k1 k2")])
+    if kind == "push":
+        consumer = space.push(trace=True)
+        space.java.wait_delivered(consumer, 1)
+    else:
+        consumer = space.lite(trace=True)
+        wait_until("the message", lambda: space.java.call("lite_poll", name=consumer))
+    space.stop(consumer)  # which sends what waits
+    space.stop(producer)
+    # A 5.x consumer writes nothing about messages without MSG_REGION, which 4.9 and we do not store.
+    expected = ["Pub", "SubAfter", "SubBefore"] if space.java.version.startswith("4") else ["Pub"]
+
+    found = wait_until(
+        "traces", lambda: len(got := traces(space.cluster, sent["msgId"])) >= len(expected) and got
+    )
+
+    assert kinds(found) == expected
+    by_kind = {trace["type"]: trace for trace in found}
+    pub = by_kind["Pub"]
+    assert pub["costMs"] < 10_000
+    assert pub == pub | {
+        "region": "DefaultRegion",
+        "group": f"p{space.number}",
+        "topic": space.topic,
+        "tags": "TagA",
+        "keys": "k1 k2",
+        "storeHost": space.cluster.broker_addr,
+        "bodyLength": 5,
+        "messageType": 0,
+        "offsetMsgId": sent["offsetMsgId"],
+        "success": True,
+        "clientHost": "127.0.0.1",
+    }
+    if "SubAfter" in by_kind:
+        before, after = by_kind["SubBefore"], by_kind["SubAfter"]
+        assert before["requestId"] == after["requestId"]
+        assert (before["group"], before["keys"], before["retryTimes"]) == (space.group, "k1 k2", 0)
+        assert (after["group"], after["success"], after["contextCode"]) == (space.group, True, 0)
+
+
+def test_the_trace_of_a_java_batch_is_found_by_its_ids_together(space: Space) -> None:
+    producer = space.producer(trace=True)
+    parts = [message(space.topic, b"part %d" % number) for number in range(2)]
+    (sent,) = space.java.send(producer, parts, "batch")
+
+    (pub,) = wait_until("a trace", lambda: traces(space.cluster, sent["msgId"]))
+
+    assert pub["msgId"] == sent["msgId"]
+    assert len(sent["msgId"].split(",")) == 2
+
+
+async def traced_life(namesrv: str, topic: str, group: str) -> SendResult:
+    """A message that our clients send and poll with traces."""
+    options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with ClientInstance(namesrv, ClientOptions(trace=TraceOptions())) as client:
+        async with Producer("our-producers", client=client) as producer:
+            sent = await producer.send(Message(topic, b"hello", tags="TagA", keys=["k1"]))
+        async with PullConsumer(group, options=options, client=client) as consumer:
+            await consumer.assign([sent.queue])
+            polled: list[str] = []
+            while sent.msg_id not in polled:
+                polled += [each.msg_id for each in await consumer.poll()]
+    return sent
+
+
+@pytest.mark.parametrize("version", SERVER_VERSIONS)
+async def test_our_traces_on_apaches_servers(
+    apache_clusters: Callable[[str], ApacheCluster], version: str
+) -> None:
+    cluster = apache_clusters(version)
+    sent = await traced_life(cluster.namesrv, "OurTraces", "our-readers")
+
+    async with Admin(cluster.namesrv) as admin:
+        found = await admin.traces(sent.msg_id)
+
+    assert [type(view.trace).__name__ for view in found] == ["Pub", "SubBefore", "SubAfter"]
+    assert {view.client_host for view in found} == {"127.0.0.1"}
+
+
+@pytest.fixture(scope="module", params=SERVER_VERSIONS)
+def apaches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminShell]:
+    running = AdminShell(request.param, tmp_path_factory.mktemp(f"mqadmin-{request.param}"))
+    yield running
+    running.stop()
+
+
+async def test_apaches_tool_prints_our_traces_as_ours_does(
+    apaches: AdminShell, java_clients: Callable[[str], Driver], cluster: Cluster
+) -> None:
+    space = Space(java_clients("4.9.8"), cluster)
+    sent = await traced_life(cluster.namesrv, space.topic, space.group)
+    assert OURS.exists()
+
+    theirs = apaches.run("queryMsgTraceById", "-i", sent.msg_id, "-n", cluster.namesrv)
+    ours = our_mqadmin(cluster.namesrv, "queryMsgTraceById", "-i", sent.msg_id)
+
+    lines = as_columns(ours)
+    assert [line[0] for line in lines] == ["#Type", "Pub", "#Type", "Sub"]
+    assert [line for line in as_columns(theirs) if line[0] in ("#Type", "Pub", "Sub")] == lines
+    assert [line.rstrip() for line in theirs.splitlines() if line.startswith(("#", "Pub", "Sub"))] == [
+        line.rstrip() for line in ours.splitlines() if line
+    ]
