@@ -27,18 +27,14 @@ class Place(NamedTuple):
     position: int
 
 
-async def prepare(
-    peer: Peer, body: bytes = b"half", key: str = "", group: str = "PG", **more: Any
-) -> Place:
+async def prepare(peer: Peer, body: bytes = b"half", key: str = "", group: str = "PG", **more: Any) -> Place:
     """Send a half message."""
     properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key or body.decode()}
     properties |= more.pop("properties", {})
     answer = await peer.send(body=body, properties=properties, sys_flag=4, **more)
     assert answer.code == 0, answer.remark
     assert answer.ext is not None
-    return Place(
-        int(answer.ext["queueOffset"]), decode_offset_id(answer.ext["msgId"]).physical_offset
-    )
+    return Place(int(answer.ext["queueOffset"]), decode_offset_id(answer.ext["msgId"]).physical_offset)
 
 
 async def end(
@@ -49,6 +45,7 @@ async def end(
     group: str = "PG",
     check: bool = False,
     version: int = 407,
+    key: str | None = None,
 ) -> Frame:
     """End a transaction, with an answer."""
     header = EndTransactionRequestHeader(
@@ -57,8 +54,7 @@ async def end(
         commit_log_offset=place.position,
         commit_or_rollback=how,
         from_transaction_check=check,
-        msg_id="K",
-        transaction_id="K",
+        msg_id=key,
     )
     return await peer.call(RequestCode.END_TRANSACTION, header, version=version)
 

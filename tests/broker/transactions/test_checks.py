@@ -110,7 +110,10 @@ async def test_after_the_last_check_it_is_given_up(started):
         await check_round(cluster)
     (message,) = await stored(peer, GIVEN_UP)
     assert (message.body, message.flag, message.queue_id) == (b"half", 3, 0)
-    assert (message.properties["TRANSACTION_CHECK_TIMES"], message.properties["REAL_TOPIC"]) == ("2", "Orders")
+    assert (message.properties["TRANSACTION_CHECK_TIMES"], message.properties["REAL_TOPIC"]) == (
+        "2",
+        "Orders",
+    )
     assert cluster.broker.parts.tables.topics.get(GIVEN_UP).write_queue_nums == 1
     refused(await end(peer, place), 1, "was given up")
     assert await bodies(peer) == []

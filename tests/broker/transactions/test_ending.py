@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.conftest import create, refused, running, store_raw, until
+from tests.broker.conftest import create, refused, running, store_raw, take, until
 from tests.broker.transactions.conftest import (
     COMMIT,
     GIVEN_UP,
@@ -76,6 +76,9 @@ class TestHalf:
     async def test_one_that_is_to_be_delivered_later_is_refused(self, peer, name):
         answer = await peer.send(properties={"TRAN_MSG": "true", "PGROUP": "PG", name: "3"})
         refused(answer, 13, name)
+
+    async def test_one_without_a_producer_group_is_refused(self, peer):
+        refused(await peer.send(properties={"TRAN_MSG": "true"}), 13, "PGROUP")
 
     async def test_a_batch_cannot_be_one(self, peer):
         answer = await peer.send(code=RequestCode.SEND_BATCH_MESSAGE, batch=True, sys_flag=4)
@@ -165,6 +168,12 @@ class TestEnd:
         assert words in caplog.text
         assert await bodies(peer, OP) == []
 
+    async def test_an_end_of_a_lost_message_does_not_end_the_one_in_its_place(self, peer):
+        place = await prepare(peer, key="mine")
+        refused(await end(peer, place, key="lost"), 1, "The message id wrong")
+        (half,) = await stored(peer, HALF)
+        assert (await end(peer, place, key=half.offset_msg_id)).code == 0
+
     async def test_no_other_message_can_be_committed(self, peer):
         answer = await peer.send(properties={"PGROUP": "PG", "REAL_TOPIC": "Orders", "REAL_QID": "0"})
         assert answer.code == 0
@@ -195,7 +204,7 @@ class TestEnd:
         _, peer = await started(flushDiskType="SYNC_FLUSH", **MANUAL)
         place = await prepare(peer)
         assert (await end(peer, place)).code == 0
-        assert await bodies(peer) == [b"half"]
+        assert [message.body for message in await take(peer, "Orders", 1)] == [b"half"]
 
     async def test_what_is_not_in_memory_is_read_off_the_loop(self, cluster, peer, monkeypatch):
         place = await prepare(peer)
@@ -207,16 +216,12 @@ class TestEnd:
 
 class TestRequestsOf5x:
     async def test_an_end_after_the_time_that_the_sender_has_asked_for_waits_for_a_check(self, peer):
-        place = await prepare(
-            peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}, born_timestamp=1_000
-        )
+        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}, born_timestamp=1_000)
         refused(await end(peer, place, version=513), 604, "CHECK_IMMUNITY_TIME_IN_SECONDS")
         assert (await end(peer, place, version=513, check=True)).code == 0
 
     async def test_4_9_takes_it(self, peer):
-        place = await prepare(
-            peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}, born_timestamp=1_000
-        )
+        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}, born_timestamp=1_000)
         assert (await end(peer, place)).code == 0
 
 
@@ -310,6 +315,7 @@ class TestResume:
 
     async def test_one_without_a_key(self, cluster, peer):
         properties = encode_properties({"REAL_TOPIC": "Orders", "REAL_QID": "0", "PGROUP": "PG"})
+        cluster.broker.parts.tables.topics.ensure(GIVEN_UP, 1)
         store_raw(cluster, GIVEN_UP, properties)
         await until(lambda: cluster.broker.parts.store.max_offset(GIVEN_UP, 0))
         (message,) = await stored(peer, GIVEN_UP)

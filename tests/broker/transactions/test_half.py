@@ -130,14 +130,18 @@ def test_what_is_no_number(text):
 
 
 def test_a_committed_message_names_its_half():
-    def message(sys_flag, prepared):
-        return decode_record(
-            encode_record("Orders", b"x", sys_flag=sys_flag, prepared_transaction_offset=prepared)
-        )
+    def closes(sys_flag=8, prepared=700, key="K", **properties):
+        text = encode_properties({"UNIQ_KEY": key, **properties})
+        record = encode_record("Orders", b"x", text, sys_flag=sys_flag, prepared_transaction_offset=prepared)
+        return ends(decode_record(record), half(), {700, 900})
 
-    assert ends(message(8, 700), {700, 900})
-    assert not ends(message(8, 701), {700})
-    assert not ends(message(0, 700), {700})
+    assert closes()
+    assert closes(prepared=900)
+    assert closes(prepared=1, **{FIRST: "5"})
+    assert not closes(prepared=1, **{FIRST: "6"})
+    assert not closes(prepared=701)
+    assert not closes(sys_flag=0)
+    assert not closes(key="L")
 
 
 def test_a_producer_is_asked_about_the_message_that_it_sent():

@@ -23,13 +23,16 @@ def is_transactional(properties: bytes, reconsume_times: int) -> bool:
 
 def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
     """What is stored of the properties. Raises CommandError for a message that is to be delivered later
-    too."""
+    too, or that nobody could end."""
     for name in LATER:
         if value_of(properties, name) not in (b"", b"0"):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a message of a transaction cannot be delayed: property {name.decode()}",
             )
+    if not value_of(properties, b"PGROUP"):
+        why = "a message of a transaction names the producer group that ends it: property PGROUP is missing"
+        raise CommandError(ResponseCode.MESSAGE_ILLEGAL, why)
     for name in OF_THE_BROKER:
         properties = drop(properties, name)
     return with_destination(properties, topic, queue_id)

@@ -104,6 +104,10 @@ class TransactionEnds:
             raise refused("The producer group wrong")
         if half.offset != header.tran_state_table_offset:
             raise refused("The transaction state table offset wrong")
+        # Not Apache's: a power failure may have put another half message in the very place of a lost one.
+        given = {header.msg_id, header.transaction_id} - {None, ""}
+        if given and half.key and not given & {half.key, half.message.offset_msg_id}:
+            raise refused("The message id wrong")
         return half
 
     def _told(self, error: CommandError, header: EndTransactionRequestHeader) -> CommandError:

@@ -137,9 +137,14 @@ def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
 # -- what is stored
 
 
+def with_beginning(half: Half) -> bytes:
+    """Its properties, and where its transaction began."""
+    return put(half.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode(), b"%d" % half.first)
+
+
 def copy_properties(half: Half, *, checked: bool) -> bytes:
     """Those of the next copy."""
-    properties = put(half.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode(), b"%d" % half.first)
+    properties = with_beginning(half)
     if checked:
         properties = put(properties, names.TRANSACTION_CHECK_TIMES.encode(), b"%d" % ((half.checks or 0) + 1))
     return properties
@@ -153,10 +158,17 @@ def same_transaction(half: Half, other: Half) -> bool:
     return by_apache or other.first == half.first
 
 
-def ends(message: MessageExt, positions: set[int]) -> bool:
-    """Whether a message is what a commit of one of these half messages has stored."""
+def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
+    """Whether a message is what a commit has stored of a transaction: it names one of the half messages at
+    these log positions, or the place where the transaction began."""
+    properties = message.properties
     return (
-        message.sys_flag & TRANSACTION_MASK == COMMITTED and message.prepared_transaction_offset in positions
+        message.sys_flag & TRANSACTION_MASK == COMMITTED
+        and properties.get(names.UNIQ_KEY) == half.key
+        and (
+            message.prepared_transaction_offset in positions
+            or number_of(properties.get(names.TRAN_PREPARED_QUEUE_OFFSET)) == half.first
+        )
     )
 
 

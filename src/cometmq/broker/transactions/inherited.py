@@ -85,9 +85,13 @@ class Inherited:
         self.end = self._behind
 
     async def is_settled(self, half: Half) -> bool:
-        """Whether an inherited half message is closed although no op says so: it was committed, or a later
-        copy stands for it."""
-        if half.offset >= self.end or not half.key:
+        """Whether an inherited half message is closed although no op says so: it was committed, a later copy
+        stands for it, or it stands for nothing."""
+        if half.offset >= self.end:
+            return False
+        if not half.group:
+            return True  # one that `fill` has made: nobody can end it
+        if not half.key:
             return False
         positions = {half.message.physical_offset}
         for record in await self._with_key(TRANS_HALF_TOPIC, half):
@@ -97,7 +101,7 @@ class Inherited:
                     return True
                 positions.add(copy.message.physical_offset)
         found = await self._with_key(half.real_topic, half)
-        return any(ends(decode_record(record), positions) for record in found)
+        return any(ends(decode_record(record), half, positions) for record in found)
 
     async def is_resumed(self, given_up: Half) -> bool:
         """Whether a message that was given up is a half message again, or was."""

@@ -14,7 +14,7 @@ from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.writer import SUCCESS, Writer
 from cometmq.broker.send.send import destination
 from cometmq.broker.tables.topics import TopicTable
-from cometmq.broker.transactions.half import REMOVED, Half
+from cometmq.broker.transactions.half import REMOVED, Half, with_beginning
 from cometmq.errors import CommandError, StoreError
 from cometmq.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -100,8 +100,9 @@ class TransactionRecords:
         """Let consumers see the message, and close the half message at `offset`, which is it or stands for
         it."""
         topic, queue_id = destination(self.topics, half.properties)
+        properties = half.properties if offset == half.offset else with_beginning(half)
         twin = self._append(
-            topic, queue_id, half, half.properties,
+            topic, queue_id, half, properties,
             sys_flag=half.message.sys_flag & ~int(SysFlag.TRANSACTION_MASK) | int(SysFlag.TRANSACTION_COMMIT),
             prepared_position=half.message.physical_offset,
         )  # fmt: skip
