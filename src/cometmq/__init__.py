@@ -31,6 +31,9 @@ if TYPE_CHECKING:
         SyncProducer,
         SyncPullConsumer,
         SyncPushConsumer,
+        SyncTransactionProducer,
+        TransactionListener,
+        TransactionProducer,
         select_by_hash,
         select_by_random,
         sql92,
@@ -59,6 +62,8 @@ if TYPE_CHECKING:
         PullStatus,
         SendResult,
         SendStatus,
+        TransactionSendResult,
+        TransactionState,
     )
 
 __all__ = [
@@ -98,7 +103,12 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "SyncTransactionProducer",
     "Terminal",
+    "TransactionListener",
+    "TransactionProducer",
+    "TransactionSendResult",
+    "TransactionState",
     "Transient",
     "select_by_hash",
     "select_by_random",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.client.scenarios import FROM_FIRST, SCENARIOS, Ledger, Scenario, bodies, fill, read_all, until
+from tests.client.transactions import transactions_end_once_as_they_should
 from tests.interop.apache import ApacheCluster
 from tests.interop.driver import Driver, body_of
 from tests.interop.driver import message as java_message
@@ -23,7 +24,10 @@ def apache(request: pytest.FixtureRequest, apache_clusters: Callable[[str], Apac
     return apache_clusters(request.param)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+ALL = [*SCENARIOS, transactions_end_once_as_they_should]
+
+
+@pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.__name__)
 async def test_scenario(scenario: Scenario, apache: ApacheCluster) -> None:
     await scenario(apache.namesrv)
 

@@ -18,7 +18,7 @@ from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
-from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests
+from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests, TransactionPeer
 from cometmq.errors import ClientStateError, CometError, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
@@ -49,8 +49,9 @@ class ClientInstance(LifeCycle):
         super().__init__(f"client {self.client_id}")
         self.keys = KeyMaker(address)
         self.consumers: dict[str, ConsumerPeer] = {}
+        self.transactions: dict[str, TransactionPeer] = {}
         self._producers: dict[str, int] = {}
-        self._requests = ServerRequests(self.consumers)
+        self._requests = ServerRequests(self.consumers, self.transactions)
         self.remoting = RemotingClient(self._requests.handlers(), on_close=self._connection_closed)
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
         self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s)
@@ -199,6 +200,8 @@ class ClientInstance(LifeCycle):
         if topics is None:
             for consumer in self.consumers.values():
                 wanted.update(consumer.topics())
+            for producer in self.transactions.values():
+                wanted.update(producer.topics())
         failures: dict[str, CometError] = {}
         for topic in sorted(wanted):
             failure = await self._refresh(topic)
@@ -269,6 +272,13 @@ class ClientInstance(LifeCycle):
         self._producers[group] = self._producers.get(group, 0) + 1
         self._heartbeats.soon()
 
+    def register_transactions(self, group: str, peer: TransactionPeer) -> None:
+        """Let a transaction producer answer brokers. Raises ClientStateError if its group has one."""
+        if group in self.transactions:
+            why = f"client {self.client_id} has a transaction producer of group {group} already"
+            raise ClientStateError(why)
+        self.transactions[group] = peer
+
     def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
         """Announce a consumer and let it answer brokers. Raises ClientStateError if its group has one."""
         if group in self.consumers:
@@ -337,9 +347,9 @@ class ClientInstance(LifeCycle):
         )
 
     def _connection_closed(self, connection: Connection) -> None:
-        """A broker forgets a client with its connection: consumers announce themselves again soon."""
+        """A broker forgets a client with its connection: whom it calls announces itself again soon."""
         self._announced.discard(connection.addr)
-        if self._state == "running" and self.consumers:
+        if self._state == "running" and (self.consumers or self.transactions):
             self.loop.call_later(1.0, self._heartbeats.soon)
 
 
