@@ -32,6 +32,8 @@ log = logs.logger("cometmq.client")
 
 T = TypeVar("T")
 
+_ANNOUNCE_AGAIN_S = (1.0, 3.0, 7.0, 15.0)
+"""When, after a connection was lost, its broker is told again who is here: it may take a while to start."""
 _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""
 
@@ -350,7 +352,12 @@ class ClientInstance(LifeCycle):
         """A broker forgets a client with its connection: whom it calls announces itself again soon."""
         self._announced.discard(connection.addr)
         if self._state == "running" and (self.consumers or self.transactions):
-            self.loop.call_later(1.0, self._heartbeats.soon)
+            for delay_s in _ANNOUNCE_AGAIN_S:
+                self.loop.call_later(delay_s, self._announce_again, connection.addr)
+
+    def _announce_again(self, addr: str) -> None:
+        if self._state == "running" and addr in self.routes.addresses(replicas=True) - self._announced:
+            self._heartbeats.soon()
 
 
 class Client(LifeCycle):
