@@ -40,7 +40,7 @@ async def work(seed: int) -> World:
     for _ in range(70):
         await step(world, chance, known, kill=True)
     await world.turn()
-    world.kill()
+    await world.kill()
     return world
 
 
@@ -53,7 +53,7 @@ async def recovered(image: Image, before: World) -> AsyncIterator[World]:
     try:
         yield world
     finally:
-        world.kill()
+        await world.kill()
 
 
 async def try_image(before: World, at: int, number: int, seed: int) -> None:

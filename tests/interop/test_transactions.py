@@ -72,7 +72,7 @@ def test_javas_transactions_end_once_as_they_should(space: Space) -> None:
 
 @pytest.fixture
 def on_one_store(tmp_path: Path) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    """A name server, and a function that lets a broker ("ours", or a version of Apache's) take over a store."""
+    """A name server, and a function that lets a broker ("ours", or a version of Apache's) take over."""
     names = ApacheNamesrv("4.9.7", tmp_path / "names")
     running: list[Any] = []
 

@@ -121,12 +121,13 @@ class TestEnd:
         (op,) = await stored(peer, OP)
         assert (op.body, op.prepared_transaction_offset) == (b"0", 0)
 
-    @pytest.mark.parametrize("how", [UNKNOWN, 4, 5])
-    async def test_who_does_not_know_is_not_answered(self, peer, how):
+    async def test_of_who_does_not_know_nothing_is_noted(self, peer):
         place = await prepare(peer)
+        assert (await end(peer, place, UNKNOWN)).code == 0
+        refused(await end(peer, place, 4), 1, "commitOrRollback is 4")
         header = EndTransactionRequestHeader(
             producer_group="PG", tran_state_table_offset=place.offset, commit_log_offset=place.position,
-            commit_or_rollback=how,
+            commit_or_rollback=5,
         )  # fmt: skip
         await peer.oneway(RequestCode.END_TRANSACTION, header)
         assert await bodies(peer, OP) == []

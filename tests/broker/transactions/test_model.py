@@ -33,8 +33,8 @@ async def test_every_transaction_ends_once(seed: int, monkeypatch: pytest.Monkey
     written |= {message.msg_id for message in world.messages("RMQ_SYS_TRANS_HALF_TOPIC")}
     await world.settle()
     world.check(certain=written)
-    world.kill()
+    await world.kill()
     await world.open()
     await world.settle()
     world.check(certain=written)
-    world.kill()
+    await world.kill()

@@ -109,8 +109,9 @@ class World:
             self._unpromised.remove(promise)
             self.promised.append((len(self.disk.history), promise[1]))
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """As kill -9 does: what was not written is gone."""
+        await self.tables.topics_file.saved()  # a thread must not write any more
         self._unpromised = [each for each in self._unpromised if each[0] <= self.store.log.end]
         self.store.crash()
 
@@ -238,5 +239,5 @@ async def step(world: World, chance: random.Random, known: list[Place], *, kill:
     elif kill:
         if chance.random() < 0.5:
             await world.turn()  # else the last tick was never written
-        world.kill()
+        await world.kill()
         await world.open()

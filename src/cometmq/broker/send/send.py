@@ -338,9 +338,9 @@ def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -
 
 def move(
     appender: Appender, message: MessageExt, place: Place, reconsume_times: int, prepared_position: int = 0
-) -> None:
+) -> TickMessage:
     """Store a message of the log again, in another place. Raises StoreRefused."""
-    appender.append(
+    return appender.append(
         place.topic, place.queue_id, message.body, place.properties,
         flag=message.flag, sys_flag=message.sys_flag,
         born_timestamp_ms=message.born_timestamp_ms, born_host=pack_host(message.born_host),

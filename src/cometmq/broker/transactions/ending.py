@@ -33,6 +33,7 @@ from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, StoreRefused
 
 log = logs.logger(__name__)
 
+UNKNOWN = 0
 ENDED = "the transaction has ended, or was given up"
 
 
@@ -56,12 +57,15 @@ class TransactionEnds:
         self._budget = LogBudget()
 
     def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
-        """Nothing is answered to a producer that does not know yet: the check will ask it."""
+        """Of a producer that does not know yet nothing is noted: the check will ask it."""
         header = frame.header(EndTransactionRequestHeader)
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
-        if header.commit_or_rollback not in (COMMITTED, ROLLBACK):
-            return None
+        state = header.commit_or_rollback
+        if state == UNKNOWN:
+            return frame.response(ResponseCode.SUCCESS)
+        if state not in (COMMITTED, ROLLBACK):
+            raise refused(f"commitOrRollback is {state}: {COMMITTED} commits, {ROLLBACK} rolls back, 0 waits")
         question = partial(self.store.lookups.record_at, header.commit_log_offset)
         try:
             half = self._named(question(CACHED), header, frame.version)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.writer import SUCCESS, Writer
-from cometmq.broker.send.send import destination
+from cometmq.broker.send.send import Place, destination, move
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.broker.transactions.half import REMOVED, Half, with_beginning
 from cometmq.errors import CommandError, StoreError
@@ -23,7 +25,6 @@ from cometmq.protocol.codes import (
     ResponseCode,
     SysFlag,
 )
-from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties.values import stored_tags_code
 from cometmq.protocol.record.one import body_crc
 from cometmq.store import Clock, MessageStore, TickMessage
@@ -101,16 +102,14 @@ class TransactionRecords:
         it."""
         topic, queue_id = destination(self.topics, half.properties)
         properties = half.properties if offset == half.offset else with_beginning(half)
-        twin = self._append(
-            topic, queue_id, half, properties,
-            sys_flag=half.message.sys_flag & ~int(SysFlag.TRANSACTION_MASK) | int(SysFlag.TRANSACTION_COMMIT),
-            prepared_position=half.message.physical_offset,
-        )  # fmt: skip
+        sys_flag = half.message.sys_flag & ~int(SysFlag.TRANSACTION_MASK) | int(SysFlag.TRANSACTION_COMMIT)
+        position = half.message.physical_offset
+        twin = self._append(topic, queue_id, half, properties, position, sys_flag=sys_flag)
         self._op_behind(twin, offset)
 
     def copy(self, half: Half, properties: bytes) -> TickMessage:
         """Store it once more behind the others, and close it."""
-        twin = self._append(TRANS_HALF_TOPIC, 0, half, properties, born_ms=half.born_ms)
+        twin = self._append(TRANS_HALF_TOPIC, 0, half, properties, born_timestamp_ms=half.born_ms)
         self._op_behind(twin, half.offset)
         return twin
 
@@ -143,26 +142,14 @@ class TransactionRecords:
         queue_id: int,
         half: Half,
         properties: bytes,
-        *,
-        sys_flag: int | None = None,
-        born_ms: int | None = None,
         prepared_position: int = 0,
+        **changed: int,
     ) -> TickMessage:
+        """changed: fields of the message that differ in what is stored."""
         message = half.message
         if message.body and body_crc(message.body) != message.body_crc:
             why = f"the half message is damaged at log position {message.physical_offset}"
             raise Damaged(ResponseCode.SYSTEM_ERROR, why)
-        return self.store.appender.append(
-            topic,
-            queue_id,
-            message.body,
-            properties,
-            flag=message.flag,
-            sys_flag=message.sys_flag if sys_flag is None else sys_flag,
-            born_timestamp_ms=message.born_timestamp_ms if born_ms is None else born_ms,
-            born_host=pack_host(message.born_host),
-            reconsume_times=message.reconsume_times,
-            prepared_transaction_offset=prepared_position,
-            tags_code=stored_tags_code(properties),
-            stored_before=True,
-        )
+        place = Place(topic, queue_id, properties)
+        message = replace(message, **changed) if changed else message
+        return move(self.store.appender, message, place, message.reconsume_times, prepared_position)
