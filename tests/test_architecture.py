@@ -58,7 +58,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "store": (
         *("base", "log", "derived", "tables", "writing", "reading", "recovery", "background", "inspect"),
     ),
-    "broker": ("base", "tables", "groups", "send", "pull", "timers", "admin"),
+    "broker": ("base", "tables", "groups", "send", "pull", "timers", "transactions", "admin"),
     "client": ("cluster", "producer", "consumer"),
 }
 
@@ -75,6 +75,9 @@ SANS_IO_MODULES = (
     "errors.py",
     "broker/base/pressure.py",
     "namesrv/tables.py",
+    "broker/send/half.py",
+    "broker/transactions/half.py",
+    "broker/transactions/ledger.py",
     "client/consumer/allocate.py",
     "client/consumer/orderly_queue.py",
     "client/consumer/process_queue.py",

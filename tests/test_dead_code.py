@@ -27,9 +27,8 @@ FROM_OUTSIDE = {
     *("DefaultSource", "ManualClock", "archived", "completeness"),
     *("mqadmin", "mqbroker", "mqnamesrv", "mqshutdown"),
 }
-# The reverse of reading a record, which tests need; the store packs many at a time. The other is for a
-# producer of transactions.
-FOR_TESTS = {"encode_record", "transaction_ended"}
+# The reverse of reading a record, which tests need; the store packs many at a time.
+FOR_TESTS = {"encode_record"}
 # A handler is found by the name of its request.
 HANDLERS = {code.name.lower() for code in RequestCode}
 # Bases that call nothing of their classes by name.

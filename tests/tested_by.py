@@ -24,6 +24,8 @@ admin/test_shell.py: admin/commands
 admin/test_topic_commands.py: admin/admin admin/errors
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
+broker/test_ending.py: broker/send/half broker/transactions/records
+broker/test_model.py: broker/transactions/service
 broker/test_offset_requests.py: broker/base/compat
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
         SyncProducer,
         SyncPullConsumer,
         SyncPushConsumer,
+        SyncTransactionProducer,
         TraceOptions,
+        TransactionListener,
+        TransactionProducer,
         select_by_hash,
         select_by_random,
         sql92,
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
         PullStatus,
         SendResult,
         SendStatus,
+        TransactionSendResult,
+        TransactionState,
     )
 
 __all__ = [
@@ -103,8 +108,13 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "SyncTransactionProducer",
     "Terminal",
     "TraceOptions",
+    "TransactionListener",
+    "TransactionProducer",
+    "TransactionSendResult",
+    "TransactionState",
     "Transient",
     "select_by_hash",
     "select_by_random",

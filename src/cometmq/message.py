@@ -22,6 +22,8 @@ __all__ = [
     "PullStatus",
     "SendResult",
     "SendStatus",
+    "TransactionSendResult",
+    "TransactionState",
 ]
 
 
@@ -280,6 +282,22 @@ class SendResult(msgspec.Struct, frozen=True):
     transaction_id: str | None = None
     region_id: str | None = None
     trace_on: bool = True
+
+
+class TransactionState(Enum):
+    """How a local transaction stands. Of one that is UNKNOWN the broker asks again later."""
+
+    COMMIT = "COMMIT_MESSAGE"
+    ROLLBACK = "ROLLBACK_MESSAGE"
+    UNKNOWN = "UNKNOW"
+
+
+class TransactionSendResult(SendResult, frozen=True, kw_only=True):
+    """Where the half message is, and how its local transaction stands. error: what the local transaction
+    raised, which leaves it UNKNOWN."""
+
+    state: TransactionState
+    error: Exception | None = None
 
 
 class PullStatus(Enum):

@@ -32,5 +32,6 @@ def box(namesrv: FakeNamesrv) -> Box:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
     """A real broker, in a process of its own."""
-    with local_broker(tmp_path_factory.mktemp("broker")) as running:
+    soon = {"transactionCheckInterval": "200", "transactionTimeOut": "200"}
+    with local_broker(tmp_path_factory.mktemp("broker"), soon) as running:
         yield running

@@ -63,7 +63,17 @@ def test_orders_are_sent_consumed_and_read_again(local: LocalBroker) -> None:
     assert sum(int(count) for count in re.findall(r": (\d+) messages", read.stdout)) == SENT
 
 
-@pytest.mark.parametrize("name", ["send.py", "pull.py"])
+def test_orders_are_announced_if_they_are_in_the_database(local: LocalBroker) -> None:
+    done = run("transactions.py", local.namesrv)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "order for 30: COMMIT", "order for -1: ROLLBACK", "order for 12: COMMIT",
+    ]  # fmt: skip
+    read = run("pull.py", local.namesrv, "Announced")
+    assert sum(int(count) for count in re.findall(r": (\d+) messages", read.stdout)) == 2
+
+
+@pytest.mark.parametrize("name", ["send.py", "pull.py", "transactions.py"])
 def test_without_a_cluster_an_example_says_what_is_missing(name: str) -> None:
     failed = run(name, "127.0.0.1:1")
     assert failed.returncode == 1

@@ -194,6 +194,17 @@ BROKER_REQUESTS = {
             "maxReconsumeTimes": "16",
         }
     ),
+    37: Request(
+        {
+            "producerGroup": "PG",
+            "tranStateTableOffset": "0",
+            "commitLogOffset": "0",
+            "commitOrRollback": "8",
+            "fromTransactionCheck": "false",
+            "msgId": "x",
+            "transactionId": "x",
+        }
+    ),
     38: Request({"consumerGroup": "CG"}),
     41: Request({}, json.dumps(LOCK).encode()),
     42: Request({}, json.dumps(LOCK).encode()),
@@ -224,6 +235,7 @@ BROKER_REQUESTS = {
     317: Request({"isOrder": "false"}),
     320: Request({**SEND_V2, "m": "true"}, BATCH),
     321: Request({**QUEUE, "index": "0", "count": "10", "consumerGroup": "CG"}),
+    323: Request({"msgId": "7F000001000051AF00000000000002CF"}),
     328: Request({}),
     329: Request({}),
     343: Request({"group": "CG"}),

@@ -100,6 +100,9 @@ class ApacheBroker(ApacheServer, Broker):
             "diskMaxUsedSpaceRatio": "95",
             "waitTimeMillsInSendQueue": "10000",  # the default 200 ms refuses sends while a JVM warms up
             "osPageCacheBusyTimeOutMills": "10000",
+            # 5.x writes ops only after a while; who is asked before that ends his transaction twice.
+            "transactionTimeOut": "3000",
+            "transactionOpBatchInterval": "100",
             **(settings or {}),
         }
         flags = jvm if jvm is not None else ["-Xms256m", "-Xmx768m", "-XX:+UseSerialGC"]

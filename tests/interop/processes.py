@@ -247,6 +247,9 @@ class Broker(Server):
             "mappedFileSizeConsumeQueue": str(3000 * 20),
             "maxHashSlotNum": "50000",
             "maxIndexNum": "200000",
+            # So that tests need not wait a minute until a producer is asked about its transaction.
+            "transactionCheckInterval": "1000",
+            "transactionTimeOut": "1000",
         }
 
     def wait_ready(self) -> None:

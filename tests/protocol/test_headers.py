@@ -47,6 +47,14 @@ WIRE_NAMES = {
     "ConsumerSendMsgBackRequestHeader": (
         "offset! group! delayLevel! originMsgId originTopic unitMode maxReconsumeTimes bname"
     ),
+    "EndTransactionRequestHeader": (
+        "producerGroup! tranStateTableOffset! commitLogOffset! commitOrRollback! fromTransactionCheck msgId "
+        "transactionId bname topic"
+    ),
+    "CheckTransactionStateRequestHeader": (
+        "tranStateTableOffset! commitLogOffset! msgId transactionId offsetMsgId bname topic"
+    ),
+    "ResumeCheckHalfMessageRequestHeader": "msgId! topic bname",
     "UnregisterClientRequestHeader": "clientID! producerGroup consumerGroup",
     "GetConsumerListByGroupRequestHeader": "consumerGroup! bname",
     "QueryConsumerOffsetRequestHeader": "consumerGroup! topic! queueId! bname setZeroIfNotFound",

@@ -38,6 +38,7 @@ from cometmq.broker.send.send import SendProcessor
 from cometmq.broker.send.send_back import SendBackProcessor
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.timers.schedule import ScheduleService
+from cometmq.broker.transactions.service import TransactionService
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import RequestCode, handlers_of
 from cometmq.protocol.java_properties import format_properties
@@ -127,6 +128,15 @@ class BrokerParts:
             offsets=tables.delays,
             writer=writer,
         )
+        self.transactions = TransactionService(
+            config=config,
+            clock=self._clock,
+            store=store,
+            tables=tables,
+            producers=self.producers,
+            writer=writer,
+            address=self._address,
+        )
         self.clients = ClientProcessor(
             clock=self._clock,
             tables=tables,
@@ -153,6 +163,7 @@ class BrokerParts:
             self.pulls,
             self.clients,
             self.schedule,
+            self.transactions.ends,
             OffsetProcessor(store=store, tables=tables),
             QueryProcessor(store=store),
             TopicAdmin(
@@ -206,6 +217,11 @@ class BrokerParts:
 
     # -- start and stop
 
+    def load(self) -> None:
+        """Fill the tables from their files; for a thread. Raises StoreCorrupt, OSError."""
+        self.tables.load()
+        self.transactions.load()
+
     async def start(self) -> None:
         """Open the fast port, begin the periodic work, register."""
         await self._open_vip()
@@ -214,6 +230,7 @@ class BrokerParts:
         self.pulls.start()
         if not self.store.slave:
             self.schedule.start()
+        self.transactions.start()
         for timer in self._timers:
             timer.start()
         self.protection.start()
@@ -241,6 +258,7 @@ class BrokerParts:
             timer.cancel()
         self.protection.stop()
         await self.schedule.stop()
+        await self.transactions.stop()
         await self.pulls.stop()
         await self.writer.drain(drain_s)
         for server in servers:

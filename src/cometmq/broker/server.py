@@ -68,9 +68,10 @@ class Broker:
             raise not_opened(config.store, error) from error
         try:
             parts = self._parts = BrokerParts(config, self._clock, store, address)
-            await asyncio.to_thread(parts.tables.load)
+            await asyncio.to_thread(parts.load)
             if config.listen_port:
                 parts.use_port(config.listen_port)
+            parts.transactions.fill()
             self.port = await listen(parts.server, address.interface, config.listen_port)
             parts.use_port(self.port)
         except BaseException:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from cometmq.client.blocking import SyncProducer, SyncPullConsumer, SyncPushConsumer
+from cometmq.client.blocking import (
+    SyncProducer,
+    SyncPullConsumer,
+    SyncPushConsumer,
+    SyncTransactionProducer,
+)
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NamesrvApi
@@ -32,6 +37,7 @@ from cometmq.client.consumer.subscription import sql92, tags
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
+from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
 
 __all__ = [
     "AllocateAveragely",
@@ -65,7 +71,10 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "SyncTransactionProducer",
     "TraceOptions",
+    "TransactionListener",
+    "TransactionProducer",
     "select_by_hash",
     "select_by_random",
     "sql92",

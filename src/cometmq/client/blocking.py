@@ -10,7 +10,7 @@ from many threads at once. Arguments, results, errors and docstrings are those o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Self, TypeVar
 
@@ -24,14 +24,15 @@ from cometmq.client.consumer.subscription import Subscriptions
 from cometmq.client.loop_thread import LoopThread
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer
+from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue
 
-__all__ = ["SyncProducer", "SyncPullConsumer", "SyncPushConsumer"]
+__all__ = ["SyncProducer", "SyncPullConsumer", "SyncPushConsumer", "SyncTransactionProducer"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-C = TypeVar("C", Producer, PushConsumer, PullConsumer)
+C = TypeVar("C", Producer, TransactionProducer, PushConsumer, PullConsumer)
 
 
 def _blocking(
@@ -141,6 +142,39 @@ class SyncProducer(_Face[Producer]):
     send_oneway = _blocking(Producer.send_oneway)
     send_batch = _blocking(Producer.send_batch)
     send_many = _blocking(Producer.send_many)
+
+
+class SyncTransactionProducer(_Face[TransactionProducer]):
+    """Blocking face of TransactionProducer: a listener's plain methods run in threads, async ones on the
+    background loop."""
+
+    def __init__(
+        self,
+        group: str,
+        listener: TransactionListener,
+        *,
+        topics: Iterable[str] = (),
+        namesrv: str | Sequence[str] | None = None,
+        options: ProducerOptions | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        super().__init__(
+            TransactionProducer(
+                group,
+                listener,
+                topics=topics,
+                namesrv=namesrv,
+                options=options,
+                client_options=client_options,
+            )
+        )
+
+    send_in_transaction = _blocking(TransactionProducer.send_in_transaction)
+    queues = _blocking(TransactionProducer.queues)
+    send = _blocking(TransactionProducer.send)
+    send_oneway = _blocking(TransactionProducer.send_oneway)
+    send_batch = _blocking(TransactionProducer.send_batch)
+    send_many = _blocking(TransactionProducer.send_many)
 
 
 class SyncPushConsumer(_Face[PushConsumer]):

@@ -340,6 +340,8 @@ SYSTEM_TOPICS = UNSENDABLE_TOPICS | {TBW102, BENCHMARK_TOPIC, TRACE_TOPIC}
 """Topics that nobody may create or delete (4.9's list; 5.x adds every name that starts with rmq_sys_)."""
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
+TRANS_GROUP = "CID_RMQ_SYS_TRANS"
+"""The group under which a broker keeps how far it is with half messages and ops."""
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 TRACE_PRODUCER_GROUP = "_INNER_TRACE_PRODUCER"
 

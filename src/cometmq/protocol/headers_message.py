@@ -1,5 +1,5 @@
-"""Headers of sends, pulls, offsets and queries
-(docs/reference/remoting.md, Sending, Pulling, Send back, Consumer offsets, Queries)."""
+"""Headers of sends, transactions, pulls, offsets and queries
+(docs/reference/remoting.md, Sending, Transactions, Pulling, Send back, Consumer offsets, Queries)."""
 
 from __future__ import annotations
 
@@ -71,6 +71,44 @@ class ConsumerSendMsgBackRequestHeader(Header, gc=False):
     origin_topic: str | None = None
     unit_mode: bool | None = None
     max_reconsume_times: I32 | None = None
+    bname: str | None = None
+
+
+# -- transactions
+
+
+class EndTransactionRequestHeader(Header, gc=False):
+    """Code 37. commit_or_rollback: 8 commit, 12 roll back, 0 unknown; both offsets are those of the half
+    message."""
+
+    producer_group: str
+    tran_state_table_offset: I64
+    commit_log_offset: I64
+    commit_or_rollback: I32
+    from_transaction_check: bool | None = None
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    bname: str | None = None
+    topic: str | None = None
+
+
+class CheckTransactionStateRequestHeader(Header, gc=False):
+    """Code 39, broker to client. msg_id, transaction_id: the unique key."""
+
+    tran_state_table_offset: I64
+    commit_log_offset: I64
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    bname: str | None = None
+    topic: str | None = None
+
+
+class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
+    """Code 323. msg_id: offset id."""
+
+    msg_id: str
+    topic: str | None = None
     bname: str | None = None
 
 

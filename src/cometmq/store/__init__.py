@@ -8,7 +8,7 @@ from cometmq.store.background.topic_retention import TopicLimit
 from cometmq.store.base.clock import Clock, ManualClock, SystemClock
 from cometmq.store.base.config import SLAVE, SMALL_FILES, SYNC_MASTER, WIRE_NAMES, StoreConfig
 from cometmq.store.base.disk import Buffer, Disk, DiskUsage, FileFacts, OsDisk, read_file, replace_file
-from cometmq.store.base.files import CACHED, NotInMemory, Reads
+from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
@@ -28,6 +28,7 @@ __all__ = [
     "SMALL_FILES",
     "SYNC_MASTER",
     "TOPICS",
+    "WAITING",
     "WIRE_NAMES",
     "Appender",
     "Arrivals",

@@ -208,10 +208,6 @@ class TestRefusals:
         assert (await peer.send(body=body, properties_text=bad, **batch)).code == 13
         assert (await peer.pull()).ext["maxOffset"] == "3"
 
-    async def test_half_messages_are_refused_until_there_are_transactions(self, peer):
-        half = await peer.send(properties={"TRAN_MSG": "true", "PGROUP": "PG"}, sys_flag=4)
-        refused(half, 16, "transaction")
-
     async def test_a_missing_field_is_named(self, peer):
         ext = {"b": "Orders", "e": "0", "f": "0", "g": "1"}
         refused(await peer.call(V2, None, b"x", ext=ext), 1, "field h")

@@ -12,6 +12,7 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | offset update (15) | anything is stored | unknown topic 17, unknown group 26, bad queue or offset 29 |
 | group deletion (207) | removeOffset | cleanOffset; both are read |
 | retry sent by a client (310) | dead at the maximum, DELAY 0 | dead above it, or with locked queues; -1 |
+| end of a transaction (37), late | taken | 604 if the message's own time is over and nobody has asked |
 | maxMsgBytes of a pull (11) | unknown to 4.9 | the answer's most bytes, 100 to 128 Mi |
 | runtime table (28) | getTransferedTps | getTransferredTps; both are written |
 | 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask them of every broker |

@@ -114,6 +114,10 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     register_broker_timeout_mills: int = 6_000
     compressed_register: bool = False
     flush_delay_offset_interval: int = 10_000
+    reject_transaction_message: bool = False
+    transaction_time_out: int = 6_000
+    transaction_check_max: int = 15
+    transaction_check_interval: int = 60_000
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     broker_config_path: str = ""
@@ -226,6 +230,9 @@ RANGES: dict[str, Range] = {
     # The start waits this long for a name server that does not answer.
     "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),
     "flushDelayOffsetInterval": _PERIOD,
+    "transactionTimeOut": Range(0, INT_MAX, "milliseconds"),
+    "transactionCheckMax": Range(1, INT_MAX),
+    "transactionCheckInterval": _PERIOD,
 }
 """Key -> what the number may be."""
 

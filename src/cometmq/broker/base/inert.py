@@ -47,8 +47,7 @@ NOT_BUILT = {
     "haMasterAddress": "", "enableConsumeQueueExt": "false", "duplicationEnable": "false",
     "enableLmq": "false", "enableMultiDispatch": "false", "messageStorePlugIn": "",
     "enablePropertyFilter": "false", "enableCalcFilterBitMap": "false", "filterSupportRetry": "false",
-    "rejectTransactionMessage": "false", "transactionTimeOut": "6000", "transactionCheckMax": "15",
-    "transactionCheckInterval": "60000", "storeReplyMessageEnable": "true",
+    "storeReplyMessageEnable": "true",
     "fetchNamesrvAddrByAddressServer": "false", "filterServerNums": "0",
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ from cometmq.broker.base.replies import Sender
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, time_text
 from cometmq.broker.base.writer import Writer
+from cometmq.broker.send.half import half_properties, is_transactional, with_destination
 from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules
 from cometmq.broker.send.send_templates import SendTemplates
 from cometmq.broker.send.stored_form import cluster_pair, sent_properties, stored_form, stored_forms
@@ -36,6 +37,9 @@ from cometmq.protocol.codes import (
     DLQ_PREFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    TBW102,
+    TRANS_HALF_TOPIC,
+    VERSION_4_9_7,
     Perm,
     ResponseCode,
     SysFlag,
@@ -50,6 +54,7 @@ from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
 MULTI_TAGS = int(SysFlag.MULTI_TAGS)
+TRANSACTION_BITS = int(SysFlag.TRANSACTION_MASK)
 
 
 class Place(NamedTuple):
@@ -113,14 +118,20 @@ class SendProcessor:
         if header.batch:
             return self._send_batch(connection, frame, header, queue_id, rules.sys_flag)
         delay_ms = None
+        sys_flag = header.sys_flag | rules.sys_flag
         form, unique = self._forms.find(sent_properties(header.properties))
         properties = form.before + unique + form.behind
+        answered = queue_id
         if not form.plain or topic[0] == "%":
             topic, queue_id, properties, delay_ms = self._redirect(
                 connection, frame, header, topic, queue_id, properties
             )
+            if topic == TRANS_HALF_TOPIC:
+                sys_flag &= ~TRANSACTION_BITS  # a half message has its place in its queue like any other
+            else:
+                answered = queue_id
         elif frame.raw_header:
-            self.templates.look(frame, header, header.sys_flag | rules.sys_flag)
+            self.templates.look(frame, header, sys_flag)
         appender = self._appender
         try:
             queue = appender.queue_of(topic, queue_id)
@@ -128,10 +139,10 @@ class SendProcessor:
             raise self._refused(refusal) from None
         sender: Sender | None = None
         if not frame.is_oneway:
-            sender = Sender(connection, b"%d" % frame.opaque, queue_id, form.waits)
+            sender = Sender(connection, b"%d" % frame.opaque, answered, form.waits)
         traits = Traits(
             flag=header.flag,
-            sys_flag=header.sys_flag | rules.sys_flag,
+            sys_flag=sys_flag,
             reconsume_times=header.reconsume_times or 0,
             tags_code=form.tags_code,
             delay_ms=delay_ms,
@@ -164,6 +175,10 @@ class SendProcessor:
         if header.topic.startswith(RETRY_PREFIX):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
+            )
+        if header.sys_flag & TRANSACTION_BITS:
+            raise CommandError(
+                ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction: sysFlag says it is"
             )
         properties = sent_properties(header.properties)
         _, waits = stored_form(properties, self._cluster_pair)
@@ -262,11 +277,14 @@ class SendProcessor:
                 self.tables.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
                 level = compat.level_of_dead_letter(version)
                 return Place(DLQ_PREFIX + group, 0, put(properties, b"DELAY", level))
-        if value_of(properties, b"TRAN_MSG").lower() == b"true":
-            raise CommandError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self.config.broker_ip1}] sending transaction message is forbidden",
-            )
+        if is_transactional(properties, header.reconsume_times or 0):
+            if self.config.reject_transaction_message:
+                raise CommandError(
+                    ResponseCode.NO_PERMISSION,
+                    f"the broker[{self.config.broker_ip1}] sending transaction message is forbidden",
+                )
+            self.tables.topics.ensure(TRANS_HALF_TOPIC, 1)
+            return Place(TRANS_HALF_TOPIC, 0, half_properties(topic, queue_id, properties))
         return delayed(self.delays, topic, queue_id, properties)
 
 
@@ -294,6 +312,25 @@ def topic_of_send(
     return known
 
 
+def destination(topics: TopicTable, properties: bytes) -> tuple[str, int]:
+    """Topic and queue id that a message has waited for, checked as those of a send are; the topic is created
+    if a send could do that. A queue that the topic has lost meanwhile is replaced. Raises CommandError."""
+    topic = value_of(properties, b"REAL_TOPIC").decode("utf-8", "replace")
+    queue_text = value_of(properties, b"REAL_QID").decode("utf-8", "replace")
+    if not topic or not queue_text.isdecimal() or len(queue_text) > 10:
+        why = f"it has no destination: topic {topic or None}, queue {queue_text or None}"
+        raise CommandError(ResponseCode.SYSTEM_ERROR, why)
+    queue_id = int(queue_text)
+    known = topic_of_send(topics, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
+    queues = max(known.read_queue_nums, known.write_queue_nums)
+    if queue_id < queues:
+        return topic, queue_id
+    if not known.write_queue_nums:
+        why = f"topic {topic} has no queue {queue_id}, and none to write to"
+        raise CommandError(ResponseCode.SYSTEM_ERROR, why)
+    return topic, queue_id % known.write_queue_nums
+
+
 def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -> Place:
     """The place of a message with a DELAY above 0; anything else comes back as it is."""
     text = value_of(properties, b"DELAY").decode("utf-8", "replace")
@@ -307,16 +344,15 @@ def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -
         return Place(topic, queue_id, properties)
     if text != str(level):
         properties = put(properties, b"DELAY", b"%d" % level)
-    properties = put(drop(properties, b"REAL_QID"), b"REAL_TOPIC", topic.encode())
-    properties = put(properties, b"REAL_QID", b"%d" % queue_id)
+    properties = with_destination(properties, topic, queue_id)
     return Place(SCHEDULE_TOPIC, level - 1, properties, delays.delay_ms(level))
 
 
 def move(
     appender: Appender, message: MessageExt, place: Place, reconsume_times: int, prepared_position: int = 0
-) -> None:
+) -> TickMessage:
     """Store a message of the log again, in another place. Raises StoreRefused."""
-    appender.append(
+    return appender.append(
         place.topic, place.queue_id, message.body, place.properties,
         flag=message.flag, sys_flag=message.sys_flag,
         born_timestamp_ms=message.born_timestamp_ms, born_host=pack_host(message.born_host),

@@ -13,7 +13,6 @@ store takes nothing) is waited for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,15 +20,14 @@ from cometmq import logs
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.send.send import Place, move, topic_of_send
+from cometmq.broker.send.send import Place, destination, move
 from cometmq.broker.tables.delay_offsets import DelayOffsets
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import CommandError, RecordError, StoreError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import DelayOffsetTable
-from cometmq.protocol.codes import SCHEDULE_TOPIC, TBW102, VERSION_4_9_7, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.properties.values import REAL_QID, REAL_TOPIC
 from cometmq.protocol.record.one import body_crc, iter_records, properties_of
 from cometmq.remoting import Connection
 from cometmq.remoting.dispatch import LogBudget
@@ -296,7 +294,7 @@ class ScheduleService:
         if message.body and body_crc(message.body) != message.body_crc:
             # Stored again it would get a CRC that vouches for the damage.
             raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
-        place = Place(*self._destination(message.properties), properties)
+        place = Place(*destination(self.topics, properties), properties)
         prepared = message.prepared_transaction_offset
         try:
             move(self.store.appender, message, place, message.reconsume_times, prepared)
@@ -304,18 +302,3 @@ class ScheduleService:
             if refusal.response_code == ResponseCode.MESSAGE_ILLEGAL:
                 raise Undeliverable(refusal.remark) from None
             raise
-
-    def _destination(self, properties: Mapping[str, str]) -> tuple[str, int]:
-        """Topic and queue id, checked as those of a send are; the topic is created if a send could do that. A
-        queue that the topic has lost meanwhile is replaced."""
-        topic, queue_text = properties.get(REAL_TOPIC), properties.get(REAL_QID)
-        if not topic or not queue_text or not queue_text.isdecimal() or len(queue_text) > 10:
-            raise Undeliverable(f"it has no destination: topic {topic}, queue {queue_text}")
-        queue_id = int(queue_text)
-        known = topic_of_send(self.topics, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
-        queues = max(known.read_queue_nums, known.write_queue_nums)
-        if queue_id < queues:
-            return topic, queue_id
-        if not known.write_queue_nums:
-            raise Undeliverable(f"topic {topic} has no queue {queue_id}, and none to write to")
-        return topic, queue_id % known.write_queue_nums

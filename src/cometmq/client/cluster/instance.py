@@ -20,7 +20,7 @@ from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
-from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests
+from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests, TransactionPeer
 from cometmq.client.cluster.traces import Traces
 from cometmq.errors import ClientStateError, CometError, NoRouteError
 from cometmq.message import MessageQueue
@@ -38,6 +38,8 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _TRACE_TIMEOUT_S = 5.0
+_ANNOUNCE_AGAIN_S = (1.0, 3.0, 7.0, 15.0)
+"""When, after a connection was lost, its broker is told again who is here: it may take a while to start."""
 _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""
 
@@ -55,8 +57,9 @@ class ClientInstance(LifeCycle):
         super().__init__(f"client {self.client_id}")
         self.keys = KeyMaker(address)
         self.consumers: dict[str, ConsumerPeer] = {}
+        self.transactions: dict[str, TransactionPeer] = {}
         self._producers: dict[str, int] = {}
-        self._requests = ServerRequests(self.consumers)
+        self._requests = ServerRequests(self.consumers, self.transactions)
         self.remoting = RemotingClient(self._requests.handlers(), on_close=self._connection_closed)
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
         self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s)
@@ -211,6 +214,8 @@ class ClientInstance(LifeCycle):
         if topics is None:
             for consumer in self.consumers.values():
                 wanted.update(consumer.topics())
+            for producer in self.transactions.values():
+                wanted.update(producer.topics())
         failures: dict[str, CometError] = {}
         for topic in sorted(wanted):
             failure = await self._refresh(topic)
@@ -302,6 +307,13 @@ class ClientInstance(LifeCycle):
         self._producers[group] = self._producers.get(group, 0) + 1
         self._heartbeats.soon()
 
+    def register_transactions(self, group: str, peer: TransactionPeer) -> None:
+        """Let a transaction producer answer brokers. Raises ClientStateError if its group has one."""
+        if group in self.transactions:
+            why = f"client {self.client_id} has a transaction producer of group {group} already"
+            raise ClientStateError(why)
+        self.transactions[group] = peer
+
     def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
         """Announce a consumer and let it answer brokers. Raises ClientStateError if its group has one."""
         if group in self.consumers:
@@ -370,10 +382,15 @@ class ClientInstance(LifeCycle):
         )
 
     def _connection_closed(self, connection: Connection) -> None:
-        """A broker forgets a client with its connection: consumers announce themselves again soon."""
+        """A broker forgets a client with its connection: whom it calls announces itself again soon."""
         self._announced.discard(connection.addr)
-        if self._state == "running" and self.consumers:
-            self.loop.call_later(1.0, self._heartbeats.soon)
+        if self._state == "running" and (self.consumers or self.transactions):
+            for delay_s in _ANNOUNCE_AGAIN_S:
+                self.loop.call_later(delay_s, self._announce_again, connection.addr)
+
+    def _announce_again(self, addr: str) -> None:
+        if self._state == "running" and addr in self.routes.addresses(replicas=True) - self._announced:
+            self._heartbeats.soon()
 
 
 class Client(LifeCycle):

@@ -19,15 +19,17 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
+    CheckTransactionStateRequestHeader,
     ConsumeMessageDirectlyRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
     NotifyConsumerIdsChangedRequestHeader,
     ResetOffsetRequestHeader,
 )
+from cometmq.protocol.properties.values import PGROUP
 from cometmq.remoting import Connection, Handler
 
-__all__ = ["ConsumerPeer", "ServerRequests"]
+__all__ = ["ConsumerPeer", "ServerRequests", "TransactionPeer"]
 
 log = logs.logger("cometmq.client")
 
@@ -50,15 +52,30 @@ class ConsumerPeer(Protocol):
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult: ...
 
 
-class ServerRequests:
-    """`consumers`: group -> consumer, the client instance's own table."""
+class TransactionPeer(Protocol):
+    """A transaction producer as its client instance and the brokers see it."""
 
-    def __init__(self, consumers: Mapping[str, ConsumerPeer]) -> None:
+    def topics(self) -> Collection[str]: ...
+
+    def check(
+        self, connection: Connection, asked: CheckTransactionStateRequestHeader, message: MessageExt
+    ) -> None: ...
+
+
+class ServerRequests:
+    """`consumers`, `transactions`: group -> consumer or transaction producer, the client instance's own
+    tables."""
+
+    def __init__(
+        self, consumers: Mapping[str, ConsumerPeer], transactions: Mapping[str, TransactionPeer]
+    ) -> None:
         self._consumers = consumers
+        self._transactions = transactions
 
     def handlers(self) -> dict[int, Handler]:
         return {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self.ids_changed,
+            RequestCode.CHECK_TRANSACTION_STATE: self.check_transaction_state,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset_offset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.consumer_status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
@@ -80,6 +97,17 @@ class ServerRequests:
         consumer = self._consumers.get(group)
         if consumer is not None:
             consumer.wake_rebalance()
+
+    def check_transaction_state(self, connection: Connection, frame: Frame) -> None:
+        """39: the broker asks how a transaction of this producer's group stands."""
+        header = frame.header(CheckTransactionStateRequestHeader)
+        message = decode_one(frame.body, header.bname or "")
+        group = message.properties.get(PGROUP, "")
+        producer = self._transactions.get(group)
+        if producer is None:
+            log.debug("%s asks about a transaction of group %s, which is not here", connection.peer, group)
+            return
+        producer.check(connection, header, message)
 
     async def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
         """220: an administrator moved the group's offsets."""

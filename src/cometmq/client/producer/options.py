@@ -32,3 +32,9 @@ class ProducerOptions:
     default_topic_queue_nums: int = 4
     max_in_flight: int = 4096
     """Sends under way at once; more wait (bounded memory when a caller starts a million sends)."""
+    transaction_threads: int = 16
+    """Threads of a transaction producer in which a listener's plain (not async) methods run."""
+    checks_at_once: int = 4
+    """Transactions that a listener is asked about at once."""
+    max_checks_waiting: int = 2000
+    """Further ones that wait; beyond that they are dropped, and the broker asks again."""

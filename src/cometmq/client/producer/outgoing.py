@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from cometmq.client.cluster.identity import KeyMaker
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.producer.options import ProducerOptions
@@ -22,9 +24,12 @@ from cometmq.protocol.headers import SendMessageResponseHeader
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties, is_reserved
 
-__all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_system"]
+__all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_half", "prepare_system"]
 
 _ZLIB_FLAGS = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
+
+_PREPARED = int(SysFlag.TRANSACTION_PREPARED)
+_TIMERS = {names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS}
 
 USER_MAY_SET = frozenset(
     {
@@ -98,6 +103,21 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
         sys_flag=sys_flag,
         messages=(message,),
     )
+
+
+def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, group: str) -> Outgoing:
+    """The same for a message that begins a transaction of the producer group. A delay level is left out, as
+    Apache's client does; other ways to delay a message are refused."""
+    for name in _TIMERS & message.properties.keys():
+        problem = f"a message of a transaction cannot be delayed: property {name}"
+        raise MessageIllegal(problem, message.topic, name)
+    outgoing = prepare(replace(message, delay_level=0) if message.delay_level else message, options, keys)
+    ending = encode_properties({names.TRAN_MSG: "true", names.PGROUP: group}).decode()
+    outgoing.properties = f"{outgoing.properties}\x02{ending}"
+    if len(outgoing.properties.encode()) > names.PROPERTIES_MAX_BYTES:
+        raise _too_long(message.topic)
+    outgoing.sys_flag |= _PREPARED
+    return outgoing
 
 
 def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: KeyMaker) -> Outgoing:
@@ -190,10 +210,12 @@ def _properties(message: Message, keys: KeyMaker) -> tuple[str, bytes]:
         properties[names.UNIQ_KEY] = msg_id = keys.make()
     encoded = encode_properties(properties)
     if len(encoded) > names.PROPERTIES_MAX_BYTES:
-        raise MessageIllegal(
-            f"the properties have over {names.PROPERTIES_MAX_BYTES} bytes", message.topic, "properties"
-        )
+        raise _too_long(message.topic)
     return msg_id, encoded
+
+
+def _too_long(topic: str) -> MessageIllegal:
+    return MessageIllegal(f"the properties have over {names.PROPERTIES_MAX_BYTES} bytes", topic, "properties")
 
 
 def _check_fits_batch(message: Message, first: Message) -> None:

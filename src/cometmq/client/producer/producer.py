@@ -34,7 +34,7 @@ __all__ = ["Producer", "select_by_random"]
 _TRY_FAILURES = (RemotingError, BrokerError, NoRouteError)
 
 _PREPARED = int(SysFlag.TRANSACTION_PREPARED)
-_COMPRESS_HERE = 64 * 1024
+COMPRESS_HERE = 64 * 1024
 """Larger bodies are compressed in a thread: a megabyte would hold the loop for 10 ms."""
 
 
@@ -44,7 +44,8 @@ def select_by_random(queues: Sequence[MessageQueue], message: Message, argument:
     return random.choice(queues)
 
 
-def _check_kind(message: object) -> None:
+def check_kind(message: object) -> None:
+    """Raise MessageIllegal for what is no Message."""
     if not isinstance(message, Message):
         hint = "; send_again() of Admin sends a received one" if isinstance(message, MessageExt) else ""
         raise MessageIllegal(f"a Message is sent, not {type(message).__name__}{hint}", field="message")
@@ -118,8 +119,8 @@ class Producer(Client):
         SendFailed, RequestTimeout; after a SendFailed or RequestTimeout the broker may have the message.
         """
         client = self._running()
-        _check_kind(message)
-        if len(message.body) < _COMPRESS_HERE:
+        check_kind(message)
+        if len(message.body) < COMPRESS_HERE:
             outgoing = prepare(message, self.options, client.keys)
         else:
             outgoing = await asyncio.to_thread(prepare, message, self.options, client.keys)
@@ -137,7 +138,7 @@ class Producer(Client):
     ) -> None:
         """Send without an answer: a message may be lost and nobody will say so. Connects first if need be."""
         client = self._running()
-        _check_kind(message)
+        check_kind(message)
         outgoing = prepare(message, self.options, client.keys)
         route = await self._route(message.topic)
         if selector is not None:
@@ -161,7 +162,7 @@ class Producer(Client):
         client = self._running()
         batch = list(messages)
         for message in batch:
-            _check_kind(message)
+            check_kind(message)
         outgoing = prepare_batch(batch, self.options, client.keys)
         return await self._send(outgoing, queue, timeout_s)
 

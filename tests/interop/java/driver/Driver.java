@@ -21,6 +21,7 @@ public final class Driver {
 
     private final Producers producers = new Producers();
     private final Consumers consumers = new Consumers();
+    private final Transactions transactions = new Transactions();
 
     private Driver() {
     }
@@ -92,6 +93,10 @@ public final class Driver {
             case "lite_poll" -> consumers.litePoll(args);
             case "lite_commit" -> consumers.liteCommit(args);
             case "trace_encode" -> Traces.encode(args);
+            case "transaction_start" -> transactions.start(args);
+            case "transaction_stop" -> transactions.stop(args);
+            case "transaction_send" -> transactions.send(args);
+            case "transaction_asked" -> transactions.asked(args);
             case "load" -> Load.run(args);
             case "drain" -> Drain.run(args);
             default -> throw new IllegalArgumentException("no such op: " + op);

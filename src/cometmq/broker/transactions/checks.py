@@ -1,0 +1,268 @@
+"""Check-backs: in rounds, producers are asked about half messages that nobody has ended
+(docs/reference/storage.md, Transactions).
+
+A round goes over the half messages that were stored before it began, from the head of the ledger on, in
+pieces with the loop's other work in between. Whatever is asked about is stored again behind the others, so
+that the head can go on, and the producer answers with the place of that copy. How far the head is, and the
+ops that it has left behind, are kept as consumer offsets, as Apache's broker keeps them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from cometmq import logs
+from cometmq.broker.base.address import BrokerAddress
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.writer import SUCCESS, Writer
+from cometmq.broker.groups.clients import ProducerTable
+from cometmq.broker.groups.notices import send_oneway
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
+from cometmq.broker.transactions.half import (
+    Half,
+    Limits,
+    Verdict,
+    check_body,
+    copy_properties,
+    half_of,
+    judge,
+    number_of,
+)
+from cometmq.broker.transactions.inherited import Inherited
+from cometmq.broker.transactions.ledger import Ledger
+from cometmq.broker.transactions.records import Damaged, TransactionRecords
+from cometmq.errors import CommandError, RecordError, StoreError
+from cometmq.periodic import Periodic
+from cometmq.protocol.codes import (
+    TRANS_GROUP,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    RequestCode,
+    ResponseCode,
+)
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import CheckTransactionStateRequestHeader
+from cometmq.protocol.ids import encode_offset_id
+from cometmq.protocol.properties.values import REAL_QID
+from cometmq.protocol.record.one import record_starts
+from cometmq.remoting.dispatch import LogBudget
+from cometmq.store import Clock, GetStatus, MessageStore, Reads, StoreRefused
+
+log = logs.logger(__name__)
+
+AT_ONCE = 32
+BYTES_AT_ONCE = 1 << 20
+PAUSE_S = 0.01  # between two pieces, so that a round takes a part of the loop only
+LONGEST_ROUND_S = 60.0
+MOST_MARKS = 64
+
+
+@dataclass(eq=False, kw_only=True)
+class TransactionChecks:
+    """The rounds of a master."""
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    ledger: Ledger
+    inherited: Inherited
+    records: TransactionRecords
+    writer: Writer
+    offsets: ConsumerOffsets
+    producers: ProducerTable
+    address: BrokerAddress
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer = Periodic(self._loop, self._interval_s, self.round, name="check of transactions")
+        self._turn = count()
+        self._budget = LogBudget()
+        # (end of the ops, end of the half messages) at some moments: once the head is behind the second, no
+        # op in front of the first is needed any more.
+        self._marks: deque[tuple[int, int]] = deque()
+
+    def _interval_s(self) -> float:
+        return self.config.transaction_check_interval / 1000
+
+    def start(self) -> None:
+        """Begin the first interval."""
+        self._timer.start()
+
+    async def stop(self) -> None:
+        """Ask nobody any more."""
+        self._timer.cancel()
+        await self._timer.stop()
+
+    # -- a round
+
+    async def round(self) -> None:
+        """Look at every open half message that is stored now, for a minute at most."""
+        limit = self.store.max_offset(TRANS_HALF_TOPIC, 0)
+        if len(self._marks) < MOST_MARKS:
+            self._marks.append((self.store.max_offset(TRANS_OP_HALF_TOPIC, 0), limit))
+        self.records.pay()
+        end = self.clock.monotonic() + LONGEST_ROUND_S
+        offset: int | None = self.ledger.next_open(self.ledger.head)
+        while offset is not None and offset < limit and self.clock.monotonic() < end:
+            offset = await self._piece(offset, limit)
+            await asyncio.sleep(PAUSE_S)
+        self.ledger.advance(limit)
+        self._keep_offsets()
+
+    def _keep_offsets(self) -> None:
+        head = self.ledger.head
+        self._keep(TRANS_HALF_TOPIC, head)
+        while self._marks and self._marks[0][1] <= head:
+            self._keep(TRANS_OP_HALF_TOPIC, self._marks.popleft()[0])
+
+    def _keep(self, topic: str, offset: int) -> None:
+        if offset != max(self.offsets.query(TRANS_GROUP, topic, 0), 0):
+            self.offsets.commit(TRANS_GROUP, topic, 0, offset)
+
+    def _read(self, offset: int, most: int, reads: Reads) -> tuple[list[Half], int]:
+        """Half messages from an offset on, and the offset behind those that were looked at: some of them may
+        be gone."""
+        got = self.store.get_messages(TRANS_HALF_TOPIC, 0, offset, most, max_bytes=BYTES_AT_ONCE, reads=reads)
+        if got.status is not GetStatus.FOUND:
+            return [], got.next_begin_offset
+        data = b"".join(got.buffers)
+        found = []
+        for start in record_starts(data)[0]:
+            try:
+                found.append(half_of(data, start))
+            except RecordError as error:
+                log.error("a half message behind offset %d cannot be read: %s", offset, error)
+        return found, got.next_begin_offset
+
+    async def _piece(self, offset: int, limit: int) -> int | None:
+        """Look at the next open half messages. The offset of the one that comes then; None if the round is
+        over."""
+        most = 1
+        while most < AT_ONCE and self.ledger.next_open(offset + most) == offset + most:
+            most += 1
+        most = min(most, limit - offset)
+        halves, behind = await self.store.off_loop.ask(partial(self._read, offset, most))
+        if behind <= offset:
+            return None
+        here = {half.offset for half in halves}
+        for gone in range(offset, min(behind, offset + most)):
+            if gone not in here:
+                self.ledger.close(gone)
+        if behind > offset + most:
+            self.ledger.close_range(offset + most, min(behind, limit))
+        limits = Limits(
+            self.config.transaction_time_out,
+            self.config.transaction_check_max,
+            self.config.store.file_reserved_time * 3_600_000,
+        )
+        now_ms = self.clock.time_ms()
+        todo: list[tuple[Half, Verdict | None]] = []
+        for half in halves:
+            verdict = judge(half, now_ms, limits)
+            if verdict is Verdict.WAIT:
+                behind = limit
+                break
+            settled = await self.inherited.is_settled(half)
+            todo.append((half, None if settled else verdict))
+        if todo and not await self._act(todo):
+            return None
+        return self.ledger.next_open(behind) if behind < limit else None
+
+    def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
+        """Store what comes of these; whether that went well."""
+        done: asyncio.Future[bool] = self._loop.create_future()
+        then: list[Callable[[], None]] = []
+        taken = []
+        going_on = True
+        for half, verdict in todo:
+            if not self.ledger.is_open(half.offset):
+                continue  # ended meanwhile
+            try:
+                then.append(self._store(half, verdict))
+            except (StoreError, CommandError) as error:
+                log.warning("half message %d is not checked, trying again later: %s", half.offset, error)
+                going_on = False
+                break
+            self.ledger.take(half.offset)
+            taken.append(half)
+
+        def outcome(code: int, remark: str | None) -> None:
+            for half in taken:
+                if code == SUCCESS:
+                    self.ledger.close(half.offset)
+                else:
+                    self.ledger.give_back(half.offset)
+                    self.records.taken_back(half.offset)
+            if code == SUCCESS:
+                for follow in then:
+                    follow()
+            else:
+                log.warning("half messages are not checked, trying again later: %s", remark)
+            if not done.done():
+                done.set_result(going_on and code == SUCCESS)
+
+        self.writer.appended(outcome)
+        return done
+
+    def _store(self, half: Half, verdict: Verdict | None) -> Callable[[], None]:
+        """Append what comes of a half message. Returns what is to be done once that is stored. Raises
+        StoreError or CommandError for what may go better later."""
+        if verdict is None:
+            self.records.op(half.offset)
+            return lambda: None
+        why = f"it was asked about {half.checks or 0} times, or is too old"
+        try:
+            try:
+                if verdict is not Verdict.DISCARD:
+                    return self._copy(half, checked=verdict is Verdict.CHECK)
+            except StoreRefused as refusal:
+                if refusal.response_code != ResponseCode.MESSAGE_ILLEGAL:
+                    raise
+                why = refusal.remark  # no room for what a copy carries
+            self.records.give_up(half)
+        except Damaged as damage:
+            why = damage.remark
+            self.records.op(half.offset)
+        self._say(half, why)
+        return partial(self.ledger.ended, half.first, half.offset)
+
+    def _say(self, half: Half, why: str) -> None:
+        if self._budget.allows():
+            log.error("transaction %s of group %s is given up: %s", half.key, half.group, why)
+
+    def _copy(self, half: Half, *, checked: bool) -> Callable[[], None]:
+        properties = copy_properties(half, checked=checked)
+        copy = self.records.copy(half, properties)
+
+        def stored() -> None:
+            self.ledger.copied(half.first, copy.queue_offset)
+            if checked:
+                self._ask(half, properties, copy.physical_offset, copy.queue_offset)
+
+        return stored
+
+    # -- asking
+
+    def _ask(self, half: Half, properties: bytes, position: int, offset: int) -> None:
+        """Ask one of the producers of the group; they take turns."""
+        clients = self.producers.online(half.group)
+        if not clients:
+            if self._budget.allows():
+                log.warning("nobody of group %s is here to be asked about %s", half.group, half.key)
+            return
+        header = CheckTransactionStateRequestHeader(
+            tran_state_table_offset=offset,
+            commit_log_offset=position,
+            msg_id=half.key,
+            transaction_id=half.key,
+            offset_msg_id=encode_offset_id(self.address.packed, position),
+        )
+        queue_id = number_of(half.message.properties.get(REAL_QID)) or 0
+        body = check_body(half, properties, position, offset, queue_id)
+        client = clients[next(self._turn) % len(clients)]
+        send_oneway(client.channel, Frame.request(RequestCode.CHECK_TRANSACTION_STATE, header, body))

@@ -1,0 +1,194 @@
+"""END_TRANSACTION (37): a producer commits a half message or rolls it back
+(docs/reference/storage.md, Transactions). RESUME_CHECK_HALF_MESSAGE (323): an administrator has one that was
+given up asked about again.
+
+Apache's broker commits a half message as often as it is told to. Here a transaction ends once: who ends it
+again, or names a copy of one that has ended, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from cometmq import logs
+from cometmq.broker.base import compat
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.writer import SUCCESS, Writer
+from cometmq.broker.transactions.half import Half, half_of, is_half
+from cometmq.broker.transactions.inherited import Inherited
+from cometmq.broker.transactions.ledger import Ledger
+from cometmq.broker.transactions.records import TransactionRecords
+from cometmq.errors import CommandError, StoreError
+from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
+from cometmq.protocol.ids import IdError, decode_offset_id
+from cometmq.protocol.properties.values import drop, put
+from cometmq.protocol.record.layout import COMMITTED, ROLLBACK
+from cometmq.remoting import Connection
+from cometmq.remoting.dispatch import LogBudget
+from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, StoreRefused
+
+log = logs.logger(__name__)
+
+UNKNOWN = 0
+ENDED = "the transaction has ended, or was given up"
+
+
+def refused(remark: str) -> CommandError:
+    return CommandError(ResponseCode.SYSTEM_ERROR, remark)
+
+
+@dataclass(eq=False, kw_only=True)
+class TransactionEnds:
+    """Handles the ends of transactions of a broker."""
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    ledger: Ledger
+    inherited: Inherited
+    records: TransactionRecords
+    writer: Writer
+
+    def __post_init__(self) -> None:
+        self._budget = LogBudget()
+
+    def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
+        """Of a producer that does not know yet nothing is noted: the check will ask it."""
+        header = frame.header(EndTransactionRequestHeader)
+        if self.store.slave:
+            return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
+        state = header.commit_or_rollback
+        if state == UNKNOWN:
+            return frame.response(ResponseCode.SUCCESS)
+        if state not in (COMMITTED, ROLLBACK):
+            raise refused(f"commitOrRollback is {state}: {COMMITTED} commits, {ROLLBACK} rolls back, 0 waits")
+        question = partial(self.store.lookups.record_at, header.commit_log_offset)
+        try:
+            half = self._named(question(CACHED), header, frame.version)
+            if half.offset >= self.inherited.end:
+                self._end(connection, frame, header, half)
+                return None
+        except NotInMemory:
+            pass
+        except CommandError as error:
+            raise self._told(error, header) from None
+        return self._end_later(connection, frame, header)
+
+    async def _end_later(
+        self, connection: Connection, frame: Frame, header: EndTransactionRequestHeader
+    ) -> None:
+        """The same where something must be read or looked for first."""
+        question = partial(self.store.lookups.record_at, header.commit_log_offset)
+        try:
+            half = self._named(await self.store.off_loop.ask(question), header, frame.version)
+            if self.ledger.is_open(half.offset) and await self.inherited.is_settled(half):
+                self._settle(half)
+            self._end(connection, frame, header, half)
+        except CommandError as error:
+            raise self._told(error, header) from None
+
+    def _named(self, record: bytes | None, header: EndTransactionRequestHeader, version: int) -> Half:
+        """The half message that a request names. Raises CommandError, in Apache's words."""
+        half = None if record is None else half_of(record)
+        if half is None or not is_half(half.message):
+            raise refused("Find prepared transaction message failed")
+        if compat.is_5x(version) and not header.from_transaction_check:
+            immunity_ms = half.immunity_ms
+            if (
+                immunity_ms is not None
+                and self.clock.time_ms() - half.message.born_timestamp_ms > immunity_ms
+            ):
+                why = "CHECK_IMMUNITY_TIME_IN_SECONDS has passed: the producer will be asked"
+                raise CommandError(ResponseCode.ILLEGAL_OPERATION, why)
+        if half.group != header.producer_group:
+            raise refused("The producer group wrong")
+        if half.offset != header.tran_state_table_offset:
+            raise refused("The transaction state table offset wrong")
+        # Not Apache's: a power failure may have put another half message in the very place of a lost one.
+        given = {header.msg_id, header.transaction_id} - {None, ""}
+        if given and half.key and not given & {half.key, half.message.offset_msg_id}:
+            raise refused("The message id wrong")
+        return half
+
+    def _told(self, error: CommandError, header: EndTransactionRequestHeader) -> CommandError:
+        """Most producers do not want to hear of it."""
+        if self._budget.allows():
+            log.warning(
+                "end of transaction %s of group %s is refused: %s",
+                header.transaction_id, header.producer_group, error.remark,
+            )  # fmt: skip
+        return error
+
+    def _settle(self, half: Half) -> None:
+        """Say what no op says yet."""
+        self._write(half.offset, half.first, partial(self.records.op, half.offset))
+
+    def _end(
+        self, connection: Connection, frame: Frame, header: EndTransactionRequestHeader, half: Half
+    ) -> None:
+        offset = self.ledger.standing_for(half.first, half.offset)
+        if offset is None:
+            raise refused(ENDED)
+        work = partial(self.records.op, offset)
+        if header.commit_or_rollback == COMMITTED:
+            work = partial(self.records.commit, half, offset)
+        self._write(offset, half.first, work, partial(connection.respond, frame))
+
+    def _write(
+        self,
+        offset: int,
+        first: int,
+        work: Callable[[], None],
+        answer: Callable[..., None] = lambda _code, **_: None,
+    ) -> None:
+        """Append what closes a half message; what becomes of that is known at the end of the tick."""
+        try:
+            work()
+        except StoreRefused as refusal:
+            raise CommandError(refusal.response_code, refusal.remark) from None
+        self.ledger.take(offset)
+
+        def outcome(code: int, remark: str | None) -> None:
+            if code == SUCCESS:
+                self.ledger.close(offset)
+                self.ledger.ended(first, offset)
+            else:
+                self.ledger.give_back(offset)
+                self.records.taken_back(offset)
+            answer(code, remark=remark)
+
+        self.writer.appended(outcome)
+
+    # -- given up, and taken up again
+
+    async def resume_check_half_message(self, connection: Connection, frame: Frame) -> Frame | None:
+        """323: have the producer asked again, from the first check on."""
+        header = frame.header(ResumeCheckHalfMessageRequestHeader)
+        try:
+            position = decode_offset_id(header.msg_id).physical_offset
+        except IdError as error:
+            raise refused(f"msgId: {error}") from None
+        if self.store.slave:
+            return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
+        record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+        half = None if record is None else half_of(record)
+        if half is None or half.message.topic != TRANS_CHECK_MAX_TIME_TOPIC:
+            raise refused(f"msgId: there is no message of {TRANS_CHECK_MAX_TIME_TOPIC} at {position}")
+        if await self.inherited.is_resumed(half):
+            raise refused("msgId: this message was resumed before")
+        properties = put(half.properties, b"TRANSACTION_CHECK_TIMES", b"0")
+        properties = drop(properties, b"TRAN_PREPARED_QUEUE_OFFSET")
+        try:
+            self.records.resume(half, properties)
+        except StoreError as error:
+            raise refused(f"Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed. {error}") from None
+        self.writer.appended(partial(_respond, connection, frame))
+        return None
+
+
+def _respond(connection: Connection, frame: Frame, code: int, remark: str | None) -> None:
+    connection.respond(frame, code, remark=remark)

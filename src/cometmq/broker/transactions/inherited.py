@@ -1,0 +1,126 @@
+"""Transactions that were begun before this start: which of them are open, whoever ran on the store before.
+
+Ops say which half messages are closed. A crash may have taken an op but not what it was written with, or the
+other way round, and Apache's 5.x broker keeps ops in memory for seconds: so the end of an inherited half
+message, or a later copy of it, is looked for by its key before anything is done with it.
+"""
+
+from __future__ import annotations
+
+from cometmq import logs
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
+from cometmq.broker.transactions.half import (
+    REMOVED,
+    Half,
+    closed_by,
+    ends,
+    half_of,
+    same_transaction,
+)
+from cometmq.broker.transactions.ledger import Ledger
+from cometmq.broker.transactions.records import TransactionRecords
+from cometmq.errors import CommandError, RecordError, StoreError
+from cometmq.message import MessageExt
+from cometmq.protocol.codes import TRANS_GROUP, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from cometmq.protocol.record.one import decode_record, record_starts
+from cometmq.store import WAITING, GetStatus, MessageStore
+
+log = logs.logger(__name__)
+
+OPS_AT_ONCE = 32
+SAME_KEY = 64  # messages with the key of a half message that are looked at, the newest
+BYTES_OF_KEY = 32 << 20
+MOST_FILLERS = 1 << 20
+"""A crash loses the half messages of a second or so. An op that names one further off is no op of ours."""
+
+
+class Inherited:
+    """What is left of earlier runs. end: half messages from there on are of this run."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.end = self._behind = store.max_offset(TRANS_HALF_TOPIC, 0)
+
+    def begin(self, offsets: ConsumerOffsets, topic: str) -> int:
+        """Where the work on one of the two queues goes on."""
+        stored = offsets.query(TRANS_GROUP, topic, 0)
+        return min(max(stored, self._store.min_offset(topic, 0)), self._store.max_offset(topic, 0))
+
+    def load(self, offsets: ConsumerOffsets, ledger: Ledger) -> None:
+        """Fill an empty ledger. May wait for the device: for a thread, before anything is stored."""
+        ledger.head = self.begin(offsets, TRANS_HALF_TOPIC)
+        begun = offset = self.begin(offsets, TRANS_OP_HALF_TOPIC)
+        while True:
+            got = self._store.get_messages(TRANS_OP_HALF_TOPIC, 0, offset, OPS_AT_ONCE, reads=WAITING)
+            if got.status is GetStatus.FOUND:
+                for op in _readable(b"".join(got.buffers)):
+                    for closed in self._closed_by(op):
+                        if closed < self.end + MOST_FILLERS:
+                            ledger.close(closed)
+                            self._behind = max(self._behind, closed + 1)
+            if got.next_begin_offset <= offset:
+                break
+            offset = got.next_begin_offset
+        if offset > begun:
+            log.info("%d ops of transactions read, half messages from %d on", offset - begun, ledger.head)
+
+    def _closed_by(self, op: MessageExt) -> list[int]:
+        if op.properties.get("TAGS") != REMOVED.decode():
+            return []
+        twin, store = op.prepared_transaction_offset, self._store
+        if twin and twin >= store.log.min_position and store.lookups.record_at(twin) is None:
+            log.warning("the op at log position %d has lost its twin at %d", op.physical_offset, twin)
+            return []
+        return closed_by(op.body)
+
+    def fill(self, records: TransactionRecords) -> None:
+        """Use up the offsets of half messages that a crash took but not their ops, lest these close others
+        that get the same offsets."""
+        for offset in range(self.end, self._behind):
+            try:
+                records.filler(offset)
+            except (StoreError, CommandError) as error:
+                log.error("offsets from %d on of lost half messages are not filled: %s", offset, error)
+                return
+        self.end = self._behind
+
+    async def is_settled(self, half: Half) -> bool:
+        """Whether an inherited half message is closed although no op says so: it was committed, a later copy
+        stands for it, or it stands for nothing."""
+        if half.offset >= self.end:
+            return False
+        if not half.group:
+            return True  # one that `fill` has made: nobody can end it
+        if not half.key:
+            return False
+        positions = {half.message.physical_offset}
+        for record in await self._with_key(TRANS_HALF_TOPIC, half):
+            copy = half_of(record)
+            if copy.key == half.key and same_transaction(half, copy):
+                if copy.offset > half.offset:
+                    return True
+                positions.add(copy.message.physical_offset)
+        found = await self._with_key(half.real_topic, half)
+        return any(ends(decode_record(record), half, positions) for record in found)
+
+    async def is_resumed(self, given_up: Half) -> bool:
+        """Whether a message that was given up is a half message again, or was."""
+        if not given_up.key:
+            return False
+        found = [half_of(record) for record in await self._with_key(TRANS_HALF_TOPIC, given_up)]
+        position = given_up.message.physical_offset
+        return any(half.key == given_up.key and half.message.physical_offset > position for half in found)
+
+    async def _with_key(self, topic: str, half: Half) -> list[bytes]:
+        return await self._store.lookups.by_key(topic, half.key, SAME_KEY, 0, 2**63 - 1, BYTES_OF_KEY)
+
+
+def _readable(data: bytes) -> list[MessageExt]:
+    """The messages of records, without those that cannot be read."""
+    found = []
+    for start in record_starts(data)[0]:
+        try:
+            found.append(decode_record(data, start))
+        except RecordError as error:
+            log.error("an op of transactions cannot be read: %s", error)
+    return found

@@ -1,0 +1,155 @@
+"""What transactions write: ops, committed messages, copies of half messages.
+
+What closes a half message stands in front of the op that says so, in the same write: should that write be
+torn, the half message is still open, and what was written of it is found again (see inherited.py). The op
+names its twin, so that one whose twin is lost closes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from cometmq import logs
+from cometmq.broker.base.address import BrokerAddress
+from cometmq.broker.base.writer import SUCCESS, Writer
+from cometmq.broker.send.send import Place, destination, move
+from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.transactions.half import REMOVED, Half, with_beginning
+from cometmq.errors import CommandError, StoreError
+from cometmq.protocol.codes import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    ResponseCode,
+    SysFlag,
+)
+from cometmq.protocol.properties.values import stored_tags_code
+from cometmq.protocol.record.one import body_crc
+from cometmq.store import Clock, MessageStore, TickMessage
+
+log = logs.logger(__name__)
+
+OP_PROPERTIES = b"TAGS\x01" + REMOVED
+OP_TAGS_CODE = stored_tags_code(OP_PROPERTIES)
+
+
+class Damaged(CommandError):
+    """The half message cannot be stored again: it would get a CRC that vouches for its damage."""
+
+
+@dataclass(eq=False, kw_only=True)
+class TransactionRecords:
+    """Appends to the tick; whoever calls hears from `writer` how it went. Raises StoreRefused and
+    CommandError, and then nothing was appended."""
+
+    clock: Clock
+    store: MessageStore
+    topics: TopicTable
+    address: BrokerAddress
+    writer: Writer
+    _owed: list[tuple[int, int]] = field(default_factory=list)
+
+    def op(self, offset: int, twin: int = 0) -> None:
+        """Close a half message. twin: log position of what has closed it, 0 if nothing else was written."""
+        self.topics.ensure(TRANS_OP_HALF_TOPIC, 1)
+        self.store.appender.append(
+            TRANS_OP_HALF_TOPIC,
+            0,
+            b"%d" % offset,
+            OP_PROPERTIES,
+            born_timestamp_ms=self.clock.time_ms(),
+            born_host=self.address.packed,
+            prepared_transaction_offset=twin,
+            tags_code=OP_TAGS_CODE,
+            stored_before=True,
+        )
+
+    def _op_behind(self, twin: TickMessage, offset: int) -> None:
+        """The op of what was just appended. One that finds no room is owed: the message is closed all the
+        same."""
+        try:
+            self.op(offset, twin.physical_offset)
+        except (StoreError, CommandError) as error:
+            log.warning("op of half message %d is not stored, trying again later: %s", offset, error)
+            self._owed.append((offset, twin.physical_offset))
+
+    def pay(self) -> None:
+        """Append the ops that are owed."""
+        owed, self._owed = self._owed, []
+        for number, (offset, twin) in enumerate(owed):
+            try:
+                self.op(offset, twin)
+            except (StoreError, CommandError):
+                self._owed = owed[number:]
+                break
+        paid = owed[: len(owed) - len(self._owed)]
+
+        def outcome(code: int, _remark: str | None) -> None:
+            if code != SUCCESS:
+                self._owed += paid
+
+        if paid:
+            self.writer.appended(outcome)
+
+    def taken_back(self, offset: int) -> None:
+        """The tick that closed this message was not written."""
+        self._owed = [owed for owed in self._owed if owed[0] != offset]
+
+    def commit(self, half: Half, offset: int) -> None:
+        """Let consumers see the message, and close the half message at `offset`, which is it or stands for
+        it."""
+        topic, queue_id = destination(self.topics, half.properties)
+        properties = half.properties if offset == half.offset else with_beginning(half)
+        sys_flag = half.message.sys_flag & ~int(SysFlag.TRANSACTION_MASK) | int(SysFlag.TRANSACTION_COMMIT)
+        position = half.message.physical_offset
+        twin = self._append(topic, queue_id, half, properties, position, sys_flag=sys_flag)
+        self._op_behind(twin, offset)
+
+    def copy(self, half: Half, properties: bytes) -> TickMessage:
+        """Store it once more behind the others, and close it."""
+        twin = self._append(TRANS_HALF_TOPIC, 0, half, properties, born_timestamp_ms=half.born_ms)
+        self._op_behind(twin, half.offset)
+        return twin
+
+    def give_up(self, half: Half) -> None:
+        """Put it where nobody is asked about it, and close it."""
+        self.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1)
+        twin = self._append(TRANS_CHECK_MAX_TIME_TOPIC, 0, half, half.properties)
+        self._op_behind(twin, half.offset)
+
+    def filler(self, offset: int) -> None:
+        """Use up the next offset of the half messages, which is this one: an op that names it has outlived
+        its half message."""
+        self.store.appender.append(
+            TRANS_HALF_TOPIC,
+            0,
+            b"",
+            b"",
+            born_timestamp_ms=self.clock.time_ms(),
+            born_host=self.address.packed,
+        )
+        self.op(offset)
+
+    def resume(self, half: Half, properties: bytes) -> None:
+        """Store a message that was given up as a half message again."""
+        self._append(TRANS_HALF_TOPIC, 0, half, properties)
+
+    def _append(
+        self,
+        topic: str,
+        queue_id: int,
+        half: Half,
+        properties: bytes,
+        prepared_position: int = 0,
+        **changed: int,
+    ) -> TickMessage:
+        """changed: fields of the message that differ in what is stored."""
+        message = half.message
+        if message.body and body_crc(message.body) != message.body_crc:
+            why = f"the half message is damaged at log position {message.physical_offset}"
+            raise Damaged(ResponseCode.SYSTEM_ERROR, why)
+        place = Place(topic, queue_id, properties)
+        message = replace(message, **changed) if changed else message
+        return move(self.store.appender, message, place, message.reconsume_times, prepared_position)

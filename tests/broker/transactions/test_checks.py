@@ -1,0 +1,235 @@
+"""Rounds of checks: who is asked what, and what becomes of half messages that nobody ends."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tests.broker.conftest import refused, until
+from tests.broker.transactions.conftest import (
+    GIVEN_UP,
+    HALF,
+    MANUAL,
+    OP,
+    ROLLBACK,
+    asked,
+    bodies,
+    check_round,
+    end,
+    prepare,
+    stored,
+)
+
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.ids import decode_offset_id
+
+GROUP = "CID_RMQ_SYS_TRANS"
+
+
+@pytest.fixture
+async def room(started):
+    cluster, peer = await started(**MANUAL)
+    await peer.heartbeat(group=None, producers=("PG",))
+    return cluster, peer
+
+
+@pytest.fixture
+def cluster(room):
+    return room[0]
+
+
+@pytest.fixture
+def peer(room):
+    return room[1]
+
+
+async def test_a_producer_is_asked_and_ends_the_copy(cluster, peer):
+    place = await prepare(peer, b"half", "K", queue_id=2)
+    await check_round(cluster)
+    message, copy, header = await asked(peer)
+    assert (message.topic, message.queue_id, message.body) == ("Orders", 2, b"half")
+    assert (copy.offset, message.queue_offset, message.physical_offset) == (1, 1, copy.position)
+    assert (header.msg_id, header.transaction_id) == ("K", "K")
+    assert decode_offset_id(header.offset_msg_id).physical_offset == copy.position
+    assert message.properties["TRANSACTION_CHECK_TIMES"] == "1"
+
+    assert (await end(peer, copy, check=True)).code == 0
+    (committed,) = await stored(peer, "Orders", 2)
+    assert committed.prepared_transaction_offset == copy.position
+    refused(await end(peer, place), 1, "has ended")
+    assert await bodies(peer, OP) == [b"0", b"1"]
+
+
+async def test_an_end_that_names_an_older_copy_ends_the_newest(cluster, peer):
+    first = await prepare(peer)
+    for _ in range(2):
+        await check_round(cluster)
+    _, second, _ = await asked(peer)
+    assert (await end(peer, second)).code == 0
+    refused(await end(peer, first), 1, "has ended")
+    _, third, _ = await asked(peer)
+    refused(await end(peer, third, check=True), 1, "has ended")
+    assert await bodies(peer) == [b"half"]
+    await check_round(cluster)
+    assert len(await bodies(peer, HALF)) == 3
+
+
+async def test_nobody_is_asked_about_what_has_ended(cluster, peer):
+    for number in range(100):
+        place = await prepare(peer, b"%d" % number)
+        if number % 10:
+            await end(peer, place, ROLLBACK)
+    await check_round(cluster)
+    found = [(await asked(peer))[0].body for _ in range(10)]
+    assert found == [b"%d" % number for number in range(0, 100, 10)]
+    assert len(await bodies(peer, HALF)) == 110
+
+
+async def test_a_young_message_is_left_alone(started):
+    cluster, peer = await started(**{**MANUAL, "transactionTimeOut": "60000"})
+    await prepare(peer)
+    await check_round(cluster)
+    assert await bodies(peer, HALF) == [b"half"]
+
+
+async def test_who_asks_for_more_time_is_put_back_without_a_question(cluster, peer):
+    await prepare(peer, b"long", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "100"})
+    await prepare(peer, b"usual")
+    for _ in range(2):
+        await check_round(cluster)
+    copies = [message for message in await stored(peer, HALF) if message.body == b"long"]
+    assert [message.properties.get("TRAN_PREPARED_QUEUE_OFFSET") for message in copies] == [None, "0", "0"]
+    assert all("TRANSACTION_CHECK_TIMES" not in message.properties for message in copies)
+    assert [(await asked(peer))[0].body for _ in range(2)] == [b"usual"] * 2
+
+
+async def test_after_the_last_check_it_is_given_up(started):
+    cluster, peer = await started(**MANUAL, transactionCheckMax="2")
+    place = await prepare(peer, flag=3)
+    for _ in range(3):
+        await check_round(cluster)
+    (message,) = await stored(peer, GIVEN_UP)
+    assert (message.body, message.flag, message.queue_id) == (b"half", 3, 0)
+    assert (message.properties["TRANSACTION_CHECK_TIMES"], message.properties["REAL_TOPIC"]) == (
+        "2",
+        "Orders",
+    )
+    assert cluster.broker.parts.tables.topics.get(GIVEN_UP).write_queue_nums == 1
+    refused(await end(peer, place), 1, "was given up")
+    assert await bodies(peer) == []
+    await check_round(cluster)
+    assert len(await stored(peer, GIVEN_UP)) == 1
+
+
+async def test_what_is_older_than_files_are_kept_is_given_up(started):
+    cluster, peer = await started(**MANUAL, fileReservedTime="1")
+    old = int(time.time() * 1000) - 3_700_000
+    await prepare(peer, born_timestamp=old)
+    await check_round(cluster)  # the first copy is as old as the broker's clock says
+    await check_round(cluster)
+    assert await bodies(peer, GIVEN_UP) == [b"half"]
+
+
+async def test_producers_of_a_group_take_turns(cluster, peer):
+    other = cluster.peer()
+    await other.heartbeat("c2", group=None, producers=("PG",))
+    for number in range(4):
+        await prepare(peer, b"%d" % number)
+    await check_round(cluster)
+    for each in (peer, other):
+        assert len({(await asked(each))[0].body for _ in range(2)}) == 2
+
+
+async def test_without_a_producer_it_waits_for_the_next_round(cluster, peer, caplog):
+    await prepare(peer, group="Gone")
+    await check_round(cluster)
+    assert "nobody of group Gone" in caplog.text
+    await peer.heartbeat(group=None, producers=("Gone",))
+    await check_round(cluster)
+    message, _, _ = await asked(peer)
+    assert message.properties["TRANSACTION_CHECK_TIMES"] == "2"
+
+
+async def test_rounds_come_by_themselves_and_the_interval_can_be_changed(started):
+    cluster, peer = await started(transactionCheckInterval="20", transactionTimeOut="0")
+    await peer.heartbeat(group=None, producers=("PG",))
+    await prepare(peer)
+    _, copy, _ = await asked(peer)
+    while (await end(peer, copy, check=True)).code:
+        _, copy, _ = await asked(peer)
+    await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"transactionCheckInterval=100000000\n")
+    assert cluster.broker.config.transaction_check_interval == 100_000_000
+    assert await bodies(peer) == [b"half"]
+
+
+async def test_how_far_the_head_is_and_which_ops_are_done_is_kept_as_apache_keeps_it(cluster, peer):
+    for number in range(3):
+        place = await prepare(peer, b"%d" % number)
+        await end(peer, place)
+    await prepare(peer, b"open")
+    offsets = cluster.broker.parts.tables.offsets
+
+    def kept():
+        return offsets.query(GROUP, HALF, 0), offsets.query(GROUP, OP, 0)
+
+    await check_round(cluster)
+    assert kept() == (4, 3)
+    await check_round(cluster)
+    assert kept() == (5, 4)
+    await cluster.restart()
+    offsets = cluster.broker.parts.tables.offsets
+    assert kept() == (5, 4)
+
+
+async def test_a_copy_that_finds_no_room_for_its_properties_is_given_up(cluster, peer):
+    await prepare(peer, properties={"long": "x" * 32_660})
+    await check_round(cluster)
+    assert await bodies(peer, GIVEN_UP) == [b"half"]
+    assert await bodies(peer, HALF) == [b"half"]
+
+
+async def test_a_damaged_half_message_is_not_stored_again(cluster, peer, caplog):
+    await prepare(peer, b"rotting body")
+    await prepare(peer, b"sound")
+    buffer = cluster.broker.parts.store.log.buffer
+    buffer[buffer.index(b"rotting body")] ^= 1
+    await check_round(cluster)
+    assert [m.body for m in (await stored(peer, HALF))[2:]] == [b"sound"]
+    assert "is damaged at log position" in caplog.text
+    assert await bodies(peer, OP) == [b"0", b"1"]
+
+
+async def test_a_store_that_refuses_is_asked_again_in_the_next_round(cluster, peer, monkeypatch, caplog):
+    await prepare(peer)
+    flags = cluster.broker.parts.store.flags
+    with monkeypatch.context() as patch:
+        patch.setattr(type(flags), "writeable", property(lambda _: False))
+        await check_round(cluster)
+    assert "trying again later" in caplog.text
+    await check_round(cluster)
+    assert len(await bodies(peer, HALF)) == 2
+
+
+async def test_an_end_between_the_reading_and_the_copying_counts(cluster, peer, monkeypatch):
+    place = await prepare(peer)
+    checks = cluster.broker.parts.transactions.checks
+    real = checks.inherited.is_settled
+
+    async def slow(half):
+        await end(peer, place)
+        return await real(half)
+
+    monkeypatch.setattr(checks.inherited, "is_settled", slow)
+    await check_round(cluster)
+    assert await bodies(peer, HALF) == [b"half"]
+    assert await bodies(peer) == [b"half"]
+
+
+async def test_half_messages_that_retention_took_are_passed_over(cluster, peer):
+    for number in range(3):
+        await prepare(peer, b"%d" % number)
+    queue = cluster.broker.parts.store.queues.find(HALF, 0)
+    queue.min_offset = 2
+    await check_round(cluster)
+    assert (await asked(peer))[0].body == b"2"
+    await until(lambda: cluster.broker.parts.transactions.ledger.head == 3)

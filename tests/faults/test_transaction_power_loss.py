@@ -1,0 +1,139 @@
+"""Power failures in the middle of transactions: whatever part of the records arrives, every transaction whose
+half message was on the device ends once, as its producer wants, and none ends twice.
+
+COMETMQ_CRASH_IMAGES=20000 tries that many images (300 by default), COMETMQ_CRASH_SEED=n others of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from tests.broker.transactions.world import Place, World, step
+
+from cometmq.broker.transactions import checks
+from cometmq.broker.transactions.inherited import Inherited
+from cometmq.broker.transactions.ledger import Ledger
+from cometmq.broker.transactions.records import TransactionRecords
+from cometmq.testing.crash_images import CrashPoint
+from cometmq.testing.recording_disk import Image, RecordingDisk
+
+IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000")) // 10
+FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
+PER_RUN = 30  # images of one run, before another seed takes its turn
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "PAUSE_S", 0)
+
+
+async def work(seed: int) -> World:
+    """A run, on a disk that remembers it."""
+    chance = random.Random(seed)
+    world = World(RecordingDisk(), sync=seed % 3 == 0)
+    await world.open()
+    known: list[Place] = []
+    for _ in range(70):
+        await step(world, chance, known, kill=True)
+    await world.turn()
+    await world.kill()
+    return world
+
+
+@contextlib.asynccontextmanager
+async def recovered(image: Image, before: World) -> AsyncIterator[World]:
+    """A broker on what is left, with the producers of before."""
+    world = World(RecordingDisk(image), sync=before.sync)
+    world.ends = before.ends
+    await world.open()
+    try:
+        yield world
+    finally:
+        await world.kill()
+
+
+async def try_image(before: World, at: int, number: int, seed: int) -> None:
+    """Power fails after `at` operations; sometimes again while the broker comes to terms with that."""
+    chance = random.Random(f"{seed}:{at}:{number}")
+    certain = {key for when, key in before.promised if when <= at}
+    label, image = CrashPoint(before.disk, at).sampled_image(number, str(seed))
+    try:
+        if chance.random() < 0.5:
+            async with recovered(image, before) as world:
+                for _ in range(chance.randrange(4)):
+                    world.prepare(8, b"new", f"after{at}-")
+                await world.turn()
+                await world.round()
+                await world.answer(chance)
+            again = CrashPoint(world.disk, chance.randint(0, len(world.disk.history)))
+            _, image = again.sampled_image(chance.choice((0, 1, 4, 5, 6)), str(seed))
+        async with recovered(image, before) as world:
+            await world.settle()
+            world.check(certain)
+    except Exception as failure:
+        failure.add_note(f"seed {seed}, image {label}")
+        raise
+
+
+async def try_images(count: int, per_run: int = PER_RUN) -> None:
+    tried, seed = 0, FIRST_SEED
+    while tried < count:
+        before = await work(seed)
+        chance = random.Random(seed)
+        for _ in range(min(per_run, count - tried)):
+            number = chance.choice((0, 1, *range(4, 14)))
+            await try_image(before, chance.randint(0, len(before.disk.history)), number, seed)
+            tried += 1
+        seed += 1
+
+
+@pytest.mark.timeout(0)
+async def test_every_transaction_ends_once_whatever_arrived() -> None:
+    await try_images(IMAGES)
+
+
+# -- planted bugs ----------------------------------------------------------------------------------
+
+
+def forget_what_no_op_says(patch: pytest.MonkeyPatch) -> None:
+    async def wrong(self: Inherited, half: object) -> bool:
+        del half
+        return False
+
+    patch.setattr(Inherited, "is_settled", wrong)
+
+
+def believe_ops_without_their_twins(patch: pytest.MonkeyPatch) -> None:
+    right = TransactionRecords.op
+    patch.setattr(TransactionRecords, "op", lambda self, offset, twin=0: right(self, offset, 0))
+
+
+def use_offsets_of_lost_messages_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Inherited, "fill", lambda self, records: None)
+
+
+def end_what_has_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "standing_for", lambda self, first, offset: offset)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    "plant",
+    [
+        forget_what_no_op_says,
+        believe_ops_without_their_twins,
+        use_offsets_of_lost_messages_again,
+        end_what_has_ended,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+async def test_a_planted_bug_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        await try_images(2000)

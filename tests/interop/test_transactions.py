@@ -1,0 +1,145 @@
+"""Transactions between ours and Apache's: clients on each other's brokers, brokers on each other's stores."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.client.scenarios import PATIENT, PATIENT_CLIENT, read_all, until
+from tests.client.transactions import Undecided
+from tests.interop.apache import ApacheBroker, ApacheNamesrv
+from tests.interop.comet import CometBroker
+from tests.interop.driver import Json, body_of, message
+from tests.interop.jars import SERVER_VERSIONS
+from tests.interop.processes import wait_until
+from tests.interop.space import Space
+
+from cometmq import Message, TransactionProducer
+
+COMMIT, ROLLBACK, UNKNOWN = "COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"
+
+
+def test_javas_transactions_end_once_as_they_should(space: Space) -> None:
+    plans = {
+        "commit": (COMMIT, ROLLBACK),
+        "rollback": (ROLLBACK, COMMIT),
+        "asked, commit": (UNKNOWN, COMMIT),
+        "asked, rollback": (UNKNOWN, ROLLBACK),
+        "throws": ("nothing of the kind", COMMIT),
+        "large " + 100 * "x" * 100: (UNKNOWN, COMMIT),
+    }
+    seen = [name for name, ends in plans.items() if COMMIT in ends and ends[0] != ROLLBACK]
+    producer = f"tp-{space.topic}"
+    java = space.java
+    group = {"group": f"tg-{space.topic}", "namesrv": space.cluster.namesrv}
+    java.call("transaction_start", name=producer, **group)
+    try:
+        messages = [
+            message(
+                space.topic, name.encode(), tags="T", keys=f"k{number}", delay=2 if number == 0 else 0,
+                properties={"local": local, "check": check},
+            )
+            for number, (name, (local, check)) in enumerate(plans.items())
+        ]  # fmt: skip
+        if java.version.startswith("5"):
+            messages[0]["delay"] = 0  # refused there
+        results = java.call("transaction_send", name=producer, messages=messages)
+        assert [each["state"] for each in results] == [COMMIT, ROLLBACK, *[UNKNOWN] * 4]
+        consumer = space.push(expression="T")
+        java.wait_delivered(consumer, len(seen))
+
+        def asked() -> dict[bytes, Json]:
+            return {body_of(each): each for each in java.call("transaction_asked", name=producer)}
+
+        wait_until("asked about what is rolled back", lambda: b"asked, rollback" in asked(), 30)
+        about = asked()[b"asked, rollback"]
+        assert (about["topic"], about["properties"]["UNIQ_KEY"]) == (space.topic, results[3]["msgId"])
+    finally:
+        java.call("transaction_stop", name=producer)
+    stored = space.pull_topic(space.pull(group=space.group + "-pull"))
+    for received in (java.delivered(consumer), stored):
+        assert Counter(body_of(each).decode() for each in received) == Counter(seen)
+    by_body = {body_of(each): each for each in stored}
+    assert by_body[b"commit"]["msgId"] == results[0]["msgId"]
+    assert by_body[b"commit"]["properties"]["KEYS"] == "k0"
+
+
+@pytest.fixture
+def on_one_store(tmp_path: Path) -> Iterator[tuple[str, Callable[[str], Any]]]:
+    """A name server, and a function that lets a broker ("ours", or a version of Apache's) take over."""
+    names = ApacheNamesrv("4.9.7", tmp_path / "names")
+    running: list[Any] = []
+
+    def start(kind: str) -> Any:
+        directory = tmp_path / f"broker-{len(running)}"
+        place = {"store": tmp_path / "store"}
+        if running:
+            place["port"] = running[0].port
+        make: Any = CometBroker if kind == "ours" else partial(ApacheBroker, kind)
+        running.append(make(directory, f"127.0.0.1:{names.port}", **place))
+        return running[-1]
+
+    yield f"127.0.0.1:{names.port}", start
+    for broker in running:
+        if broker.process.running:
+            broker.process.kill()
+    names.kill()
+
+
+# Ours finishes in the end, whatever the order. The long form has both ways with both versions.
+ORDERS = ["ours 4.9.7", "5.5.0 ours"]
+if os.environ.get("COMETMQ_INTEROP_LONG"):
+    ORDERS = [order.format(version) for version in SERVER_VERSIONS for order in ("ours {0}", "{0} ours {0}")]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_either_broker_finishes_what_the_other_has_begun(
+    order: str, on_one_store: tuple[str, Callable[[str], Any]]
+) -> None:
+    """Each broker gets transactions that end, and some whose producer goes before it is asked."""
+    namesrv, start = on_one_store
+    topic, wanted, numbers = "Handed", [], iter(range(1000))
+    for kind in order.split():
+        broker = await asyncio.to_thread(start, kind)
+        # Those that earlier brokers have left behind end now, by a producer that has not sent them.
+        listener = Undecided()
+        finisher = TransactionProducer(
+            "PG", listener, topics=[topic], namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
+        )
+        async with finisher:
+            for plan in ("COMMIT COMMIT", "ROLLBACK COMMIT", "UNKNOWN COMMIT", "UNKNOWN ROLLBACK"):
+                local, check = plan.split()
+                body = b"%d: %s" % (next(numbers), plan.encode())
+                properties = {"local": local, "checks": check}
+                await finisher.send_in_transaction(Message(topic, body, properties=properties), body)
+                if plan in ("COMMIT COMMIT", "UNKNOWN COMMIT"):
+                    wanted.append(body)
+
+            async def complete(count: int = len(wanted)) -> bool:
+                return len(await read_all(namesrv, topic)) >= count
+
+            await until(complete, f"all committed by {kind}: {wanted}")
+        async with TransactionProducer("PG", Undecided(), namesrv=namesrv, options=PATIENT) as leaver:
+            for check in ("COMMIT", "ROLLBACK"):
+                body = b"%d: left behind, %s" % (next(numbers), check.encode())
+                properties = {"local": "UNKNOWN", "checks": check}
+                await leaver.send_in_transaction(Message(topic, body, properties=properties), body)
+                if check == "COMMIT":
+                    wanted.append(body)
+        if kind == "5.5.0":
+            await asyncio.sleep(0.5)  # 5.x keeps ops in memory for a while, and forgets them at a stop
+        await asyncio.to_thread(broker.stop)
+    await asyncio.to_thread(start, "ours")
+    async with TransactionProducer("PG", Undecided(), topics=[topic], namesrv=namesrv, options=PATIENT):
+
+        async def finished() -> bool:
+            return len(await read_all(namesrv, topic)) >= len(wanted)
+
+        await until(finished, f"all committed: {wanted}")
+    assert Counter(each.body for each in await read_all(namesrv, topic)) == Counter(wanted)
