@@ -58,7 +58,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "store": (
         *("base", "log", "derived", "tables", "writing", "reading", "recovery", "background", "inspect"),
     ),
-    "broker": ("base", "tables", "groups", "send", "pull", "timers", "admin"),
+    "broker": ("base", "tables", "filters", "groups", "send", "pull", "timers", "admin"),
     "client": ("cluster", "producer", "consumer"),
 }
 
@@ -105,6 +105,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "protocol/properties/columns.py",
     ),
     "click": ("cli/", "cli.py", "admin/"),
+    "lark": ("protocol/sql/grammar.py",),
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
 }
@@ -288,8 +289,8 @@ SERVERS = ("numpy", "cometmq.broker", "cometmq.store", "cometmq.namesrv")
 @pytest.mark.parametrize(
     ("module", "not_loaded"),
     [
-        ("cometmq", ("pyspark", "pyarrow", "click", "rich", *SERVERS)),
-        ("cometmq.client", ("pyspark", "pyarrow", "click", "rich", *SERVERS)),
+        ("cometmq", ("pyspark", "pyarrow", "click", "rich", "lark", *SERVERS)),
+        ("cometmq.client", ("pyspark", "pyarrow", "click", "rich", "lark", *SERVERS)),
         ("cometmq.store", ("pyarrow", "click", "rich", "cometmq.store.inspect")),
     ],
 )

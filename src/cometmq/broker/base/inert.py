@@ -48,7 +48,7 @@ WITHOUT_USE = {
 NOT_BUILT = {
     "haMasterAddress": "", "enableConsumeQueueExt": "false", "duplicationEnable": "false",
     "enableLmq": "false", "enableMultiDispatch": "false", "messageStorePlugIn": "",
-    "enablePropertyFilter": "false", "enableCalcFilterBitMap": "false", "filterSupportRetry": "false",
+    "enableCalcFilterBitMap": "false", "filterSupportRetry": "false",
     "rejectTransactionMessage": "false", "transactionTimeOut": "6000", "transactionCheckMax": "15",
     "transactionCheckInterval": "60000", "disableConsumeIfConsumerReadSlowly": "false",
     "consumerFallbehindThreshold": "17179869184", "storeReplyMessageEnable": "true",

@@ -47,7 +47,8 @@ _STRETCH = 1024  # units read at once, for the pulls that follow: 20 KiB
 _MOST_STRETCHES = 64  # queues of which one is kept: 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
-RecordFilter = Callable[[Buffer], bool] | None
+RecordFilter = Callable[[Buffer], bool | None] | None
+"""Whether a record passes; None: it was not looked at, and the read ends before it."""
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """Positions and sizes of the records chosen, units scanned, position of the last of these."""
 
@@ -323,7 +324,8 @@ class QueueReader:
             try:
                 record = log.read(position, size, reads) if size >= MIN_SIZE else None
             except (NotInMemory, OSError) as failure:
-                if not buffers or (isinstance(failure, OSError) and failure.errno != errno.EIO):
+                begun = buffers or (records is not None and scanned > 1)
+                if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
                     raise
                 scanned -= 1  # the next read begins here, and says so
                 break
@@ -340,7 +342,11 @@ class QueueReader:
                 missing = True
                 self.refused(position, f"{queue.topic}/{queue.queue_id}@{place}")
                 continue
-            if records is not None and not records(record):
+            passes = records is None or records(record)
+            if passes is None:
+                scanned -= 1
+                break
+            if not passes:
                 continue
             buffers.append(record)
             total += size
