@@ -10,7 +10,7 @@ from tests.store.kit import open_store, put_all
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.filters import sql_filters
-from cometmq.broker.filters.sql_filters import NotCompiled, Scan, SqlFilters
+from cometmq.broker.filters.sql_filters import Look, NotCompiled, SqlFilters
 from cometmq.errors import SqlError
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.sql import compile_sql
@@ -96,7 +96,7 @@ async def test_after_compiling_the_loop_has_a_rest_until_the_broker_stops(filter
     assert loop.time() - begun < 10 * 0.1
 
 
-class TestScan:
+class TestLook:
     @pytest.fixture
     def record(self, tmp_path):
         store = open_store(tmp_path)
@@ -105,12 +105,12 @@ class TestScan:
 
     def test_records_are_tried_until_the_time_is_over(self, record):
         now = iter([0.0, 0.4, 0.8, 1.2])
-        scan = Scan(compile_sql("a = 5"), 1.0, lambda: next(now))
-        assert [scan(record) for _ in range(5)] == [True, True, True, None, None]
+        look = Look(compile_sql("a = 5"), 1.0, lambda: next(now))
+        assert [look(record) for _ in range(5)] == [True, True, True, None, None]
 
     def test_the_first_is_tried_however_little_time_there_is(self, record):
-        scan = Scan(compile_sql("a = 6"), 0.0)
-        assert [scan(record), scan(record)] == [False, None]
+        look = Look(compile_sql("a = 6"), 0.0)
+        assert [look(record), look(record)] == [False, None]
 
     def test_a_damaged_record_passes_so_that_its_reader_sees_it(self, record):
-        assert Scan(compile_sql("FALSE"), 1.0)(record[:40]) is True
+        assert Look(compile_sql("FALSE"), 1.0)(record[:40]) is True

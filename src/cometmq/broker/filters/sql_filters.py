@@ -105,7 +105,7 @@ class SqlFilters:
                 self._characters -= len(oldest) + _EXTRA_CHARACTERS
 
 
-class Scan:
+class Look:
     """A filter for the records of one pull, until its time is over: then None says that a record was not
     looked at. The first always is."""
 

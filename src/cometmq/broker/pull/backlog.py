@@ -70,12 +70,8 @@ class Backlog(Generic[Request]):
         self._begun = False  # they may use what is saved
 
     def missed(self, reader: Reader) -> None:
-        """What this reader asked for is not in memory."""
+        """What this reader asked for is not in memory: from now on its requests should wait."""
         self._saved_s -= MISS_S
-        self.add(reader)
-
-    def add(self, reader: Reader) -> None:
-        """From now on the requests of this reader should wait."""
         if len(self.readers) >= MOST_READERS:  # those who still miss will be here again
             self.readers.clear()
         self.readers.add(reader)

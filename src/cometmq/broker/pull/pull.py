@@ -6,10 +6,9 @@ something arrives. A pull that waited is checked again before it is served: topi
 have changed. A parked one is served once more when it is woken, and is then answered in any case. Its commit
 offset is stored once, when it comes.
 
-A pull with an SQL92 filter looks at the properties of each record, for SCAN_S at most; its client asks again
-for what is left. A reader that has not seen the end of its queue waits for its turn before each further look
-(`_scans`), and so do parked pulls that an arrival has woken. A parked one that finds nothing up to the end is
-parked again, further on.
+A pull with an SQL92 filter waits for its turn (`_looks`), then looks at the properties of each record, for
+LOOK_S at most; its client asks again for what is left. A parked one that an arrival has woken does so too,
+and is parked again if nothing passes up to the end of its queue.
 
 The number of parked pulls of a connection, and on a queue, is bounded. Further ones are answered "nothing
 found" as if long polling were off: after a short wait, because clients ask again at once.
@@ -32,7 +31,7 @@ from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.replies import pull_reply
 from cometmq.broker.base.stats import Stats
-from cometmq.broker.filters.sql_filters import NotCompiled, Scan
+from cometmq.broker.filters.sql_filters import Look, NotCompiled
 from cometmq.broker.pull.backlog import NEAR, Backlog, Reader
 from cometmq.broker.pull.checks import PullChecks, Wanted
 from cometmq.broker.pull.long_poll import RECHECK_MS, HeldPull, LongPoll
@@ -76,10 +75,12 @@ WOKEN_BYTES = 8 << 20
 MOST_ASIDE_MS = 1_000
 # This many characters of a parked pull's subscription count as one more pull of its connection.
 CHARACTERS_OF_A_PULL = 256
-SCAN_S = 0.001
+LOOK_S = 0.001
 """Of the loop's time, for one look at records with an SQL92 filter."""
-SCANS_PART = 0.5
+LOOKS_PART = 0.5
 """Beside sends such looks get this part of the CPU time of everything else: readers have to keep up."""
+LOOKS_AT_ONCE = 4
+"""Without sends, in one tick."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,8 +128,12 @@ class PullProcessor:
         self._backlog: Backlog[PullRequest] = Backlog(
             self.serve_late, lambda: self.store.log.end, self._loop.time
         )
-        self._scans: Backlog[PullRequest] = Backlog(
-            self.serve_late, lambda: self.store.log.end, self._loop.time, part=SCANS_PART, at_once=1
+        self._looks: Backlog[PullRequest] = Backlog(
+            self.serve_late,
+            lambda: self.store.log.end,
+            self._loop.time,
+            part=LOOKS_PART,
+            at_once=LOOKS_AT_ONCE,
         )
         self._backlog_due = False  # _serve_backlog is scheduled
         self._stopping = False
@@ -154,39 +159,44 @@ class PullProcessor:
         commits = request.may_hold and header.sys_flag & COMMIT_OFFSET and not self.store.slave
         if commits and header.commit_offset is not None:
             self.tables.offsets.commit(*request.reader, header.commit_offset)
-        line = self._backlog
-        if isinstance(request.wanted, SqlFilter) and request.reader not in line.readers:
-            line = self._scans
-        if line.readers and request.reader in line.readers and line.wait(request):
+        backlog = self._backlog
+        if (backlog.readers and request.reader in backlog.readers and backlog.wait(request)) or (
+            isinstance(request.wanted, SqlFilter) and self._looks_later(request)
+        ):
             self.tick.schedule()
         else:
             self._serve(request)
 
+    def _looks_later(self, request: PullRequest) -> bool:
+        """Whether a pull with an SQL92 filter waits for its turn now: there is something to look at."""
+        _, topic, queue_id = request.reader
+        return request.offset < self.store.max_offset(topic, queue_id) and self._looks.wait(request)
+
     async def _compile_first(self, request: PullRequest, missing: NotCompiled) -> None:
         """Compile the filter of a pull that has just come, and go on with it."""
         connection = request.connection
-        await self.checks.filters.compile(missing.key)
-        if not connection.closed:
-            try:
+        try:
+            await self.checks.filters.compile(missing.key)
+            if not connection.closed:
                 request.wanted = self.checks.check(connection, request.version, request.header)
                 self._checked(request)
-            except Exception as error:
-                self._failed(request, error)
+        except Exception as error:
+            self._failed(request, error)
 
     # -- serving
 
     def _read(self, request: PullRequest, reads: Reads = CACHED) -> Got:
         header, codes = request.header, request.wanted
-        scan: Scan | None = None
+        look: Look | None = None
         if isinstance(codes, SqlFilter):
-            scan, codes = Scan(codes, SCAN_S), None
+            look, codes = Look(codes, LOOK_S), None
         return self.store.get_messages(
             header.topic,
             header.queue_id,
             request.offset,
             header.max_msg_nums,
             filter=codes,
-            record_filter=scan,
+            record_filter=look,
             max_bytes=compat.most_bytes(request.version, header.max_msg_bytes),
             reads=reads,
         )
@@ -264,7 +274,7 @@ class PullProcessor:
             if code == NOT_FOUND and request.may_hold:
                 self._park(request)
                 return
-        if isinstance(request.wanted, SqlFilter) and self._waits_on(request, got):
+        if isinstance(request.wanted, SqlFilter) and self._parked_on(request, got):
             return
         connection = request.connection
         suggested = self._suggested_broker(header.consumer_group, got.suggest_slave)
@@ -285,16 +295,13 @@ class PullProcessor:
         for buffer in buffers:
             connection.write(buffer)
 
-    def _waits_on(self, request: PullRequest, got: Got) -> bool:
+    def _parked_on(self, request: PullRequest, got: Got) -> bool:
         """After a look with an SQL92 filter: whether the pull is parked because nothing passed up to the end
-        of its queue. A reader that has not come there must wait before it looks further."""
+        of its queue."""
         _, topic, queue_id = request.reader
-        if got.next_begin_offset < self.store.max_offset(topic, queue_id):
-            self._scans.add(request.reader)
-            return False
-        self._scans.readers.discard(request.reader)
+        at_end = got.next_begin_offset >= self.store.max_offset(topic, queue_id)
         waits = request.may_hold or self._now_ms() < request.until_ms
-        if got.status is not GetStatus.NO_MATCHED_MESSAGE or not waits or self._stopping:
+        if got.status is not GetStatus.NO_MATCHED_MESSAGE or not (at_end and waits) or self._stopping:
             return False
         request.offset = got.next_begin_offset
         self._park(request)
@@ -392,7 +399,7 @@ class PullProcessor:
         while self._ready:
             self.serve_late(self._ready.popleft())
         self._backlog.serve_all()
-        self._scans.serve_all()
+        self._looks.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
 
@@ -426,17 +433,17 @@ class PullProcessor:
             if self._given >= most:
                 break
             request = ready.popleft()
-            if not isinstance(request.wanted, SqlFilter) or not self._scans.wait(request):
+            if not (isinstance(request.wanted, SqlFilter) and self._looks_later(request)):
                 self.serve_late(request)
         if ready:
             # The running tick cannot schedule itself: ask for the next one from the loop.
             self._loop.call_soon(self.tick.schedule)
-        if (len(self._backlog) or len(self._scans)) and not self._backlog_due:
+        if (len(self._backlog) or len(self._looks)) and not self._backlog_due:
             self._backlog_due = True
             self._loop.call_soon(self._serve_backlog)
 
     def _serve_backlog(self) -> None:
         self._backlog_due = False
         more = self._backlog.serve_some()
-        if self._scans.serve_some() or more:
+        if self._looks.serve_some() or more:
             self.tick.schedule()
