@@ -322,7 +322,7 @@ class QueueReader:
             if (position, size, code) == FILLER_UNIT or position < skip_below or not tag_matches(tags, code):
                 continue
             try:
-                record = log.read(position, size, reads) if size >= MIN_SIZE else None
+                record = self._record(position, size, reads) if size >= MIN_SIZE else None
             except (NotInMemory, OSError) as failure:
                 begun = buffers or (records is not None and scanned > 1)
                 if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
@@ -359,6 +359,12 @@ class QueueReader:
         low, high, lag = queue.min_offset, queue.max_offset, log.end - position
         slave = lag > self.memory_window
         return Got(status, buffers, len(buffers), following, low, high, slave, lag)
+
+    def _record(self, position: int, size: int, reads: Reads) -> Buffer | None:
+        """The bytes of one record, out of its block if that was asked for often."""
+        number, at = divmod(position, BLOCK)
+        block = self._log.block(number, (position,), reads) if at + size <= BLOCK else None
+        return self._log.read(position, size, reads) if block is None else block[at : at + size]
 
     def _limits(self, on_disk: bool, max_count: int, max_bytes: int | None) -> tuple[int, int]:
         """Messages and bytes that an answer may have before a message that is in memory, or on disk only."""
