@@ -20,7 +20,6 @@ from cometmq.protocol.sql.java_values import (
     INT_MAX,
     LONG_MAX,
     Long,
-    Mismatch,
     Value,
     order,
     to_bool,
@@ -61,7 +60,7 @@ class Kind(enum.Enum):
     CONDITION = 3
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
+class Part(msgspec.Struct, frozen=True):
     """A part of an expression.
 
     at: its place in the text. constant: the value of a CONSTANT. name: of a PROPERTY.
@@ -323,6 +322,3 @@ def searched(part: Part, word: str, text: str, wanted: bool) -> Part:
         return isinstance(value, str) and bool(text) and test(value) is wanted
 
     return _condition(evaluate, part)
-
-
-__all__ = ["Evaluate", "Get", "Kind", "Mismatch", "Part"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
+import lark
+from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken, v_args
 
 from cometmq.errors import SqlError, shown
 from cometmq.protocol.sql import expressions
@@ -84,7 +85,7 @@ _WANTED = {
 
 
 @v_args(inline=True)
-class Building(Transformer[Token, Part]):
+class Building(lark.Transformer[Token, Part]):
     """Makes parts of what the parser has recognised, from the inside to the outside."""
 
     def start(self, part: Part) -> Part:
