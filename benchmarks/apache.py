@@ -28,17 +28,24 @@ _groups = itertools.count(1)
 class Row:
     """One line of the table; `load` are arguments of the load generator (java/driver/Load.java).
 
-    drain: messages of a backlog that a push consumer reads instead. sync_flush: brokers with SYNC_FLUSH.
-    topics: of the store, with 10 queues each. beside: another load on the same broker at the same time, whose
-    messages count for its CPU but not for rate and latency.
+    drain: messages of a backlog that a push consumer reads instead. one_in: one in so many of them passes its
+    SQL92 filter; rate and CPU are of all. sync_flush: brokers with SYNC_FLUSH. topics: of the store, with 10
+    queues each. beside: another load on the same broker at the same time, whose messages count for its CPU
+    but not for rate and latency.
     """
 
     title: str
     load: Figures = field(default_factory=dict)
     drain: int = 0
+    one_in: int = 1
     sync_flush: bool = False
     topics: int = 0
     beside: Figures = field(default_factory=dict)
+
+    def draining(self, count: int) -> Figures:
+        """Arguments of a consumer (java/driver/Drain.java) that drains a backlog of so many messages."""
+        sql = {"sql": True, "expression": "n = 0"} if self.one_in > 1 else {}
+        return {"count": count // self.one_in, **sql}
 
 
 SYNC: Figures = {"mode": "sync", "threads": 64, "size": 1024}
@@ -54,6 +61,7 @@ ROWS = {
         "async, 2 x 256 in flight, 1 KiB", {"mode": "async", "threads": 2, "inflight": 256, "size": 1024}
     ),
     "drain": Row("drain of a backlog, 128 B", drain=500_000),
+    "drain-sql": Row("the same, an SQL92 filter passes one in 10", drain=500_000, one_in=10),
     "many-64-1k": Row("64 threads, 1 KiB, to 10,000 queues", SYNC, topics=len(MANY[0])),
     "flush-64-1k": Row("SYNC_FLUSH, 64 threads, 1 KiB", SYNC, sync_flush=True),
     "flush-1-1k": Row("SYNC_FLUSH, 1 thread, 1 KiB", SYNC | {"threads": 1}, sync_flush=True),
@@ -119,7 +127,7 @@ def _measure(
     for name, row in rows.items():
         if row.drain:
             for system in systems.values():
-                fill(java, system.namesrv, name, _count(row, options))
+                fill(java, system.namesrv, name, _count(row, options), numbered=row.one_in)
         turns = in_turns(
             row.title, systems, options.turns, lambda each, _, n=name: _turn(n, systems[each], java, options)
         )
@@ -133,9 +141,11 @@ def _count(row: Row, options: Options) -> int:
     return min(row.drain, 20_000) if options.short else row.drain
 
 
-def fill(java: Driver, namesrv: str, topic: str, count: int) -> None:
+def fill(java: Driver, namesrv: str, topic: str, count: int, numbered: int) -> None:
     """Leave a backlog for a drain. The generator sends one message more, before its clock starts."""
     load = {"mode": "batch", "threads": 4, "batch": 32, "size": 128, "count": count}
+    if numbered > 1:
+        load["numbered"] = numbered
     java.call("load", answer_within_s=300, namesrv=namesrv, topic=topic, **load)
 
 
@@ -146,9 +156,11 @@ def _turn(name: str, system: Running, java: Driver, options: Options) -> Figures
     place: Figures = {"namesrv": system.namesrv, "topic": name}
     if row.drain:
         group = f"drain-{next(_groups)}"
-        turn = java.call("drain", answer_within_s=200, group=group, count=_count(row, options), **place)
+        count = _count(row, options)
+        turn = java.call("drain", answer_within_s=200, group=group, **place, **row.draining(count))
         if not turn["complete"]:
-            raise RuntimeError(f"{system.system}: {turn['messages']} of {row.drain} messages came")
+            raise RuntimeError(f"{system.system}: {turn['messages']} of {count // row.one_in} messages came")
+        turn |= {figure: turn[figure] * row.one_in for figure in ("messages", "rate")}
         beside = 0
     else:
         if row.topics:

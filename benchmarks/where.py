@@ -31,15 +31,15 @@ def run(options: Options) -> str:
         place: Figures = {"namesrv": broker.namesrv, "topic": "Where", "answer_within_s": 300}
         load: Figures = {"seconds": options.seconds, **row.load}
         if row.drain:
-            fill(java, broker.namesrv, "Where", row.drain)
-            load = {"group": "where", "count": row.drain}
+            fill(java, broker.namesrv, "Where", row.drain, row.one_in)
+            load = {"group": "where", **row.draining(row.drain)}
         else:
             java.call("load", **place, **load)  # warms the JVM up
         back_memory(options.data, options.seconds)
         os.kill(broker.pid, signal.SIGUSR1)
         before = cpu_seconds(broker.pid)
         turn = java.call("drain" if row.drain else "load", **place, **load)
-        spent = (cpu_seconds(broker.pid) - before) * 1e6 / turn["messages"]
+        spent = (cpu_seconds(broker.pid) - before) * 1e6 / (turn["messages"] * row.one_in)
     finally:
         java.stop()
         broker.stop()

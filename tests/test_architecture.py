@@ -58,7 +58,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "store": (
         *("base", "log", "derived", "tables", "writing", "reading", "recovery", "background", "inspect"),
     ),
-    "broker": ("base", "tables", "groups", "send", "pull", "timers", "transactions", "admin"),
+    "broker": ("base", "tables", "filters", "groups", "send", "pull", "timers", "transactions", "admin"),
     "client": ("cluster", "producer", "consumer"),
 }
 
@@ -110,6 +110,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "protocol/properties/columns.py",
     ),
     "click": ("cli/", "cli.py", "admin/"),
+    "lark": ("protocol/sql/grammar.py",),
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
 }
@@ -293,8 +294,8 @@ SERVERS = ("numpy", "cometmq.broker", "cometmq.store", "cometmq.namesrv")
 @pytest.mark.parametrize(
     ("module", "not_loaded"),
     [
-        ("cometmq", ("pyspark", "pyarrow", "click", "rich", *SERVERS)),
-        ("cometmq.client", ("pyspark", "pyarrow", "click", "rich", *SERVERS)),
+        ("cometmq", ("pyspark", "pyarrow", "click", "rich", "lark", *SERVERS)),
+        ("cometmq.client", ("pyspark", "pyarrow", "click", "rich", "lark", *SERVERS)),
         ("cometmq.store", ("pyarrow", "click", "rich", "cometmq.store.inspect")),
     ],
 )

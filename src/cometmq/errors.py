@@ -17,8 +17,8 @@ from cometmq.text import printable, seconds
 __all__ = [
     "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError", "ConfigError",
     "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError",
-    "RecordError", "RemotingError", "RequestTimeout", "SendFailed", "StoreCorrupt", "StoreError",
-    "Terminal", "Transient",
+    "RecordError", "RemotingError", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt",
+    "StoreError", "Terminal", "Transient",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120
@@ -147,6 +147,16 @@ class MessageIllegal(CometError, Terminal):
 
     def __str__(self) -> str:
         return self.problem
+
+
+class SqlError(CometError, Terminal):
+    """An SQL92 filter that cannot be compiled. column: where in its text, from 1 on."""
+
+    column: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"column {self.column}: {self.problem}"
 
 
 # -- the other side

@@ -148,6 +148,7 @@ class Peer:
         *,
         producers: tuple[str, ...] = (),
         sub_version: int = 1,
+        expression_type: str = "TAG",
         version: int = 407,
         **described: Any,
     ) -> Frame:
@@ -157,6 +158,7 @@ class Peer:
                 sub_string=expression,
                 code_set=[] if expression == "*" else [java_hash(tag) for tag in expression.split(" || ")],
                 sub_version=sub_version,
+                expression_type=expression_type,
             )
             for topic, expression in (topics or {"Orders": "*"}).items()
         ]

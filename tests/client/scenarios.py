@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+import pytest
+
 from cometmq import (
     ClientOptions,
     ConsumeContext,
@@ -33,11 +35,13 @@ from cometmq import (
     PushOptions,
     SendStatus,
     select_by_hash,
+    sql92,
 )
 from cometmq.admin import Admin, Resending, Selection
 from cometmq.admin.dead_letters import original_topic
 from cometmq.client import Listener, OrderlyListener
 from cometmq.client.consumer.subscription import Subscriptions
+from cometmq.errors import BrokerError
 
 Scenario = Callable[[str], Awaitable[None]]
 
@@ -251,6 +255,49 @@ async def push_filters_tags_exactly(namesrv: str) -> None:
 
         await until(caught_up, "the group's offsets at the end of all queues")
     assert ledger.bodies == Counter(expected)
+
+
+async def sql_filters_choose_by_properties(namesrv: str) -> None:
+    name = names("sql")
+    wanted, wrong = sql92("n >= 10 AND region IN ('eu', 'us')"), sql92("n > > 10")
+    sent = {f"{region}{n}".encode(): (n, region) for region in ("eu", "us", "asia") for n in range(20)}
+    expected = [body for body, (n, region) in sent.items() if n >= 10 and region != "asia"]
+    async with sending(namesrv, "p-sql") as producer:
+        for body, (n, region) in sent.items():
+            await producer.send(Message(name.topic, body, properties={"n": str(n), "region": region}))
+        ledger = Ledger()
+
+        async def fails_once(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+            ledger.add(messages)
+            context.delay_level = 1
+            again = messages[0].body == b"eu10" and messages[0].reconsume_times == 0
+            return ConsumeStatus.RECONSUME_LATER if again else ConsumeStatus.SUCCESS
+
+        async with consuming(namesrv, name, fails_once, subscriptions={name.topic: wanted}) as consumer:
+            await ledger.has_all(expected)
+            await producer.send(Message(name.topic, b"late", properties={"n": "11", "region": "us"}))
+            await ledger.wait_until(lambda seen: len(seen.messages) == len(expected) + 2, "all")
+            with pytest.raises(BrokerError, match="SUBSCRIPTION_PARSE_FAILED"):
+                await consumer.subscribe(name.topic, wrong)
+            assert consumer.health().ok
+    assert ledger.bodies == Counter([*expected, b"eu10", b"late"])
+
+    with pytest.raises(BrokerError, match="SUBSCRIPTION_PARSE_FAILED"):
+        await consuming(namesrv, name, ledger.listener, subscriptions={name.topic: wrong}).start()
+    found: list[bytes] = []
+    from_first = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with reading(namesrv, f"{name.group}-pull", from_first) as reader:
+        for queue in await reader.fetch_queues(name.topic):
+            offset = 0
+            while offset < await reader.max_offset(queue):
+                result = await reader.pull(queue, offset, expression=wanted)
+                found += [message.body for message in result.messages]
+                offset = result.next_begin_offset
+        with pytest.raises(BrokerError, match="SUBSCRIPTION_PARSE_FAILED"):
+            await reader.pull(queue, 0, expression=wrong)
+        await reader.assign_topic(name.topic, expression=wanted)
+        ahead = [message.body async for message in first(reader, len(found))]
+    assert Counter(found) == Counter(ahead) == Counter([*expected, b"late"])
 
 
 async def consumers_share_queues_and_take_over(namesrv: str) -> None:
@@ -562,6 +609,7 @@ SCENARIOS: list[Scenario] = [
     large_messages_pass,
     push_delivers_each_message_once,
     push_filters_tags_exactly,
+    sql_filters_choose_by_properties,
     consumers_share_queues_and_take_over,
     leaving_in_order_repeats_nothing,
     failed_messages_come_again,

@@ -297,6 +297,9 @@ def hostile_broker_bodies() -> list[tuple[str, bytes]]:
         cases.append((f"send back of {name[:20]!r}", command(36, ext=back)))
     pull = {**PULL, "subscription": "t" * (1 << 20)}
     cases.append(("a long subscription", command(11, ext=pull)))
+    for text in ("(" * 8_000, "NOT " * 2_000 + "a", "a = 1 OR " * 900 + "a", "a" * (1 << 20), "'" * 8_191):
+        pull = {**PULL, "subscription": text, "expressionType": "SQL92"}
+        cases.append((f"SQL92 {text[:10]!r}", command(11, ext=pull)))
     for level in ("-1", "19", "x", "99999999999999999999"):
         properties = f"DELAY\x01{level}\x02"
         cases.append((f"delay level {level}", command(310, b"body", ext={**SEND_V2, "i": properties})))

@@ -97,6 +97,7 @@ class ApacheBroker(ApacheServer, Broker):
             **self.place(directory, namesrv, name, port, store),
             "brokerIP2": "127.0.0.1",
             "haListenPort": str(self.port + 1),
+            "enablePropertyFilter": "true",
             "diskMaxUsedSpaceRatio": "95",
             "waitTimeMillsInSendQueue": "10000",  # the default 200 ms refuses sends while a JVM warms up
             "osPageCacheBusyTimeOutMills": "10000",

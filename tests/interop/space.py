@@ -78,13 +78,15 @@ class Space:
     def queue(self, queue_id: int, topic: str | None = None) -> Json:
         return {"topic": topic or self.topic, "brokerName": "broker-a", "queueId": queue_id}
 
-    def pull_queue(self, puller: str, queue_id: int, *, expression: str = "*") -> list[Json]:
+    def pull_queue(
+        self, puller: str, queue_id: int, *, expression: str = "*", sql: bool = False
+    ) -> list[Json]:
         """All messages of one queue, read from its beginning."""
         found: list[Json] = []
         offset = 0
         while True:
             part = self.java.call(
-                "pull", name=puller, queue=self.queue(queue_id), offset=offset, expression=expression
+                "pull", name=puller, queue=self.queue(queue_id), offset=offset, expression=expression, sql=sql
             )
             found += part["messages"]
             if part["next"] >= part["max"]:
@@ -92,12 +94,8 @@ class Space:
             assert part["next"] > offset, part
             offset = part["next"]
 
-    def pull_topic(self, puller: str, *, queues: int = 4, expression: str = "*") -> list[Json]:
-        return [
-            each
-            for number in range(queues)
-            for each in self.pull_queue(puller, number, expression=expression)
-        ]
+    def pull_topic(self, puller: str, *, queues: int = 4, **wanted: Any) -> list[Json]:
+        return [each for number in range(queues) for each in self.pull_queue(puller, number, **wanted)]
 
 
 def bodies(messages: Iterable[Json]) -> list[bytes]:

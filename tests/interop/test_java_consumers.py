@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.interop import wire
-from tests.interop.driver import Driver, Json, body_of, message
+from tests.interop.driver import Driver, JavaError, Json, body_of, message
 from tests.interop.processes import wait_until
 from tests.interop.space import Space, assert_exactly_once, bodies
 from tests.interop.store_input import MAX_OFFSET, QUERY_OFFSET, max_offset
@@ -35,6 +35,53 @@ def test_a_tag_expression_brings_its_tags_and_nothing_else(space: Space) -> None
     last = _send(space, 1, "last", tags="B")  # what comes after it was filtered by then
     got = space.java.wait_delivered(consumer, 41)
     assert_exactly_once(got, wanted + last)
+
+
+def test_an_sql_filter_brings_what_passes_and_nothing_else(space: Space) -> None:
+    """To push consumers, those that wait and those that failed among them, to lite and to plain pulls."""
+    text, wrong = "n > 10 AND (s IS NULL OR s <> 'it''s')", "n > > 10"
+    wanted = _send(space, 20, "a", properties={"n": "11"}) + _send(
+        space, 20, "b", properties={"n": "12", "s": "x"}
+    )
+    _send(space, 20, "c", properties={"n": "10"})
+    _send(space, 20, "d", properties={"n": "11", "s": "it's"})
+    _send(space, 20, "e", properties={"n": "many"})
+    consumer = space.push(expression=text, sql=True, failTimes=1, failDelayLevel=1)
+    space.java.wait_delivered(consumer, 80)
+    _send(space, 1, "late", properties={"n": "1"})
+    wanted += _send(space, 1, "last", properties={"n": "11"})
+    got = space.java.wait_delivered(consumer, 82)
+    assert_exactly_once([each for each in got if not each["failed"]], wanted)
+    assert_exactly_once([each for each in got if each["failed"]], wanted)
+    assert_exactly_once(_pulled_by_sql(space, text), wanted)
+    lite = space.lite(topics={space.topic: text}, group=space.group + "-lite", sql=True)
+    found: list[Json] = []
+    wait_until(
+        "all by lite", lambda: found.extend(space.java.call("lite_poll", name=lite)) or len(found) >= 41
+    )
+    assert_exactly_once(found, wanted)
+    with pytest.raises(JavaError) as refused:
+        space.push(expression=wrong, sql=True, group=space.group + "-wrong")
+    assert refused.value.code == 23
+
+
+def _pulled_by_sql(space: Space, text: str) -> list[Json]:
+    """By a pull consumer, once a heartbeat has told it the broker's version; before, it refuses to ask."""
+    puller = space.pull()
+    space.pull_queue(puller, 0)  # now it knows the broker
+    found: list[Json] = []
+
+    def pulled() -> bool:
+        try:
+            found[:] = space.pull_topic(puller, expression=text, sql=True)
+        except JavaError as error:
+            if "does not upgrade to support" not in error.message:
+                raise
+            return False
+        return True
+
+    wait_until("a heartbeat of the pull consumer", pulled)
+    return found
 
 
 def test_a_waiting_consumer_gets_a_new_message_at_once(space: Space) -> None:

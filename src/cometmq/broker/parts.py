@@ -22,6 +22,7 @@ from cometmq.broker.base.replies import SendReplies
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
+from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.groups.client_requests import ClientProcessor
 from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
@@ -98,12 +99,13 @@ class BrokerParts:
     def _make_processors(self, levels: DelayLevels) -> None:
         config, store, tables, writer = self._config, self.store, self.tables, self.writer
         self.retry_rules = RetryRules(tables.groups, self.consumers, self.locks)
+        filters = SqlFilters(config)
         self.pulls = PullProcessor(
             config=config,
             store=store,
             tables=tables,
             stats=self.stats,
-            checks=PullChecks(config=config, tables=tables, consumers=self.consumers),
+            checks=PullChecks(config=config, tables=tables, consumers=self.consumers, filters=filters),
             tick=self.tick,
             moved=OffsetMovedEvents(
                 clock=self._clock, store=store, topics=tables.topics, writer=writer, address=self._address
@@ -144,6 +146,7 @@ class BrokerParts:
             consumers=self.consumers,
             locks=self.locks,
             notices=GroupNotices(config, tables.groups, self.consumers),
+            filters=filters,
         )
 
     def _all_handlers(self) -> dict[int, Handler]:

@@ -10,7 +10,7 @@ from cometmq.broker.base.config import FIELD_OF_KEY, RANGES, STORE_KEYS, BrokerC
 from cometmq.errors import ConfigError
 from cometmq.store.base.config import RANGES as STORE_RANGES
 
-# As Apache's 4.9 prints them (docs/reference/storage.md, Broker settings).
+# As Apache's 4.9 prints them (docs/reference/storage.md, Broker settings), but for SQL92 filters, which work.
 DEFAULTS = {
     "listenPort": "10911", "brokerClusterName": "DefaultCluster", "brokerId": "0", "brokerPermission": "6",
     "defaultTopicQueueNums": "8", "autoCreateTopicEnable": "true", "autoCreateSubscriptionGroup": "true",
@@ -21,7 +21,7 @@ DEFAULTS = {
     "startAcceptSendRequestTimeStamp": "0", "registerNameServerPeriod": "30000",
     "registerBrokerTimeoutMills": "6000", "forceRegister": "true", "compressedRegister": "false",
     "rejectTransactionMessage": "false", "transactionTimeOut": "6000", "transactionCheckMax": "15",
-    "transactionCheckInterval": "60000", "enablePropertyFilter": "false", "filterSupportRetry": "false",
+    "transactionCheckInterval": "60000", "enablePropertyFilter": "true", "filterSupportRetry": "false",
     "traceOn": "true", "aclEnable": "false", "flushDelayOffsetInterval": "10000",
     "waitTimeMillsInSendQueue": "200",
     "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",

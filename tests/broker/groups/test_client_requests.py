@@ -304,11 +304,36 @@ class TestBounds:
 
 
 class TestChecks:
-    @pytest.mark.parametrize(("kind", "code"), [("TAG", 0), (None, 0), ("SQL92", 1)])
-    async def test_whether_a_subscription_would_be_served(self, peer, kind, code):
-        data = SubscriptionData(topic="T", sub_string="a", expression_type=kind or "")
-        body = CheckClientRequestBody(client_id="c", group="G", subscription_data=data)
-        assert (await peer.call(RequestCode.CHECK_CLIENT_CONFIG, None, body.encode())).code == code
+    @pytest.mark.parametrize(
+        ("kind", "expression", "version", "code", "words"),
+        [
+            ("TAG", "a", 407, 0, ""),
+            ("", "a", 407, 0, ""),
+            ("SQL92", "a > 1", 407, 0, ""),
+            ("SQL92", "a > > 1", 407, 23, "column 5: '>' stands"),
+            ("SQL92", "", 407, 23, "column 1: the expression ends"),
+            ("SQL92", "a" * 10_000, 407, 23, "10000 characters, at most 8192"),
+            ("SQL92", "contains > 1", 407, 0, ""),
+            ("SQL92", "contains > 1", 453, 23, "column 1"),
+            ("XPATH", "a > 1", 407, 23, "not XPATH"),
+        ],
+    )
+    async def test_whether_a_subscription_would_be_served(self, peer, kind, expression, version, code, words):
+        answer = await checked(peer, kind, expression, version=version)
+        assert (answer.code, words in (answer.remark or "")) == (code, True), answer.remark
+
+    async def test_a_broker_without_property_filters_refuses_them_with_their_name(self, started):
+        _, peer = await started(enablePropertyFilter="false")
+        refused(
+            await checked(peer, "SQL92", "a > > 1"), 1, "does not support consumer to filter message by SQL92"
+        )
+        assert (await checked(peer, "TAG", "a")).code == 0
+
+
+async def checked(peer, kind, expression, **request):
+    data = SubscriptionData(topic="T", sub_string=expression, expression_type=kind)
+    body = CheckClientRequestBody(client_id="c", group="G", subscription_data=data)
+    return await peer.call(RequestCode.CHECK_CLIENT_CONFIG, None, body.encode(), **request)
 
 
 class TestLocks:

@@ -84,10 +84,6 @@ class TestTags:
         await peer.heartbeat(topics={"Orders": "||"})
         assert (await peer.pull(expression=None)).code == 23
 
-    async def test_sql_is_refused_with_its_name(self, peer):
-        await peer.send()
-        refused(await peer.pull(expression="a > 1", expression_type="SQL92"), 1, "SQL92")
-
 
 class TestHolding:
     async def test_an_arrival_wakes_a_held_pull_at_once(self, cluster, peer):

@@ -8,9 +8,17 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 
-from cometmq import ClientInstance, ConsumeFromWhere, MessageExt, MessageQueue, PullConsumer, PullOptions
+from cometmq import (
+    ClientInstance,
+    ConsumeFromWhere,
+    MessageExt,
+    MessageQueue,
+    PullConsumer,
+    PullOptions,
+    sql92,
+)
 from cometmq.client.consumer import reading_ahead
-from cometmq.errors import ClientStateError
+from cometmq.errors import BrokerError, ClientStateError
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 
@@ -42,6 +50,28 @@ async def take(consumer: PullConsumer, count: int) -> str:
         if len(got) == count:
             break
     return texts(got)
+
+
+async def test_a_broker_is_asked_once_about_an_expression(consumer: PullConsumer, broker: FakeBroker) -> None:
+    store(broker, b"0", b"1")
+    for expression in (sql92("a > 1"), sql92("a > 1"), sql92("a > 2"), "tag"):
+        await consumer.pull(QUEUE, 0, expression=expression)
+    assert broker.requests.count(RequestCode.CHECK_CLIENT_CONFIG) == 2
+    assert [(pull.expression_type, pull.subscription) for pull in broker.pulls] == [
+        ("SQL92", "a > 1"), ("SQL92", "a > 1"), ("SQL92", "a > 2"), ("TAG", "tag"),
+    ]  # fmt: skip
+
+
+async def test_an_expression_that_a_broker_refuses_is_not_pulled_with(
+    consumer: PullConsumer, broker: FakeBroker
+) -> None:
+    broker.refuse(RequestCode.CHECK_CLIENT_CONFIG, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "column 7")
+    for _ in range(2):
+        with pytest.raises(BrokerError, match="column 7"):
+            await consumer.pull(QUEUE, 0, expression=sql92("a >> 1"))
+        with pytest.raises(BrokerError, match="column 7"):
+            await consumer.assign([QUEUE], expression=sql92("a >> 1"))
+    assert (broker.pulls, consumer.assignment) == ([], ())
 
 
 async def test_a_poll_says_the_one_before_was_consumed(consumer: PullConsumer, broker: FakeBroker) -> None:

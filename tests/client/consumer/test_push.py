@@ -139,6 +139,24 @@ async def test_an_expression_the_broker_cannot_compile_fails_the_start(
     assert member.health().state == "stopped"
 
 
+async def test_an_expression_that_a_broker_refuses_leaves_a_running_consumer_as_it_was(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+) -> None:
+    def announced() -> dict[str, tuple[str, str]]:
+        subscribed = broker.heartbeats[-1].consumer_data_set[0].subscription_data_set
+        return {each.topic: (each.expression_type, each.sub_string) for each in subscribed}
+
+    async with box.consumer() as member:
+        broker.refuse(RequestCode.CHECK_CLIENT_CONFIG, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "column 7")
+        with pytest.raises(BrokerError, match="column 7"):
+            await member.subscribe("T", sql92("a >> 1"))
+        await member.subscribe("U", "*")
+        assert announced() == {"T": ("TAG", "*"), "U": ("TAG", "*"), "%RETRY%g": ("TAG", "*")}
+        del broker.scripts[RequestCode.CHECK_CLIENT_CONFIG]
+        await member.subscribe("T", sql92("a > 1"))
+        assert announced()["T"] == ("SQL92", "a > 1")
+
+
 # -- where a queue starts
 
 

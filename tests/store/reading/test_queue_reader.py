@@ -31,8 +31,8 @@ from tests.store.planted import alter, flip
 from cometmq.protocol.properties.values import java_hash
 from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import decode_record
-from cometmq.store import GetStatus, Got, ManualClock, MessageStore, NotInMemory, Reads
-from cometmq.store.base.files import WAITING
+from cometmq.store import Buffer, GetStatus, Got, ManualClock, MessageStore, NotInMemory, Reads
+from cometmq.store.base.files import WAITING, FileRange
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -188,6 +188,41 @@ def test_a_filter_by_content_sees_the_whole_record(store: MessageStore) -> None:
     wanted = (b"2", b"4")
     answer = store.get_messages("T", 0, 0, 32, record_filter=lambda data: decode_record(data).body in wanted)
     assert (bodies(answer), answer.next_begin_offset) == ([b"2", b"4"], 6)
+
+
+@pytest.mark.parametrize(("passing", "status"), [(0, GetStatus.FOUND), (9, GetStatus.NO_MATCHED_MESSAGE)])
+def test_a_read_ends_before_a_record_that_its_filter_does_not_look_at(
+    store: MessageStore, passing: int, status: GetStatus
+) -> None:
+    put_all(store, numbered(6))
+    verdicts = [number == passing for number in range(3)] + [None]
+    answer = store.get_messages("T", 0, 0, 32, record_filter=lambda _: verdicts.pop(0))
+    assert (answer.status, answer.next_begin_offset) == (status, 3)
+
+
+def test_a_filtered_read_ends_before_what_is_not_in_memory(tmp_path: Path) -> None:
+    """What its filter has looked at is not looked at again."""
+    store = open_store(tmp_path, ColdDisk(), mapped_file_size_commit_log=1 << 16)
+    send_all(store, (bytes(9000) for _ in range(20)))
+    store = reopened(store)
+    disk = store.disk
+    assert isinstance(disk, ColdDisk)
+    disk.cold = True
+    looked_at: list[int] = []
+    fetched: dict[FileRange, bytes | OSError] = {}
+
+    def look(data: Buffer) -> bool:
+        looked_at.append(decode_record(data).queue_offset)
+        return False
+
+    offset = 0
+    while offset < 20:
+        try:
+            reads = Reads(fetched=fetched)
+            offset = store.get_messages("T", 0, offset, 32, record_filter=look, reads=reads).next_begin_offset
+        except NotInMemory as miss:
+            fetched[miss.missing] = miss.missing.read(disk)
+    assert looked_at == list(range(20))
 
 
 @pytest.mark.parametrize("source", ["memory", "files"])

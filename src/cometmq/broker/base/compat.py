@@ -15,6 +15,7 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | end of a transaction (37), late | taken | 604 if the message's own time is over and nobody has asked |
 | maxMsgBytes of a pull (11) | unknown to 4.9 | the answer's most bytes, 100 to 128 Mi |
 | runtime table (28) | getTransferedTps | getTransferredTps; both are written |
+| CONTAINS, STARTSWITH, ENDSWITH in SQL92 filters | names of properties | operators |
 | 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask them of every broker |
 
 One deviation from 4.9, for everybody: deleting a topic (215) removes its consumer offsets. 4.9 leaves them;

@@ -99,6 +99,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     max_held_pulls_per_connection: int = 16_384  # ours
     max_held_pulls_per_queue: int = 4_096  # ours
     notify_consumer_ids_changed_enable: bool = True
+    enable_property_filter: bool = True  # SQL92; Apache's default is false
     slave_read_enable: bool = False
     start_accept_send_request_time_stamp: int = 0
     broker_fast_failure_enable: bool = True

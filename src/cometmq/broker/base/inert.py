@@ -46,8 +46,7 @@ WITHOUT_USE = {
 NOT_BUILT = {
     "haMasterAddress": "", "enableConsumeQueueExt": "false", "duplicationEnable": "false",
     "enableLmq": "false", "enableMultiDispatch": "false", "messageStorePlugIn": "",
-    "enablePropertyFilter": "false", "enableCalcFilterBitMap": "false", "filterSupportRetry": "false",
-    "storeReplyMessageEnable": "true",
+    "enableCalcFilterBitMap": "false", "filterSupportRetry": "false", "storeReplyMessageEnable": "true",
     "fetchNamesrvAddrByAddressServer": "false", "filterServerNums": "0",
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.turns import encoded, slices
+from cometmq.broker.filters.sql_filters import NotCompiled, SqlFilters
 from cometmq.broker.groups.clients import (
     LONGEST_CLIENT_ID,
     MOST_GROUPS,
@@ -20,9 +21,9 @@ from cometmq.broker.groups.clients import (
 from cometmq.broker.groups.disagreements import Disagreements
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
-from cometmq.broker.groups.subscriptions import check_tag_type
+from cometmq.broker.groups.subscriptions import is_tag_type
 from cometmq.broker.tables.durable import DurableTables
-from cometmq.errors import CommandError
+from cometmq.errors import CommandError, SqlError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
@@ -60,6 +61,7 @@ class ClientProcessor:
     consumers: ConsumerTable
     locks: QueueLocks
     notices: GroupNotices
+    filters: SqlFilters
     disagreements: Disagreements = field(default_factory=Disagreements)
 
     def heart_beat(self, connection: Connection, frame: Frame) -> Frame:
@@ -160,11 +162,20 @@ class ClientProcessor:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}", ext={})
         return frame.response(body=ConsumerList(consumer_id_list=known.client_ids()).encode())
 
-    def check_client_config(self, _connection: Connection, frame: Frame) -> Frame:
+    async def check_client_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Whether a subscription other than by tags would be served."""
         subscription = CheckClientRequestBody.decode(frame.body).subscription_data
-        if subscription is not None:
-            check_tag_type(subscription.expression_type)
+        if subscription is None or is_tag_type(subscription.expression_type):
+            return frame.response()
+        asked = subscription.sub_string, subscription.expression_type, frame.version
+        try:
+            try:
+                self.filters.find(*asked)
+            except NotCompiled as missing:
+                await self.filters.compile(missing.key)
+                self.filters.find(*asked)
+        except SqlError as error:
+            raise CommandError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
         return frame.response()
 
     async def lock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:

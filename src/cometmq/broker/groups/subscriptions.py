@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from cometmq.errors import CommandError
-from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.values import java_hash
 
 ALL = "*"
@@ -23,13 +21,9 @@ class ExpressionError(ValueError):
     """The expression cannot be parsed, or is too long; answered with code 23."""
 
 
-def check_tag_type(expression_type: str | None) -> None:
-    """Raises CommandError unless an expressionType means tags: it says TAG, or nothing (C++ clients)."""
-    if expression_type and expression_type != TAG:
-        raise CommandError(
-            ResponseCode.SYSTEM_ERROR,
-            f"The broker does not support consumer to filter message by {expression_type}",
-        )
+def is_tag_type(expression_type: str | None) -> bool:
+    """Whether an expressionType means tags: it says TAG, or nothing (C++ clients)."""
+    return not expression_type or expression_type == TAG
 
 
 def tag_codes(expression: str | None) -> frozenset[int] | None:

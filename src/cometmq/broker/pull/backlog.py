@@ -36,12 +36,13 @@ class Backlog(Generic[Request]):
     """The readers and their waiting requests. Loop thread only.
 
     serve: answers a request, raises nothing. log_end: grows with every message that is sent. now_s: any
-    clock. cpu_s: CPU seconds of this thread.
+    clock. cpu_s: CPU seconds of this thread. part: of the CPU time of everything else, beside sends. at_once:
+    served in one tick when there are none.
     """
 
     __slots__ = (
-        "_begun", "_cpu_s", "_end", "_left_at", "_line", "_log_end", "_now_s", "_saved_s", "_sent_at",
-        "_serve", "readers",
+        "_at_once", "_begun", "_cpu_s", "_end", "_left_at", "_line", "_log_end", "_now_s", "_part",
+        "_saved_s", "_sent_at", "_serve", "readers",
     )  # fmt: skip
 
     def __init__(
@@ -50,12 +51,17 @@ class Backlog(Generic[Request]):
         log_end: Callable[[], int],
         now_s: Callable[[], float],
         cpu_s: Callable[[], float] = time.thread_time,
+        *,
+        part: float = PART,
+        at_once: int = AT_ONCE,
     ) -> None:
         self.readers: set[Reader] = set()
         self._serve = serve
         self._log_end = log_end
         self._now_s = now_s
         self._cpu_s = cpu_s
+        self._part = part
+        self._at_once = at_once
         self._line: deque[Request] = deque()
         self._end = log_end()
         self._sent_at = now_s()
@@ -87,13 +93,13 @@ class Backlog(Generic[Request]):
         if not line:
             return False
         at, now, end = self._cpu_s(), self._now_s(), self._log_end()
-        self._saved_s = min(self._saved_s + PART * (at - self._left_at), MOST_SAVED_S)
+        self._saved_s = min(self._saved_s + self._part * (at - self._left_at), MOST_SAVED_S)
         sends = end != self._end
         if sends:
             self._end, self._sent_at = end, now
             most = len(line)
         else:
-            most = 1 if now - self._sent_at < CALM_S else AT_ONCE
+            most = 1 if now - self._sent_at < CALM_S else self._at_once
         self._begun |= self._saved_s >= LEAST_SAVED_S
         while line and most > 0 and (self._begun or not sends):
             most -= 1

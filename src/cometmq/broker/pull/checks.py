@@ -6,17 +6,22 @@ from dataclasses import dataclass
 
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.groups.clients import ConsumerTable
-from cometmq.broker.groups.subscriptions import ExpressionError, check_tag_type, tag_codes
+from cometmq.broker.groups.subscriptions import ExpressionError, is_tag_type, tag_codes
 from cometmq.broker.tables.durable import DurableTables
-from cometmq.errors import CommandError
+from cometmq.errors import CommandError, SqlError
 from cometmq.protocol.bodies import SubscriptionData
 from cometmq.protocol.codes import Perm, ResponseCode
 from cometmq.protocol.headers import PullMessageRequestHeader
+from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection
 
 SUBSCRIPTION = 4  # sysFlag: the pull carries its subscription
 READ = int(Perm.READ)  # a flag of an enum costs 1 µs a test
+
+Wanted = frozenset[int] | SqlFilter | None
+"""Which messages a pull gets: those with one of these tag codes, those that pass the filter, or all."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -26,12 +31,11 @@ class PullChecks:
     config: BrokerConfig
     tables: DurableTables
     consumers: ConsumerTable
+    filters: SqlFilters
 
-    def check(
-        self, connection: Connection, version: int, header: PullMessageRequestHeader
-    ) -> frozenset[int] | None:
-        """Apache's checks in their order (docs/reference/storage.md, Pull answers); returns the tag
-        codes that pass."""
+    def check(self, connection: Connection, version: int, header: PullMessageRequestHeader) -> Wanted:
+        """Apache's checks in their order (docs/reference/storage.md, Pull answers); returns what passes.
+        Raises CommandError, and NotCompiled for an SQL92 filter that has to be compiled first."""
         config = self.config
         if not config.broker_permission & READ:
             raise CommandError(
@@ -67,10 +71,14 @@ class PullChecks:
         else:
             subscription = self._subscription(header, group.consume_broadcast_enable)
             expression, expression_type = subscription.sub_string, subscription.expression_type
-        check_tag_type(expression_type)
         try:
-            return tag_codes(expression)
-        except ExpressionError as error:
+            if expression_type is None or is_tag_type(expression_type):
+                return tag_codes(expression)
+            return self.filters.find(expression, expression_type, version)
+        except (ExpressionError, SqlError) as error:
+            if isinstance(error, SqlError) and not header.sys_flag & SUBSCRIPTION:
+                problem = "The broker's consumer filter data is not exist!Your expression may be wrong!"
+                raise CommandError(ResponseCode.FILTER_DATA_NOT_EXIST, f"{problem} {error}", ext={}) from None
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
             ) from None

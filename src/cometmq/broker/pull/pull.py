@@ -6,6 +6,10 @@ something arrives. A pull that waited is checked again before it is served: topi
 have changed. A parked one is served once more when it is woken, and is then answered in any case. Its commit
 offset is stored once, when it comes.
 
+A pull with an SQL92 filter waits for its turn (`_looks`), then looks at the properties of each record, for
+LOOK_S at most; its client asks again for what is left. A parked one that an arrival has woken does so too,
+and is parked again if nothing passes up to the end of its queue.
+
 The number of parked pulls of a connection, and on a queue, is bounded. Further ones are answered "nothing
 found" as if long polling were off: after a short wait, because clients ask again at once.
 
@@ -17,17 +21,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from cometmq import logs
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.replies import pull_reply
 from cometmq.broker.base.stats import Stats
+from cometmq.broker.filters.sql_filters import Look, NotCompiled
 from cometmq.broker.pull.backlog import NEAR, Backlog, Reader
-from cometmq.broker.pull.checks import PullChecks
+from cometmq.broker.pull.checks import PullChecks, Wanted
 from cometmq.broker.pull.long_poll import RECHECK_MS, HeldPull, LongPoll
 from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.slow_readers import SlowReaders
@@ -37,6 +43,7 @@ from cometmq.periodic import Periodic
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
+from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection, Tick
 from cometmq.store import CACHED, Arrivals, GetStatus, Got, MessageStore, NotInMemory, Reads
 
@@ -69,19 +76,27 @@ WOKEN_BYTES = 8 << 20
 MOST_ASIDE_MS = 1_000
 # This many characters of a parked pull's subscription count as one more pull of its connection.
 CHARACTERS_OF_A_PULL = 256
+LOOK_S = 0.001
+"""Of the loop's time, for one look at records with an SQL92 filter."""
+LOOKS_PART = 0.5
+"""Beside sends such looks get this part of the CPU time of everything else: readers have to keep up."""
+LOOKS_AT_ONCE = 4
+"""Without sends, in one tick."""
 
 
 @dataclass(slots=True, eq=False)
 class PullRequest:
-    """A checked pull: everything needed to serve it, now or later. codes: the tag codes that pass."""
+    """A checked pull: everything needed to serve it, now or later."""
 
     connection: Connection
     opaque: int
     version: int
     header: PullMessageRequestHeader
-    codes: frozenset[int] | None
+    wanted: Wanted
     may_hold: bool
+    offset: int  # where it reads
     aside: bool = False  # it waits without being parked on its queue
+    until_ms: int = 0  # how long it may be parked, once it was
 
     @property
     def reader(self) -> Reader:
@@ -111,39 +126,79 @@ class PullProcessor:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of held pulls")
-        self._cold: set[asyncio.Task[None]] = set()
+        self._beside_tasks: set[asyncio.Task[None]] = set()
         self._backlog: Backlog[PullRequest] = Backlog(
             self.serve_late, lambda: self.store.log.end, self._loop.time
         )
+        self._looks: Backlog[PullRequest] = Backlog(
+            self.serve_late,
+            lambda: self.store.log.end,
+            self._loop.time,
+            part=LOOKS_PART,
+            at_once=LOOKS_AT_ONCE,
+        )
         self._backlog_due = False  # _serve_backlog is scheduled
+        self._stopping = False
 
     def pull_message(self, connection: Connection, frame: Frame) -> None:
         """Serve, park or refuse a pull."""
         header = frame.header(PullMessageRequestHeader)
-        codes = self.checks.check(connection, frame.version, header)
         may_hold = bool(header.sys_flag & SUSPEND)
-        request = PullRequest(connection, frame.opaque, frame.version, header, codes, may_hold)
-        commits = may_hold and header.sys_flag & COMMIT_OFFSET and not self.store.slave
+        request = PullRequest(
+            connection, frame.opaque, frame.version, header, None, may_hold, header.queue_offset
+        )
+        try:
+            request.wanted = self.checks.check(connection, frame.version, header)
+        except NotCompiled as missing:
+            self._beside(connection, self._compile_first(request, missing))
+        else:
+            self._checked(request)
+
+    lite_pull_message = pull_message
+
+    def _checked(self, request: PullRequest) -> None:
+        header = request.header
+        commits = request.may_hold and header.sys_flag & COMMIT_OFFSET and not self.store.slave
         if commits and header.commit_offset is not None:
             self.tables.offsets.commit(*request.reader, header.commit_offset)
         backlog = self._backlog
-        if backlog.readers and request.reader in backlog.readers and backlog.wait(request):
+        if (backlog.readers and request.reader in backlog.readers and backlog.wait(request)) or (
+            isinstance(request.wanted, SqlFilter) and self._looks_later(request)
+        ):
             self.tick.schedule()
         else:
             self._serve(request)
 
-    lite_pull_message = pull_message
+    def _looks_later(self, request: PullRequest) -> bool:
+        """Whether a pull with an SQL92 filter waits for its turn now: there is something to look at."""
+        _, topic, queue_id = request.reader
+        return request.offset < self.store.max_offset(topic, queue_id) and self._looks.wait(request)
+
+    async def _compile_first(self, request: PullRequest, missing: NotCompiled) -> None:
+        """Compile the filter of a pull that has just come, and go on with it."""
+        connection = request.connection
+        try:
+            await self.checks.filters.compile(missing.key)
+            if not connection.closed:
+                request.wanted = self.checks.check(connection, request.version, request.header)
+                self._checked(request)
+        except Exception as error:
+            self._failed(request, error)
 
     # -- serving
 
     def _read(self, request: PullRequest, reads: Reads = CACHED) -> Got:
-        header = request.header
+        header, codes = request.header, request.wanted
+        look: Look | None = None
+        if isinstance(codes, SqlFilter):
+            look, codes = Look(codes, LOOK_S), None
         return self.store.get_messages(
             header.topic,
             header.queue_id,
-            header.queue_offset,
+            request.offset,
             header.max_msg_nums,
-            filter=request.codes,
+            filter=codes,
+            record_filter=look,
             max_bytes=compat.most_bytes(request.version, header.max_msg_bytes),
             reads=reads,
         )
@@ -153,18 +208,21 @@ class PullProcessor:
             got = self._read(request)
         except NotInMemory as miss:
             self._backlog.missed(request.reader)
-            connection = request.connection
-            connection.hold()
-            task = self._loop.create_task(self._serve_cold(request, miss))
-            self._cold.add(task)
-
-            def done(task: asyncio.Task[None]) -> None:
-                self._cold.discard(task)
-                connection.release()
-
-            task.add_done_callback(done)
+            self._beside(request.connection, self._serve_cold(request, miss))
         else:
             self._answer(request, got)
+
+    def _beside(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
+        """Finish a pull in a task. Meanwhile no more is read from its connection."""
+        connection.hold()
+        task = self._loop.create_task(work)
+        self._beside_tasks.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._beside_tasks.discard(task)
+            connection.release()
+
+        task.add_done_callback(done)
 
     async def _serve_cold(self, request: PullRequest, miss: NotInMemory) -> None:
         try:
@@ -181,8 +239,11 @@ class PullProcessor:
             connection.release()
         if not connection.closed:
             try:
-                request.codes = self.checks.check(connection, request.version, request.header)
+                request.wanted = self.checks.check(connection, request.version, request.header)
                 self._serve(request)
+            except NotCompiled as missing:  # its group wants something else now
+                request.may_hold = False
+                self._beside(connection, self._compile_first(request, missing))
             except Exception as error:
                 self._failed(request, error)
 
@@ -191,7 +252,7 @@ class PullProcessor:
             code, remark, ext = error.code, error.remark, error.ext
         else:
             header = request.header
-            where = header.topic, header.queue_id, header.queue_offset
+            where = header.topic, header.queue_id, request.offset
             log.error("pull of %s queue %d at %d failed", *where, exc_info=error)
             code, remark, ext = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}", None
         answered = Frame(code=0, opaque=request.opaque).response(code, remark, ext=ext)
@@ -213,10 +274,12 @@ class PullProcessor:
             stats.group_get[key] = stats.group_get.get(key, 0) + got.count
         else:
             stats.miss += 1
-            code = CODE_OF_STATUS.get(status, NOT_FOUND if header.queue_offset == 0 else MOVED)
+            code = CODE_OF_STATUS.get(status, NOT_FOUND if request.offset == 0 else MOVED)
             if code == NOT_FOUND and request.may_hold:
                 self._park(request)
                 return
+        if isinstance(request.wanted, SqlFilter) and self._parked_on(request, got):
+            return
         connection = request.connection
         suggested = self._suggested_broker(header.consumer_group, got.suggest_slave)
         if code == MOVED:
@@ -236,11 +299,23 @@ class PullProcessor:
         for buffer in buffers:
             connection.write(buffer)
 
+    def _parked_on(self, request: PullRequest, got: Got) -> bool:
+        """After a look with an SQL92 filter: whether the pull is parked because nothing passed up to the end
+        of its queue."""
+        _, topic, queue_id = request.reader
+        at_end = got.next_begin_offset >= self.store.max_offset(topic, queue_id)
+        waits = request.may_hold or self._now_ms() < request.until_ms
+        if got.status is not GetStatus.NO_MATCHED_MESSAGE or not (at_end and waits) or self._stopping:
+            return False
+        request.offset = got.next_begin_offset
+        self._park(request)
+        return True
+
     def _moved(self, request: PullRequest, begin: int, suggested: int) -> tuple[int, int]:
         """Code of the answer and suggested broker for an offset outside its queue. Who corrects it tells so
         in a topic; a slave that does not sends the client to the group's broker."""
         group, topic, queue_id = request.reader
-        offset = request.header.queue_offset
+        offset = request.offset
         if not self.store.corrects_offsets:
             settings = self.tables.groups.table.get(group)
             return RETRY, suggested if settings is None else settings.broker_id
@@ -264,16 +339,20 @@ class PullProcessor:
     def _park(self, request: PullRequest) -> None:
         config = self.config
         header, connection = request.header, request.connection
-        hold_ms = (
-            (header.suspend_timeout_millis or 0)
-            if config.long_polling_enable
-            else config.short_polling_time_mills
-        )
-        request.may_hold = False
+        now_ms = self._now_ms()
+        if request.may_hold:
+            request.may_hold = False
+            request.until_ms = now_ms + (
+                (header.suspend_timeout_millis or 0)
+                if config.long_polling_enable
+                else config.short_polling_time_mills
+            )
+        hold_ms = request.until_ms - now_ms
         topic, queue_id = header.topic, header.queue_id
         weight = 1 + len(header.subscription or "") // CHARACTERS_OF_A_PULL
-        held = HeldPull(connection, request, header.queue_offset, request.codes, weight=weight)
-        now_ms = self._now_ms()
+        # Whether a message passes an SQL92 filter is looked at by the pull itself, when it is its turn.
+        codes = None if isinstance(request.wanted, SqlFilter) else request.wanted
+        held = HeldPull(connection, request, request.offset, codes, weight=weight)
         limits = config.max_held_pulls_per_connection, config.max_held_pulls_per_queue
         if self.long_poll.has_room(topic, queue_id, held, *limits):
             at_ms = self.long_poll.park(topic, queue_id, held, now_ms, hold_ms)
@@ -315,6 +394,8 @@ class PullProcessor:
 
     async def stop(self) -> None:
         """Answer everything that is parked, and finish what is being read: the broker stops."""
+        self._stopping = True
+        self.checks.filters.stop_resting()
         self._rechecks.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -322,8 +403,9 @@ class PullProcessor:
         while self._ready:
             self.serve_late(self._ready.popleft())
         self._backlog.serve_all()
-        if self._cold:
-            await asyncio.gather(*self._cold, return_exceptions=True)
+        self._looks.serve_all()
+        if self._beside_tasks:
+            await asyncio.gather(*self._beside_tasks, return_exceptions=True)
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Messages became readable: wake those who wait for them."""
@@ -348,21 +430,24 @@ class PullProcessor:
             self.tick.schedule()
 
     def end_tick(self) -> None:
-        """Serve woken pulls, a share per tick; then, once answers have left, those of the backlog."""
+        """Serve woken pulls, a share per tick; then, once answers have left, those that wait in a line."""
         ready = self._ready
         most = self._given + WOKEN_BYTES
         for _ in range(min(len(ready), WOKEN_PER_TICK)):
             if self._given >= most:
                 break
-            self.serve_late(ready.popleft())
+            request = ready.popleft()
+            if not (isinstance(request.wanted, SqlFilter) and self._looks_later(request)):
+                self.serve_late(request)
         if ready:
             # The running tick cannot schedule itself: ask for the next one from the loop.
             self._loop.call_soon(self.tick.schedule)
-        if len(self._backlog) and not self._backlog_due:
+        if (len(self._backlog) or len(self._looks)) and not self._backlog_due:
             self._backlog_due = True
             self._loop.call_soon(self._serve_backlog)
 
     def _serve_backlog(self) -> None:
         self._backlog_due = False
-        if self._backlog.serve_some():
+        more = self._backlog.serve_some()
+        if self._looks.serve_some() or more:
             self.tick.schedule()

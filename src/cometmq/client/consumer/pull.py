@@ -35,6 +35,8 @@ from cometmq.protocol.codes import check_group_name
 
 __all__ = ["PullConsumer"]
 
+_MOST_CHECKED = 1_000
+
 
 class PullConsumer(Client):
     """Reads as `group`, without joining it: queues are not shared out, whoever calls chooses them.
@@ -60,6 +62,8 @@ class PullConsumer(Client):
         self.group = group
         self.options = options if options is not None else PullOptions()
         self._expressions: dict[MessageQueue, Subscription] = {}
+        self._checked: set[tuple[str, str, str]] = set()
+        """Broker, topic and expression of the SQL92 filters that brokers have compiled."""
         self._offsets: OffsetStore | None = None
         self._fetcher = Fetcher(self._pull_assigned)
         self._given: Fetched | None = None
@@ -166,6 +170,8 @@ class PullConsumer(Client):
             raise ValueError(
                 f"offset {offset} and max_count {max_count}: the one must be 0 or more, the other positive"
             )
+        addr = await self._master(queue)
+        await self._check(addr, subscription)
         request = pull_request(
             self.group,
             queue,
@@ -176,20 +182,34 @@ class PullConsumer(Client):
             sub_version=subscription.version,
             suspend_s=suspend_s,
         )
-        result = await self._running().brokers.pull(
-            await self._master(queue), queue, request, timeout_s, self.options.max_body
-        )
+        brokers = self._running().brokers
+        result = await brokers.pull(addr, queue, request, timeout_s, self.options.max_body)
         if not subscription.tags:
             return result
         return msgspec.structs.replace(result, messages=subscription.filter(result.messages))
+
+    async def _check(self, addr: str, subscription: Subscription) -> None:
+        """Ask a broker once about each SQL92 expression: Apache's gives every message to a pull with one that
+        it cannot compile. Raises BrokerError with its words."""
+        asked = addr, subscription.topic, subscription.expression
+        if subscription.expression_type == "TAG" or asked in self._checked:
+            return
+        client = self._running()
+        await client.brokers.check_client_config(addr, client.client_id, self.group, subscription.data())
+        if len(self._checked) >= _MOST_CHECKED:
+            self._checked.clear()
+        self._checked.add(asked)
 
     # -- reading ahead
 
     async def assign(self, queues: Iterable[MessageQueue], *, expression: str | sql92 = "*") -> None:
         """Read exactly these queues from now on; a new one starts at its committed offset or as
-        `consume_from_where` says."""
+        `consume_from_where` says. Raises BrokerError when a broker refuses an SQL92 expression; then nothing
+        has changed."""
         self._running()
         wanted = set(queues)
+        for queue in sorted(wanted) if isinstance(expression, sql92) else ():
+            await self._check(await self._master(queue), as_subscription(queue.topic, expression))
         for queue in set(self._fetcher.queues) - wanted:
             self._fetcher.drop(queue)
             self._forget_given(queue)

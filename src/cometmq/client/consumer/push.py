@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
@@ -89,7 +89,7 @@ class PushConsumer(Client):
         unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
         if len(unreachable) == len(session.group.subscriptions):
             raise failures[next(iter(self._subscriptions))]  # and not of a topic that is ours inside
-        await self._check_expressions(session)
+        await self._check_expressions(session, self._subscriptions.values())
         await client.send_heartbeats()
         await session.start()
 
@@ -126,10 +126,10 @@ class PushConsumer(Client):
             finally:
                 await self._close_client()
 
-    async def _check_expressions(self, session: PushSession) -> None:
-        """Brokers compile SQL92 when asked to: a bad expression fails the start, with the broker's words."""
+    async def _check_expressions(self, session: PushSession, subscriptions: Iterable[Subscription]) -> None:
+        """Brokers compile SQL92 when asked to. Raises BrokerError with their words for a bad expression."""
         client = session.group.instance
-        for subscription in self._subscriptions.values():
+        for subscription in subscriptions:
             if subscription.expression_type == "TAG":
                 continue
             for addr in client.routes.masters_of(subscription.topic):
@@ -138,8 +138,13 @@ class PushConsumer(Client):
                 )
 
     async def subscribe(self, topic: str, expression: str | sql92 | None = "*") -> None:
-        """Add or change a subscription, also while running."""
+        """Add or change a subscription, also while running. Raises BrokerError when a running consumer's
+        broker refuses an SQL92 expression; then nothing has changed."""
         subscription = as_subscription(topic, expression)
+        session = self._session
+        if session is not None and subscription.expression_type != "TAG":
+            await session.group.instance.refresh_routes([topic])
+            await self._check_expressions(session, [subscription])
         self._subscriptions[topic] = subscription
         await self._subscriptions_changed(topic, subscription)
 

@@ -30,7 +30,13 @@ _IDLE_S = 0.1
 _HELD_S = 1.0
 """A broker that refuses does so at once; one that has not answered after this holds the pull."""
 _FIRST_ERRORS_DELAY_S = 0.1
-"""The first pull may overtake the heartbeat that announces us (codes 24 and 25)."""
+_UNANNOUNCED = (
+    ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    ResponseCode.SUBSCRIPTION_NOT_LATEST,
+    ResponseCode.FILTER_DATA_NOT_EXIST,
+    ResponseCode.FILTER_DATA_NOT_LATEST,
+)
+"""The first pull may overtake the heartbeat that announces us."""
 
 OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
 
@@ -122,10 +128,7 @@ class QueuePuller:
     def _failed(self, error: Exception) -> float:
         expected = isinstance(error, CometError)
         text = f"pull failed: {error if expected else repr(error)}"
-        starting = isinstance(error, BrokerError) and error.code in (
-            ResponseCode.SUBSCRIPTION_NOT_EXIST,
-            ResponseCode.SUBSCRIPTION_NOT_LATEST,
-        )
+        starting = isinstance(error, BrokerError) and error.code in _UNANNOUNCED
         self._errors_in_a_row += 1
         if starting and self._errors_in_a_row == 1:
             self._group.instance.heartbeat_soon()

@@ -47,7 +47,8 @@ _STRETCH = 1024  # units read at once, for the pulls that follow: 20 KiB
 _MOST_STRETCHES = 64  # queues of which one is kept: 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
-RecordFilter = Callable[[Buffer], bool] | None
+RecordFilter = Callable[[Buffer], bool | None] | None
+"""Whether a record passes; None: it was not looked at, and the read ends before it."""
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """Positions and sizes of the records chosen, units scanned, position of the last of these."""
 
@@ -321,9 +322,10 @@ class QueueReader:
             if (position, size, code) == FILLER_UNIT or position < skip_below or not tag_matches(tags, code):
                 continue
             try:
-                record = log.read(position, size, reads) if size >= MIN_SIZE else None
+                record = self._record(position, size, reads) if size >= MIN_SIZE else None
             except (NotInMemory, OSError) as failure:
-                if not buffers or (isinstance(failure, OSError) and failure.errno != errno.EIO):
+                begun = buffers or (records is not None and scanned > 1)
+                if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
                     raise
                 scanned -= 1  # the next read begins here, and says so
                 break
@@ -340,7 +342,11 @@ class QueueReader:
                 missing = True
                 self.refused(position, f"{queue.topic}/{queue.queue_id}@{place}")
                 continue
-            if records is not None and not records(record):
+            passes = records is None or records(record)
+            if passes is None:
+                scanned -= 1
+                break
+            if not passes:
                 continue
             buffers.append(record)
             total += size
@@ -353,6 +359,12 @@ class QueueReader:
         low, high, lag = queue.min_offset, queue.max_offset, log.end - position
         slave = lag > self.memory_window
         return Got(status, buffers, len(buffers), following, low, high, slave, lag)
+
+    def _record(self, position: int, size: int, reads: Reads) -> Buffer | None:
+        """The bytes of one record, out of its block if that was asked for often."""
+        number, at = divmod(position, BLOCK)
+        block = self._log.block(number, (position,), reads) if at + size <= BLOCK else None
+        return self._log.read(position, size, reads) if block is None else block[at : at + size]
 
     def _limits(self, on_disk: bool, max_count: int, max_bytes: int | None) -> tuple[int, int]:
         """Messages and bytes that an answer may have before a message that is in memory, or on disk only."""

@@ -7,6 +7,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -47,7 +48,7 @@ final class Consumers {
             broadcast(consumer);
         }
         for (Map.Entry<String, Object> each : args.map("topics").entrySet()) {
-            consumer.subscribe(each.getKey(), String.valueOf(each.getValue()));
+            consumer.subscribe(each.getKey(), selector(args, String.valueOf(each.getValue())));
         }
         if (args.flag("orderly", false)) {
             consumer.registerMessageListener(orderly(name, args));
@@ -57,6 +58,10 @@ final class Consumers {
         push.put(name, consumer);
         consumer.start();
         return "started";
+    }
+
+    static MessageSelector selector(Args args, String expression) {
+        return args.flag("sql", false) ? MessageSelector.bySql(expression) : MessageSelector.byTag(expression);
     }
 
     /** The two client versions keep the enumeration in different packages. */
@@ -140,6 +145,7 @@ final class Consumers {
         consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
         consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
+        consumer.setHeartbeatBrokerInterval(1000);
         pull.put(args.text("name"), consumer);
         consumer.start();
         return "started";
@@ -156,7 +162,7 @@ final class Consumers {
         String expression = args.text("expression", "*");
         PullResult found = args.flag("block", false)
             ? consumer.pullBlockIfNotFound(queue, expression, args.big("offset", 0), args.number("max", 32))
-            : consumer.pull(queue, expression, args.big("offset", 0), args.number("max", 32));
+            : consumer.pull(queue, selector(args, expression), args.big("offset", 0), args.number("max", 32));
         Map<String, Object> out = new LinkedHashMap<>();
         out.put("status", found.getPullStatus().name());
         out.put("next", found.getNextBeginOffset());
@@ -189,7 +195,7 @@ final class Consumers {
         consumer.setEnableMsgTrace(args.flag("trace", false));
         consumer.setPullBatchSize(args.number("pullBatch", 10));
         for (Map.Entry<String, Object> each : args.map("topics").entrySet()) {
-            consumer.subscribe(each.getKey(), String.valueOf(each.getValue()));
+            consumer.subscribe(each.getKey(), selector(args, String.valueOf(each.getValue())));
         }
         lite.put(args.text("name"), consumer);
         consumer.start();

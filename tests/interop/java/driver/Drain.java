@@ -26,7 +26,7 @@ final class Drain {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeMessageBatchMaxSize(args.number("consumeBatch", 32));
         consumer.setPullBatchSize(args.number("pullBatch", 32));
-        consumer.subscribe(args.text("topic"), args.text("expression", "*"));
+        consumer.subscribe(args.text("topic"), Consumers.selector(args, args.text("expression", "*")));
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             long now = System.nanoTime();
             first.compareAndSet(0, now);

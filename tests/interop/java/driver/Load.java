@@ -21,12 +21,14 @@ import org.apache.rocketmq.common.message.Message;
  * <p>Modes: {@code sync}; {@code batch} ({@code batch} messages a request); {@code async} ({@code inflight} requests
  * under way per thread); {@code oneway}. All threads share one client, and with it one connection to the broker, unless
  * {@code clients} says how many there are. With {@code topics} messages go to so many topics in turn, in an order that
- * is always the same: {@code topic}-0000 and so on.
+ * is always the same: {@code topic}-0000 and so on. With {@code numbered} the property n of messages goes from 0 up to
+ * that number, over and over.
  */
 final class Load {
     private final Args args;
     private final List<String> topics = new ArrayList<>();
     private final AtomicInteger turn = new AtomicInteger();
+    private final AtomicInteger number = new AtomicInteger();
     private final String mode;
     private final int size;
     private final int batch;
@@ -113,6 +115,9 @@ final class Load {
         Message message = new Message(topic, body);
         if (args.has("tags")) {
             message.setTags(args.text("tags"));
+        }
+        if (args.has("numbered")) {
+            message.putUserProperty("n", String.valueOf(number.getAndIncrement() % args.number("numbered", 1)));
         }
         return message;
     }

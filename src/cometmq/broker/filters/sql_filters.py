@@ -1,0 +1,132 @@
+"""SQL92 filters of a broker: compiled by a thread, kept in a bounded table, tried for a bounded time.
+
+What is refused, and with which code, is Apache's but for pulls that carry a wrong expression
+(docs/reference/storage.md, Pull answers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from cometmq.broker.base import compat
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.errors import CommandError, RecordError, SqlError
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.properties.values import decode_properties
+from cometmq.protocol.record.one import properties_of
+from cometmq.protocol.sql import LONGEST, SqlFilter, compile_sql
+from cometmq.store import Buffer
+
+SQL92 = "SQL92"
+MOST_CHARACTERS = 1 << 20
+"""Of all expressions that are kept; each counts for some more. A character costs up to 60 bytes compiled."""
+_EXTRA_CHARACTERS = 100
+REST = 4.0
+"""After an expression was compiled, the next waits for this many times as long: the loop shares the
+interpreter with the thread that does it."""
+_LONGEST_REST_S = 0.1
+
+Key = tuple[str, bool]  # expression, and whether CONTAINS and the like are words of the language
+
+
+class NotCompiled(Exception):
+    """This expression is not in the table yet."""
+
+    def __init__(self, key: Key) -> None:
+        super().__init__()
+        self.key = key
+
+
+class SqlFilters:
+    """The compiled filters of a broker. Loop thread only."""
+
+    def __init__(self, config: BrokerConfig, compiler: Callable[..., SqlFilter] = compile_sql) -> None:
+        self._config = config
+        self._compiler = compiler
+        self._table: OrderedDict[Key, SqlFilter | SqlError] = OrderedDict()
+        self._characters = 0
+        self._turn = asyncio.Lock()
+        self._not_before = 0.0
+        self._in_a_hurry = asyncio.Event()
+
+    def find(self, expression: str | None, expression_type: str, version: int) -> SqlFilter:
+        """The filter of a subscription that is not by tags. version: of the request; 5.x knows more words.
+
+        Raises NotCompiled, SqlError, and CommandError where property filters are switched off.
+        """
+        if not self._config.enable_property_filter:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {expression_type}",
+            )
+        if expression_type != SQL92:
+            raise SqlError(1, f"filters are of type TAG or {SQL92}, not {expression_type}")
+        if not expression or len(expression) > LONGEST:
+            return compile_sql(expression or "")
+        key = expression, compat.is_5x(version)
+        found = self._table.get(key)
+        if found is None:
+            raise NotCompiled(key)
+        self._table.move_to_end(key)
+        if isinstance(found, SqlError):
+            raise SqlError(found.column, found.problem)
+        return found
+
+    def stop_resting(self) -> None:
+        """The broker stops: what waits for its filter is compiled and answered at once."""
+        self._in_a_hurry.set()
+
+    async def compile(self, key: Key) -> None:
+        """Put an expression into the table: its filter, or what is wrong with it. One at a time."""
+        async with self._turn:
+            if key in self._table:
+                return
+            loop = asyncio.get_running_loop()
+            rest_s = self._not_before - loop.time()
+            if rest_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._in_a_hurry.wait(), rest_s)
+            began = loop.time()
+            expression, string_words = key
+            found: SqlFilter | SqlError
+            try:
+                found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
+            except SqlError as error:
+                found = SqlError(error.column, error.problem)  # without the frames that it came through
+            self._not_before = loop.time() + min(REST * (loop.time() - began), _LONGEST_REST_S)
+            self._table[key] = found
+            self._characters += len(expression) + _EXTRA_CHARACTERS
+            while self._characters > MOST_CHARACTERS:
+                (oldest, _), _ = self._table.popitem(last=False)
+                self._characters -= len(oldest) + _EXTRA_CHARACTERS
+
+
+class Look:
+    """A filter for the records of one pull, until its time is over: then None says that a record was not
+    looked at. The first always is."""
+
+    __slots__ = ("_matches", "_now_s", "_over", "_until")
+
+    def __init__(
+        self, sql: SqlFilter, seconds: float, now_s: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._matches = sql.matches
+        self._now_s = now_s
+        self._until = now_s() + seconds
+        self._over = False
+
+    def __call__(self, record: Buffer) -> bool | None:
+        """Whether a record passes. A damaged one does: its reader sees what is wrong with it."""
+        if self._over:
+            return None
+        try:
+            properties = decode_properties(properties_of(record))
+        except RecordError:
+            return True
+        passes = self._matches(properties.get)
+        self._over = self._now_s() >= self._until
+        return passes

@@ -1,0 +1,324 @@
+"""What the parts of an SQL92 filter mean, as closures over a getter of properties
+(docs/reference/storage.md, SQL92 filter).
+
+Logic has three values: True, False and None (null, unknown). Which parts may stand where is RocketMQ's rule;
+what it refuses raises SqlError.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from cometmq.errors import SqlError, shown
+from cometmq.protocol.sql.java_values import (
+    INT_MAX,
+    LONG_MAX,
+    Long,
+    Value,
+    order,
+    to_bool,
+    to_double,
+    to_int,
+    to_long,
+)
+
+Get = Callable[[str], str | None]
+"""The value of a property, None without one."""
+Evaluate = Callable[[Get], Any]
+
+DEEPEST: Final = 64
+"""Parts within each other: each is a call in a call."""
+
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+}  # fmt: skip
+
+
+def _double(text: str) -> float:
+    """As it is compared with a literal, which is finite and not zero: there NaN is as high as infinity."""
+    number = to_double(text)
+    return number if number == number else math.inf
+
+
+_READERS: dict[type, Callable[[str], Any]] = {
+    str: str, bool: to_bool, int: to_int, Long: to_long, float: _double,
+}  # fmt: skip
+
+
+class Kind(enum.Enum):
+    """What a part can be used for."""
+
+    CONSTANT = 0
+    PROPERTY = 1
+    NUMBER = 2  # behind a minus: a number, or null
+    CONDITION = 3
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of an expression.
+
+    at: its place in the text. constant: the value of a CONSTANT. name: of a PROPERTY.
+    """
+
+    at: int
+    kind: Kind
+    evaluate: Evaluate
+    constant: Value = None
+    name: str = ""
+    depth: int = 1
+
+
+def _within(at: int, *parts: Part) -> int:
+    """The depth of a part made of these. Raises SqlError."""
+    depth = 1 + max(part.depth for part in parts)
+    if depth > DEEPEST:
+        raise SqlError(at + 1, f"more than {DEEPEST} parts are within each other")
+    return depth
+
+
+def _condition(evaluate: Evaluate, *parts: Part) -> Part:
+    at = parts[0].at
+    return Part(at, Kind.CONDITION, evaluate, depth=_within(at, *parts))
+
+
+# -- operands
+
+
+def constant(at: int, value: Value) -> Part:
+    """A literal."""
+    return Part(at, Kind.CONSTANT, lambda _get: value, constant=value)
+
+
+def whole_number(at: int, text: str) -> Part:
+    """An integer literal: of 32 bits if it fits, whatever its suffix says."""
+    number = int(text.rstrip("lL")[:20])
+    if number > LONG_MAX:
+        raise SqlError(at + 1, f"{shown(text)} is above {LONG_MAX}")
+    return constant(at, number if number <= INT_MAX else Long(number))
+
+
+def floating_number(at: int, text: str) -> Part:
+    """A literal with a point or an exponent: a positive double."""
+    number = float(text)
+    if math.isinf(number) or not number:
+        raise SqlError(at + 1, f"{shown(text)} is no positive double: write 0 for zero")
+    return constant(at, number)
+
+
+def text_of(literal: str) -> str:
+    """The text between the quotes; two quotes within are one."""
+    return literal[1:-1].replace("''", "'")
+
+
+def named(at: int, name: str) -> Part:
+    """A property."""
+    return Part(at, Kind.PROPERTY, lambda get: get(name), name=name)
+
+
+def negative(at: int, part: Part) -> Part:
+    """Minus a number; null for everything else."""
+    inner = part.evaluate
+
+    def evaluate(get: Get) -> Value:
+        value = inner(get)
+        if isinstance(value, str | bool | None):
+            return None
+        return -value if type(value) is not Long else Long(-value)
+
+    return Part(at, Kind.NUMBER, evaluate, depth=_within(at, part))
+
+
+# -- logic
+
+
+def as_condition(part: Part) -> Part:
+    """A part where a condition is wanted. A lone property is one that is False when it is there, for it is a
+    text; null when it is not."""
+    if part.kind is Kind.CONDITION or (part.kind is Kind.CONSTANT and isinstance(part.constant, bool | None)):
+        return part
+    if part.kind is not Kind.PROPERTY:
+        raise SqlError(part.at + 1, "a condition is wanted here, and this is a number or a text")
+    name = part.name
+    return _condition(lambda get: None if get(name) is None else False, part)
+
+
+def negation(at: int, part: Part) -> Part:
+    """NOT, which binds more tightly than every comparison."""
+    inner = as_condition(part).evaluate
+
+    def evaluate(get: Get) -> bool | None:
+        value: bool | None = inner(get)
+        return None if value is None else not value
+
+    return Part(at, Kind.CONDITION, evaluate, depth=_within(at, part))
+
+
+def all_of(parts: Sequence[Part]) -> Part:
+    """AND: False if one is, else null if one is. What follows a False is not looked at."""
+    return _chain(parts, False)
+
+
+def any_of(parts: Sequence[Part]) -> Part:
+    """OR: True if one is, else null if one is. What follows a True is not looked at."""
+    return _chain(parts, True)
+
+
+def _chain(parts: Sequence[Part], decisive: bool) -> Part:
+    conditions = [as_condition(part) for part in parts]
+    inner = tuple(condition.evaluate for condition in conditions)
+
+    def evaluate(get: Get) -> bool | None:
+        outcome: bool | None = not decisive
+        for each in inner:
+            value: bool | None = each(get)
+            if value is decisive:
+                return decisive
+            if value is None:
+                outcome = None
+        return outcome
+
+    return _condition(evaluate, *conditions)
+
+
+# -- equality
+
+
+def is_null(part: Part) -> Part:
+    """IS NULL."""
+    inner = part.evaluate
+    return _condition(lambda get: inner(get) is None, part)
+
+
+def is_not_null(part: Part) -> Part:
+    """IS NOT NULL."""
+    inner = part.evaluate
+    return _condition(lambda get: inner(get) is not None, part)
+
+
+def equal(left: Part, right: Part) -> Part:
+    """Null on the left alone is null, on the right alone False, on both True."""
+    for part in (left, right):
+        if part.kind is Kind.CONSTANT and part.constant is None:
+            raise SqlError(part.at + 1, "nothing is equal to NULL: write IS NULL")
+    if (
+        left.kind is right.kind is Kind.CONSTANT
+        and isinstance(left.constant, bool)
+        and not isinstance(right.constant, bool)
+    ):
+        raise SqlError(right.at + 1, "TRUE and FALSE are compared with TRUE and FALSE only")
+    return _condition(_equality(left, right), left, right)
+
+
+def not_equal(left: Part, right: Part) -> Part:
+    """The negation of `equal`."""
+    return negation(left.at, equal(left, right))
+
+
+def _equality(left: Part, right: Part) -> Evaluate:
+    if left.kind is Kind.PROPERTY and right.kind is Kind.CONSTANT:
+        return _against(left.name, operator.eq, right.constant)
+    first, second = left.evaluate, right.evaluate
+
+    def evaluate(get: Get) -> bool | None:
+        one, other = first(get), second(get)
+        if one is None:
+            return True if other is None else None
+        return False if other is None else order(one, other) == 0
+
+    return evaluate
+
+
+# -- order
+
+
+def compared(left: Part, symbol: str, right: Part) -> Part:
+    """`>`, `>=`, `<` and `<=`: null with a null on either side. Two texts are compared as doubles."""
+    for part in (left, right):
+        if part.kind is Kind.CONDITION or (part.kind is Kind.CONSTANT and not _is_number(part.constant)):
+            raise SqlError(part.at + 1, f"only numbers and properties can be compared by {symbol}")
+    test = _OPERATORS[symbol]
+    if left.kind is Kind.PROPERTY and right.kind is Kind.CONSTANT:
+        return _condition(_against(left.name, test, right.constant), left, right)
+    first, second = left.evaluate, right.evaluate
+
+    def evaluate(get: Get) -> bool | None:
+        one = first(get)
+        if one is None:
+            return None
+        other = second(get)
+        if other is None:
+            return None
+        if type(one) is type(other) is str:
+            one, other = to_double(one), to_double(other)
+        return test(order(one, other), 0)
+
+    return _condition(evaluate, left, right)
+
+
+def _against(name: str, test: Callable[[Any, Any], bool], literal: Value) -> Evaluate:
+    """A property compared with a literal, by far the most frequent case: it is read as the literal's kind."""
+    read = _READERS[type(literal)]
+
+    def evaluate(get: Get) -> bool | None:
+        value = get(name)
+        return None if value is None else test(read(value), literal)
+
+    return evaluate
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def between(part: Part, low: Part, high: Part) -> Part:
+    """From `low` to `high`, both included."""
+    found = all_of((compared(part, ">=", low), compared(part, "<=", high)))
+    if low.kind is high.kind is Kind.CONSTANT and order(high.constant, low.constant) < 0:
+        raise SqlError(
+            low.at + 1, f"BETWEEN {low.constant} AND {high.constant}: the first is above the second"
+        )
+    return found
+
+
+def not_between(part: Part, low: Part, high: Part) -> Part:
+    """Below `low` or above `high`."""
+    return any_of((compared(part, "<", low), compared(part, ">", high)))
+
+
+# -- texts
+
+
+def one_of(part: Part, texts: Sequence[str], wanted: bool) -> Part:
+    """IN, and NOT IN where `wanted` is False."""
+    if part.kind is not Kind.PROPERTY:
+        raise SqlError(part.at + 1, "IN needs a property before it")
+    name, listed = part.name, frozenset(texts)
+
+    def evaluate(get: Get) -> bool | None:
+        value = get(name)
+        return None if value is None else (value in listed) is wanted
+
+    return _condition(evaluate, part)
+
+
+def searched(part: Part, word: str, text: str, wanted: bool) -> Part:
+    """CONTAINS, STARTSWITH and ENDSWITH; with `wanted` False their NOT forms. What is no text, and an empty
+    `text`, is False either way."""
+    inner = part.evaluate
+    test: Callable[[str], bool] = {
+        "CONTAINS": lambda value: text in value,
+        "STARTSWITH": lambda value: value.startswith(text),
+        "ENDSWITH": lambda value: value.endswith(text),
+    }[word]
+
+    def evaluate(get: Get) -> bool:
+        value = inner(get)
+        return isinstance(value, str) and bool(text) and test(value) is wanted
+
+    return _condition(evaluate, part)

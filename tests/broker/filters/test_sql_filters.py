@@ -1,0 +1,116 @@
+"""The table of compiled filters, and trying records within a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from tests.store.kit import open_store, put_all
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.filters import sql_filters
+from cometmq.broker.filters.sql_filters import Look, NotCompiled, SqlFilters
+from cometmq.errors import SqlError
+from cometmq.protocol.properties.values import encode_properties
+from cometmq.protocol.sql import compile_sql
+
+
+class Compiler:
+    """Compiles, counts, and takes its time when it is told to."""
+
+    def __init__(self):
+        self.texts = []
+        self.seconds = 0.0
+
+    def __call__(self, text, *, string_words):
+        self.texts.append(text)
+        time.sleep(self.seconds)
+        return compile_sql(text, string_words=string_words)
+
+
+@pytest.fixture
+def compiler():
+    return Compiler()
+
+
+@pytest.fixture
+async def filters(compiler):
+    return SqlFilters(BrokerConfig(), compiler)
+
+
+async def compiled(filters, text, version=407):
+    with pytest.raises(NotCompiled) as missing:
+        filters.find(text, "SQL92", version)
+    await filters.compile(missing.value.key)
+    return filters.find(text, "SQL92", version)
+
+
+async def test_an_expression_is_compiled_once_for_everybody(filters, compiler):
+    found = await compiled(filters, "a > 1")
+    assert found.matches({"a": "2"}.get)
+    assert filters.find("a > 1", "SQL92", 317) is found
+    await asyncio.gather(*(filters.compile(("b > 1", False)) for _ in range(5)))
+    assert compiler.texts == ["a > 1", "b > 1"]
+
+
+async def test_the_words_of_5x_make_another_filter(filters):
+    assert await compiled(filters, "contains = 'x'", 407)
+    with pytest.raises(SqlError):
+        await compiled(filters, "contains = 'x'", 453)
+
+
+async def test_what_is_wrong_is_remembered_too(filters, compiler):
+    with pytest.raises(SqlError, match="column 5"):
+        await compiled(filters, "a > > 1")
+    with pytest.raises(SqlError, match="column 5"):
+        filters.find("a > > 1", "SQL92", 407)
+    assert compiler.texts == ["a > > 1"]
+
+
+async def test_the_table_is_bounded_and_keeps_what_is_used(filters, monkeypatch):
+    monkeypatch.setattr(sql_filters, "MOST_CHARACTERS", 10 * 105)
+    monkeypatch.setattr(sql_filters, "REST", 0.0)
+    first = await compiled(filters, "a > 0")
+    for number in range(1, 15):
+        await compiled(filters, f"b > {number % 10}" if number < 10 else f"c > {number % 10}")
+        assert filters.find("a > 0", "SQL92", 407) is first
+    with pytest.raises(NotCompiled):
+        filters.find("b > 1", "SQL92", 407)
+    assert filters.find("c > 4", "SQL92", 407)
+
+
+async def test_after_compiling_the_loop_has_a_rest_until_the_broker_stops(filters, compiler):
+    loop = asyncio.get_running_loop()
+    await compiled(filters, "a > 0")  # imports the parser
+    compiler.seconds = 0.02
+    begun = loop.time()
+    for number in range(3):
+        await filters.compile((f"b > {number}", False))
+    assert loop.time() - begun >= 3 * 0.02 + 2 * 0.08
+    begun = loop.time()
+    waiting = [asyncio.create_task(filters.compile((f"c > {number}", False))) for number in range(10)]
+    await asyncio.sleep(0)
+    filters.stop_resting()
+    await asyncio.gather(*waiting)
+    assert loop.time() - begun < 10 * 0.1
+
+
+class TestLook:
+    @pytest.fixture
+    def record(self, tmp_path):
+        store = open_store(tmp_path)
+        put_all(store, [b"hello"], properties=encode_properties({"a": "5"}))
+        return store.log.read(0, store.log.end)
+
+    def test_records_are_tried_until_the_time_is_over(self, record):
+        now = iter([0.0, 0.4, 0.8, 1.2])
+        look = Look(compile_sql("a = 5"), 1.0, lambda: next(now))
+        assert [look(record) for _ in range(5)] == [True, True, True, None, None]
+
+    def test_the_first_is_tried_however_little_time_there_is(self, record):
+        look = Look(compile_sql("a = 6"), 0.0)
+        assert [look(record), look(record)] == [False, None]
+
+    def test_a_damaged_record_passes_so_that_its_reader_sees_it(self, record):
+        assert Look(compile_sql("FALSE"), 1.0)(record[:40]) is True
