@@ -28,7 +28,7 @@ from cometmq.admin.dead_letters import check_copy, original_topic, resend_times,
 from cometmq.admin.values import Resend
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.client.cluster.requests import send_request
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, SqlError
 from cometmq.message import Message, MessageExt, MessageQueue
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import SendMessageResponseHeader
@@ -126,6 +126,16 @@ class TestReading:
         ids = {a.msg_id.lower(), b.offset_msg_id, view(c).origin_msg_id}
         assert await dying.bodies(ids=frozenset(ids)) == [b"a", b"b", b"c"]
         assert await dying.bodies(ids=frozenset({a.msg_id}), key="nobody's") == []
+
+    async def test_sql_sees_the_properties(self, dying: Dying) -> None:
+        await dying.die(b"cheap", tags="T", properties={"amount": "3"})
+        await dying.die(b"dear", tags="T", properties={"amount": "30"})
+        await dying.die(b"other")
+        assert await dying.bodies(sql="amount > 5") == [b"dear"]
+        assert await dying.bodies(sql=f"RETRY_TOPIC = '{dying.topic}' AND TAGS IS NULL") == [b"other"]
+        assert await dying.states(sql="amount < 5") == "RESENT"
+        with pytest.raises(SqlError, match="column"):
+            await dying.letters(sql="amount >")
 
     async def test_a_span_ends_after_its_begin(self) -> None:
         with pytest.raises(ConfigError, match="a time after the begin, 7"):

@@ -110,6 +110,7 @@ def test_they_are_chosen_by_id_and_time(run: Run, die: Die) -> None:
         (["resend", "wrong", "--all", "--key", "k"], 2, "or --all"),
         (["resend", "wrong", "--begin", "soon"], 2, "10m (s, m, h, d ago)"),
         (["resend", "wrong", "--begin", "2", "--end", "1"], 1, "a time after the begin"),
+        (["resend", "wrong", "--sql", "a >"], 1, "column"),
         (["resend", "wrong", "--all", "--rate", "0"], 2, "--rate"),
     ],
 )

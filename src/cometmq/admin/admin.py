@@ -402,7 +402,7 @@ class Admin(Client):
 
     async def dead_letters(self, wanted: Selection) -> AsyncIterator[MessageExt]:
         """The dead letters of a selection, broker after broker, the oldest first. Raises UnknownNameError for
-        a group nobody knows, DeadLettersHidden for a topic that may not be read."""
+        a group nobody knows, DeadLettersHidden for a topic that may not be read, SqlError."""
         try:
             async for message in dead_letters.select(self.client, wanted):
                 yield message

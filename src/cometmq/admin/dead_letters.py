@@ -28,6 +28,7 @@ from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Perm, SysFlag
 from cometmq.protocol.compression import TYPE_MASK
 from cometmq.protocol.properties import values as names
+from cometmq.protocol.sql import compile_sql
 
 RESEND_TIMES = "DLQ_RESEND_TIMES"
 RESEND_GROUP = "dlq_resend_group"  # of producers
@@ -45,7 +46,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Dead letters of a group: all of them, or those to which everything given here applies.
 
     ids: message ids of either kind, or the id of the message that died; topic: where it was sent first;
-    begin_ms, end_ms: died (was stored as dead letter) in this span.
+    begin_ms, end_ms: died (was stored as dead letter) in this span; sql: an SQL92 expression over the
+    properties, TAGS, KEYS and RETRY_TOPIC among them.
     """
 
     group: str
@@ -54,6 +56,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     begin_ms: int | None = None
     end_ms: int | None = None
+    sql: str | None = None
 
     def __post_init__(self) -> None:
         begin, end = self.begin_ms, self.end_ms
@@ -120,7 +123,8 @@ def view(message: MessageExt) -> DeadLetterView:
 
 async def select(client: ClientInstance, wanted: Selection) -> AsyncIterator[MessageExt]:
     """The dead letters of a selection, broker after broker, the oldest first. Raises NoRouteError for a group
-    without a dead-letter topic, DeadLettersHidden."""
+    without a dead-letter topic, DeadLettersHidden, SqlError."""
+    passes = compile_sql(wanted.sql).matches if wanted.sql is not None else None
     topic = DLQ_PREFIX + wanted.group
     route = await client.namesrv.route(topic)
     hidden = sorted(data.broker_name for data in route.queue_datas if not data.perm & Perm.READ)
@@ -128,7 +132,7 @@ async def select(client: ClientInstance, wanted: Selection) -> AsyncIterator[Mes
         raise DeadLettersHidden(topic, hidden)
     span = ReadRange(topic=topic, begin_ms=wanted.begin_ms, end_ms=wanted.end_ms, count=2**63 - 1)
     async for message in read(client, span):
-        if wanted.takes(message):
+        if wanted.takes(message) and (passes is None or passes(message.properties.get)):
             yield message
 
 

@@ -28,6 +28,7 @@ SELECTING = (
         help="Died from then on: a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
     ),
     click.option("--end", "end_ms", type=moment, metavar="WHEN", help="Died before then."),
+    click.option("--sql", metavar="EXPR", help="Only those whose properties match: 'amount > 5'."),
 )
 LIMIT = click.option("--limit", type=COUNT, metavar="N", help="N messages at most.")
 ALL_GROUPS = "%-64s  %-12s  %-20s  %s"
@@ -53,7 +54,7 @@ def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[None]]) -> None:
 
 def selection(group: str, ids: Iterable[str] = (), **wanted: Any) -> Selection:
     """What the options say. Raises UsageError for arguments that are not UTF-8."""
-    check_utf8(group, *ids, wanted["topic"], wanted["key"])
+    check_utf8(group, *ids, wanted.get("topic"), wanted.get("key"), wanted.get("sql"))
     return Selection(group=group, ids=frozenset(ids), **wanted)
 
 
@@ -104,7 +105,7 @@ def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) 
 
     async def run(admin: Admin) -> None:
         found = 0
-        async for message in admin.dead_letters(selection(group, ids, topic=None, key=None)):
+        async for message in admin.dead_letters(selection(group, ids)):
             found += 1
             letter = view(message)
             if as_json:
@@ -159,7 +160,7 @@ def resend(
     Exit code 1 if any could not be sent.
     """
     if all_letters == bool(ids or any(value is not None for value in wanted.values())):
-        raise click.UsageError("Say which: IDs, --topic, --key, --begin, --end; or --all.")
+        raise click.UsageError("Say which: IDs, --topic, --key, --begin, --end, --sql; or --all.")
     how = Resending(to_topic=to == "topic", again=again, dry_run=dry_run, rate=rate, limit=limit)
 
     async def run(admin: Admin) -> None:
