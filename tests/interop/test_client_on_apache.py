@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
-from tests.client.scenarios import FROM_FIRST, SCENARIOS, Ledger, Scenario, bodies, fill, read_all, until
-from tests.client.transactions import transactions_end_once_as_they_should
+from tests.client.every_scenario import EVERY_SCENARIO
+from tests.client.scenarios import FROM_FIRST, Ledger, Scenario, bodies, fill, read_all, until
 from tests.interop.apache import ApacheCluster
 from tests.interop.driver import Driver, body_of
 from tests.interop.driver import message as java_message
@@ -25,10 +24,7 @@ def apache(request: pytest.FixtureRequest, apache_clusters: Callable[[str], Apac
     return apache_clusters(request.param)
 
 
-ALL = [*SCENARIOS, *ORDERLY_SCENARIOS, transactions_end_once_as_they_should]
-
-
-@pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", EVERY_SCENARIO, ids=lambda scenario: scenario.__name__)
 async def test_scenario(scenario: Scenario, apache: ApacheCluster) -> None:
     await scenario(apache.namesrv)
 

@@ -1,0 +1,15 @@
+"""All that our client must do, against our broker and against Apache's."""
+
+from __future__ import annotations
+
+from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
+from tests.client.retry_scenarios import RETRY_SCENARIOS
+from tests.client.scenarios import SCENARIOS, Scenario
+from tests.client.transactions import transactions_end_once_as_they_should
+
+EVERY_SCENARIO: list[Scenario] = [
+    *SCENARIOS,
+    *RETRY_SCENARIOS,
+    *ORDERLY_SCENARIOS,
+    transactions_end_once_as_they_should,
+]
