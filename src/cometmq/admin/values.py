@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cometmq.message import MessageExt, SendResult
+from cometmq.message import MessageExt, SendResult, WaitingMessage
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -176,6 +176,25 @@ class MessageView(Value, frozen=True, kw_only=True):
         )
 
 
+class WaitingView(Value, frozen=True, kw_only=True):
+    """A message that waits for its time; deliver_at in ms."""
+
+    deliver_at: int
+    destination: str
+    recall_handle: str | None
+    message: MessageView
+
+    @classmethod
+    def of(cls, waiting: WaitingMessage) -> WaitingView:
+        """View what a broker lists."""
+        return cls(
+            deliver_at=waiting.deliver_at_ms,
+            destination=waiting.topic,
+            recall_handle=waiting.recall_handle,
+            message=MessageView.of(waiting.message),
+        )
+
+
 class SendView(Value, frozen=True, kw_only=True):
     """What a broker said about a sent message."""
 
@@ -185,6 +204,7 @@ class SendView(Value, frozen=True, kw_only=True):
     broker_name: str
     queue_id: int
     queue_offset: int
+    recall_handle: str | None = None
 
     @classmethod
     def of(cls, result: SendResult) -> SendView:
@@ -196,4 +216,5 @@ class SendView(Value, frozen=True, kw_only=True):
             broker_name=result.queue.broker_name,
             queue_id=result.queue.queue_id,
             queue_offset=result.queue_offset,
+            recall_handle=result.recall_handle,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cometmq.cli.options import HELP, check_utf8, listening_options, namesrv_option, stop_on_signals
+from cometmq.cli.options import HELP, UNIT_MS, check_utf8, listening_options, namesrv_option, stop_on_signals
 from cometmq.cli.outcome import ERROR_LIMIT
 from cometmq.cli.printing import LinePrinter, as_line
 from cometmq.periodic import Periodic
@@ -27,7 +27,6 @@ IDLE_S = 0.1  # after a pull that brought nothing
 SUSPEND_S = 15.0  # how long a broker waits for a message, as Java's consumers have it
 PULL_BATCH = 32  # brokers give no more
 CLOCKS_MS = 60_000  # a broker's clock may be this much behind ours
-UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def start_time(text: str) -> int | None:

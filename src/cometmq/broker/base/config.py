@@ -104,6 +104,10 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     register_broker_timeout_mills: int = 6_000
     compressed_register: bool = False
     flush_delay_offset_interval: int = 10_000
+    timer_wheel_enable: bool = True
+    timer_max_delay_sec: int = 40 * 86_400  # Apache's: 3 days
+    timer_max_waiting: int = 4_000_000  # ours: about 30 bytes each in memory
+    recall_message_enable: bool = True  # Apache's: false
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     broker_config_path: str = ""
@@ -207,6 +211,8 @@ RANGES: dict[str, Range] = {
     # The start waits this long for a name server that does not answer.
     "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),
     "flushDelayOffsetInterval": _PERIOD,
+    "timerMaxDelaySec": Range(1, 3650 * 86_400, "seconds"),
+    "timerMaxWaiting": Range(0, INT_MAX, "messages"),
 }
 """Key -> what the number may be."""
 

@@ -26,11 +26,11 @@ __all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_system"]
 
 _ZLIB_FLAGS = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
 
-USER_MAY_SET = frozenset(
+_TIMES = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})
+USER_MAY_SET = _TIMES | frozenset(
     {
-        names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS,
-        names.TIMER_DELIVER_MS, names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL, names.MSG_TYPE,
-        names.CHECK_IMMUNITY_TIME_IN_SECONDS, names.INNER_MULTI_DISPATCH,
+        names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID, names.CORRELATION_ID, names.REPLY_TO_CLIENT,
+        names.TTL, names.MSG_TYPE, names.CHECK_IMMUNITY_TIME_IN_SECONDS, names.INNER_MULTI_DISPATCH,
     }
 )  # fmt: skip
 """Reserved properties that have no field of their own in Message and are the sender's to set."""
@@ -74,6 +74,7 @@ class Outgoing:
             header.transaction_id,
             header.region or "DefaultRegion",
             header.trace_on != "false",
+            header.recall_handle,
         )
 
 
@@ -193,7 +194,8 @@ def _check_fits_batch(message: Message, first: Message) -> None:
         )
     if message.topic.startswith(RETRY_PREFIX):
         raise MessageIllegal("retry topics take no batches", message.topic, "topic")
-    if message.delay_level > 0:
+    timed = not _TIMES.isdisjoint(message.properties) if message.properties else False
+    if message.is_delayed or timed:
         raise MessageIllegal("messages of a batch cannot be delayed", message.topic, "delay_level")
     if message.wait_store != first.wait_store:
         raise MessageIllegal("messages of a batch need the same wait_store", message.topic, "wait_store")
