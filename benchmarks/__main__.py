@@ -15,6 +15,7 @@ PARTS = {
     "budget": "what a message costs either broker under a lean load",
     "where": "where our broker's microseconds go under one row of `apache`",
     "queues": "10,000 queues of 1,000 topics beside 8 queues of one topic",
+    "timers": "sends beside 1,000,000 messages that wait for their time, and what these cost in memory",
     "starts": "starts on small and large stores, after a clean stop and after kill -9 (needs 25 GiB)",
     "backlog": "live sends beside a cold drain of 10 million messages",
     "traces": "our producer with message traces beside the same without",

@@ -40,7 +40,7 @@ class Load:
 
     mode: "send" (until `seconds` are over or `count` messages are sent) or "pull" (each queue to its end, or
     until `seconds` are over). size: bytes of a body. batch: messages of a request. window: requests in
-    flight on each of `connections`.
+    flight on each of `connections`. timed: messages are to be delivered in 1 to 24 hours.
     """
 
     mode: str
@@ -56,6 +56,7 @@ class Load:
     group: str = "scale"
     begin: int = 0  # queue offset of the first pull
     per_pull: int = 32
+    timed: bool = False
 
 
 def spread(load: Load) -> list[Queue]:
@@ -68,12 +69,15 @@ def spread(load: Load) -> list[Queue]:
 def send_frames(load: Load) -> list[bytes]:
     """FRAMES requests of one message each (or of one batch), in turn to all queues."""
     queues = spread(load)
+    delays = random.Random(7)
     born_ms = time.time_ns() // 1_000_000
     body = b"x" * load.size
     made = []
     for number in range(FRAMES if load.batch == 1 else max(len(queues), FRAMES // load.batch)):
         topic, queue_id = queues[number % len(queues)]
         properties = f"UNIQ_KEY\x017F000001{born_ms:08X}18B4AAC2{number:08X}\x02WAIT\x01true\x02TAGS\x01a"
+        if load.timed:
+            properties += f"\x02TIMER_DELAY_SEC\x01{delays.randrange(3_600, 86_400)}"
         content = body
         if load.batch > 1:
             one = properties.encode()

@@ -64,6 +64,9 @@ class Level(IntEnum):
         ({"delay_level": -1}, "delay_level", "not -1"),
         ({"delay_level": "3"}, "delay_level", "not '3'"),
         ({"delay_level": 1.5}, "delay_level", "not 1.5"),
+        ({"delay_ms": -1}, "delay_ms", "not -1"),
+        ({"deliver_at_ms": 1.5}, "deliver_at_ms", "not 1.5"),
+        ({"delay_ms": 1 << 60}, "delay_ms", "a number of milliseconds"),
         ({"properties": None}, "properties", "dict"),
         ({"properties": [("a", "b")]}, "properties", "dict"),
         ({"properties": {1: "b"}}, "properties", "not 1"),
@@ -99,6 +102,8 @@ def test_a_wrong_field_is_named(wrong: dict[str, Any], field: str, words: str) -
         {"flag": -(2**31)},
         {"delay_level": 18},
         {"delay_level": Level.THIRD, "flag": Level.THIRD},
+        {"delay_ms": 1},
+        {"deliver_at_ms": 1_700_000_000_000},
         {"properties": {"Straße": "a\tb\n"}},
         {"body": b""},
     ],
@@ -210,6 +215,13 @@ def test_tags_that_no_message_has_make_no_expression(wrong: Any) -> None:
     assert caught.value.field == "tags"
 
 
+@pytest.mark.parametrize("others", [{"delay_level": 1}, {"deliver_at_ms": 1}])
+def test_a_message_has_one_delivery_time(others: dict[str, int]) -> None:
+    with pytest.raises(MessageIllegal, match="one of delay_level, delay_ms and deliver_at_ms") as caught:
+        Message("T", b"x", delay_ms=1, **others)  # type: ignore[arg-type]
+    assert caught.value.field == "delay_ms"
+
+
 def test_wire_properties_of_a_message() -> None:
     message = Message(
         "T", b"x", tags="A", keys=("k1", "k2"), delay_level=3, properties={"user": "1", "DELAY": "9"}
@@ -220,6 +232,8 @@ def test_wire_properties_of_a_message() -> None:
     }  # fmt: skip
     assert message.properties == {"user": "1", "DELAY": "9"}
     assert Message("T", b"x", wait_store=False).wire_properties() == {"WAIT": "false"}
+    assert Message("T", b"x", delay_ms=5).wire_properties() == {"TIMER_DELAY_MS": "5", "WAIT": "true"}
+    assert Message("T", b"x", deliver_at_ms=5).wire_properties() == {"TIMER_DELIVER_MS": "5", "WAIT": "true"}
 
 
 def test_reserved_names_are_not_the_users() -> None:

@@ -36,6 +36,8 @@ broker/test_schedule.py: broker/tables/delay_offsets
 broker/test_send.py: broker/base/replies broker/base/writer broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/process standalone
+broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
+    broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/archive
 cli/test_client_commands.py: cli/app cli/consume cli/options
 cli/test_send_input.py: cli/send

@@ -24,6 +24,7 @@ __all__ = [
     "SendStatus",
     "TransactionSendResult",
     "TransactionState",
+    "WaitingMessage",
 ]
 
 
@@ -37,6 +38,8 @@ class Message(msgspec.Struct, kw_only=False):
     flag: 32 bits of the user's own.
     delay_level: 1 to 18 (1 s to 2 h) for a later delivery, 0 for none; a broker may be set to more levels,
     see ProducerOptions.max_delay_level.
+    delay_ms, deliver_at_ms: a later delivery after so many milliseconds, or at a time in ms since 1970; up to
+    a second after that, and never before. A message has one of the three, or none.
     properties: the user's own, without RocketMQ's reserved names.
     wait_store: whether the broker answers only when the message is as safe as it is configured to make it.
     """
@@ -49,6 +52,8 @@ class Message(msgspec.Struct, kw_only=False):
     delay_level: int = 0
     properties: dict[str, str] = {}
     wait_store: bool = True
+    delay_ms: int = 0
+    deliver_at_ms: int = 0
 
     def __post_init__(self) -> None:
         self.check()
@@ -69,12 +74,29 @@ class Message(msgspec.Struct, kw_only=False):
         if not _is_number(self.delay_level) or self.delay_level < 0:
             problem = f"delay_level is 0 or a level from 1 on, not {self.delay_level!r}"
             raise MessageIllegal(problem, self.topic, "delay_level")
+        if self.delay_ms or self.deliver_at_ms:
+            self._check_times()
         if self.properties or type(self.properties) is not dict:
             _check_properties(self.properties, self.topic)
         if type(self.wait_store) is not bool:
             raise MessageIllegal(
                 f"wait_store is True or False, not {self.wait_store!r}", self.topic, "wait_store"
             )
+
+    def _check_times(self) -> None:
+        for field in ("delay_ms", "deliver_at_ms"):
+            value = getattr(self, field)
+            if not _is_number(value) or not 0 <= value < 1 << 53:
+                problem = f"{field} is a number of milliseconds, not {value!r}"
+                raise MessageIllegal(problem, self.topic, field)
+        if bool(self.delay_level) + bool(self.delay_ms) + bool(self.deliver_at_ms) > 1:
+            problem = "one of delay_level, delay_ms and deliver_at_ms says when a message is delivered"
+            raise MessageIllegal(problem, self.topic, "delay_ms" if self.delay_ms else "deliver_at_ms")
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it is to be delivered later."""
+        return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
 
     def wire_properties(self) -> dict[str, str]:
         """All properties as they go to the broker, the reserved ones for tags, keys, delay and wait included.
@@ -89,6 +111,10 @@ class Message(msgspec.Struct, kw_only=False):
             found[names.TAGS] = self.tags
         if self.delay_level > 0:
             found[names.DELAY] = str(self.delay_level)
+        if self.delay_ms:
+            found[names.TIMER_DELAY_MS] = str(self.delay_ms)
+        if self.deliver_at_ms:
+            found[names.TIMER_DELIVER_MS] = str(self.deliver_at_ms)
         found[names.WAIT] = "true" if self.wait_store else "false"
         return found
 
@@ -272,7 +298,9 @@ class SendStatus(Enum):
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """A broker's answer to a send. A batch has its ids joined by commas and its first offset."""
+    """A broker's answer to a send. A batch has its ids joined by commas and its first offset.
+
+    recall_handle: of a message that waits for its time, for Producer.recall."""
 
     status: SendStatus
     msg_id: str
@@ -282,6 +310,20 @@ class SendResult(msgspec.Struct, frozen=True):
     transaction_id: str | None = None
     region_id: str | None = None
     trace_on: bool = True
+    recall_handle: str | None = None
+
+
+class WaitingMessage(msgspec.Struct, frozen=True):
+    """A message that waits for its time, as its broker keeps it: `message.topic` is the broker's timer topic.
+
+    deliver_at_ms: when it will come, in ms since 1970. recall_handle: for Producer.recall; None for a message
+    without a unique key.
+    """
+
+    message: MessageExt
+    topic: str
+    deliver_at_ms: int
+    recall_handle: str | None
 
 
 class TransactionState(Enum):

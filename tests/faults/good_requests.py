@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from tests.faults.malformed import HUGE, command
 
+from cometmq.protocol.timers import RecallHandle
+
 
 class Request(NamedTuple):
     """Ext fields and body. held: the server may rightly keep the answer back, so that none is waited for."""
@@ -211,6 +213,8 @@ BROKER_REQUESTS = {
     43: Request({}),
     45: Request({}),
     46: Request({}, json.dumps(CHECK).encode()),
+    60: Request({}),
+    61: Request({}),
     200: Request({}, json.dumps(GROUP).encode()),
     201: Request({}),
     202: Request({"topic": "TopicA"}),
@@ -243,7 +247,15 @@ BROKER_REQUESTS = {
     351: Request({"topic": "TopicA"}),
     352: Request({"group": "CG"}),
     361: Request(PULL, held=True),
+    370: Request(
+        {
+            "topic": "TopicA",
+            "recallHandle": RecallHandle("TopicA", "broker-a", 9_999_999_999_999, "K").encode(),
+            "producerGroup": "PG",
+        }
+    ),
     21001: Request({"topic": "TopicA", "queueId": "0", "before": "0", "execute": "false"}),
+    21002: Request({"topic": "TopicA", "key": "k1", "maxMsgNums": "3", "afterMs": "0", "afterPosition": "0"}),
 }
 
 
@@ -301,6 +313,7 @@ def hostile_broker_bodies() -> list[tuple[str, bytes]]:
         pull = {**PULL, "subscription": text, "expressionType": "SQL92"}
         cases.append((f"SQL92 {text[:10]!r}", command(11, ext=pull)))
     for level in ("-1", "19", "x", "99999999999999999999"):
-        properties = f"DELAY\x01{level}\x02"
-        cases.append((f"delay level {level}", command(310, b"body", ext={**SEND_V2, "i": properties})))
+        for name in ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"):
+            properties = f"{name}\x01{level}\x02"
+            cases.append((f"{name} {level}", command(310, b"body", ext={**SEND_V2, "i": properties})))
     return cases

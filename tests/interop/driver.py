@@ -41,14 +41,16 @@ def message(
     flag: int = 0,
     properties: dict[str, str] | None = None,
     wait: bool | None = None,
+    **setters: int,
 ) -> Json:
-    """A message for :meth:`Driver.send`."""
+    """A message for :meth:`Driver.send`. setters: methods of 5.x's messages, as ``setDelayTimeMs=1000``."""
     out: Json = {
         "topic": topic,
         "body": base64.b64encode(body).decode(),
         "delay": delay,
         "flag": flag,
         "properties": properties or {},
+        **setters,
     }
     for name, value in (("tags", tags), ("keys", keys), ("wait", wait)):
         if value is not None:

@@ -44,6 +44,10 @@ WIRE_NAMES = {
         "proxyFrowardClientId"
     ),
     "PullMessageResponseHeader": "suggestWhichBrokerId! nextBeginOffset! minOffset! maxOffset!",
+    "RecallMessageRequestHeader": "topic! recallHandle! producerGroup bname",
+    "RecallMessageResponseHeader": "msgId!",
+    "ListTimersRequestHeader": "maxMsgNums afterMs afterPosition topic key",
+    "ListTimersResponseHeader": "afterMs! afterPosition! more! waiting!",
     "ConsumerSendMsgBackRequestHeader": (
         "offset! group! delayLevel! originMsgId originTopic unitMode maxReconsumeTimes bname"
     ),

@@ -34,11 +34,11 @@ from cometmq.client.cluster.options import ClientOptions, TraceOptions
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError
-from cometmq.message import Message, MessageExt, MessageQueue, SendResult
+from cometmq.message import Message, MessageExt, MessageQueue, SendResult, WaitingMessage
 from cometmq.protocol.bodies import ClusterInfo, ConsumeMessageDirectlyResult, TopicRouteData, TopicStatsTable
 from cometmq.protocol.bodies_admin import PurgedQueue
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, TRACE_TOPIC, RequestCode
-from cometmq.protocol.headers import TopicRequestHeader
+from cometmq.protocol.headers import ListTimersRequestHeader, TopicRequestHeader
 
 __all__ = ["Admin", "TopicSettings"]
 
@@ -426,6 +426,41 @@ class Admin(Client):
     async def retry_limits(self, group: str) -> dict[str, int]:
         """Client id -> the most retries that this member allows, as far as CometMQ brokers have learnt it."""
         return await groups.retry_limits(self.client, group)
+
+    # -- timer messages
+
+    async def timers(
+        self,
+        topic: str | None = None,
+        *,
+        broker_addr: str | None = None,
+        key: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[WaitingMessage]:
+        """Messages that wait for their time, of all topics or one, with any key or one (a key or the id):
+        broker after broker, by delivery time, at most `limit` of each. CometMQ brokers only."""
+        brokers = {
+            data.broker_addrs[MASTER_ID]: name
+            for name, data in sorted((await self.cluster_info()).broker_addr_table.items())
+            if MASTER_ID in data.broker_addrs
+        }
+        for addr in [broker_addr] if broker_addr else brokers:
+            wanted = ListTimersRequestHeader(topic=topic, key=key)
+            more, left = True, limit
+            while more and left != 0:
+                if left is not None:
+                    wanted = msgspec.structs.replace(wanted, max_msg_nums=min(left, 64))
+                found, page = await self.client.brokers.timers(addr, brokers.get(addr, ""), wanted)
+                for waiting in found:
+                    yield waiting
+                more, left = page.more, None if left is None else left - len(found)
+                wanted = msgspec.structs.replace(
+                    wanted, after_ms=page.after_ms, after_position=page.after_position
+                )
+
+    async def recall(self, recall_handle: str) -> str:
+        """Take back a message that waits; see Producer.recall."""
+        return await (await self._started_producer()).recall(recall_handle)
 
     async def _started_producer(self) -> Producer:
         if self._producer is None:

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cometmq.message import MessageExt, SendResult
+from cometmq.message import MessageExt, SendResult, WaitingMessage
 from cometmq.protocol.traces import AnyTrace
 
 
@@ -257,6 +257,25 @@ class TraceView(Value, frozen=True, kw_only=True):
     store_timestamp: int
 
 
+class WaitingView(Value, frozen=True, kw_only=True):
+    """A message that waits for its time; deliver_at in ms."""
+
+    deliver_at: int
+    destination: str
+    recall_handle: str | None
+    message: MessageView
+
+    @classmethod
+    def of(cls, waiting: WaitingMessage) -> WaitingView:
+        """View what a broker lists."""
+        return cls(
+            deliver_at=waiting.deliver_at_ms,
+            destination=waiting.topic,
+            recall_handle=waiting.recall_handle,
+            message=MessageView.of(waiting.message),
+        )
+
+
 class SendView(Value, frozen=True, kw_only=True):
     """What a broker said about a sent message."""
 
@@ -266,6 +285,7 @@ class SendView(Value, frozen=True, kw_only=True):
     broker_name: str
     queue_id: int
     queue_offset: int
+    recall_handle: str | None = None
 
     @classmethod
     def of(cls, result: SendResult) -> SendView:
@@ -277,4 +297,5 @@ class SendView(Value, frozen=True, kw_only=True):
             broker_name=result.queue.broker_name,
             queue_id=result.queue.queue_id,
             queue_offset=result.queue_offset,
+            recall_handle=result.recall_handle,
         )

@@ -37,8 +37,12 @@ from cometmq.broker.register import Registrar
 from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
 from cometmq.broker.send.send_back import SendBackProcessor
+from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.timers.redelivery import Redelivery
+from cometmq.broker.timers.requests import TimerProcessor
 from cometmq.broker.timers.schedule import ScheduleService
+from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import RequestCode, handlers_of
@@ -82,13 +86,13 @@ class BrokerParts:
         self.slow_readers = SlowReaders(config, self.tables.groups)
         self.registrar = Registrar(config, self.tables.topics, address, self.client)
         self._make_processors(DelayLevels.of(config.store))
-        for queue in self.schedule.queues():
+        for queue in (*self.schedule.queues(), *self.timers.queues()):
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
         self.handlers = self._all_handlers()
         self.server = self._server(without=())
         self.vip_server: RemotingServer | None = None
-        self._timers = [
+        self._periodic = [
             Periodic(self._loop, CLIENT_SCAN_S, self.clients.expire, name="scan for silent clients"),
             Periodic(self._loop, STATS_PERIOD_S, self._sample, name="sampling of statistics"),
             Periodic(self._loop, CHECK_S, self.slow_readers.check, name="check for slow readers"),
@@ -112,6 +116,7 @@ class BrokerParts:
             ),
             slow_readers=self.slow_readers,
         )
+        self.timed = TimedSends(config=config, clock=self._clock, store=store, tables=tables)
         self.sends = SendProcessor(
             config=config,
             clock=self._clock,
@@ -121,11 +126,21 @@ class BrokerParts:
             delays=levels,
             stats=self.stats,
             writer=writer,
+            timers=self.timed,
+        )
+        redelivery = Redelivery(store=store, topics=tables.topics)
+        self.timers = TimerService(
+            clock=self._clock,
+            store=store,
+            tables=tables,
+            timed=self.timed,
+            redelivery=redelivery,
+            writer=writer,
         )
         self.schedule = ScheduleService(
             clock=self._clock,
             store=store,
-            topics=tables.topics,
+            redelivery=redelivery,
             levels=levels,
             offsets=tables.delays,
             writer=writer,
@@ -166,6 +181,15 @@ class BrokerParts:
             self.pulls,
             self.clients,
             self.schedule,
+            TimerProcessor(
+                config=config,
+                clock=self._clock,
+                store=store,
+                tables=tables,
+                timed=self.timed,
+                service=self.timers,
+                writer=self.writer,
+            ),
             self.transactions.ends,
             OffsetProcessor(store=store, tables=tables),
             QueryProcessor(store=store),
@@ -233,8 +257,9 @@ class BrokerParts:
         self.pulls.start()
         if not self.store.slave:
             self.schedule.start()
+            self.timers.start()
         self.transactions.start()
-        for timer in self._timers:
+        for timer in self._periodic:
             timer.start()
         self.protection.start()
         await self.registrar.start()
@@ -257,10 +282,11 @@ class BrokerParts:
         for server in servers:
             server.stop_listening()
         await self.registrar.stop()
-        for timer in self._timers:
+        for timer in self._periodic:
             timer.cancel()
         self.protection.stop()
         await self.schedule.stop()
+        await self.timers.stop()
         await self.transactions.stop()
         await self.pulls.stop()
         await self.writer.drain(drain_s)
@@ -275,6 +301,7 @@ class BrokerParts:
     def _arrived(self, arrivals: Arrivals) -> None:
         self.pulls.arrived(arrivals)
         self.schedule.arrived(arrivals)
+        self.timers.arrived(arrivals)
 
     def _closed(self, connection: Connection) -> None:
         self.pulls.long_poll.drop(connection)

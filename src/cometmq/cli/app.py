@@ -16,6 +16,7 @@ COMMANDS = {
     "consume": ("cometmq.cli.consume:consume", "Receive messages of a topic and print them."),
     "tail": ("cometmq.cli.tail:tail", "Watch a topic without a group: from now, or from a time."),
     "dlq": ("cometmq.cli.dlq:dlq", "List, show and send again what groups gave up on."),
+    "timers": ("cometmq.cli.timers:timers", "Show messages that wait for their time, and take them back."),
     "archive": ("cometmq.cli.archive:archive", "Write a topic to Parquet with Spark, each message once."),
     "store": ("cometmq.cli.store:store", "Check, show, rebuild and measure a store directory."),
     "admin": (

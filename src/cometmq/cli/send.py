@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cometmq.cli.options import HELP, check_utf8, namesrv_option, stop_on_signals
+from cometmq.cli.options import HELP, UNIT_MS, check_utf8, namesrv_option, stop_on_signals
 from cometmq.cli.progress import progress_bar
 from cometmq.text import counted, printable, printable_json
 
@@ -35,6 +36,24 @@ def name_and_value(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise click.BadParameter(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+def time_span(text: str) -> int:
+    """`--delay`: a time span in ms. Raises click.BadParameter."""
+    found = re.fullmatch(r"([0-9]{1,9})(ms|[smhd])", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no time span such as 1500ms, 90s, 10m, 2h, 1d")
+    return int(found[1]) * {"ms": 1, **UNIT_MS}[found[2]]
+
+
+def point_in_time(text: str) -> int:
+    """`--at`: ms since 1970. Raises click.BadParameter."""
+    from cometmq.admin.formats import parse_time
+
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither ms since 1970 nor yyyy-MM-dd#HH:mm:ss:SSS") from None
 
 
 @click.command(context_settings=HELP)
@@ -62,6 +81,20 @@ def name_and_value(text: str) -> tuple[str, str]:
     metavar="LEVEL",
     help="Deliver later: 1 is 1 s, 2 is 5 s, 3 is 10 s, 18 is 2 h.",
 )
+@click.option(
+    "--delay",
+    "delay_ms",
+    type=time_span,
+    metavar="SPAN",
+    help="Deliver after 1500ms, 90s, 10m, 2h, 1d.",
+)
+@click.option(
+    "--at",
+    "deliver_at_ms",
+    type=point_in_time,
+    metavar="WHEN",
+    help="Deliver at a time: ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+)
 @click.option("-g", "--group", default="cometmq-cli", metavar="NAME", help="Producer group.")
 @click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON.")
 def send(
@@ -72,6 +105,8 @@ def send(
     keys: tuple[str, ...],
     properties: tuple[tuple[str, str], ...],
     delay_level: int,
+    delay_ms: int | None,
+    deliver_at_ms: int | None,
     group: str,
     as_json: bool,
 ) -> None:
@@ -84,7 +119,14 @@ def send(
 
     def message(text: bytes) -> Message:
         return Message(
-            topic=topic, body=text, tags=tag, keys=keys, delay_level=delay_level, properties=dict(properties)
+            topic=topic,
+            body=text,
+            tags=tag,
+            keys=keys,
+            delay_level=delay_level,
+            delay_ms=delay_ms or 0,
+            deliver_at_ms=deliver_at_ms or 0,
+            properties=dict(properties),
         )
 
     async def run() -> None:
@@ -225,6 +267,8 @@ def show(result: SendResult, as_json: bool) -> None:
     queue = result.queue
     place = f"{queue.broker_name} queue {queue.queue_id} offset {result.queue_offset}"
     line = f"{result.status.name} {result.msg_id} {place} (offset id {result.offset_msg_id})"
+    if result.recall_handle:
+        line += f" recall {result.recall_handle}"
     click.echo(printable(line, None))
 
 

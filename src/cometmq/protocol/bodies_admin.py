@@ -184,3 +184,20 @@ class DelayOffsetTable(IntegerKeyed):
 
     offset_table: dict[int, int] = empty(dict)
     data_version: DataVersion | None = None
+
+
+# -- timers
+
+
+class TimerMetric(Body):
+    """How many timer messages wait for a topic, and when that was last changed (ms)."""
+
+    count: int = always(0)
+    time_stamp: int = always(0)
+
+
+class TimerMetrics(Body):
+    """What waits, by topic (code 61)."""
+
+    timing_count: dict[str, TimerMetric] = empty(dict)
+    data_version: DataVersion | None = None

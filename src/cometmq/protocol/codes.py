@@ -140,6 +140,7 @@ class RequestCode(IntEnum):
     GET_BROKER_HA_STATUS = 907
     RESET_MASTER_FLUSH_OFFSET = 908
     PURGE_TOPIC = 21001  # ours, unknown to Apache's brokers
+    LIST_TIMERS = 21002  # ours
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -313,6 +314,7 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 TBW102 = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 BENCHMARK_TOPIC = "BenchmarkTest"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 OFFSET_MOVED_EVENT = "OFFSET_MOVED_EVENT"
@@ -328,6 +330,7 @@ ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 UNSENDABLE_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
+        TIMER_TOPIC,
         TRANS_HALF_TOPIC,
         TRANS_OP_HALF_TOPIC,
         TRANS_CHECK_MAX_TIME_TOPIC,
@@ -335,8 +338,9 @@ UNSENDABLE_TOPICS = frozenset(
         OFFSET_MOVED_EVENT,
     }
 )
-"""Topics that a client may not send to (docs/reference/remoting.md, Sending)."""
-SYSTEM_TOPICS = UNSENDABLE_TOPICS | {TBW102, BENCHMARK_TOPIC, TRACE_TOPIC}
+"""Topics that a client may not send to (docs/reference/remoting.md, Sending). 4.9 does not know TIMER_TOPIC;
+here nobody stores timers but by their properties."""
+SYSTEM_TOPICS = UNSENDABLE_TOPICS - {TIMER_TOPIC} | {TBW102, BENCHMARK_TOPIC, TRACE_TOPIC}
 """Topics that nobody may create or delete (4.9's list; 5.x adds every name that starts with rmq_sys_)."""
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"

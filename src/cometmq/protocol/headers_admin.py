@@ -31,6 +31,27 @@ class PurgeTopicRequestHeader(Header, gc=False):
     execute: bool | None = None
 
 
+class ListTimersRequestHeader(Header, gc=False):
+    """Code 21002, ours: messages that wait for their time, behind a place in the order of delivery times (ms)
+    and log positions; of all topics or one. With a key those that have it, unique or not, in one page."""
+
+    max_msg_nums: I32 = 64
+    after_ms: I64 = -1
+    after_position: I64 = -1
+    topic: str | None = None
+    key: str | None = None
+
+
+class ListTimersResponseHeader(Header, gc=False):
+    """Answer to 21002; the body holds the records. The next page begins behind `after`. waiting: how many
+    wait in all, recalls among them."""
+
+    after_ms: I64
+    after_position: I64
+    more: bool
+    waiting: I64
+
+
 class DeleteTopicRequestHeader(Header, gc=False):
     """Codes 215 and 216; with a cluster's name only that cluster's brokers forget it (216)."""
 

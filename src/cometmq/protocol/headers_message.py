@@ -61,6 +61,21 @@ class SendMessageResponseHeader(Header, gc=False):
     trace_on: str | None = field(name="TRACE_ON", default=None)
 
 
+class RecallMessageRequestHeader(Header, gc=False):
+    """Code 370. recall_handle: from the answer to the send."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+    bname: str | None = None
+
+
+class RecallMessageResponseHeader(Header, gc=False):
+    """Answer to 370: the unique key of the message."""
+
+    msg_id: str
+
+
 class ConsumerSendMsgBackRequestHeader(Header, gc=False):
     """Code 36. offset: physical offset on the broker that is addressed."""
 

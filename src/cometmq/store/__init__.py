@@ -5,33 +5,38 @@ what reads the directory of a store beside its broker is in `cometmq.store.inspe
 """
 
 from cometmq.store.background.topic_retention import TopicLimit
-from cometmq.store.base.clock import Clock, ManualClock, SystemClock
+from cometmq.store.base.clock import Clock, ManualClock, SteadyTime, SystemClock
 from cometmq.store.base.config import SLAVE, SMALL_FILES, SYNC_MASTER, WIRE_NAMES, StoreConfig
 from cometmq.store.base.disk import Buffer, Disk, DiskUsage, FileFacts, OsDisk, read_file, replace_file
 from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads
 from cometmq.store.base.refusal import StoreRefused
-from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.message_store import Commit, MessageStore
+from cometmq.store.reading.links import link_to, links
 from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
 from cometmq.store.tables.json_table import JsonTable
-from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TOPICS
-from cometmq.store.writing.appender import Appender, TickMessage, Traits
+from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
+from cometmq.store.writing.appender import Appender, Body, TickMessage, Traits
 from cometmq.store.writing.dispatch import Arrivals
 
 __all__ = [
     "CACHED",
     "DELAYS",
+    "FILLER_SIZE",
     "GROUPS",
     "OFFSETS",
     "SLAVE",
     "SMALL_FILES",
     "SYNC_MASTER",
+    "TIMERS",
     "TOPICS",
+    "UNIT_DTYPE",
     "WAITING",
     "WIRE_NAMES",
     "Appender",
     "Arrivals",
+    "Body",
     "Buffer",
     "Clock",
     "Commit",
@@ -48,12 +53,16 @@ __all__ = [
     "OsDisk",
     "QueueTable",
     "Reads",
+    "SteadyTime",
     "StoreConfig",
     "StoreRefused",
     "SystemClock",
     "TickMessage",
+    "TimerTable",
     "TopicLimit",
     "Traits",
+    "link_to",
+    "links",
     "read_file",
     "replace_file",
     "tag_matches",

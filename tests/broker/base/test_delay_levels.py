@@ -43,16 +43,16 @@ class TestDueTimes:
 
     def test_a_clock_set_back_between_storing_and_delivery_changes_nothing(self):
         due = self.due()
-        due.arrived(2, -T0)
+        due.steps.note(2, -T0)
         before = due.due_ms(2, T0 + 1_000)
-        due.arrived(3, -T0 + 3_600_000)  # an hour back
+        due.steps.note(3, -T0 + 3_600_000)  # an hour back
         assert due.due_ms(2, T0 + 1_000) == before == 11_000 + STEP_MS
         assert due.due_ms(3, T0 - 3_600_000 + 2_000) == 12_000 + STEP_MS
 
     def test_neither_does_one_that_is_set_forward(self):
         due = self.due()
-        due.arrived(2, -T0)
-        due.arrived(3, -T0 - 3_600_000)
+        due.steps.note(2, -T0)
+        due.steps.note(3, -T0 - 3_600_000)
         assert due.due_ms(2, T0) == self.DELAY + STEP_MS
         assert due.due_ms(3, T0 + 3_600_000) == self.DELAY + STEP_MS
 
@@ -61,12 +61,12 @@ class TestDueTimes:
         due = self.due()
         for number in range(1_000):  # half a second in a thousand messages
             ahead = -T0 + way * number // 2
-            due.arrived(2 + number, ahead)
+            due.steps.note(2 + number, ahead)
             assert due.due_ms(2 + number, number - ahead) >= number + self.DELAY
 
     def test_steps_that_are_behind_all_messages_are_forgotten(self):
         due = self.due()
         for number in range(2, 100):
-            due.arrived(number, -T0 + number * 1_000)
-            due.passed(number)
-        assert len(due.ahead) == 1
+            due.steps.note(number, -T0 + number * 1_000)
+            due.steps.passed(number)
+        assert len(due.steps.notes) == 1

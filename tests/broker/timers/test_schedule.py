@@ -106,7 +106,7 @@ class TestClocks:
         """Both were stored before the step, and are heard of one after the other behind it."""
         clock = ManualClock()
         schedule = ScheduleService(
-            clock=clock, store=SimpleNamespace(max_offset=lambda *_: 0), topics=None,
+            clock=clock, store=SimpleNamespace(max_offset=lambda *_: 0), redelivery=None,
             levels=DelayLevels((60_000,)), offsets=DelayOffsets(), writer=None,
         )  # fmt: skip
         await schedule.stop()  # nothing is delivered here

@@ -77,6 +77,13 @@ OWN: dict[str, Callable[[int], Table]] = {
     },
     "queueMinOffsets.json": lambda n: {"minOffsets": {"T": {"0": 30 * n, "1": 2}}},
     "deletedTopics.json": lambda n: {"deletedTopics": {"T": 3000 * n, "U": 17}},
+    "timers.json": lambda n: {
+        "queueOffset": 30 * n,
+        "deliveredMs": 1_700_000_000_000,
+        "firstPosition": 400,
+        "logPosition": 900 * n,
+        "waiting": {"T": n, "U": 17},
+    },
 }
 
 

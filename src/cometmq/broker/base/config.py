@@ -115,6 +115,10 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     register_broker_timeout_mills: int = 6_000
     compressed_register: bool = False
     flush_delay_offset_interval: int = 10_000
+    timer_wheel_enable: bool = True
+    timer_max_delay_sec: int = 40 * 86_400  # Apache's: 3 days
+    timer_max_waiting: int = 4_000_000  # ours: about 30 bytes each in memory
+    recall_message_enable: bool = True  # Apache's: false
     reject_transaction_message: bool = False
     transaction_time_out: int = 6_000
     transaction_check_max: int = 15
@@ -231,6 +235,8 @@ RANGES: dict[str, Range] = {
     # The start waits this long for a name server that does not answer.
     "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),
     "flushDelayOffsetInterval": _PERIOD,
+    "timerMaxDelaySec": Range(1, 3650 * 86_400, "seconds"),
+    "timerMaxWaiting": Range(0, INT_MAX, "messages"),
     "transactionTimeOut": Range(0, INT_MAX, "milliseconds"),
     "transactionCheckMax": Range(1, INT_MAX),
     "transactionCheckInterval": _PERIOD,

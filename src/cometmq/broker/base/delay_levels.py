@@ -39,37 +39,51 @@ class DelayLevels(msgspec.Struct, frozen=True):
         return min(max(requested, 0), len(self.delays_ms))
 
 
+class ClockSteps:
+    """By how much the monotonic clock was ahead of the wall clock that stamped the records of a queue, and
+    from which queue offset on. No I/O in here.
+
+    A record bears the wall time of its storing, but a wall clock steps: what it gained or lost between
+    storing and delivery would make messages early or late. So the monotonic clock measures delays. There is
+    no note for records from before the start: they count as stamped by the wall clock of the start.
+    """
+
+    __slots__ = ("notes",)
+
+    def __init__(self, now_ms: int, monotonic_ms: int) -> None:
+        self.notes = deque([(0, monotonic_ms - now_ms)])
+
+    def note(self, offset: int, ahead_ms: int) -> None:
+        """The time stamp of the record at this offset is so far behind the monotonic clock."""
+        if abs(ahead_ms - self.notes[-1][1]) > STEP_MS:
+            self.notes.append((offset, ahead_ms))
+
+    def ahead_ms(self, offset: int) -> int:
+        """What to add to a time of the record at this offset for one of the monotonic clock."""
+        return next(ahead for first, ahead in reversed(self.notes) if first <= offset)
+
+    def passed(self, offset: int) -> None:
+        """Nobody asks any more for what is before this offset."""
+        while len(self.notes) > 1 and self.notes[1][0] <= offset:
+            self.notes.popleft()
+
+
 class DueTimes:
     """When the messages of one level are due, in milliseconds of the monotonic clock. No I/O in here.
 
-    A record bears the wall time of its storing, but a wall clock steps: what it gained or lost between
-    storing and delivery would make messages early or late. So the monotonic clock measures the delay.
-    `ahead` notes by how much it was ahead of the wall clock that stamped the records, and from which queue
-    offset on. There is no note for records from before the start: they count as stamped by the wall clock of
-    the start, and as stored at the start if that puts them into the future.
+    What was stored before the start counts as stored at the start if its time stamp is in the future.
     """
 
-    __slots__ = ("_delay_ms", "_latest_ms", "_stored", "ahead")
+    __slots__ = ("_delay_ms", "_latest_ms", "_stored", "steps")
 
     def __init__(self, delay_ms: int, stored: int, now_ms: int, monotonic_ms: int) -> None:
         """stored: the queue's end at the start."""
         self._delay_ms = delay_ms
         self._stored = stored
         self._latest_ms = monotonic_ms + delay_ms  # of what was stored at the start
-        self.ahead = deque([(0, monotonic_ms - now_ms)])
-
-    def arrived(self, offset: int, ahead_ms: int) -> None:
-        """A message has come whose time stamp is so far behind the monotonic clock."""
-        if abs(ahead_ms - self.ahead[-1][1]) > STEP_MS:
-            self.ahead.append((offset, ahead_ms))
+        self.steps = ClockSteps(now_ms, monotonic_ms)
 
     def due_ms(self, offset: int, store_timestamp_ms: int) -> int:
         """When the message at this offset is due."""
-        ahead_ms = next(ahead for first, ahead in reversed(self.ahead) if first <= offset)
-        due_ms = store_timestamp_ms + self._delay_ms + ahead_ms + STEP_MS
+        due_ms = store_timestamp_ms + self._delay_ms + self.steps.ahead_ms(offset) + STEP_MS
         return min(due_ms, self._latest_ms) if offset < self._stored else due_ms
-
-    def passed(self, offset: int) -> None:
-        """Everything before this offset is delivered."""
-        while len(self.ahead) > 1 and self.ahead[1][0] <= offset:
-            self.ahead.popleft()

@@ -33,7 +33,7 @@ _TAIL = b'},"flag":1,"language":"JAVA","opaque":%d%b,"serializeTypeCurrentRPC":"
     b"%d}" % VERSION_4_9_7
 )
 _SEND = (
-    b'{"code":%d,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b","queueId":"%d","queueOffset":"%d"'
+    b'{"code":%d,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b","queueId":"%d","queueOffset":"%d"%b'
     + _TAIL
 )
 # The same for success, to be filled in twice: with what holds for all answers, and with those of one message.
@@ -102,9 +102,12 @@ class SendReplies:
             size = len(header)
             sender.connection.write(_WORDS[size] + header if size < 512 else frame_of(header))
 
-    def reply(self, code: int, opaque: int, ids: bytes, queue_id: int, queue_offset: int) -> bytes:
+    def reply(
+        self, code: int, opaque: int, ids: bytes, queue_id: int, queue_offset: int, recall_handle: str = ""
+    ) -> bytes:
         """Any answer that carries ids: success, or stored but not flushed or replicated in time."""
-        return frame_of(self._before % (code, ids, queue_id, queue_offset, opaque, b""))
+        more = b',"recallHandle":"%b"' % recall_handle.encode() if recall_handle else b""
+        return frame_of(self._before % (code, ids, queue_id, queue_offset, more, opaque, b""))
 
 
 def pull_reply(

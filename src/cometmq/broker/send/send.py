@@ -3,8 +3,8 @@
 The way of a plain message is short and runs inline in the connection's read: typed header, one dictionary
 look-up for the topic, one for what becomes of the properties, one object for the store, which encodes all
 messages of a tick at its end.
-Everything that is not plain (a new topic, a retry topic, a delay, a transaction) leaves that way at a named
-exit. Most sends of a busy producer do not even come here: see send_templates.py.
+Everything that is not plain (a new topic, a retry topic, a delay, a delivery time, a transaction) leaves
+that way at a named exit. Most sends of a busy producer do not even come here: see send_templates.py.
 
 Budget: 12 µs of CPU for a 1 KiB send with up to 64 in flight on a connection, of which the frame, header and
 store take the larger part; about 3 µs belong to this module.
@@ -28,6 +28,7 @@ from cometmq.broker.send.half import half_properties, is_transactional, with_des
 from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules
 from cometmq.broker.send.send_templates import SendTemplates
 from cometmq.broker.send.stored_form import cluster_pair, sent_properties, stored_form, stored_forms
+from cometmq.broker.send.timed import Timed, TimedSends, without_times
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.topics import TopicTable, sys_flag_of_send
 from cometmq.errors import CommandError
@@ -58,12 +59,13 @@ TRANSACTION_BITS = int(SysFlag.TRANSACTION_MASK)
 
 
 class Place(NamedTuple):
-    """Where a message is stored, and its delay in ms if it waits for one."""
+    """Where a message is stored, and its delay in ms if it waits for one. timed: what waits for its time."""
 
     topic: str
     queue_id: int
     properties: bytes
     delay_ms: int | None = None
+    timed: Timed | None = None
 
 
 class SendRules(NamedTuple):
@@ -86,6 +88,7 @@ class SendProcessor:
     delays: DelayLevels
     stats: Stats
     writer: Writer
+    timers: TimedSends
 
     def __post_init__(self) -> None:
         self._appender = self.store.appender
@@ -123,9 +126,11 @@ class SendProcessor:
         properties = form.before + unique + form.behind
         answered = queue_id
         if not form.plain or topic[0] == "%":
-            topic, queue_id, properties, delay_ms = self._redirect(
-                connection, frame, header, topic, queue_id, properties
-            )
+            place = self._redirect(connection, frame, header, topic, queue_id, properties)
+            if place.timed is not None:
+                self._send_timed(connection, frame, header, place.timed, sys_flag, queue_id, form.waits)
+                return None
+            topic, queue_id, properties, delay_ms, _ = place
             if topic == TRANS_HALF_TOPIC:
                 sys_flag &= ~TRANSACTION_BITS  # a half message has its place in its queue like any other
             else:
@@ -162,6 +167,44 @@ class SendProcessor:
         return None
 
     send_message_v2 = send_batch_message = send_message
+
+    def _send_timed(
+        self,
+        connection: Connection,
+        frame: Frame,
+        header: SendMessageRequestHeader,
+        timed: Timed,
+        sys_flag: int,
+        queue_id: int,
+        waits: bool,
+    ) -> None:
+        """A message that waits for its time: its answer names it for a recall."""
+        try:
+            message = self.timers.append(
+                timed,
+                frame.body,
+                flag=header.flag,
+                sys_flag=sys_flag,
+                born_timestamp_ms=header.born_timestamp,
+                born_host=connection.peer_host,
+                reconsume_times=header.reconsume_times or 0,
+            )
+        except StoreRefused as refusal:
+            raise self._refused(refusal) from None
+        replies, opaque, handle = self.writer.replies, frame.opaque, self.timers.handle(timed)
+
+        def answer(code: int, remark: str | None) -> None:
+            if remark is None:
+                self.tables.timers.count(timed.topic, 1)
+            if frame.is_oneway:
+                return
+            if remark is not None:
+                connection.respond(frame, code, remark=remark)
+                return
+            ids = replies.message_id(message.physical_offset)
+            connection.write(replies.reply(code, opaque, ids, queue_id, message.queue_offset, handle))
+
+        self.writer.appended(answer, waits)
 
     def _send_batch(
         self,
@@ -285,7 +328,10 @@ class SendProcessor:
                 )
             self.tables.topics.ensure(TRANS_HALF_TOPIC, 1)
             return Place(TRANS_HALF_TOPIC, 0, half_properties(topic, queue_id, properties))
-        return delayed(self.delays, topic, queue_id, properties)
+        place = delayed(self.delays, topic, queue_id, properties)
+        if place.delay_ms is not None:
+            return place._replace(properties=without_times(place.properties))
+        return place._replace(timed=self.timers.timed(topic, queue_id, properties))
 
 
 def topic_of_send(
@@ -349,13 +395,20 @@ def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -
 
 
 def move(
-    appender: Appender, message: MessageExt, place: Place, reconsume_times: int, prepared_position: int = 0
+    appender: Appender,
+    message: MessageExt,
+    place: Place,
+    reconsume_times: int,
+    prepared_position: int = 0,
+    tags_code: int | None = None,
 ) -> TickMessage:
-    """Store a message of the log again, in another place. Raises StoreRefused."""
+    """Store a message of the log again, in another place. tags_code: if it is not that of TAGS. Raises
+    StoreRefused."""
     return appender.append(
         place.topic, place.queue_id, message.body, place.properties,
         flag=message.flag, sys_flag=message.sys_flag,
         born_timestamp_ms=message.born_timestamp_ms, born_host=pack_host(message.born_host),
         reconsume_times=reconsume_times, prepared_transaction_offset=prepared_position,
-        tags_code=stored_tags_code(place.properties), delay_ms=place.delay_ms, stored_before=True,
+        tags_code=stored_tags_code(place.properties) if tags_code is None else tags_code,
+        delay_ms=place.delay_ms, stored_before=True,
     )  # fmt: skip

@@ -25,7 +25,7 @@ class StoredForm(Template, frozen=True, gc=False):
     waits: bool
     """Whether the sender waits for flush and replication."""
     plain: bool
-    """Whether such a message has no delay and is no part of a transaction."""
+    """Whether such a message has no delay, no delivery time, and is no part of a transaction."""
 
 
 def stored_forms(cluster: str) -> TemplateCache[StoredForm]:
@@ -40,7 +40,7 @@ def stored_forms(cluster: str) -> TemplateCache[StoredForm]:
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a name or value of the properties holds a separator (0x01 or 0x02)",
             )
-        plain = stored.find(b"DELAY\x01") < 0 and stored.find(b"TRAN_MSG\x01") < 0
+        plain = all(stored.find(name) < 0 for name in (b"DELAY\x01", b"TRAN_MSG\x01", b"TIMER_DEL"))
         return StoredForm(*template_fields(stored, unique), waits, plain)
 
     return TemplateCache(make)

@@ -1,4 +1,5 @@
-"""The tables that outlive a broker: topics, groups, consumer offsets and delay offsets, each with its file.
+"""The tables that outlive a broker: topics, groups, consumer offsets, delay offsets and the mark of the
+timers, each with its file.
 
 Topics and groups are written on each change, offsets every few seconds if they have changed, and everything
 at the end (docs/reference/storage.md, Writing tables).
@@ -25,10 +26,11 @@ from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.broker.tables.delay_offsets import DelayOffsets
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.broker.tables.table_file import TableFile
+from cometmq.broker.tables.timer_state import TimerState
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import Body, SubscriptionGroupTable, TopicConfigTable
-from cometmq.store import DELAYS, GROUPS, OFFSETS, TOPICS, Clock, MessageStore
+from cometmq.store import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, Clock, MessageStore
 
 log = logs.logger(__name__)
 
@@ -37,7 +39,7 @@ FIRST_WRITE_S = 10.0
 
 
 class DurableTables:
-    """The four tables of a broker and their files, under the store's directory `config`."""
+    """The five tables of a broker and their files, under the store's directory `config`."""
 
     def __init__(
         self, config: BrokerConfig, clock: Clock, store: MessageStore, topics_changed: Callable[[], None]
@@ -51,6 +53,7 @@ class DurableTables:
         self.groups = groups = SubscriptionGroups(config, clock.time_ms, self._save_groups)
         self.offsets = ConsumerOffsets()
         self.delays = DelayOffsets()
+        self.timers = TimerState()
         self.topics_file = self._file(
             TOPICS, lambda: plain(TopicConfigTable(topics.table, topics.version)), after_log=False
         )
@@ -59,21 +62,23 @@ class DurableTables:
         )
         self.offsets_file = self._file(OFFSETS, self.offsets.to_table, after_log=True)
         self.delays_file = self._file(DELAYS, self.delays.to_table, after_log=True)
+        self.timers_file = self._file(TIMERS, self.timers.to_table, after_log=True)
         self._timers = [
             self._every("writing consumer offsets", config.flush_consumer_offset_interval, self.save_offsets),
             self._every("writing delay offsets", config.flush_delay_offset_interval, self.save_delays),
+            self._every("writing timers", config.flush_delay_offset_interval, self.save_timers),
         ]
 
     def _file(self, name: str, content: Callable[[], dict[str, Any]], *, after_log: bool) -> TableFile:
         path = os.path.join(self._config.store.root, "config", name)
-        return TableFile(self._store.disk, path, content, self._log_flushed if after_log else None)
+        return TableFile(self._store.disk, path, content, self.log_flushed if after_log else None)
 
     def _every(self, what: str, period_ms: int, job: Callable[[], None]) -> Periodic:
         period_s = period_ms / 1000
         waits = chain([max(FIRST_WRITE_S, period_s)], repeat(period_s))
         return Periodic(self._loop, lambda: next(waits), job, name=what)
 
-    async def _log_flushed(self) -> None:
+    async def log_flushed(self) -> None:
         """The log as it is now is on the device. Raises OSError if it does not get there."""
         store = self._store
         done: asyncio.Future[bool] = self._loop.create_future()
@@ -95,6 +100,7 @@ class DurableTables:
                     key, ", ".join(f"queue {q}: {was}, now {end}" for q, was, end in lowered),
                 )  # fmt: skip
         self.delays.load(self.delays_file.load())
+        self.timers.load(self.timers_file.load_or_empty())
 
     def _queues_with_messages(self, topic: str) -> int:
         """How many queues a topic must have for all of its messages to be reached."""
@@ -125,11 +131,19 @@ class DurableTables:
             self.delays.dirty = False
             self.delays_file.save()
 
+    def save_timers(self) -> None:
+        """Write how far timer messages are done soon, if that has changed."""
+        if self.timers.take_mark():
+            self.timers_file.save()
+
     async def stop(self) -> None:
         """Write everything a last time."""
         for timer in self._timers:
             timer.cancel()
-        for file in (self.topics_file, self.groups_file, self.offsets_file, self.delays_file):
+        files = [self.topics_file, self.groups_file, self.offsets_file, self.delays_file]
+        if self.timers.take_mark():
+            files.append(self.timers_file)
+        for file in files:
             await file.finish()
 
 

@@ -49,6 +49,10 @@ class TableFile:
         """What was written last; empty without a file. Raises StoreCorrupt, OSError."""
         return self._file.load()
 
+    def load_or_empty(self) -> dict[str, Any]:
+        """The same, empty as well if it cannot be read: for what can be computed anew. Raises OSError."""
+        return self._file.load_or_empty()
+
     def save(self) -> None:
         """The table has changed: write it soon, with the changes until then."""
         self._asked += 1

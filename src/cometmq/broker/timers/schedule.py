@@ -20,15 +20,13 @@ from cometmq import logs
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.send.send import Place, destination, move
 from cometmq.broker.tables.delay_offsets import DelayOffsets
-from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.timers.redelivery import Redelivery
 from cometmq.errors import CommandError, RecordError, StoreError
-from cometmq.message import MessageExt
 from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.record.one import body_crc, iter_records, properties_of
+from cometmq.protocol.record.one import iter_records, properties_of
 from cometmq.remoting import Connection
 from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import (
@@ -40,7 +38,6 @@ from cometmq.store import (
     MessageStore,
     NotInMemory,
     Reads,
-    StoreRefused,
 )
 
 log = logs.logger(__name__)
@@ -58,13 +55,6 @@ MOST_ERRORS = 3
 LOOK_AGAIN_S = 10.0
 # If a message arrives here more than this after it was stored, or before, the wall clock has stepped.
 LONGEST_SYNC_MS = 1_000
-
-
-class Undeliverable(CommandError):
-    """The message will never be delivered: why."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(ResponseCode.SYSTEM_ERROR, why)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +76,7 @@ class ScheduleService:
 
     clock: Clock
     store: MessageStore
-    topics: TopicTable
+    redelivery: Redelivery
     levels: DelayLevels
     offsets: DelayOffsets
     writer: Writer
@@ -158,7 +148,7 @@ class ScheduleService:
             # Whether a step came before or after the time stamp nobody knows: the message came now. One that
             # waited for a sync may be heard of after others that had the step noticed.
             doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= LONGEST_SYNC_MS
-            cursor.due.arrived(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
+            cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
                 self._wake(cursor)
 
@@ -222,7 +212,7 @@ class ScheduleService:
                     log.info("delay level %d: messages are delivered again", cursor.level)
                 cursor.refusals = cursor.errors = 0
                 self._move(cursor, reached)
-                cursor.due.passed(reached)
+                cursor.due.steps.passed(reached)
             if wait_s:
                 self._wake(cursor, wait_s)
             elif reached < self.store.max_offset(SCHEDULE_TOPIC, cursor.level - 1):
@@ -246,7 +236,9 @@ class ScheduleService:
                 if due_ms > monotonic_ms:
                     return reached, appended, (due_ms - monotonic_ms) / 1000
                 try:
-                    self._append(message, properties_of(data, at))
+                    self.redelivery.append(
+                        message, properties_of(data, at), link=message.prepared_transaction_offset
+                    )
                     appended = True
                 except CommandError as error:
                     self._step_over(cursor, message.queue_offset, message.physical_offset, error.remark)
@@ -287,18 +279,3 @@ class ScheduleService:
             )
         cursor.refusals += 1
         return min(RETRY_S * (1 << min(cursor.refusals - 1, 7)), ERROR_S)
-
-    def _append(self, message: MessageExt, properties: bytes) -> None:
-        """Store the real message, with its properties as they are stored. Raises CommandError if that
-        will never be possible, StoreError if it is not possible now."""
-        if message.body and body_crc(message.body) != message.body_crc:
-            # Stored again it would get a CRC that vouches for the damage.
-            raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
-        place = Place(*destination(self.topics, properties), properties)
-        prepared = message.prepared_transaction_offset
-        try:
-            move(self.store.appender, message, place, message.reconsume_times, prepared)
-        except StoreRefused as refusal:
-            if refusal.response_code == ResponseCode.MESSAGE_ILLEGAL:
-                raise Undeliverable(refusal.remark) from None
-            raise

@@ -18,7 +18,7 @@ from cometmq.client.cluster.requests import (
     succeeded,
 )
 from cometmq.errors import BodyError
-from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
+from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus, WaitingMessage
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
     ConsumerList,
@@ -38,14 +38,20 @@ from cometmq.protocol.headers import (
     GetConsumerListByGroupRequestHeader,
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
+    ListTimersRequestHeader,
+    ListTimersResponseHeader,
     OffsetResponseHeader,
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
+    RecallMessageRequestHeader,
+    RecallMessageResponseHeader,
     SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.protocol.properties.values import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY
+from cometmq.protocol.timers import PRECISION_MS, RecallHandle
 from cometmq.remoting import RemotingClient
 from cometmq.text import printable
 
@@ -325,6 +331,20 @@ class BrokerApi(Calls):
         answer = await self.call(addr, RequestCode.PURGE_TOPIC, header, topic=topic)
         return PurgeResult.decode(answer.body).queues
 
+    async def recall(self, addr: str, group: str, topic: str, recall_handle: str) -> str:
+        """Take back a message that waits for its time; returns its unique key."""
+        header = RecallMessageRequestHeader(topic=topic, recall_handle=recall_handle, producer_group=group)
+        answer = await self.call(addr, RequestCode.RECALL_MESSAGE, header, topic=topic)
+        return answer.header(RecallMessageResponseHeader).msg_id
+
+    async def timers(
+        self, addr: str, broker_name: str, wanted: ListTimersRequestHeader
+    ) -> tuple[list[WaitingMessage], ListTimersResponseHeader]:
+        """A page of the messages that wait on a CometMQ broker, and where the next one begins."""
+        answer = await self.call(addr, RequestCode.LIST_TIMERS, wanted)
+        header = answer.header(ListTimersResponseHeader)
+        return list(map(_waiting, decode_messages(answer.body, broker_name, []))), header
+
     async def delete_topic(self, addr: str, topic: str) -> None:
         """On this broker; name servers have to be told as well."""
         await self.call(
@@ -335,3 +355,12 @@ class BrokerApi(Calls):
         """What a broker says of itself, under RocketMQ's names."""
         answer = await self.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(KVTable.decode(answer.body).table)
+
+
+def _waiting(message: MessageExt) -> WaitingMessage:
+    properties = message.properties
+    topic, key = properties.get(REAL_TOPIC, ""), properties.get(UNIQ_KEY)
+    text = properties.get(TIMER_OUT_MS, "")
+    out_ms = int(text) if text.isdecimal() and len(text) <= 18 else 0
+    handle = RecallHandle(topic, message.broker_name, out_ms + 1, key).encode() if key else None
+    return WaitingMessage(message, topic, out_ms + PRECISION_MS, handle)

@@ -29,13 +29,11 @@ __all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_half", "prepare_syst
 _ZLIB_FLAGS = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
 
 _PREPARED = int(SysFlag.TRANSACTION_PREPARED)
-_TIMERS = {names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS}
-
-USER_MAY_SET = frozenset(
+_TIMES = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})
+USER_MAY_SET = _TIMES | frozenset(
     {
-        names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS,
-        names.TIMER_DELIVER_MS, names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL, names.MSG_TYPE,
-        names.CHECK_IMMUNITY_TIME_IN_SECONDS, names.INNER_MULTI_DISPATCH,
+        names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID, names.CORRELATION_ID, names.REPLY_TO_CLIENT,
+        names.TTL, names.MSG_TYPE, names.CHECK_IMMUNITY_TIME_IN_SECONDS, names.INNER_MULTI_DISPATCH,
     }
 )  # fmt: skip
 """Reserved properties that have no field of their own in Message and are the sender's to set."""
@@ -81,6 +79,7 @@ class Outgoing:
             header.transaction_id,
             header.region or "DefaultRegion",
             header.trace_on != "false",
+            header.recall_handle,
         )
 
 
@@ -108,7 +107,7 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
 def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, group: str) -> Outgoing:
     """The same for a message that begins a transaction of the producer group. A delay level is left out, as
     Apache's client does; other ways to delay a message are refused."""
-    for name in _TIMERS & message.properties.keys():
+    for name in _TIMES & message.properties.keys():
         problem = f"a message of a transaction cannot be delayed: property {name}"
         raise MessageIllegal(problem, message.topic, name)
     outgoing = prepare(replace(message, delay_level=0) if message.delay_level else message, options, keys)
@@ -225,7 +224,8 @@ def _check_fits_batch(message: Message, first: Message) -> None:
         )
     if message.topic.startswith(RETRY_PREFIX):
         raise MessageIllegal("retry topics take no batches", message.topic, "topic")
-    if message.delay_level > 0:
+    timed = not _TIMES.isdisjoint(message.properties) if message.properties else False
+    if message.is_delayed or timed:
         raise MessageIllegal("messages of a batch cannot be delayed", message.topic, "delay_level")
     if message.wait_store != first.wait_store:
         raise MessageIllegal("messages of a batch need the same wait_store", message.topic, "wait_store")

@@ -27,6 +27,7 @@ from cometmq.client.producer.selectors import QueueSelector, RoundRobin
 from cometmq.errors import BrokerError, MessageIllegal, NoRouteError, RemotingError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import SysFlag, check_group_name
+from cometmq.protocol.timers import RecallHandle
 from cometmq.text import seconds
 
 __all__ = ["Producer", "select_by_random"]
@@ -173,6 +174,18 @@ class Producer(Client):
         After a failure no new message is taken; the sends under way end, then the first failure is raised.
         """
         return await for_each(messages, self.send, concurrency)
+
+    async def recall(self, recall_handle: str) -> str:
+        """Take back a message that waits for its time, by the handle of its SendResult; returns its id.
+
+        The broker does not say whether the message was still there. Raises BadHandle, NoRouteError,
+        BrokerError.
+        """
+        client = self._running()
+        handle = RecallHandle.decode(recall_handle)
+        await self._route(handle.topic)
+        addr = client.master_addr(handle.broker_name, handle.topic)
+        return await client.brokers.recall(addr, self.group, handle.topic, recall_handle)
 
     async def send_raw(self, outgoing: Outgoing) -> SendResult:
         """Send what is prepared already, system properties and reserved topics included."""

@@ -46,7 +46,8 @@ class Retention:
     `log_pass` and one `derived_pass` run at a time.
 
     config: replaced when settings change. make_durable_before: brings queues and index onto the device up to
-    a log position; False if that failed. on_room: called after segments were deleted.
+    a log position; False if that failed. on_room: called after segments were deleted. move_on: before a
+    segment goes, takes along what is still needed of the log before a position; False if that failed.
     """
 
     disk: Disk
@@ -63,6 +64,7 @@ class Retention:
     ext: ExtFiles
     make_durable_before: Callable[[int], Awaitable[bool]]
     on_room: Callable[[], None]
+    move_on: Callable[[int], Awaitable[bool]] | None = None
 
     def __post_init__(self) -> None:
         self._manual = 0
@@ -146,6 +148,9 @@ class Retention:
             if deleted:
                 await self.off_loop.pause(self.config.delete_commit_log_files_interval)
             behind = commit_log.segments[0] + commit_log.segment_size
+            if self.move_on is not None and not await self.move_on(behind):
+                log.error("%s stays: messages that wait in it cannot be moved on", path)
+                break
             if not await self.make_durable_before(behind):
                 log.error("%s stays: queues or index cannot be brought onto the device", path)
                 break

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cometmq.protocol.codes import SCHEDULE_TOPIC
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC
 from cometmq.protocol.properties.values import java_hash, stored_tags_code, value_of
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
@@ -26,7 +26,7 @@ from cometmq.store.inspect.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHIN
 from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.recovery.replay import tags_code_of
+from cometmq.store.recovery.replay import WAITING_TOPICS, tags_code_of
 from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
@@ -182,9 +182,9 @@ class QueueCheck:
         units["position"], units["size"] = run.position[rows], run.size[rows]
         texts = run.properties
         units["tags"] = [stored_tags_code(texts[row]) for row in rows.tolist()]
-        if SCHEDULE_TOPIC in run.names:
-            delayed = np.flatnonzero(run.topic[rows] == run.names.index(SCHEDULE_TOPIC))
-            units["tags"][delayed] = [tags_code_of(each, self._delays) for each in run.facts(rows[delayed])]
+        for topic in WAITING_TOPICS.intersection(run.names):
+            waiting = np.flatnonzero(run.topic[rows] == run.names.index(topic))
+            units["tags"][waiting] = [tags_code_of(each, self._delays) for each in run.facts(rows[waiting])]
         return units
 
     def _set_right(self, run: Run) -> None:
@@ -263,6 +263,12 @@ class QueueCheck:
             if len(self.evidence.tags) < _MOST_DELAYED:
                 self.evidence.tags[facts.position] = is_[2]
             return
+        if (
+            is_[:2] == wanted[:2]
+            and state.topic == TIMER_TOPIC
+            and is_[2] == stored_tags_code(facts.properties)
+        ):
+            return  # as Apache's broker writes it
         if is_[:2] == wanted[:2] and _tags_flipped(facts.properties, is_[2], wanted[2]):
             self.evidence.tags[facts.position] = is_[2]
             self._record_damaged(facts, f"a flipped bit in its TAGS or beside them: {where} has another code")

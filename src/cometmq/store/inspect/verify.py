@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cometmq.errors import ProtocolError, StoreCorrupt
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from cometmq.store.base.checkpoint import FILE_SIZE, MARK_PLACE, mark_is_whole, mark_of
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Disk, OsDisk, read_file
@@ -28,7 +29,7 @@ from cometmq.store.recovery.store_layout import LONGEST_FILE, StoreLayout, read_
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.table_checks import ENDS, SEALED, TABLE_RULES, TOPICS, Table, read_table
 
-_SYSTEM_TOPICS = frozenset({"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"})
+_SYSTEM_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC})
 _FUTURE_MS = 1 << 53
 _CHECKPOINT_USED = 24
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from cometmq.protocol.codes import SCHEDULE_TOPIC
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC
 from cometmq.protocol.properties.key_hashes import Keys, key_prefix
 from cometmq.protocol.properties.template import codes_and_keys
 from cometmq.protocol.properties.values import stored_tags_code, value_of
 from cometmq.protocol.record.layout import TRANSACTION_MASK
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
+from cometmq.protocol.timers import timer_tags_code
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.refusal import QueueRefused
@@ -56,12 +57,18 @@ class Recovered:
             self.notes.append(f"{note}, not served")
 
 
+WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
+"""Topics whose units carry times in place of hashes of tags."""
+
+
 class StartEarlier(Exception):
     """A queue lacks units from before the start of the walk."""
 
 
 def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
-    """Tags code of a record's queue unit: hash of TAGS, or for a delayed message the time of its delivery."""
+    """Tags code of a record's queue unit: hash of TAGS, or for a message that waits its time."""
+    if facts.topic == TIMER_TOPIC:
+        return timer_tags_code(facts.properties)
     if facts.topic == SCHEDULE_TOPIC:
         level = value_of(facts.properties, b"DELAY")
         if level.isdigit() and int(level) > 0:
@@ -194,7 +201,7 @@ class Replay:
                 or offset != queue.max_offset
                 or position < start
                 or sys_flag & TRANSACTION_MASK
-                or topic == SCHEDULE_TOPIC
+                or topic in WAITING_TOPICS
                 or waiting
                 or careful
             ):

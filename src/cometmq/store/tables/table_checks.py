@@ -41,6 +41,7 @@ DELAYS = "delayOffset.json"
 ENDS = "consumeQueueEnds.json"
 MIN_OFFSETS = "queueMinOffsets.json"
 DELETED = "deletedTopics.json"
+TIMERS = "timers.json"
 
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 _CRC = "crc"
@@ -66,6 +67,16 @@ class DeletedTopicTable(Body, forbid_unknown_fields=True):
     """`deletedTopics.json`."""
 
     deleted_topics: dict[str, int] = empty(dict)
+
+
+class TimerTable(Body, forbid_unknown_fields=True):
+    """`timers.json`: how far timer messages are done (docs/store.md, Timer messages)."""
+
+    queue_offset: int = 0
+    delivered_ms: int = -1
+    first_position: int = 0
+    log_position: int = 0
+    waiting: dict[str, int] = empty(dict)
 
 
 def read_table(text: bytes, rule: TableRule | None = None) -> Table:
@@ -206,6 +217,7 @@ TABLE_RULES: dict[str, TableRule] = {
     ENDS: _own(QueueEndTable),
     MIN_OFFSETS: _own(MinOffsetTable),
     DELETED: _own(DeletedTopicTable),
+    TIMERS: _own(TimerTable),
 }
 """File name -> rule."""
-SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED})
+SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED, TIMERS})

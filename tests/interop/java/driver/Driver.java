@@ -77,6 +77,7 @@ public final class Driver {
             case "producer_stop" -> producers.stop(args);
             case "send" -> producers.send(args);
             case "queues" -> producers.queues(args);
+            case "recall" -> producers.recall(args);
             case "view" -> producers.view(args);
             case "query" -> producers.query(args);
             case "bounds" -> producers.bounds(args);

@@ -30,8 +30,23 @@ final class Messages {
         if (from.has("wait")) {
             message.setWaitStoreMsgOK(from.flag("wait", true));
         }
+        // 5.x only: 4.9 has no such methods.
+        for (String name : List.of("setDelayTimeMs", "setDelayTimeSec", "setDeliverTimeMs")) {
+            if (from.has(name)) {
+                call(message, name, long.class, from.big(name, 0));
+            }
+        }
         from.map("properties").forEach((name, value) -> message.putUserProperty(name, value.toString()));
         return message;
+    }
+
+    /** A method that only some versions have. */
+    static Object call(Object target, String name, Class<?> kind, Object argument) {
+        try {
+            return target.getClass().getMethod(name, kind).invoke(target, argument);
+        } catch (ReflectiveOperationException problem) {
+            throw new IllegalStateException(problem);
+        }
     }
 
     static List<Message> readAll(Args from) {
@@ -63,6 +78,11 @@ final class Messages {
         out.put("transactionId", sent.getTransactionId());
         out.put("regionId", sent.getRegionId());
         out.put("traceOn", sent.isTraceOn());
+        try {
+            out.put("recallHandle", sent.getClass().getMethod("getRecallHandle").invoke(sent));
+        } catch (ReflectiveOperationException before53) {
+            out.put("recallHandle", null);
+        }
         return out;
     }
 

@@ -1,3 +1,4 @@
+import java.lang.reflect.InvocationTargetException;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -95,6 +96,17 @@ final class Producers {
                 future.completeExceptionally(problem);
             }
         };
+    }
+
+    /** Take back a message that waits (5.3 and later). */
+    Object recall(Args args) throws Exception {
+        DefaultMQProducer producer = producer(args);
+        try {
+            return producer.getClass().getMethod("recallMessage", String.class, String.class)
+                .invoke(producer, args.text("topic"), args.text("handle"));
+        } catch (InvocationTargetException thrown) {
+            throw (Exception) thrown.getCause();
+        }
     }
 
     Object queues(Args args) throws Exception {

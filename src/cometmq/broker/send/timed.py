@@ -1,0 +1,159 @@
+"""Messages with a delivery time: checked, turned aside to the timer topic, and named for their recall
+(docs/reference/storage.md, Timer messages)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.delay_levels import ClockSteps
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.errors import CommandError
+from cometmq.protocol.codes import RETRY_PREFIX, TIMER_TOPIC, ResponseCode
+from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, drop, put, value_of
+from cometmq.protocol.timers import RecallHandle, TimerCode, out_ms_of
+from cometmq.store import Body, Clock, MessageStore, SteadyTime, TickMessage
+from cometmq.text import printable
+
+TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
+"""The properties that say when, the one that counts first."""
+# What moving on and delivery add to the properties, at most.
+_ROOM = 128
+
+
+class Timed(NamedTuple):
+    """What is stored of a message that waits in the timer topic. topic: where it will go."""
+
+    topic: str
+    properties: bytes
+    code: TimerCode
+
+
+def without_times(properties: bytes) -> bytes:
+    """The properties of a message whose delay level counts."""
+    for name in TIMES:
+        properties = drop(properties, name)
+    return properties
+
+
+@dataclass(eq=False, kw_only=True)
+class TimedSends:
+    """Stores messages that wait for their time.
+
+    For those who deliver them: `steps`, how the wall clock stepped between them; `wall`, the time by which
+    delivery times go: a clock that jumps forward counts only when it stays there (SteadyTime).
+    """
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    tables: DurableTables
+
+    def __post_init__(self) -> None:
+        self.steps = ClockSteps(self.clock.time_ms(), mono_ms(self.clock))
+        self.wall = SteadyTime(self.clock, 0)
+
+    def timed(self, topic: str, queue_id: int, properties: bytes) -> Timed | None:
+        """What a message for this queue becomes while it waits; None for one without a time, or whose time
+        has come. Raises CommandError for times that no message can have, and if too many wait already."""
+        name = next((name for name in TIMES if value_of(properties, name)), None)
+        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # that one has waited
+            return None
+        self._refuse_if_not_taken()
+        text = value_of(properties, name)
+        now_ms = self.wall.now_ms() if name == b"TIMER_DELIVER_MS" else self.clock.time_ms()
+        deliver_ms = _deliver_ms(name, text, now_ms)
+        if deliver_ms is None:
+            raise self._illegal(f"{printable(text.decode('utf-8', 'replace'), 40)} is not a number")
+        if deliver_ms - now_ms > 1_000 * self.config.timer_max_delay_sec:
+            raise self._illegal(f"this one has {deliver_ms - now_ms}ms")
+        if deliver_ms <= now_ms:
+            if value_of(properties, b"TIMER_DEL_UNIQKEY"):
+                raise self._illegal("this one's time has come")
+            return None
+        for name, value in (
+            (b"TIMER_OUT_MS", b"%d" % out_ms_of(deliver_ms)),
+            (b"REAL_TOPIC", topic.encode()),
+            (b"REAL_QID", b"%d" % queue_id),
+        ):
+            properties = put(properties, name, value)
+        if len(properties) > PROPERTIES_MAX_BYTES - _ROOM:
+            raise self._illegal(
+                f"its properties have {len(properties)} bytes, with a delivery time "
+                f"{PROPERTIES_MAX_BYTES - _ROOM} are allowed"
+            )
+        code = TimerCode.of(properties)
+        if code is None:
+            raise self._illegal(f"it would come at {deliver_ms}")
+        return Timed(topic, properties, code)
+
+    def append(
+        self,
+        timed: Timed,
+        body: Body,
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+    ) -> TickMessage:
+        """Store a message that waits. Raises StoreRefused, and CommandError if the timer topic cannot be
+        made."""
+        self.tables.topics.ensure(TIMER_TOPIC, 1)
+        now_ms = self.clock.time_ms()
+        ahead_ms = mono_ms(self.clock) - now_ms
+        message = self.store.appender.append(
+            TIMER_TOPIC,
+            0,
+            body,
+            timed.properties,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_timestamp_ms=born_timestamp_ms,
+            born_host=born_host,
+            reconsume_times=reconsume_times,
+            tags_code=timed.code.pack(),
+        )
+        self.steps.note(message.queue_offset, ahead_ms)
+        return message
+
+    def handle(self, timed: Timed) -> str:
+        """What names the message for its recall; nothing for one that has no name."""
+        key = value_of(timed.properties, b"UNIQ_KEY").decode("utf-8", "replace")
+        if not key or timed.topic.startswith(RETRY_PREFIX):
+            return ""
+        return RecallHandle(timed.topic, self.config.broker_name, timed.code.out_ms + 1, key).encode()
+
+    def _refuse_if_not_taken(self) -> None:
+        if not self.config.timer_wheel_enable:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+            )
+        most, waiting = self.config.timer_max_waiting, self.tables.timers.waiting
+        if waiting >= most:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"timer message is under flow control, max num limit is {most} (timerMaxWaiting): {waiting} "
+                "messages wait",
+            )
+
+    def _illegal(self, what: str) -> CommandError:
+        limit_ms = 1_000 * self.config.timer_max_delay_sec
+        return CommandError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"timer message illegal, the delay time should not be bigger than the max delay {limit_ms}ms; or "
+            f"if set del msg, the delay time should be bigger than the current time: {what}",
+        )
+
+
+def _deliver_ms(name: bytes, text: bytes, now_ms: int) -> int | None:
+    """The delivery time that a property gives; None if it is no number."""
+    if not text.removeprefix(b"-").isdigit() or len(text) > 18:
+        return None
+    given = int(text)
+    if name == b"TIMER_DELIVER_MS":
+        return given
+    return now_ms + given * (1_000 if name == b"TIMER_DELAY_SEC" else 1)

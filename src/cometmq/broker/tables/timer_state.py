@@ -1,0 +1,52 @@
+"""How far timer messages are done, in timers.json, and how many wait for which topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from cometmq.store import TimerTable
+
+# Without changes a mark is written after so many bytes of log: the next start looks through them.
+MARK_EVERY = 64 << 20
+
+
+class TimerState:
+    """The last mark, and what is counted. `waiting`: how many messages wait, recalls among them."""
+
+    def __init__(self) -> None:
+        self.mark = TimerTable()
+        self.counts: dict[str, int] = {}
+        self.changes = 0
+        self.waiting = 0
+        self.take: Callable[[], TimerTable | None] = lambda: None
+        """Gives the present mark, if there can be one."""
+        self._taken = -1  # of the changes
+
+    def count(self, topic: str, change: int) -> None:
+        """So many more messages wait for a topic, or fewer."""
+        self.counts[topic] = max(0, self.counts.get(topic, 0) + change)
+        self.changes += 1
+
+    def take_mark(self) -> bool:
+        """Note the present state, to be written; False if it is as it was, or no mark can be taken now."""
+        mark = self.take()
+        if mark is None:
+            return False
+        if self._taken == self.changes and mark.log_position < self.mark.log_position + MARK_EVERY:
+            return False
+        mark.waiting = {topic: count for topic, count in self.counts.items() if count}
+        self.mark, self._taken = mark, self.changes
+        return True
+
+    def to_table(self) -> dict[str, Any]:
+        """The content of the file."""
+        table: dict[str, Any] = msgspec.to_builtins(self.mark)
+        return table
+
+    def load(self, table: Mapping[str, Any]) -> None:
+        """Go on with a file's content."""
+        self.mark = TimerTable.from_plain(dict(table))
+        self.counts = dict(self.mark.waiting)

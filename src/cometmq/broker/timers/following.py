@@ -1,0 +1,246 @@
+"""From the queue of the timer topic to what waits: at the start all that is not done yet, then what comes.
+
+The units of the queue say when their messages are due (protocol/timers.py), so records are read only for what
+units cannot say: keys of recalls, and everything about messages that Apache's broker has stored.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq import logs
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.send.timed import TimedSends
+from cometmq.broker.tables.timer_state import TimerState
+from cometmq.broker.timers.pending import Pending
+from cometmq.broker.timers.wheel import NEVER
+from cometmq.protocol.codes import TIMER_TOPIC
+from cometmq.protocol.properties.values import value_of
+from cometmq.protocol.record.one import place_of, properties_of
+from cometmq.protocol.timers import CODES_BEGIN, TimerCode
+from cometmq.store import (
+    FILLER_SIZE,
+    UNIT_DTYPE,
+    Clock,
+    ConsumeQueue,
+    MessageStore,
+    Reads,
+    TimerTable,
+    links,
+    read_file,
+)
+
+log = logs.logger(__name__)
+
+_UNITS_AT_ONCE = 4096
+_CHECK_POINT = struct.Struct(">7q")
+CHECK_POINT_SIZE = 4096
+
+Units = NDArray[Any]
+
+
+@dataclass(eq=False)
+class Known:
+    """What is known at the start of what is done. apache: the queue offset and the time up to which Apache's
+    broker has delivered, if it ran on this store."""
+
+    mark: TimerTable
+    linked: NDArray[np.int64]
+    apache: tuple[int, int]
+    seen: set[int] = field(default_factory=set)  # hashes of what Apache's broker has stored
+
+    def is_done(self, offset: int, out_ms: int) -> bool:
+        """Whether the message of a unit is done, as far as its time and place in the queue tell."""
+        mark = self.mark
+        delivered = offset < mark.queue_offset and out_ms <= mark.delivered_ms
+        return delivered or (offset < self.apache[0] and out_ms < self.apache[1])
+
+    def split(self, first: int, units: Units) -> tuple[Units, Units]:
+        """(which of the units from queue offset `first` on are still to do, which are done as nothing but the
+        log says)."""
+        offsets = first + np.arange(len(units))
+        codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
+        outs = np.where(codes >= CODES_BEGIN, codes >> 2, np.iinfo(np.int64).max)
+        done = (offsets < self.mark.queue_offset) & (outs <= self.mark.delivered_ms)
+        done |= (offsets < self.apache[0]) & (outs < self.apache[1])
+        done |= positions < self.mark.first_position
+        linked = np.isin(positions, self.linked)
+        return ~(done | linked), linked & ~done
+
+
+@dataclass(eq=False, kw_only=True)
+class Follower:
+    """Fills `pending`. `carried`: when records that took the place of others are due, by the monotonic
+    clock."""
+
+    clock: Clock
+    store: MessageStore
+    timed: TimedSends
+    state: TimerState
+    pending: Pending
+    carried: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._newest_ms = self.store.flusher.written_ms  # of what was stored before the start
+
+    @property
+    def queue(self) -> ConsumeQueue | None:
+        """The queue of the timer topic, once there is one."""
+        return self.store.queues.find(TIMER_TOPIC, 0)
+
+    def behind(self) -> bool:
+        """Whether something came that is not taken in."""
+        queue = self.queue
+        return queue is not None and self.pending.followed < queue.max_offset
+
+    async def load(self) -> None:
+        """Take in all that is not done yet. Raises OSError."""
+        queue, mark = self.queue, self.state.mark
+        if queue is None:
+            return
+        off_loop, store = self.store.off_loop, self.store
+        self.pending.begin(mark)
+        low, high = queue.min_offset, queue.max_offset
+        first = await off_loop.ask(partial(queue.search, low, high, mark.first_position))
+        unit = await off_loop.ask(partial(queue.unit, first)) if first < high else None
+        linked = [np.empty(0, np.int64)]
+        if unit is not None:
+            start = max(mark.log_position, unit[0])
+            linked += [found async for found in links(store.log, store.disk, off_loop, start)]
+        apache = await off_loop.run(_check_point, self.store)
+        known = Known(mark, np.unique(np.concatenate(linked)), apache)
+        self.pending.followed = first
+        now_ms = self.clock.time_ms()
+        ahead_ms = mono_ms(self.clock) - now_ms
+        await self._take_in(queue, high, known, lambda _offset: ahead_ms)
+        if len(self.pending):
+            log.info("%d timer messages wait", len(self.pending))
+
+    async def follow(self) -> None:
+        """Take in what has come since."""
+        queue = self.queue
+        if queue is not None and self.pending.followed < queue.max_offset:
+            await self._take_in(queue, queue.max_offset, None, self.timed.steps.ahead_ms)
+            self.timed.steps.passed(self.pending.followed)
+
+    async def _take_in(
+        self, queue: ConsumeQueue, end: int, known: Known | None, ahead_ms: Callable[[int], int]
+    ) -> None:
+        pending, off_loop = self.pending, self.store.off_loop
+        pending.followed = max(pending.followed, queue.min_offset)
+        while pending.followed < end:
+            first = pending.followed
+            count = min(end - first, _UNITS_AT_ONCE)
+            data = await off_loop.ask(partial(_read_units, queue, first, count))
+            if not data:
+                pending.followed = min(queue.next_file_offset(first), end)
+                continue
+            units = np.frombuffer(data, UNIT_DTYPE)
+            wanted = units["size"] != FILLER_SIZE
+            if known is not None:
+                to_do, linked = known.split(first, units)
+                for row in np.flatnonzero(wanted & linked).tolist():
+                    position, _, code = units[row].tolist()
+                    pending.note_done(position, code >> 2 if code >= CODES_BEGIN else NEVER)
+                    if first + row < known.mark.queue_offset:
+                        await self._count(position, -1)
+                wanted &= to_do
+            for row in np.flatnonzero(wanted).tolist():
+                position, _, code = units[row].tolist()
+                await self._take(first + row, position, code, known, ahead_ms(first + row))
+            pending.followed = first + len(units)
+            self.state.changes += 1
+            self.state.waiting = len(pending)
+            if pending.followed < end:
+                await off_loop.pause(0)
+
+    async def _take(
+        self, offset: int, position: int, number: int, known: Known | None, ahead_ms: int
+    ) -> None:
+        """Take in one unit."""
+        code = TimerCode.unpack(number) if number >= CODES_BEGIN else None
+        counts = known is not None and offset >= known.mark.queue_offset
+        stepped_back = known is not None and self._newest_ms > self.clock.time_ms()
+        if code is None or code.recall or counts or (stepped_back and code.delayed):
+            record = await self._record(position)
+            if record is None:
+                return
+            properties = properties_of(record)
+            if code is None:
+                code = TimerCode.of(properties)
+                if code is None or (known is not None and self._is_known(known, offset, code, properties)):
+                    return
+            if code.recall:
+                self.pending.recall(position, code.out_ms, value_of(properties, b"TIMER_DEL_UNIQKEY"))
+                return
+            if counts:
+                self.state.count(real_topic(properties), 1)
+            place = place_of(record)
+            if stepped_back and place is not None and place.store_timestamp_ms > self.clock.time_ms():
+                ahead_ms = mono_ms(self.clock) - place.store_timestamp_ms  # as if it were stored now
+        due_ms = self.carried.pop(position, None)
+        if due_ms is None:
+            self.pending.add(position, code, ahead_ms)
+        else:
+            self.pending.add_due(position, due_ms, code.out_ms)
+
+    def _is_known(self, known: Known, offset: int, code: TimerCode, properties: bytes) -> bool:
+        """Whether a message that Apache's broker stored is done, or one that it moved on is there as it
+        was."""
+        if known.is_done(offset, code.out_ms):
+            return True
+        hashed = hash((value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY"), code))
+        if hashed in known.seen and value_of(properties, b"TIMER_ROLL_TIMES"):
+            return True
+        known.seen.add(hashed)
+        return False
+
+    async def _count(self, position: int, change: int) -> None:
+        record = await self._record(position)
+        if record is not None:
+            self.state.count(
+                value_of(properties_of(record), b"REAL_TOPIC").decode("utf-8", "replace"), change
+            )
+
+    async def _record(self, position: int) -> bytes | None:
+        return await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+
+
+def _read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:
+    return bytes(queue.read(first, count, reads) or b"")
+
+
+def real_topic(properties: bytes) -> str:
+    """Where a message that waits will go."""
+    return value_of(properties, b"REAL_TOPIC").decode("utf-8", "replace")
+
+
+def check_point_path(store: MessageStore) -> str:
+    """Where Apache's broker keeps how far its timers are."""
+    return os.path.join(store.config.root, "config", "timercheck")
+
+
+def check_point(read_ms: int, queue_offset: int, version_ms: int, changes: int) -> bytes:
+    """What that file begins with, and request 60 is answered: all that was to come before `read_ms`, and lies
+    before `queue_offset`, is delivered (docs/reference/storage.md, Timer files)."""
+    return _CHECK_POINT.pack(read_ms, 0, queue_offset, queue_offset, 0, version_ms, changes)
+
+
+def _check_point(store: MessageStore) -> tuple[int, int]:
+    """(queue offset, time) up to which the file of Apache's broker says that timers are done."""
+    try:
+        data = read_file(store.disk, check_point_path(store))
+    except FileNotFoundError:
+        return 0, 0
+    if len(data) < _CHECK_POINT.size:
+        return 0, 0
+    read_ms, _, queue_offset, *_ = _CHECK_POINT.unpack_from(data)
+    return queue_offset, read_ms

@@ -1,0 +1,217 @@
+"""The timer messages that are not delivered yet, and how far that is done. No I/O in here.
+
+Times given as such wait by the wall clock, delays by the monotonic one, so a delay is what it is whatever is
+done to the wall clock.
+
+What is done is kept in few numbers, the mark, since the queue of the timer topic holds everything else: of
+the messages before `queue_offset` those are done whose TIMER_OUT_MS is at most `delivered_ms`, and all before
+`first_position`; and so is each whose position a record behind `log_position` names (links.py). That last
+number stays behind while something is done that the others do not cover: what came although something waits
+that was to come before it, as after a step of the clock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+
+from cometmq.broker.base.delay_levels import STEP_MS
+from cometmq.broker.timers.wheel import NEVER, Bucket, Waiting, Wheel
+from cometmq.protocol.timers import PRECISION_MS, TimerCode, delete_key
+from cometmq.store import TimerTable
+
+_MINUTE = 60_000
+
+
+class Times(NamedTuple):
+    """Wall and monotonic time of one moment, in ms."""
+
+    wall_ms: int
+    monotonic_ms: int
+
+    @property
+    def ahead_ms(self) -> int:
+        """By how much the monotonic clock is ahead."""
+        return self.monotonic_ms - self.wall_ms
+
+
+class Listed(NamedTuple):
+    """A message that waits, by the wall time at which it will come."""
+
+    due_ms: int
+    position: int
+    out_ms: int
+
+
+class Pending:
+    """All timer messages of a broker that wait. `followed`: the queue offset up to which they are known."""
+
+    def __init__(self) -> None:
+        self.followed = 0
+        self._by_wall, self._by_delay = Wheel(), Wheel()
+        self._recalls: dict[int, Bucket] = {}  # by minute; in place of the due time the hash of the key
+        self._recall_count = 0
+        self._recalled: tuple[int, set[int]] = (-1, set())  # those of one minute
+        self._log_position = 0  # of the last mark
+        self._done_outs, self._done_positions = array("q"), array("q")  # what marks do not cover yet
+        self._moved_before = 0  # what lies before is done, or was moved on
+        self._taken_from = self._by_wall
+        self._taken: list[Waiting] = []
+
+    def __len__(self) -> int:
+        """What waits, and what takes something of it back."""
+        return len(self._by_wall) + len(self._by_delay) + self._recall_count
+
+    def begin(self, mark: TimerTable) -> None:
+        """Go on where a mark says; what still waits is to be added."""
+        self._log_position, self._moved_before = mark.log_position, mark.first_position
+
+    # -- what comes
+
+    def add(self, position: int, code: TimerCode, ahead_ms: int) -> None:
+        """A message waits. ahead_ms: by how much the monotonic clock was ahead of the wall clock when the
+        message was stored."""
+        if code.delayed:
+            self._by_delay.add(code.due_ms + ahead_ms + STEP_MS, position, code.out_ms)
+        else:
+            self._by_wall.add(code.due_ms, position, code.out_ms)
+
+    def add_due(self, position: int, due_ms: int, out_ms: int) -> None:
+        """A message waits that is due at a time of the monotonic clock."""
+        self._by_delay.add(due_ms, position, out_ms)
+
+    def recall(self, position: int, out_ms: int, key: bytes) -> None:
+        """The message with this `delete_key` and TIMER_OUT_MS will not be delivered."""
+        minute, hashed = out_ms // _MINUTE, hash((key, out_ms))
+        self._recalls.setdefault(minute, Bucket()).add(hashed, position, out_ms)
+        self._recall_count += 1
+        if self._recalled[0] == minute:
+            self._recalled[1].add(hashed)
+
+    def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes) -> bool:
+        """Whether a message was taken back."""
+        minute = out_ms // _MINUTE
+        bucket = self._recalls.get(minute)
+        if bucket is None or not unique_key:
+            return False
+        if self._recalled[0] != minute:
+            self._recalled = minute, set(bucket.columns()[0].tolist())
+        return hash((delete_key(topic, unique_key), out_ms)) in self._recalled[1]
+
+    # -- what goes
+
+    def due(self, now: Times, most: int) -> list[Waiting]:
+        """Messages to deliver now, up to so many; until `done` the same again."""
+        for wheel, now_ms in ((self._by_wall, now.wall_ms), (self._by_delay, now.monotonic_ms)):
+            taken = wheel.take(now_ms, most)
+            if taken:
+                self._taken_from, self._taken = wheel, taken
+                return taken
+        return []
+
+    def done(self, count: int) -> None:
+        """The first `count` of what `due` gave last are delivered, or never will be."""
+        for each in self._taken[:count]:
+            self.note_done(each.position, each.out_ms)
+        self._taken_from.drop(count)
+        self._taken = []
+
+    def note_done(self, position: int, out_ms: int) -> None:
+        """A message is delivered, as a record of the log says."""
+        self._done_outs.append(out_ms)
+        self._done_positions.append(position)
+
+    def read_ms(self, now: Times) -> int:
+        """All with a lower TIMER_OUT_MS is delivered."""
+        return min(self._by_wall.first_out(), self._by_delay.first_out(), now.wall_ms)
+
+    def wait_ms(self, now: Times) -> int:
+        """How long until something is due, if no clock steps; NEVER if nothing waits."""
+        waits = (
+            (self._by_wall.next_ms(), now.wall_ms),
+            (self._by_delay.next_ms(), now.monotonic_ms),
+        )
+        return min(max(next_ms - now_ms, 0) if next_ms < NEVER else NEVER for next_ms, now_ms in waits)
+
+    # -- what is moved on
+
+    def before(self, position: int) -> list[tuple[int, int | None]]:
+        """What lies before a log position and is to be moved on, in the order of the log: position, and when
+        it is due by the monotonic clock; None for what does not wait by that."""
+        found: list[tuple[int, int | None]] = []
+        by_wall = [self._by_wall.before(position)[1], *(
+            columns[1][columns[1] < position]
+            for columns in (bucket.columns() for bucket in self._recalls.values())
+        )]  # fmt: skip
+        for positions in by_wall:
+            found += [(each, None) for each in positions.tolist()]
+        dues, positions, _ = self._by_delay.before(position)
+        found += zip(positions.tolist(), dues.tolist(), strict=True)
+        return sorted((each for each in found if each[0] >= self._moved_before), key=lambda each: each[0])
+
+    def moved(self, position: int) -> None:
+        """All before a log position is moved on, or done."""
+        self._moved_before = max(self._moved_before, position)
+
+    def forget_moved(self) -> None:
+        """Let go of what was moved on."""
+        for wheel in (self._by_wall, self._by_delay):
+            wheel.drop_before(self._moved_before)
+        for minute, bucket in list(self._recalls.items()):
+            columns = bucket.columns()
+            kept = columns[:, columns[1] >= self._moved_before]
+            self._recall_count -= len(columns[0]) - len(kept[0])
+            if len(kept[0]):
+                self._recalls[minute] = Bucket.of(kept)
+            else:
+                del self._recalls[minute]
+
+    def is_moved(self, position: int) -> bool:
+        """Whether another record has taken the place of this one."""
+        return position < self._moved_before
+
+    # -- what is kept and shown
+
+    def mark(self, now: Times, log_end: int) -> TimerTable:
+        """The present state. log_end: the end of the log, or where it ended when something was begun that
+        `done` or `moved` has not been told yet."""
+        first_out = min(self._by_wall.first_out(), self._by_delay.first_out())
+        self._forget_recalls(min(first_out, now.wall_ms - PRECISION_MS))
+        first = min(
+            self._by_wall.first_position(), self._by_delay.first_position(), log_end,
+            *(bucket.first_position for bucket in self._recalls.values()),
+        )  # fmt: skip
+        first = max(first, self._moved_before)
+        if not self._still_open(first_out, first):
+            self._log_position = log_end
+        return TimerTable(
+            queue_offset=self.followed,
+            delivered_ms=first_out - 1,
+            first_position=first,
+            log_position=self._log_position,
+        )
+
+    def _still_open(self, first_out: int, first_position: int) -> bool:
+        """Whether something is done that a mark with these two does not cover; forgets what it covers."""
+        outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
+        still = (outs >= first_out) & (positions >= first_position)
+        self._done_outs, self._done_positions = array("q"), array("q")
+        self._done_outs.frombytes(outs[still].tobytes())
+        self._done_positions.frombytes(positions[still].tobytes())
+        return bool(still.any())
+
+    def _forget_recalls(self, before_ms: int) -> None:
+        """Recalls whose messages, if there were any, have had their time."""
+        for minute in [minute for minute in self._recalls if (minute + 1) * _MINUTE <= before_ms]:
+            self._recall_count -= len(self._recalls.pop(minute))
+
+    def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:
+        """The next `most` messages behind (due, position), by the wall times at which they will come.
+        Those that were taken back are among them."""
+        ahead_ms = now.ahead_ms
+        found = [Listed(*each) for each in self._by_wall.page(after, most)]
+        for due_ms, position, out_ms in self._by_delay.page((after[0] + ahead_ms, after[1]), most):
+            found.append(Listed(due_ms - ahead_ms, position, out_ms))
+        return sorted(each for each in found if not self.is_moved(each.position))[:most]

@@ -1,0 +1,185 @@
+"""What clients and tools ask about timer messages: recall, lists, and how far delivery is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.writer import Writer
+from cometmq.broker.send.timed import TimedSends
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.timers.timers import TimerService
+from cometmq.errors import CommandError
+from cometmq.protocol.bodies import DataVersion, TimerMetric, TimerMetrics
+from cometmq.protocol.codes import TIMER_TOPIC, Perm, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    ListTimersRequestHeader,
+    ListTimersResponseHeader,
+    RecallMessageRequestHeader,
+)
+from cometmq.protocol.properties.values import encode_properties, value_of
+from cometmq.protocol.record.one import place_of, properties_of
+from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode, delete_key
+from cometmq.remoting import Connection
+from cometmq.settings import LONG_MAX
+from cometmq.store import Clock, MessageStore, StoreRefused
+
+# Messages of one page, waiting ones that are looked at for it, and bytes of it.
+PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
+RECALL_TAG = "_RECALL_TAG_"
+
+
+@dataclass(eq=False)
+class Page:
+    """Records of waiting messages, and behind what place there may be more."""
+
+    after: tuple[int, int]
+    records: list[bytes] = field(default_factory=list)
+    more: bool = False
+
+
+@dataclass(eq=False, kw_only=True)
+class TimerProcessor:
+    """Requests 60, 61, 370, and our own 21002."""
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    tables: DurableTables
+    timed: TimedSends
+    service: TimerService
+    writer: Writer
+
+    def get_timer_check_point(self, _connection: Connection, frame: Frame) -> Frame:
+        """56 bytes: how far reading and delivery are."""
+        return frame.response(body=self.service.check_point(self.service.pending.followed))
+
+    def get_timer_metrics(self, _connection: Connection, frame: Frame) -> Frame:
+        """How many messages wait for each topic."""
+        state, now_ms = self.tables.timers, self.clock.time_ms()
+        counts = {topic: TimerMetric(count=count, time_stamp=now_ms) for topic, count in state.counts.items()}
+        version = DataVersion(timestamp=now_ms, counter=state.changes, state_version=0)
+        return frame.response(body=TimerMetrics(timing_count=counts, data_version=version).encode())
+
+    def recall_message(self, connection: Connection, frame: Frame) -> None:
+        """Take a message back that waits: a mark in the timer topic says so (docs/reference/remoting.md,
+        Recall)."""
+        header = frame.header(RecallMessageRequestHeader)
+        handle = self._checked(header)
+        properties = encode_properties(
+            {
+                "TAGS": RECALL_TAG,
+                "TIMER_DEL_UNIQKEY": delete_key(handle.topic.encode(), handle.unique_key.encode()).decode(),
+                "UNIQ_KEY": handle.unique_key,
+                "TIMER_DELIVER_MS": str(handle.deliver_ms),
+                "BORN_TIMESTAMP": str(self.clock.time_ms()),
+                **({"PGROUP": header.producer_group} if header.producer_group else {}),
+            }
+        )
+        timed = self.timed.timed(handle.topic, 0, properties)
+        if timed is None:
+            raise _illegal("timestamp invalid")
+        try:
+            self.timed.append(
+                timed, b"0", born_timestamp_ms=self.clock.time_ms(), born_host=connection.peer_host
+            )
+        except StoreRefused:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, "recall failed, execute error") from None
+        ext = {"msgId": handle.unique_key, "MSG_REGION": self.config.region_id}
+
+        def answer(_code: int, remark: str | None) -> None:
+            if remark is not None:
+                connection.respond(frame, ResponseCode.SYSTEM_ERROR, remark="recall failed, execute error")
+            else:
+                connection.respond(frame, ResponseCode.SUCCESS, ext=ext)
+
+        self.writer.appended(answer, wait=True)
+
+    def _checked(self, header: RecallMessageRequestHeader) -> RecallHandle:
+        config = self.config
+        if not config.recall_message_enable:
+            raise CommandError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
+        if self.store.slave:
+            raise CommandError(
+                ResponseCode.SLAVE_NOT_AVAILABLE, "recall failed, broker service not available"
+            )
+        now_ms = self.clock.time_ms()
+        late = now_ms < config.start_accept_send_request_time_stamp
+        if late or not config.broker_permission & Perm.WRITE:
+            raise CommandError(
+                ResponseCode.SERVICE_NOT_AVAILABLE, "recall failed, broker service not available"
+            )
+        if self.tables.topics.get(header.topic) is None:
+            raise CommandError(
+                ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist"
+            )
+        try:
+            handle = RecallHandle.decode(header.recall_handle)
+        except BadHandle as problem:
+            raise CommandError(ResponseCode.ILLEGAL_OPERATION, str(problem)) from None
+        if handle.topic != header.topic:
+            raise _illegal("topic not match")
+        if handle.broker_name != config.broker_name:
+            raise _illegal("broker service not available")
+        if not 0 < handle.deliver_ms - self.service.times().wall_ms < 1_000 * config.timer_max_delay_sec:
+            raise _illegal("timestamp invalid")
+        return handle
+
+    async def list_timers(self, _connection: Connection, frame: Frame) -> Frame:
+        """Messages that wait, by the time at which they will come: a page of records, and where the next one
+        begins. Our own request."""
+        header = frame.header(ListTimersRequestHeader)
+        page = await (self._with_key(header) if header.key else self._page(header))
+        answer = ListTimersResponseHeader(
+            after_ms=page.after[0],
+            after_position=page.after[1],
+            more=page.more,
+            waiting=len(self.service.pending),
+        )
+        return frame.response(header=answer, body=b"".join(page.records))
+
+    async def _page(self, header: ListTimersRequestHeader) -> Page:
+        found = Page(after=(header.after_ms, header.after_position))
+        most, left = max(1, min(header.max_msg_nums, PAGE)), PAGE_BYTES
+        waiting = self.service.pending.page(found.after, LOOKED_AT, self.service.times())
+        for seen, listed in enumerate(waiting, 1):
+            record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, listed.position))
+            if record is not None and self._is_wanted(record, listed.out_ms, header.topic):
+                left -= len(record)
+                if found.records and left < 0:
+                    found.more = True
+                    break
+                found.records.append(record)
+            found.after = listed.due_ms, listed.position
+            found.more = seen < len(waiting) or seen == LOOKED_AT
+            if len(found.records) == most:
+                break
+        return found
+
+    async def _with_key(self, header: ListTimersRequestHeader) -> Page:
+        """By the index, which knows all that ever waited: those whose time has not come."""
+        found = Page(after=(header.after_ms, header.after_position))
+        pending, now_ms = self.service.pending, self.service.times().wall_ms
+        for record in await self.store.lookups.by_key(
+            TIMER_TOPIC, header.key or "", PAGE, 0, LONG_MAX, PAGE_BYTES
+        ):
+            code, place = TimerCode.of(properties_of(record)), place_of(record)
+            if code is None or place is None or code.recall or code.due_ms <= now_ms:
+                continue
+            moved = pending.is_moved(place.physical_offset)
+            if not moved and self._is_wanted(record, code.out_ms, header.topic):
+                found.records.append(record)
+        return found
+
+    def _is_wanted(self, record: bytes, out_ms: int, wanted: str | None) -> bool:
+        properties = properties_of(record)
+        topic, key = value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY")
+        if wanted and topic != wanted.encode():
+            return False
+        return not self.service.pending.is_recalled(out_ms, topic, key)
+
+
+def _illegal(why: str) -> CommandError:
+    return CommandError(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {why}")

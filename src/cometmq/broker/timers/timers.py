@@ -1,0 +1,365 @@
+"""Delivery of messages that wait for a time of their own (docs/reference/storage.md, Timer messages).
+
+One task does it all, a batch after the other: it takes in what has come, delivers what is due, and moves on
+what would go with its segment. A delivered or moved message is stored again with the position of its former
+record in it, in one write with the rest of its tick. So a killed process leaves no doubt about what was done
+(links.py): each message comes once, as long as its copy was not lost with the power.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+
+from cometmq import logs
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.writer import Writer
+from cometmq.broker.send.send import Place
+from cometmq.broker.send.timed import TimedSends
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.timers.following import (
+    CHECK_POINT_SIZE,
+    Follower,
+    check_point,
+    check_point_path,
+    real_topic,
+)
+from cometmq.broker.timers.pending import Pending, Times
+from cometmq.broker.timers.redelivery import Redelivery, append_again, check_body
+from cometmq.broker.timers.wheel import NEVER, Waiting
+from cometmq.errors import CommandError, StoreError
+from cometmq.protocol.codes import TIMER_TOPIC, ResponseCode
+from cometmq.protocol.properties.values import put, value_of
+from cometmq.protocol.record.one import decode_record, properties_of
+from cometmq.protocol.timers import timer_tags_code
+from cometmq.remoting.dispatch import LogBudget
+from cometmq.store import Arrivals, Clock, MessageStore, TimerTable, link_to, replace_file
+
+log = logs.logger(__name__)
+
+# Messages that are delivered in one tick, and bytes of them.
+BATCH, BATCH_BYTES = 32, 1 << 20
+# The wait before something refused is tried again. It doubles up to ERROR_S.
+RETRY_S = 0.1
+ERROR_S = 10.0
+# A message is skipped after so many unexpected errors.
+MOST_ERRORS = 3
+# The clocks are looked at again after this at the latest: the loop's timers follow a clock of their own.
+LOOK_AGAIN_MS = 1_000
+
+
+@dataclass(eq=False)
+class Move:
+    """What waits before a log position is moved on; `done` hears whether that worked."""
+
+    before: int
+    done: asyncio.Future[bool]
+    to_do: deque[tuple[int, int | None]] | None = None
+    delivered: set[int] = field(default_factory=set)
+
+
+class Refused(Exception):
+    """The store takes nothing now: why."""
+
+
+@dataclass(eq=False, kw_only=True)
+class TimerService:
+    """Delivers the timer messages of a master."""
+
+    clock: Clock
+    store: MessageStore
+    tables: DurableTables
+    timed: TimedSends
+    redelivery: Redelivery
+    writer: Writer
+
+    def __post_init__(self) -> None:
+        self.pending = Pending()
+        self.state = self.tables.timers
+        self.state.take = self._mark
+        self.follower = Follower(
+            clock=self.clock, store=self.store, timed=self.timed, state=self.state, pending=self.pending
+        )
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._loaded = False
+        self._move: Move | None = None
+        self._began = -1  # where the log ended when the batch was begun that is under way
+        self._failures = 0  # in a row
+        self._errors = 0  # that nobody foresaw, with the message that is the next
+        self._budget = LogBudget()
+
+    # -- start and stop
+
+    def queues(self) -> list[tuple[str, int]]:
+        """Topic and queue id of the queue whose arrivals it must hear of."""
+        return [(TIMER_TOPIC, 0)]
+
+    def arrived(self, arrivals: Arrivals) -> None:
+        """Wake up if a timer message came."""
+        if any(arrival[0] == TIMER_TOPIC for arrival in arrivals):
+            self._wake.set()
+
+    def start(self) -> None:
+        """Begin where the last run stopped."""
+        self.store.retention.move_on = self.move_on
+        self._task = self._loop.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Deliver nothing more. Leaves what Apache's broker would need to go on."""
+        self._stopping.set()
+        self._wake.set()
+        if self._task is None:
+            return
+        if not self._loaded:
+            self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._move is not None:
+            self._move.done.set_result(False)
+        queue = self.follower.queue
+        if queue is None or not self._loaded:
+            return
+        mark = self.pending.mark(self.times(), self.store.log.end)
+        try:
+            offset = await self.store.off_loop.ask(
+                partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
+            )
+            data = self.check_point(offset).ljust(CHECK_POINT_SIZE, b"\0")
+            await asyncio.to_thread(replace_file, self.store.disk, check_point_path(self.store), data)
+        except OSError as error:
+            log.error("timercheck not written: %s", error)
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            self._began = -1
+            try:
+                if not self._loaded:
+                    await self.follower.load()
+                    self._loaded = True
+                await self.follower.follow()
+                busy = await self._deliver()
+                busy |= await self._move_some()
+                self._note_success()
+                if not busy:
+                    self._began = -1
+                    await self._sleep(self.pending.wait_ms(self.times()))
+            except Refused as refusal:
+                await self._failed("timer messages are not delivered, trying again: %s", refusal)
+            except Exception as error:
+                log.exception("timer messages: %s", error)
+                await self._failed("", error)
+
+    def _note_success(self) -> None:
+        if self._failures:
+            log.info("timer messages are delivered again")
+        self._failures = 0
+
+    async def _failed(self, line: str, why: Exception) -> None:
+        """Wait after a failure; the first of some in a row is said."""
+        if line and not self._failures:
+            log.warning(line, why)
+        self._failures += 1
+        wait_s = min(RETRY_S * (1 << min(self._failures - 1, 7)), ERROR_S) if line else ERROR_S
+        try:
+            await asyncio.wait_for(self._stopping.wait(), wait_s)
+        except TimeoutError:
+            pass
+
+    async def _sleep(self, wait_ms: int) -> None:
+        wait_s = None if wait_ms == NEVER else min(wait_ms, LOOK_AGAIN_MS) / 1000
+        try:
+            await asyncio.wait_for(self._wake.wait(), wait_s)
+        except TimeoutError:
+            pass
+
+    def times(self) -> Times:
+        """The time, wall clock first: a pause in between makes messages later, never earlier."""
+        now_ms = self.timed.wall.now_ms()
+        return Times(now_ms, mono_ms(self.clock))
+
+    def _mark(self) -> TimerTable | None:
+        if not self._loaded or self.follower.queue is None:
+            return None
+        return self.pending.mark(self.times(), self.store.log.end if self._began < 0 else self._began)
+
+    def check_point(self, queue_offset: int) -> bytes:
+        """How far we are, in Apache's form."""
+        now = self.times()
+        return check_point(self.pending.read_ms(now), queue_offset, now.wall_ms, self.state.changes)
+
+    # -- delivery
+
+    async def _deliver(self) -> bool:
+        """Deliver some of what is due; whether there was any."""
+        due = self.pending.due(self.times(), BATCH)
+        if not due:
+            return False
+        records = await self._records([waiting.position for waiting in due])
+        if self.follower.behind():
+            return True  # what has come may take one of them back
+        self._began = self.store.log.end
+        done, appended = 0, False
+        problem: Exception | None = None
+        for waiting, record in zip(due, records, strict=False):
+            try:
+                appended |= self._deliver_one(waiting, record)
+            except StoreError as refusal:
+                problem = Refused(str(refusal))
+                break
+            except Exception as error:
+                self._errors += not done
+                if self._errors < MOST_ERRORS:
+                    problem = error
+                    break
+                self._step_over(waiting.position, error)
+            done += 1
+        if appended:
+            await self._committed()
+        if done:
+            self.pending.done(done)
+            self._errors = 0
+        self.state.changes += 1
+        self.state.waiting = len(self.pending)
+        for waiting, record in zip(due[:done], records, strict=False):
+            self._gone(waiting, record)
+        if problem is not None and not done:
+            raise problem
+        return True
+
+    async def _records(self, positions: list[int]) -> list[bytes | None]:
+        """The records at these positions: the first of them that together are not too long."""
+        found: list[bytes | None] = []
+        size = 0
+        for position in positions:
+            record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+            size += 0 if record is None else len(record)
+            if found and size > BATCH_BYTES:
+                break
+            found.append(record)
+        return found
+
+    def _deliver_one(self, waiting: Waiting, record: bytes | None) -> bool:
+        """Store the real message; whether that was to do. Raises StoreError if it is not possible now."""
+        if record is None or self.pending.is_moved(waiting.position):
+            return False
+        properties = properties_of(record)
+        topic, key = value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY")
+        if self.pending.is_recalled(waiting.out_ms, topic, key):
+            return False
+        message = decode_record(record, 0)
+        try:
+            stamped = self._stamped(message.store_timestamp_ms, properties)
+            self.redelivery.append(message, stamped, link=link_to(waiting.position))
+        except CommandError as error:
+            self._step_over(waiting.position, error.remark)
+            return False
+        return True
+
+    def _stamped(self, stored_ms: int, properties: bytes) -> bytes:
+        properties = put(properties, b"TIMER_ENQUEUE_MS", b"%d" % stored_ms)
+        return put(properties, b"TIMER_DEQUEUE_MS", b"%d" % self.clock.time_ms())
+
+    def _gone(self, waiting: Waiting, record: bytes | None) -> None:
+        """A message does not wait any more."""
+        if self._move is not None:
+            self._move.delivered.add(waiting.position)
+        if record is not None and not self.pending.is_moved(waiting.position):
+            self.state.count(real_topic(properties_of(record)), -1)
+
+    def _step_over(self, position: int, why: object) -> None:
+        """Say that a message is not delivered, of many only of some."""
+        if self._budget.allows():
+            log.error("timer message at log position %d is not delivered: %s", position, why)
+
+    async def _committed(self) -> None:
+        """What was appended is in the log. Raises Refused."""
+        done: asyncio.Future[str | None] = self._loop.create_future()
+
+        def outcome(code: int, remark: str | None) -> None:
+            done.set_result(None if code == ResponseCode.SUCCESS else remark or str(code))
+
+        self.writer.appended(outcome)
+        problem = await done
+        if problem is not None:
+            raise Refused(problem)
+
+    # -- moving on
+
+    async def move_on(self, before: int) -> bool:
+        """Store what waits before a log position again, at the log's end; False if that failed."""
+        if self.follower.queue is None:
+            return True
+        if self._stopping.is_set() or self._move is not None:
+            return False
+        self._move = Move(before, self._loop.create_future())
+        self._wake.set()
+        return await self._move.done
+
+    async def _move_some(self) -> bool:
+        """Move a batch; whether there was any."""
+        move = self._move
+        if move is None:
+            return False
+        if move.to_do is None:
+            move.to_do = deque(self.pending.before(move.before))
+        try:
+            await self._move_batch(move, move.to_do)
+        except Exception as error:
+            log.error("timer messages before log position %d are not moved on: %s", move.before, error)
+            self._move = None
+            move.done.set_result(False)
+            return True
+        if not move.to_do:
+            self.pending.moved(move.before)
+            self.pending.forget_moved()
+            self.state.changes += 1
+            self._move = None
+            await self._end_move(move)
+        return True
+
+    async def _move_batch(self, move: Move, to_do: deque[tuple[int, int | None]]) -> None:
+        batch = [to_do[number] for number in range(min(BATCH, len(to_do)))]
+        records = await self._records([position for position, _ in batch])
+        self._began = self.store.log.end
+        appended = False
+        for (position, due_ms), record in zip(batch, records, strict=False):
+            if record is not None and position not in move.delivered:
+                appended |= self._move_one(position, due_ms, record)
+        if appended:
+            await self._committed()
+        for _ in records:
+            position, _ = to_do.popleft()
+            self.pending.moved(position + 1)
+
+    def _move_one(self, position: int, due_ms: int | None, record: bytes) -> bool:
+        message = decode_record(record, 0)
+        times = message.properties.get("TIMER_ROLL_TIMES", "0")
+        properties = self._stamped(message.store_timestamp_ms, properties_of(record))
+        properties = put(
+            properties, b"TIMER_ROLL_TIMES", b"%d" % (int(times) + 1 if times.isdecimal() else 1)
+        )
+        try:
+            check_body(message)
+            place = Place(TIMER_TOPIC, 0, properties)
+            code = timer_tags_code(properties)
+            copy = append_again(self.store, message, place, link_to(position), code)
+        except CommandError as error:
+            self._step_over(position, error.remark)
+            return False
+        if due_ms is not None:
+            self.follower.carried[copy.physical_offset] = due_ms
+        return True
+
+    async def _end_move(self, move: Move) -> None:
+        try:
+            await self.tables.log_flushed()
+        except OSError as error:
+            log.error("timer messages that were moved on are not on the device: %s", error)
+            move.done.set_result(False)
+            return
+        move.done.set_result(True)

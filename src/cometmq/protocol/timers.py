@@ -1,0 +1,106 @@
+"""Timer messages: what becomes of a delivery time, and how a message that waits is named
+(docs/reference/storage.md, Timer messages).
+
+A message with a delivery time waits in rmq_sys_wheel_timer, queue 0, with its time in TIMER_OUT_MS and its
+destination in REAL_TOPIC and REAL_QID. TIMER_OUT_MS is the last whole second before the delivery time, so
+that a message which goes a second after it is never early.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import NamedTuple
+
+from cometmq.errors import ProtocolError
+from cometmq.protocol.properties.values import stored_tags_code, value_of
+
+PRECISION_MS = 1000
+_OUT_MAX = 1 << 45  # the year 3084
+_OUT_MIN = 1 << 31  # below it a unit's code could be the hash of a tag
+CODES_BEGIN = _OUT_MIN << 2
+"""Codes of queue units from here on are ours; those of Apache's broker are hashes of 32 bits."""
+_DELAYED, _RECALL = 2, 1
+
+
+def out_ms_of(deliver_ms: int) -> int:
+    """TIMER_OUT_MS for a delivery time."""
+    return (deliver_ms - 1) // PRECISION_MS * PRECISION_MS
+
+
+class TimerCode(NamedTuple):
+    """What the queue unit of a timer message says in place of a tag's hash, so that nobody need read the
+    record. Times in epoch ms.
+
+    delayed: the time was given as a delay, and is measured by the monotonic clock. recall: it takes another
+    message back.
+    """
+
+    out_ms: int
+    delayed: bool
+    recall: bool
+
+    @property
+    def due_ms(self) -> int:
+        """When the message goes, by the wall clock."""
+        return self.out_ms + PRECISION_MS
+
+    def pack(self) -> int:
+        """The number in the unit."""
+        return self.out_ms << 2 | self.delayed * _DELAYED | self.recall * _RECALL
+
+    @classmethod
+    def unpack(cls, code: int) -> TimerCode:
+        """Of a number from CODES_BEGIN on."""
+        return cls(code >> 2, bool(code & _DELAYED), bool(code & _RECALL))
+
+    @classmethod
+    def of(cls, properties: bytes) -> TimerCode | None:
+        """What a record's properties say; None if they hold no time that can be one."""
+        text = value_of(properties, b"TIMER_OUT_MS")
+        if not text.isdigit() or len(text) > 15 or not _OUT_MIN <= int(text) < _OUT_MAX:
+            return None
+        delayed = value_of(properties, b"TIMER_DELAY_SEC") or value_of(properties, b"TIMER_DELAY_MS")
+        return cls(int(text), bool(delayed), bool(value_of(properties, b"TIMER_DEL_UNIQKEY")))
+
+
+def timer_tags_code(properties: bytes) -> int:
+    """The code in the queue unit of a record of rmq_sys_wheel_timer."""
+    code = TimerCode.of(properties)
+    return stored_tags_code(properties) if code is None else code.pack()
+
+
+def delete_key(topic: bytes, unique_key: bytes) -> bytes:
+    """The value of TIMER_DEL_UNIQKEY that takes a message back."""
+    return topic + b"+" + unique_key
+
+
+class BadHandle(ProtocolError):
+    """A text that is no recall handle."""
+
+
+class RecallHandle(NamedTuple):
+    """What names a waiting message for RECALL_MESSAGE (docs/reference/remoting.md, Recall)."""
+
+    topic: str
+    broker_name: str
+    deliver_ms: int
+    unique_key: str
+
+    def encode(self) -> str:
+        """The text that clients carry."""
+        text = f"v1 {self.topic} {self.broker_name} {self.deliver_ms} {self.unique_key}"
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> RecallHandle:
+        """Of such a text. Raises BadHandle."""
+        try:
+            parts = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True).decode().split(" ")
+        except (ValueError, binascii.Error, UnicodeError):
+            raise BadHandle("recall handle is invalid") from None
+        if len(parts) < 5 or parts[0] != "v1":
+            raise BadHandle("recall handle is invalid")
+        topic, broker_name, time, unique_key = parts[1:5]
+        deliver_ms = int(time) if time.isdecimal() and len(time) <= 18 else -1
+        return cls(topic, broker_name, deliver_ms, unique_key)

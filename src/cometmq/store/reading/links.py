@@ -1,0 +1,72 @@
+"""Which records of the log others have taken the place of.
+
+A message that goes on within the log (a timer message that is delivered or moved) leaves the position of its
+former record in the field of the prepared transaction, plus 1, since 0 is none. No client can write that
+field. So a walk over the newest part of the log tells what was done there, also where no file could say so
+any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, MAGIC_V1, MAGIC_V2, START
+from cometmq.protocol.record.many import read_rows
+from cometmq.protocol.record.one import record_starts
+from cometmq.store.base.disk import Disk, opened
+from cometmq.store.base.off_loop import OffLoop
+from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.scan import SegmentScan
+
+_BLOCK = 4 << 20
+
+Ints = NDArray[np.int64]
+
+
+def link_to(position: int) -> int:
+    """What the record that takes the place of the one at a log position has in that field."""
+    return position + 1
+
+
+async def links(commit_log: CommitLog, disk: Disk, off_loop: OffLoop, start: int) -> AsyncIterator[Ints]:
+    """Positions of former records, in pieces: those that records from log position `start` on name, where a
+    record begins, up to the log's present end. Raises OSError."""
+    end, size = commit_log.end, commit_log.segment_size
+    at = max(start, commit_log.min_position)
+    while at < end:
+        base = at - at % size
+        if base not in commit_log.segments:
+            at = base + size
+            continue
+        found, at = await off_loop.run(_read, disk, commit_log.path_of(base), base, size, at)
+        if len(found):
+            yield found
+
+
+def _read(disk: Disk, path: str, base: int, size: int, at: int) -> tuple[Ints, int]:
+    """The links of the records from `at` on that one read brings, and where to go on."""
+    nothing = np.empty(0, np.int64)
+    try:
+        with opened(disk, path, write=False) as fd:
+            data = disk.pread(fd, min(_BLOCK, base + size - at), at - base)
+            if len(data) < BLANK_SIZE:
+                return nothing, base + size
+            length, magic = START.unpack_from(data)
+            if magic in (MAGIC_V1, MAGIC_V2) and len(data) < length <= base + size - at:
+                data = disk.pread(fd, length, at - base)
+    except FileNotFoundError:
+        return nothing, base + size
+    starts, stop = record_starts(data)
+    if starts:
+        rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
+        found = rows.field("prepared_transaction_offset")[good].astype(np.int64)
+        return found[found > 0] - 1, at + stop
+    if magic == BLANK_MAGIC:
+        return nothing, base + size
+    # Damage: go on at the next valid record.
+    for run in SegmentScan(disk, path, base, size, check_crc=False).runs(at):
+        return nothing, int(run.position[0])
+    return nothing, base + size

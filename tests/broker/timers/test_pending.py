@@ -1,0 +1,263 @@
+"""What waits, through random times, steps of the wall clock, recalls, moves and crashes: nothing is early,
+nothing is lost, each message comes once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cometmq.broker.timers.following import Known
+from cometmq.broker.timers.pending import Pending, Times
+from cometmq.broker.timers.wheel import NEVER
+from cometmq.protocol.timers import TimerCode, out_ms_of
+from cometmq.store import UNIT_DTYPE, TimerTable
+
+WALL, MONOTONIC = 1_700_000_000_000, 5_000_000
+SIZE = 10  # of every record
+
+
+@dataclass
+class Record:
+    """One of the log: a timer message, a recall, or what came of one."""
+
+    key: int
+    code: TimerCode | None = None
+    link: int = 0
+    ahead_ms: int = 0
+
+
+@dataclass
+class Sent:
+    """What the test knows of a message: not before these two, by whichever clock counts for it."""
+
+    wall_ms: int | None
+    monotonic_ms: int | None
+    recalled: bool = False
+    times: int = 0
+
+
+@dataclass
+class Broker:
+    """A log, the queue of the timer topic, and what a broker does with them."""
+
+    wall: int = WALL
+    monotonic: int = MONOTONIC
+    log: list[Record] = field(default_factory=lambda: [Record(-1)])  # nothing lies at position 0
+    queue: list[int] = field(default_factory=list)
+    gone_before: int = 0
+    mark: TimerTable = field(default_factory=TimerTable)
+    pending: Pending = field(default_factory=Pending)
+    sent: dict[int, Sent] = field(default_factory=dict)
+    carried: dict[int, int] = field(default_factory=dict)
+
+    def times(self) -> Times:
+        return Times(self.wall, self.monotonic)
+
+    def append(self, record: Record) -> int:
+        record.ahead_ms = self.monotonic - self.wall
+        position = len(self.log) * SIZE
+        self.log.append(record)
+        if record.code is not None:
+            self.queue.append(position)
+        return position
+
+    def send(self, delay_ms: int, *, delayed: bool) -> None:
+        key, deliver = len(self.sent), self.wall + delay_ms
+        self.append(Record(key, TimerCode(out_ms_of(deliver), delayed, False)))
+        self.sent[key] = Sent(None if delayed else deliver, self.monotonic + delay_ms if delayed else None)
+        self.follow()
+
+    def recall(self, number: int) -> None:
+        if not self.sent:
+            return
+        key = number % len(self.sent)
+        code = next(each.code for each in self.log if each.key == key and each.code)
+        if self.sent[key].times or code.out_ms + 1 <= self.wall:
+            return
+        self.append(Record(key, code._replace(delayed=False, recall=True)))
+        self.sent[key].recalled = True
+        self.follow()
+
+    def follow(self, known: Known | None = None) -> None:
+        first = self.pending.followed
+        positions = self.queue[first:]
+        records = [self.log[position // SIZE] for position in positions]
+        numbers = [(position, SIZE, self.log[position // SIZE].code.pack()) for position in positions]
+        units = np.array(numbers, UNIT_DTYPE)
+        rows = range(len(units))
+        if known is not None:
+            to_do, linked = known.split(first, units)
+            for row in np.flatnonzero(linked).tolist():
+                self.pending.note_done(positions[row], records[row].code.out_ms)
+            rows = np.flatnonzero(to_do).tolist()
+        for row in rows:
+            position, record = positions[row], records[row]
+            if position < self.gone_before:
+                continue
+            if record.code.recall:
+                self.pending.recall(position, record.code.out_ms, b"T+%d" % record.key)
+            elif (due := self.carried.pop(position, None)) is not None:
+                self.pending.add_due(position, due, record.code.out_ms)
+            else:
+                ahead = record.ahead_ms if known is None else self.monotonic - self.wall
+                self.pending.add(position, record.code, ahead)
+        self.pending.followed = len(self.queue)
+
+    def deliver(self, most: int, *, dies: bool) -> int:
+        due = self.pending.due(self.times(), most)
+        for waiting in due:
+            record = self.log[waiting.position // SIZE]
+            if not (
+                self.pending.is_moved(waiting.position)
+                or self.pending.is_recalled(record.code.out_ms, b"T", b"%d" % record.key)
+            ):
+                self.append(Record(record.key, link=waiting.position))
+                self.came(self.sent[record.key])
+        if dies:
+            self.crash()
+        elif due:
+            self.pending.done(len(due))
+        return len(due)
+
+    def came(self, sent: Sent) -> None:
+        sent.times += 1
+        assert not sent.recalled
+        assert sent.times == 1
+        if sent.wall_ms is not None:
+            assert self.wall >= sent.wall_ms
+        elif sent.monotonic_ms is not None:
+            assert self.monotonic >= sent.monotonic_ms
+
+    def move(self, share: int, *, dies: bool) -> None:
+        before = self.gone_before + (len(self.log) * SIZE - self.gone_before) * share // 100
+        to_do = self.pending.before(before)
+        for number, (position, due) in enumerate(to_do):
+            if dies and number == len(to_do) // 2:
+                self.crash()
+                return
+            record = self.log[position // SIZE]
+            copy = self.append(Record(record.key, record.code, link=position))
+            if due is not None:
+                self.carried[copy] = due
+            self.pending.moved(position + 1)
+        self.pending.moved(before)
+        self.pending.forget_moved()
+        self.gone_before = max(self.gone_before, before - before % SIZE)
+        if dies:
+            self.crash()
+        else:
+            self.follow()
+
+    def save(self) -> None:
+        self.mark = self.pending.mark(self.times(), len(self.log) * SIZE)
+
+    def crash(self) -> None:
+        """kill -9, and a start: what is in the log is known, and the mark."""
+        self.pending, self.carried = Pending(), {}
+        self.pending.begin(self.mark)
+        first = max(self.mark.log_position, self.gone_before) // SIZE
+        links = [record.link for record in self.log[first:] if record.link]
+        self.follow(Known(self.mark, np.array(sorted(links), np.int64), (0, 0)))
+        for sent in self.sent.values():  # what a clock did in between is not known
+            if sent.monotonic_ms is not None and not sent.times:
+                sent.monotonic_ms = None
+
+
+DELAYS = st.integers(1, 200_000)
+SHARE = st.integers(0, 100)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), DELAYS, st.booleans()),
+        st.tuples(st.just("time"), st.integers(0, 100_000)),
+        st.tuples(st.just("step"), st.integers(-200_000, 200_000)),
+        st.tuples(st.just("deliver"), st.integers(1, 4), st.booleans()),
+        st.tuples(st.just("recall"), st.integers(0, 100)),
+        st.tuples(st.just("move"), SHARE, st.booleans()),
+        st.tuples(st.just("save")),
+        st.tuples(st.just("crash")),
+    ),
+    max_size=50,
+)
+
+
+@settings(max_examples=400)
+@given(OPERATIONS)
+def test_nothing_is_early_nothing_is_lost_and_each_comes_once(operations):
+    broker = Broker()
+    for name, *values in operations:
+        if name == "send":
+            broker.send(values[0], delayed=values[1])
+        elif name == "time":
+            broker.wall += values[0]
+            broker.monotonic += values[0]
+        elif name == "step":
+            broker.wall += values[0]
+        elif name == "deliver":
+            broker.deliver(values[0], dies=values[1])
+        elif name == "recall":
+            broker.recall(values[0])
+        elif name == "move":
+            broker.move(values[0], dies=values[1])
+        elif name == "save":
+            broker.save()
+        else:
+            broker.crash()
+    broker.wall += 3_600_000
+    broker.monotonic += 3_600_000
+    while broker.deliver(3, dies=False):
+        broker.save()
+    assert [sent.times for sent in broker.sent.values()] == [
+        0 if sent.recalled else 1 for sent in broker.sent.values()
+    ]
+    assert broker.pending.wait_ms(broker.times()) > 10**9
+    broker.save()
+    broker.crash()
+    assert not broker.deliver(1, dies=False)
+
+
+class TestMark:
+    def test_the_log_is_read_from_before_what_came_out_of_turn(self):
+        broker = Broker()
+        broker.send(60_000, delayed=True)
+        broker.send(90_000, delayed=False)
+        broker.wall += 3_600_000  # so the second comes before the first
+        assert broker.deliver(1, dies=False) == 1
+        mark = broker.pending.mark(broker.times(), 100)
+        assert mark == TimerTable(
+            queue_offset=2, delivered_ms=WALL + 59_000 - 1, first_position=SIZE, log_position=0
+        )
+        broker.monotonic += 100_000
+        assert broker.deliver(1, dies=False) == 1
+        assert broker.pending.mark(broker.times(), 200).log_position == 200
+
+    def test_it_begins_with_the_oldest_that_waits(self):
+        broker = Broker()
+        for delay in (1_000, 90_000, 5_000):
+            broker.send(delay, delayed=False)
+        assert broker.pending.mark(broker.times(), 999).first_position == SIZE
+        broker.wall += 10_000
+        while broker.deliver(1, dies=False):
+            pass
+        assert broker.pending.mark(broker.times(), 999).first_position == 2 * SIZE
+        broker.wall += 90_000
+        broker.deliver(1, dies=False)
+        assert broker.pending.mark(broker.times(), 999) == TimerTable(
+            queue_offset=3, delivered_ms=NEVER - 1, first_position=999, log_position=999
+        )
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+def test_a_page_tells_the_wall_times_at_which_messages_will_come(delayed):
+    broker = Broker()
+    for delay in (30_000, 10_000, 20_000):
+        broker.send(delay, delayed=delayed)
+    broker.wall += 3_600_000
+    page = broker.pending.page((-1, -1), 2, broker.times())
+    shift = 3_600_010 if delayed else 0
+    assert [each.due_ms - WALL for each in page] == [10_000 + shift, 20_000 + shift]
+    (last,) = broker.pending.page(page[-1][:2], 2, broker.times())
+    assert last.due_ms - WALL == 30_000 + shift

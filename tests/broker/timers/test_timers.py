@@ -1,0 +1,302 @@
+"""Messages with a delivery time: when they come, recalls, moves, restarts, and what tools are told."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+
+import pytest
+from tests.broker.conftest import records, refused, running, take, until
+
+from cometmq.protocol.bodies import TimerMetrics
+from cometmq.protocol.codes import TIMER_TOPIC, RequestCode
+from cometmq.protocol.headers import (
+    ListTimersRequestHeader,
+    ListTimersResponseHeader,
+    RecallMessageRequestHeader,
+)
+from cometmq.protocol.record.one import iter_records
+from cometmq.protocol.timers import RecallHandle
+from cometmq.store.base.clock import ManualClock
+
+WALL = 1_700_000_000_000
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def recall(peer, handle, topic="Orders"):
+    header = RecallMessageRequestHeader(topic=topic, recall_handle=handle, producer_group="PG")
+    return await peer.call(RequestCode.RECALL_MESSAGE, header)
+
+
+async def waiting(peer, **header):
+    answer = await peer.call(RequestCode.LIST_TIMERS, ListTimersRequestHeader(**header))
+    assert answer.code == 0, answer.remark
+    return list(iter_records(answer.body)), answer.header(ListTimersResponseHeader)
+
+
+class TestDelivery:
+    @pytest.mark.parametrize("name", ["TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"])
+    @pytest.mark.parametrize("version", [407, 500])
+    async def test_a_message_comes_after_its_time_and_within_a_second(self, peer, name, version):
+        await peer.send()
+        begun = now_ms()
+        value = {"TIMER_DELAY_MS": 1_200, "TIMER_DELAY_SEC": 1, "TIMER_DELIVER_MS": begun + 1_200}[name]
+        least = 1_000 if name == "TIMER_DELAY_SEC" else 1_200
+        properties = {name: str(value), "TAGS": "A", "KEYS": "k", "UNIQ_KEY": "U1"}
+        answer = await peer.send(body=b"later", properties=properties, version=version)
+        assert answer.code == 0
+        _, message = await take(peer, "Orders", 2)
+        assert least <= now_ms() - begun < least + 1_500
+        assert (message.body, message.queue_id, message.tags) == (b"later", 0, "A")
+        out_ms = int(message.properties["TIMER_OUT_MS"])
+        assert out_ms % 1_000 == 0
+        assert RecallHandle.decode(answer.ext["recallHandle"]) == ("Orders", "broker-a", out_ms + 1, "U1")
+        assert message.properties["REAL_TOPIC"] == "Orders"
+        assert len(records(await peer.pull(offset=1, expression="A"))) == 1
+
+    async def test_many_of_one_second_keep_their_order(self, cluster, peer):
+        at = now_ms() + 1_000
+        sends = (peer.send(body=b"%d" % n, properties={"TIMER_DELIVER_MS": str(at)}) for n in range(150))
+        await asyncio.gather(*sends)
+        assert [m.body for m in await take(peer, "Orders", 150)] == [b"%d" % n for n in range(150)]
+
+    async def test_the_first_of_several_times_counts_and_a_level_before_all(self, fast, peer):
+        late = {"TIMER_DELAY_MS": "900000", "TIMER_DELIVER_MS": str(now_ms() + 900_000)}
+        await peer.send(body=b"sec", properties={"TIMER_DELAY_SEC": "1", **late})
+        await peer.send(body=b"level", properties={"DELAY": "1", **late})
+        found = await take(peer, "Orders", 2)
+        assert [m.body for m in found] == [b"level", b"sec"]
+        assert "TIMER_DELAY_MS" not in found[0].properties
+
+    @pytest.mark.parametrize("properties", [{"TIMER_DELAY_MS": "0"}, {"TIMER_DELIVER_MS": "1"}])
+    async def test_what_is_due_already_is_stored_at_once(self, peer, properties):
+        answer = await peer.send(body=b"now", properties={**properties, "UNIQ_KEY": "U"})
+        assert "recallHandle" not in answer.ext
+        assert [m.body for m in records(await peer.pull())] == [b"now"]
+
+    async def test_one_that_came_is_not_timed_again(self, peer):
+        """A client that sends a received message's properties again."""
+        await peer.send(properties={"TIMER_DELAY_MS": "900000", "TIMER_OUT_MS": "1700000000000"})
+        assert len(records(await peer.pull())) == 1
+
+    async def test_a_oneway_send(self, cluster, peer):
+        await peer.send(properties={"TIMER_DELAY_MS": "1"}, oneway=True)
+        assert len(await take(peer, "Orders", 1)) == 1
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("properties", "words"),
+        [
+            ({"TIMER_DELAY_SEC": str(40 * 86_400 + 1)}, "the max delay 3456000000ms"),
+            ({"TIMER_DELAY_MS": str(40 * 86_400_000 + 1)}, "this one has 3456000001ms"),
+            ({"TIMER_DELIVER_MS": "9" * 18}, "the max delay 3456000000ms"),
+            ({"TIMER_DELIVER_MS": "9" * 19}, "is not a number"),
+            ({"TIMER_DELAY_MS": "soon"}, "soon is not a number"),
+            ({"TIMER_DELAY_MS": "1000", "a": "x" * 32_650}, "its properties have"),
+        ],
+    )
+    async def test_an_impossible_time(self, cluster, peer, properties, words):
+        refused(await peer.send(properties=properties), 13, words)
+        assert cluster.broker.parts.store.queues.find(TIMER_TOPIC, 0) is None
+
+    async def test_the_longest_delay_is_taken_and_the_limit_can_be_changed(self, peer):
+        longest = {"TIMER_DELAY_SEC": str(40 * 86_400)}
+        assert (await peer.send(properties=longest)).code == 0
+        await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"timerMaxDelaySec=60\n")
+        refused(await peer.send(properties={"TIMER_DELAY_SEC": "61"}), 13, "the max delay 60000ms")
+
+    async def test_when_too_many_wait(self, started):
+        cluster, peer = await started(timerMaxWaiting="2")
+        for _ in range(2):
+            assert (await peer.send(properties={"TIMER_DELAY_SEC": "60"})).code == 0
+        await until(lambda: cluster.broker.parts.tables.timers.waiting == 2)
+        refused(await peer.send(properties={"TIMER_DELAY_SEC": "60"}), 1, "max num limit is 2")
+        assert (await peer.send()).code == 0
+
+    async def test_switched_off(self, started):
+        _, peer = await started(timerWheelEnable="false")
+        refused(await peer.send(properties={"TIMER_DELAY_SEC": "60"}), 1, "timerWheelEnable is false")
+
+    async def test_nobody_stores_into_the_timer_topic_by_himself(self, peer):
+        refused(await peer.send(topic=TIMER_TOPIC), 16, "forbidden")
+
+
+class TestRecall:
+    async def test_a_message_that_was_taken_back_never_comes(self, cluster, peer):
+        handles = {}
+        at = str(now_ms() + 1_500)
+        for key in ("a", "b", "c"):
+            answer = await peer.send(body=key.encode(), properties={"TIMER_DELIVER_MS": at, "UNIQ_KEY": key})
+            handles[key] = answer.ext["recallHandle"]
+        answer = await recall(peer, handles["b"])
+        assert (answer.code, answer.ext["msgId"]) == (0, "b")
+        listed, page = await waiting(peer)
+        assert ([m.body for m in listed], page.waiting) == ([b"a", b"c"], 4)
+        assert [m.body for m in await take(peer, "Orders", 2)] == [b"a", b"c"]
+        await until(
+            lambda: cluster.broker.parts.timers.pending.wait_ms(cluster.broker.parts.timers.times()) > 10**9
+        )
+        assert (await peer.pull()).ext["maxOffset"] == "2"
+
+    async def test_also_of_a_delay_and_after_a_restart(self, cluster, peer):
+        answer = await peer.send(body=b"gone", properties={"TIMER_DELAY_MS": "1500", "UNIQ_KEY": "x"})
+        await peer.send(body=b"stays", properties={"TIMER_DELAY_MS": "1500", "UNIQ_KEY": "y"})
+        assert (await recall(peer, answer.ext["recallHandle"])).code == 0
+        await cluster.restart()
+        peer = cluster.peer()
+        assert [m.body for m in await take(peer, "Orders", 1)] == [b"stays"]
+
+    @pytest.mark.parametrize(
+        ("changed", "code", "words"),
+        [
+            ({"topic": "Others"}, 604, "topic not match"),
+            ({"broker_name": "broker-z"}, 604, "broker service not available"),
+            ({"deliver_ms": 1}, 604, "timestamp invalid"),
+            ({"deliver_ms": 1 << 60}, 604, "timestamp invalid"),
+        ],
+    )
+    async def test_a_handle_that_does_not_fit(self, peer, changed, code, words):
+        await peer.send()
+        handle = RecallHandle("Orders", "broker-a", now_ms() + 60_000, "U")._replace(**changed)
+        refused(await recall(peer, handle.encode()), code, words)
+
+    async def test_what_is_no_handle_or_no_topic(self, peer):
+        await peer.send()
+        refused(await recall(peer, "djEg"), 604, "recall handle is invalid")
+        refused(await recall(peer, "djEg", topic="Absent"), 17, "not exist")
+
+    async def test_switched_off(self, started):
+        _, peer = await started(recallMessageEnable="false")
+        refused(await recall(peer, "djEg"), 16, "operation is forbidden")
+
+
+class TestLists:
+    async def test_pages_by_the_time_of_delivery(self, peer):
+        for minutes in (5, 1, 4, 2, 3):
+            properties = {
+                "TIMER_DELAY_SEC": str(60 * minutes),
+                "KEYS": f"k{minutes} all",
+                "UNIQ_KEY": f"U{minutes}",
+            }
+            topic = "Odd" if minutes % 2 else "Even"
+            await peer.send(topic=topic, body=b"%d" % minutes, properties=properties)
+        first, page = await waiting(peer, max_msg_nums=3)
+        assert ([m.body for m in first], page.more, page.waiting) == ([b"1", b"2", b"3"], True, 5)
+        after = {"after_ms": page.after_ms, "after_position": page.after_position}
+        second, page = await waiting(peer, max_msg_nums=3, **after)
+        assert ([m.body for m in second], page.more) == ([b"4", b"5"], False)
+        assert [m.body for m in (await waiting(peer, topic="Even"))[0]] == [b"2", b"4"]
+        for key in ("k4", "U4"):
+            assert [m.body for m in (await waiting(peer, key=key))[0]] == [b"4"]
+        assert len((await waiting(peer, key="all", topic="Odd"))[0]) == 3
+
+    async def test_counts_and_check_point_as_5x_tells_them(self, cluster, peer):
+        for topic, delay in (("A", 60), ("A", 70), ("B", 1)):
+            await peer.send(topic=topic, properties={"TIMER_DELAY_SEC": str(delay)})
+        await take(peer, "B", 1)
+        metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
+        assert {topic: metric.count for topic, metric in metrics.timing_count.items()} == {"A": 2, "B": 0}
+        await cluster.restart()
+        peer = cluster.peer()
+        metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
+        assert metrics.timing_count["A"].count == 2
+        await until(lambda: cluster.broker.parts.timers.pending.followed == 3)
+        body = (await peer.call(RequestCode.GET_TIMER_CHECK_POINT)).body
+        read_ms, flushed, queue_offset, of_master, _, _, _ = struct.unpack(">7q", body)
+        assert (flushed, queue_offset, of_master) == (0, 3, 3)
+        assert 0 <= now_ms() - read_ms < 10_000
+
+
+class TestRestarts:
+    async def test_what_waits_survives_and_what_came_does_not_come_again(self, cluster, peer):
+        await peer.send(body=b"early", properties={"TIMER_DELAY_MS": "1"})
+        await take(peer, "Orders", 1)
+        await peer.send(body=b"late", properties={"TIMER_DELAY_MS": "2500"})
+        await cluster.restart()
+        peer = cluster.peer()
+        assert [m.body for m in await take(peer, "Orders", 2)] == [b"early", b"late"]
+        assert (await peer.pull()).ext["maxOffset"] == "2"
+
+    @pytest.mark.parametrize("damage", ["none", "missing", "torn"])
+    async def test_without_a_mark_the_log_tells_what_came(self, cluster, peer, tmp_path, damage):
+        for number, delay in enumerate((1, 1, 3_000)):
+            await peer.send(body=b"%d" % number, properties={"TIMER_DELAY_MS": str(delay)})
+        await take(peer, "Orders", 2)
+        await cluster.close_peers()
+        await cluster.standalone.stop()
+        (path,) = tmp_path.rglob("timers.json")
+        if damage == "missing":
+            path.unlink()
+        elif damage == "torn":
+            path.write_bytes(path.read_bytes()[:20])
+        path.with_suffix(".json.bak").unlink(missing_ok=True)
+        await cluster.standalone.start()
+        peer = cluster.peer()
+        found = await take(peer, "Orders", 3)
+        assert [m.body for m in found] == [b"0", b"1", b"2"]
+        metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
+        assert sum(metric.count for metric in metrics.timing_count.values()) == 0
+
+
+async def test_what_would_go_with_its_segment_is_moved_on(started):
+    cluster, peer = await started(mappedFileSizeCommitLog="65536", fileReservedTime="0", deleteWhen="25")
+    at = now_ms() + 4_000
+    await peer.send(body=b"timed", properties={"TIMER_DELIVER_MS": str(at), "UNIQ_KEY": "U"})
+    await peer.send(body=b"delayed", properties={"TIMER_DELAY_MS": "4000"})
+    answer = await peer.send(body=b"recalled", properties={"TIMER_DELAY_MS": "4000", "UNIQ_KEY": "R"})
+    await recall(peer, answer.ext["recallHandle"])
+    store = cluster.broker.parts.store
+    while len(store.log.segments) < 4:
+        await peer.send(topic="Filler", body=b"x" * 8_000)
+    for _ in range(2):  # moved twice
+        store.retention.delete_now()
+        await store.retention.run_now(log_too=True)
+        while len(store.log.segments) < 3:
+            await peer.send(topic="Filler", body=b"x" * 8_000)
+    assert store.log.min_position >= 2 * 65_536
+    assert len((await waiting(peer))[0]) == 2
+    found = {m.body: m.properties for m in await take(peer, "Orders", 2)}
+    assert found[b"timed"]["TIMER_ROLL_TIMES"] in ("1", "2")
+    assert found.keys() == {b"timed", b"delayed"}
+    assert now_ms() >= at
+    await asyncio.sleep(1.2)
+    assert (await peer.pull()).ext["maxOffset"] == "2"
+
+
+class TestClocks:
+    """The wall clock steps: delays go by the monotonic one; times come neither before the wall clock shows
+    them, nor earlier because it has jumped forward."""
+
+    async def run(self, tmp_path, monkeypatch, properties, steps):
+        """How long (s of the monotonic clock) a message waits."""
+        monkeypatch.setattr("cometmq.broker.timers.timers.LOOK_AGAIN_MS", 1)
+        clock = ManualClock(now_ms=WALL)
+        async with running(tmp_path, clock=clock) as (broker, peer):
+            await peer.send(body=b"first")
+            begun = clock.now_s
+            await peer.send(body=b"later", properties=properties)
+            for second in range(200):
+                clock.now_ms += steps.get(second, 0)
+                clock.advance(1)
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                if broker.parts.store.max_offset("Orders", 0) == 2:
+                    return clock.now_s - begun
+                await asyncio.sleep(0.002)
+        return None
+
+    @pytest.mark.parametrize("step_s", [0, -3_600, 3_600, -86_400 * 400])
+    async def test_a_delay(self, tmp_path, monkeypatch, step_s):
+        waited = await self.run(tmp_path, monkeypatch, {"TIMER_DELAY_SEC": "60"}, {20: step_s * 1_000})
+        assert 60 <= waited <= 64
+
+    @pytest.mark.parametrize(("step_s", "least"), [(0, 60), (-50, 110), (30, 60), (3_600, 60)])
+    async def test_a_time(self, tmp_path, monkeypatch, step_s, least):
+        properties = {"TIMER_DELIVER_MS": str(WALL + 60_000)}
+        waited = await self.run(tmp_path, monkeypatch, properties, {20: step_s * 1_000})
+        assert least <= waited <= least + 4

@@ -1,0 +1,62 @@
+"""`cometmq timers`, and `cometmq send` with a delivery time, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from tests.cli.conftest import Run
+
+from cometmq.protocol.timers import RecallHandle
+
+pytestmark = pytest.mark.usefixtures("namesrv")
+
+
+def test_what_waits_is_listed_shown_and_taken_back(run: Run) -> None:
+    begun = time.time() * 1000
+    for body, delay in (("later", "2h"), ("soon", "10m")):
+        sent = run("cometmq", "send", "timed", body, "--delay", delay, "-k", f"key-{body}", "--json")
+        assert sent.returncode == 0, sent.stderr
+    handle = json.loads(sent.stdout)["recallHandle"]
+
+    listed = run("cometmq", "timers", "list", "-t", "timed", "--json")
+    soon, later = (json.loads(line) for line in listed.stdout.splitlines())
+    assert (soon["message"]["body"], later["message"]["body"]) == ("soon", "later")
+    assert (soon["destination"], soon["recallHandle"]) == ("timed", handle)
+    assert 600_000 <= soon["deliverAt"] - begun < 620_000
+
+    shown = run("cometmq", "timers", "show", "key-later")
+    assert shown.stdout.count("\n") == 1
+    assert "keys=key-later" in shown.stdout
+    assert shown.stderr == "1 message\n"
+
+    assert run("cometmq", "timers", "cancel", handle).returncode == 0
+    assert "soon" not in run("cometmq", "timers", "list", "-t", "timed").stdout
+    gone = run("cometmq", "timers", "show", "key-soon")
+    assert gone.returncode == 1
+    assert "no message that waits has the key or id key-soon" in gone.stderr
+
+
+def test_a_time_of_day(run: Run) -> None:
+    at = time.localtime(time.time() + 3_600)
+    sent = run("cometmq", "send", "dated", "x", "--at", time.strftime("%Y-%m-%d#%H:%M:%S:000", at))
+    assert " recall " in sent.stdout, sent.stderr
+    handle = RecallHandle.decode(sent.stdout.split()[-1])
+    assert handle.deliver_ms == (time.mktime(at) - 1) * 1_000 + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["send", "t", "x", "--delay", "soon"], "'soon' is no time span"),
+        (["send", "t", "x", "--at", "noon"], "'noon' is neither ms since 1970 nor"),
+        (["send", "t", "x", "--delay", "1s", "-d", "3"], "one of delay_level, delay_ms and deliver_at_ms"),
+        (["send", "t", "x", "--delay", "41d"], "max delay 3456000000ms"),
+        (["timers", "cancel", "nonsense"], "recall handle is invalid"),
+    ],
+)
+def test_what_cannot_be(run: Run, arguments: list[str], words: str) -> None:
+    done = run("cometmq", *arguments)
+    assert done.returncode != 0
+    assert words in " ".join(done.stderr.split())

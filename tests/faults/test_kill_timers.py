@@ -1,0 +1,114 @@
+"""kill -9 among messages with delivery times: each acknowledged one comes once and not early, recalled ones
+never come.
+
+COMETMQ_KILL_CYCLES sets how many times (8 here at most), COMETMQ_KILL_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.faults.test_kill import CYCLES, QUEUES, SEED, TOPIC, BrokerProcess, header, kill_later, read_queue
+
+from cometmq.errors import RemotingError
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import RecallMessageRequestHeader
+from cometmq.remoting import RemotingClient
+
+SENDERS = 6
+
+
+class Ledger:
+    """Body -> delivery time (ms) of what was sent; what of it was acknowledged, and taken back."""
+
+    def __init__(self) -> None:
+        self.sent: dict[bytes, int] = {}
+        self.acknowledged: set[bytes] = set()
+        self.recalled: set[bytes] = set()
+        self.perhaps_recalled: set[bytes] = set()  # the broker was killed before it answered
+
+
+async def sender(name: str, addr: str, client: RemotingClient, ledger: Ledger, dice: random.Random) -> None:
+    with contextlib.suppress(RemotingError):
+        for number in range(1_000_000):
+            key = f"{name}-{number}"
+            body, now_ms = key.encode(), time.time_ns() // 1_000_000
+            delay_ms = dice.choice((1, 300, 1_500, 4_000, dice.randrange(8_000)))
+            ledger.sent[body] = now_ms + delay_ms
+            when = dice.choice((f"TIMER_DELAY_MS\x01{delay_ms}", f"TIMER_DELIVER_MS\x01{now_ms + delay_ms}"))
+            request = header(dice.randrange(QUEUES), f"UNIQ_KEY\x01{key}\x02{when}")
+            answer = await client.call(addr, Frame.request(RequestCode.SEND_MESSAGE_V2, request, body), 20)
+            assert answer.code == 0, answer.remark
+            ledger.acknowledged.add(body)
+            handle = (answer.ext or {}).get("recallHandle")
+            if handle and dice.random() < 0.2:
+                ledger.perhaps_recalled.add(body)
+                recall = RecallMessageRequestHeader(topic=TOPIC, recall_handle=handle)
+                answer = await client.call(addr, Frame.request(RequestCode.RECALL_MESSAGE, recall), 20)
+                ledger.perhaps_recalled.discard(body)
+                if answer.code == 0:  # else its time has come
+                    ledger.recalled.add(body)
+
+
+async def came(addr: str) -> Counter[bytes]:
+    """How often each message came; none early."""
+    found: Counter[bytes] = Counter()
+    client = RemotingClient()
+    try:
+        for queue_id in range(QUEUES):
+            for message in await read_queue(client, addr, queue_id, 0):
+                found[message.body] += 1
+                due = message.properties.get("TIMER_DELIVER_MS")
+                assert due is None or message.store_timestamp_ms >= int(due)
+    finally:
+        await client.close()
+    return found
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_each_comes_once_through_kills(tmp_path: Path, flush: str) -> None:
+    print(f"COMETMQ_KILL_SEED={SEED}")
+    dice = random.Random(f"{SEED} {flush}")
+    broker, ledger = BrokerProcess(tmp_path, flushDiskType=flush), Ledger()
+    try:
+        for cycle in range(min(CYCLES, 16) // 2):
+            broker.spawn()
+            await broker.ready()
+            clients = [RemotingClient() for _ in range(2)]
+            senders = [
+                sender(
+                    f"{cycle}-{number}",
+                    broker.addr,
+                    clients[number % 2],
+                    ledger,
+                    random.Random(dice.random()),
+                )
+                for number in range(SENDERS)
+            ]
+            try:
+                await asyncio.gather(kill_later(broker, dice.uniform(0.1, 2.0)), *senders)
+            finally:
+                for client in clients:
+                    await client.close()
+        broker.spawn()
+        await broker.ready()
+        wanted = ledger.acknowledged - ledger.recalled - ledger.perhaps_recalled
+        assert wanted
+        async with asyncio.timeout(60):
+            while wanted - (found := await came(broker.addr)).keys():
+                await asyncio.sleep(0.5)
+        last_ms = max(ledger.sent.values())
+        await asyncio.sleep(max(0, last_ms / 1000 + 2.5 - time.time()))
+        found = await came(broker.addr)
+        assert {body: count for body, count in found.items() if count > 1} == {}
+        assert wanted <= found.keys() <= ledger.sent.keys() - ledger.recalled
+        assert broker.terminate() == 0
+    finally:
+        broker.kill()

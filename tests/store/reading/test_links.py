@@ -1,0 +1,54 @@
+"""The walk over the log that finds which records others have taken the place of."""
+
+from __future__ import annotations
+
+import pytest
+from tests.store.kit import open_store
+
+from cometmq.store import link_to, links
+
+
+async def found(store, start=0):
+    pieces = [piece async for piece in links(store.log, store.disk, store.off_loop, start)]
+    return [position for piece in pieces for position in piece.tolist()]
+
+
+def put_links(store, count, size=300):
+    """Records over several segments; every third has a link. Their positions."""
+    positions = []
+    for number in range(count):
+        message = store.appender.append(
+            "T", 0, b"x" * size, b"", born_timestamp_ms=1, born_host=bytes(8 if number % 2 else 20),
+            prepared_transaction_offset=link_to(number) if number % 3 == 0 else 0,
+        )  # fmt: skip
+        store.commit()
+        positions.append(message.physical_offset)
+    return positions
+
+
+async def test_links_of_several_segments_from_any_record_on(tmp_path):
+    store = open_store(tmp_path, mapped_file_size_commit_log=8192)
+    positions = put_links(store, 90)
+    assert len(store.log.segments) > 3
+    assert await found(store) == list(range(0, 90, 3))
+    assert await found(store, positions[40]) == list(range(42, 90, 3))
+    assert await found(store, store.log.end) == []
+
+
+@pytest.mark.parametrize("size", [10, 5 << 20])
+async def test_long_records(tmp_path, size):
+    store = open_store(tmp_path, mapped_file_size_commit_log=16 << 20, max_message_size=6 << 20)
+    put_links(store, 4, size)
+    assert await found(store) == [0, 3]
+
+
+async def test_damage_hides_what_it_hit(tmp_path):
+    store = open_store(tmp_path, mapped_file_size_commit_log=65536)
+    positions = put_links(store, 60)
+    await store.stop()
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[positions[30] : positions[30] + 100] = bytes(100)
+    path.write_bytes(data)
+    store = open_store(tmp_path, mapped_file_size_commit_log=65536)
+    assert await found(store) == [number for number in range(0, 60, 3) if number != 30]
