@@ -109,11 +109,14 @@ class StuckDisk(FaultyDisk):
 class TestADiskThatSyncsSlowly:
     async def test_sends_that_would_only_wait_are_refused(self, tmp_path):
         disk = StuckDisk()
-        settings = {"flushDiskType": "SYNC_FLUSH", "osPageCacheBusyTimeOutMills": "100"}
+        settings = {"flushDiskType": "SYNC_FLUSH", "osPageCacheBusyTimeOutMills": "60000"}
         async with running(tmp_path, disk, **settings) as (broker, peer):
             await peer.send()
             with disk.stuck():
                 waiting = [asyncio.create_task(peer.send(body=b"waits")) for _ in range(3)]
+                await until(lambda: broker.parts.writer.waiting == 3)
+                body = b"osPageCacheBusyTimeOutMills=100\n"
+                assert (await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, body)).code == 0
                 await until(lambda: broker.parts.protection.why)
                 answer = await peer.send()
             refused(answer, BUSY, "[PCBUSY_CLEAN_QUEUE]broker busy")

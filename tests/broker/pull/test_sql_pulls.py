@@ -125,6 +125,36 @@ class TestHolding:
         assert time.monotonic() - begun >= 0.6
         assert (answer.code, following(answer)) == (19, 2)
 
+    async def test_a_pull_without_room_is_answered_soon_and_its_connection_goes_on(self, started):
+        cluster, peer = await started(maxHeldPullsPerConnection="1", shortPollingTimeMills="300")
+        await send(peer, 4)
+        first = asyncio.create_task(pull(peer, FIVES, hold_ms=15_000))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll) == 1)
+        second = asyncio.create_task(pull(peer, FIVES, hold_ms=15_000))
+        await until(lambda: len(cluster.broker.parts.pulls.long_poll) == 2)
+        await send(cluster.peer(), 3)
+        # The first finds its room taken by the second when it is to be parked again.
+        assert [following(await each) for each in (first, second)] == [2, 2]
+        await send(peer, 5)
+        assert bodies(await pull(peer, FIVES)) == [b"5"]
+
+    async def test_a_broker_that_stops_answers_a_pull_whose_filter_is_being_compiled(self, tmp_path):
+        async with running(tmp_path) as (broker, peer):
+            await send(peer, 5)
+            filters = broker.parts.pulls.checks.filters
+            begun, compiling = asyncio.Event(), filters.compile
+
+            async def slowly(key):
+                begun.set()
+                await asyncio.sleep(0.1)
+                await compiling(key)
+
+            filters.compile = slowly
+            pulling = asyncio.create_task(pull(peer, FIVES))
+            await begun.wait()
+            await broker.parts.pulls.stop()
+            assert bodies(await pulling) == [b"5"]
+
     async def test_a_broker_that_stops_answers_held_pulls(self, tmp_path):
         async with running(tmp_path) as (broker, peer):
             await send(peer, 4)

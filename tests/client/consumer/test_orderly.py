@@ -33,6 +33,7 @@ from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     NotifyConsumerIdsChangedRequestHeader,
+    PullMessageRequestHeader,
     ResetOffsetRequestHeader,
 )
 from cometmq.protocol.properties.values import decode_properties
@@ -212,7 +213,7 @@ async def test_a_message_that_failed_often_enough_becomes_a_dead_letter(
     namesrv: FakeNamesrv, broker: FakeBroker, desk: Desk
 ) -> None:
     namesrv.serve("%RETRY%g", broker, queues=1)
-    broker.store("T", 0, b"bad", b"UNIQ_KEY\x01K1\x02TAGS\x01A")
+    broker.store("T", 0, b"bad", b"UNIQ_KEY\x01K1\x02TAGS\x01A\x02DELAY\x013")
     broker.store("T", 0, b"good")
     desk.answers = [AGAIN, AGAIN, AGAIN, AGAIN]
     refusals = [0]
@@ -233,6 +234,7 @@ async def test_a_message_that_failed_often_enough_becomes_a_dead_letter(
     assert (header.reconsume_times, header.max_reconsume_times) == (4, 2)
     properties = decode_properties((header.properties or "").encode())
     assert (properties["RETRY_TOPIC"], properties["UNIQ_KEY"], properties["TAGS"]) == ("T", "K1", "A")
+    assert "DELAY" not in properties
     assert broker.offsets["T", 0] == 2
 
 
@@ -370,6 +372,7 @@ async def test_a_lock_that_cannot_be_renewed_runs_out(broker: FakeBroker, desk: 
 async def test_locks_are_renewed_while_a_listener_runs_and_after_a_notice(
     broker: FakeBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(orderly_queue, "LOCK_LIVE_S", 60.0)
     broker.store_numbers(2)
     desk.open.clear()
     async with desk.member() as member:
@@ -377,7 +380,6 @@ async def test_locks_are_renewed_while_a_listener_runs_and_after_a_notice(
         before = broker.requests.count(CODE.LOCK_BATCH_MQ)
         await broker.wait_for(lambda: broker.requests.count(CODE.LOCK_BATCH_MQ) > before + 15)
         monkeypatch.setattr(queue_locks, "RENEW_INTERVAL_S", 60.0)
-        monkeypatch.setattr(orderly_queue, "LOCK_LIVE_S", 90.0)
         await asyncio.sleep(0.05)
         seen = broker.requests.count(CODE.LOCK_BATCH_MQ)
         header = NotifyConsumerIdsChangedRequestHeader(consumer_group="g")
@@ -441,19 +443,28 @@ async def test_a_reset_waits_for_the_running_call_and_forgets_its_answer(
     assert broker.offsets["T", 0] == 9
 
 
-async def test_an_offset_outside_the_queue_is_corrected(broker: FakeBroker, desk: Desk) -> None:
-    broker.store_numbers(2)
-    broker.offsets["T", 0] = 50
+async def test_an_offset_outside_the_queue_is_corrected_when_the_running_call_has_ended(
+    broker: FakeBroker, desk: Desk
+) -> None:
+    """As after a purge while the first message is handled."""
+    broker.store_numbers(9)
 
-    def moved(frame: Frame) -> Frame | None:
-        if broker.offsets["T", 0] == 50:
-            return pull_answer(frame, ResponseCode.PULL_OFFSET_MOVED, 1, 2)
+    def purged(frame: Frame) -> Frame | None:
+        if frame.header(PullMessageRequestHeader).queue_offset == 1:
+            return pull_answer(frame, ResponseCode.PULL_OFFSET_MOVED, 7, 9)
         return broker.pull(frame)
 
-    broker.on(CODE.PULL_MESSAGE, moved)
-    async with desk.member():
-        await desk.until(lambda: desk.ended == 1)
-    assert desk.offsets == [1]
+    broker.on(CODE.PULL_MESSAGE, purged)
+    desk.open.clear()
+    async with desk.member(pull_batch_size=1) as member:
+        await desk.has(1)
+        await broker.wait_for(lambda: broker.offsets.get(("T", 0)) == 7)
+        await member.rebalance()
+        assert desk.offsets == [0]
+        desk.open.set()
+        await desk.until(lambda: desk.ended == 3)
+    assert desk.offsets == [0, 7, 8]
+    assert broker.offsets["T", 0] == 9
 
 
 @pytest.mark.parametrize(

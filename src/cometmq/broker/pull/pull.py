@@ -236,6 +236,7 @@ class PullProcessor:
         """Serve a pull that waited, if its client is still there and a new one like it would be served."""
         connection = request.connection
         if request.aside:
+            request.aside = False
             connection.release()
         if not connection.closed:
             try:
@@ -358,6 +359,7 @@ class PullProcessor:
             at_ms = self.long_poll.park(topic, queue_id, held, now_ms, hold_ms)
         else:
             request.aside = True
+            request.until_ms = 0  # it is answered then
             connection.hold()  # who has too many of these is not read from until some are answered
             at_ms = self.long_poll.put_aside(
                 held, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MOST_ASIDE_MS))
@@ -406,6 +408,7 @@ class PullProcessor:
         self._looks.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
+        self._looks.serve_all()  # of those whose filter was compiled meanwhile
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Messages became readable: wake those who wait for them."""

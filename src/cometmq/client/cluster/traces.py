@@ -56,7 +56,9 @@ class TraceLine:
 
     def __init__(self, most_bytes: int = _LINE_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._records: deque[tuple[bytes, bytes]] = deque()
+        self._records: deque[bytes] = deque()
+        self._keys: deque[bytes] = deque()
+        """Of each record; beside it, since pairs would be work for the garbage collector."""
         self._bytes = 0
         self._keys_bytes = 0
 
@@ -76,7 +78,8 @@ class TraceLine:
         words = (f"{trace.msg_id} {trace.keys}" if trace.keys else trace.msg_id).encode("utf-8", "replace")
         if len(words) > _KEYS_BYTES:
             words = trace.msg_id.encode("utf-8", "replace")[:_KEYS_BYTES]
-        self._records.append((record, words))
+        self._records.append(record)
+        self._keys.append(words)
         self._bytes += len(record)
         self._keys_bytes += len(words)
         return True
@@ -87,10 +90,9 @@ class TraceLine:
         words: list[bytes] = []
         body_bytes = keys_bytes = 0
         while self._records and body_bytes < _BODY_BYTES:
-            record, keys = self._records[0]
-            if records and keys_bytes + len(keys) > _KEYS_BYTES:
+            if records and keys_bytes + len(self._keys[0]) > _KEYS_BYTES:
                 break
-            self._records.popleft()
+            record, keys = self._records.popleft(), self._keys.popleft()
             records.append(record)
             words += keys.split()
             body_bytes += len(record)

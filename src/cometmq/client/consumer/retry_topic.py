@@ -29,13 +29,17 @@ class RetryTopic:
     async def close(self) -> None:
         await self._producer.stop()
 
-    async def send(self, message: MessageExt) -> None:
-        """Raises CometError when no broker takes it."""
+    async def send(self, message: MessageExt, *, hopeless: bool = False) -> None:
+        """hopeless: it has had its tries and is not to be delayed. Raises CometError when no broker takes
+        it."""
         if self._producer.state == "new":
             await self._producer.start()
+        again = self._again(message)
+        if hopeless:  # 4.9.7 keeps the delay of what it makes a dead letter
+            del again.properties[names.DELAY]
         # A body that was not decompressed goes round as it is.
         packed = message.sys_flag & _COMPRESSION
-        await self._producer.send_raw(prepare_system(self._again(message), self._group.instance.keys, packed))
+        await self._producer.send_raw(prepare_system(again, self._group.instance.keys, packed))
 
     def _again(self, message: MessageExt) -> Message:
         """The same body, flag and unique id."""
