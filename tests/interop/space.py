@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from tests.interop.driver import Driver, Json, body_of
+from tests.interop.driver import Driver, JavaError, Json, body_of
+from tests.interop.processes import wait_until
 
 _numbers = itertools.count(1)
 
@@ -84,10 +85,18 @@ class Space:
         """All messages of one queue, read from its beginning."""
         found: list[Json] = []
         offset = 0
+
+        def pull() -> Json | None:
+            wanted = {"queue": self.queue(queue_id), "expression": expression, "sql": sql}
+            try:
+                return self.java.call("pull", name=puller, offset=offset, **wanted)
+            except JavaError as error:
+                if "not exist" in error.message:  # a new topic's route is not at the name server yet
+                    return None
+                raise
+
         while True:
-            part = self.java.call(
-                "pull", name=puller, queue=self.queue(queue_id), offset=offset, expression=expression, sql=sql
-            )
+            part = wait_until("an answer to a pull", pull)
             found += part["messages"]
             if part["next"] >= part["max"]:
                 return found

@@ -33,6 +33,8 @@ Json = dict[str, Any]
 
 def traces(cluster: Cluster, msg_id: str) -> list[Json]:
     """As our mqadmin reads them; those of one message, the oldest first."""
+    if "RMQ_SYS_TRACE_TOPIC" not in our_mqadmin(cluster.namesrv, "topicList").split():
+        return []  # the first trace makes the topic
     found: list[Json] = json.loads(our_mqadmin(cluster.namesrv, "queryMsgTraceById", "-i", msg_id, "--json"))
     return [view["trace"] | {"clientHost": view["clientHost"]} for view in found]
 
