@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.faults.test_kill import CYCLES, QUEUES, SEED, TOPIC, BrokerProcess, header, kill_later, read_queue
+from tests.faults.test_kill import CYCLES, QUEUES, SEED, TOPIC, BrokerProcess, header, read_queue
 
 from cometmq.errors import RemotingError
 from cometmq.protocol.codes import RequestCode
@@ -33,6 +33,11 @@ class Ledger:
         self.acknowledged: set[bytes] = set()
         self.recalled: set[bytes] = set()
         self.perhaps_recalled: set[bytes] = set()  # the broker was killed before it answered
+
+
+async def kill_later(broker: BrokerProcess, delay_s: float) -> None:
+    await asyncio.sleep(delay_s)
+    await asyncio.to_thread(broker.kill)
 
 
 async def sender(name: str, addr: str, client: RemotingClient, ledger: Ledger, dice: random.Random) -> None:

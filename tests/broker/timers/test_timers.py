@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import struct
 import time
 
@@ -19,6 +20,8 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.record.one import iter_records
 from cometmq.protocol.timers import RecallHandle
 from cometmq.store.base.clock import ManualClock
+from cometmq.store.inspect import verify
+from cometmq.store.inspect.findings import ERROR
 
 WALL = 1_700_000_000_000
 
@@ -222,7 +225,7 @@ class TestRestarts:
         assert [m.body for m in await take(peer, "Orders", 2)] == [b"early", b"late"]
         assert (await peer.pull()).ext["maxOffset"] == "2"
 
-    @pytest.mark.parametrize("damage", ["none", "missing", "torn"])
+    @pytest.mark.parametrize("damage", ["none", "missing", "torn", "queue"])
     async def test_without_a_mark_the_log_tells_what_came(self, cluster, peer, tmp_path, damage):
         for number, delay in enumerate((1, 1, 3_000)):
             await peer.send(body=b"%d" % number, properties={"TIMER_DELAY_MS": str(delay)})
@@ -234,11 +237,20 @@ class TestRestarts:
             path.unlink()
         elif damage == "torn":
             path.write_bytes(path.read_bytes()[:20])
-        path.with_suffix(".json.bak").unlink(missing_ok=True)
+        elif damage == "queue":
+            shutil.rmtree(path.parents[1] / "consumequeue" / TIMER_TOPIC)
+            (path.parents[1] / "abort").touch()
+            (path.parents[1] / "checkpoint").unlink()
+        if damage in ("missing", "torn"):
+            path.with_suffix(".json.bak").unlink(missing_ok=True)
         await cluster.standalone.start()
         peer = cluster.peer()
         found = await take(peer, "Orders", 3)
         assert [m.body for m in found] == [b"0", b"1", b"2"]
+        config = cluster.broker.parts.store.config
+        report = await asyncio.to_thread(verify, str(path.parents[1]), config=config)
+        errors = [finding.path for finding in report.findings if finding.severity == ERROR]
+        assert errors == ([str(path)] if damage == "torn" else [])  # it is written again within 10 s
         metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
         assert sum(metric.count for metric in metrics.timing_count.values()) == 0
 
