@@ -62,7 +62,7 @@ INTEGER: /0|[1-9][0-9]*[lL]?/
 STRING: /'(''|[^'])*'/
 ORDER: />=|<=|>|<(?!>)/
 MINUS: "-"
-LINE_COMMENT.3: /--[^\n\r]*(\r\n|\n|\r)/
+LINE_COMMENT.3: /--[^\n\r]*+(\r\n|\n|\r)/
 BLOCK_COMMENT.3: /\/\*[^*]*\*(\*|[^*\/][^*]*\*)*\//
 BLANKS: /[ \t\n\r\f]+/
 %ignore LINE_COMMENT
