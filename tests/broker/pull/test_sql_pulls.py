@@ -145,15 +145,17 @@ class TestHolding:
             begun, compiling = asyncio.Event(), filters.compile
 
             async def slowly(key):
+                await compiling(key)
                 begun.set()
                 await asyncio.sleep(0.1)
-                await compiling(key)
 
             filters.compile = slowly
             pulling = asyncio.create_task(pull(peer, FIVES))
             await begun.wait()
             await broker.parts.pulls.stop()
             assert bodies(await pulling) == [b"5"]
+            late = await pull(peer, "a = 6")
+            assert (late.code, late.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops")
 
     async def test_a_broker_that_stops_answers_held_pulls(self, tmp_path):
         async with running(tmp_path) as (broker, peer):

@@ -106,8 +106,9 @@ def test_an_error_names_the_column_and_the_problem(text: str, column: int, words
         (f"a IN ({','.join(['5'.join(2 * chr(39))] * (MOST_OPERANDS - 1))})",
          f"a IN ({','.join(['5'.join(2 * chr(39))] * MOST_OPERANDS)})"),
         (" = ".join(["a"] * DEEPEST), " = ".join(["a"] * (DEEPEST + 1))),
+        ("a = -1 OR " * 200 + "NOT " * 60 + "a IS NOT NULL", "-" * LONGEST),
     ],
-    ids=["depth", "operands", "list", "chain"],
+    ids=["depth", "operands", "list", "chain", "signs"],
 )  # fmt: skip
 def test_an_expression_is_bounded(fits: str, exceeds: str) -> None:
     compile_sql(fits)
