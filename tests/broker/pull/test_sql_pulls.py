@@ -9,6 +9,7 @@ from tests.broker.conftest import records, refused, running, until
 from tests.store.cold_disk import ColdDisk
 
 from cometmq.broker.pull import pull as pull_module
+from cometmq.protocol.codes import ResponseCode
 
 SQL = "SQL92"
 FIVES = "n = 5 AND region IN ('eu', 'us')"
