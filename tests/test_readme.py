@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from cometmq import SyncPushConsumer
+from cometmq import ConsumeFromWhere, Message, PushOptions, SyncProducer, SyncPushConsumer
 from cometmq.testing import StandaloneProcess
 
 ROOT = Path(__file__).parents[1]
@@ -89,8 +90,14 @@ def test_the_program_of_the_tour_works(cluster: StandaloneProcess) -> None:
 def test_the_programs_of_the_pages_work(cluster: StandaloneProcess, tmp_path: Path, number: int) -> None:
     program = DOC_PROGRAMS[number].replace("/tmp/comet-test", str(tmp_path / "comet-test"))
     program = program.replace("127.0.0.1:9876", cluster.namesrv)
-    with SyncPushConsumer("billing", print, "orders", namesrv=cluster.namesrv):
-        pass  # a group that the programs ask about
+    handled = Event()
+    with SyncProducer("shop", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("orders", b"x"))  # a consumer joins its group where its topic is
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    with SyncPushConsumer(
+        "billing", lambda _messages: handled.set(), "orders", namesrv=cluster.namesrv, options=options
+    ):
+        assert handled.wait(30)  # so a broker knows the group that the programs ask about
 
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

@@ -24,7 +24,7 @@ from cometmq.admin import (
     Selection,
     UnknownNameError,
 )
-from cometmq.admin.dead_letters import check_copy, original_topic, resend_times, view
+from cometmq.admin.dead_letters import FAILURES_MAX, check_copy, original_topic, resend_times, view
 from cometmq.admin.values import Resend
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.client.cluster.requests import send_request
@@ -33,6 +33,7 @@ from cometmq.message import Message, MessageExt, MessageQueue
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import SendMessageResponseHeader
 from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.properties import values as names
 from cometmq.testing import LocalBroker, local_broker
 
 EACH_ONCE = Resending()
@@ -233,6 +234,26 @@ class TestResend:
         results = await dying.resend()
         assert [result.state for result in results] == ["RESENT", "FAILED"]
         assert results[1].problem == "it names no original topic"
+
+    @pytest.mark.parametrize("name", ["%RETRY%victims", "%DLQ%victims", "rmq_sys_x", "SCHEDULE_TOPIC_XXXX"])
+    async def test_a_sender_does_not_lead_it_into_a_topic_of_the_system(
+        self, dying: Dying, name: str
+    ) -> None:
+        await dying.die(b"good")
+        topic = f"%DLQ%{dying.group}"
+        queue = MessageQueue(topic, "broker-a", 0)
+        for _ in range(FAILURES_MAX):
+            properties = f"{names.RETRY_TOPIC}\x01{name}\x02"
+            frame = send_request("p", topic, queue, b"bad", properties)
+            answer = await dying.admin.client.brokers.ask(dying.addr, frame)
+            assert answer.code == 0, answer.remark
+        await dying.die(b"good")
+        how = Resending(to_topic=True, again=True)
+        results = await dying.resend(how)
+        refused = [result for result in results if result.state == "FAILED"]
+        assert [result.state for result in results].count("RESENT") == 2
+        assert len(refused) == FAILURES_MAX
+        assert all("belongs to the system" in result.problem for result in refused)
 
     async def test_a_message_that_died_twice_by_a_mistake_is_sent_once(self, dying: Dying) -> None:
         await dying.die(b"first")  # alone, so that the others are sent at the same time

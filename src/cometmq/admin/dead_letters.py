@@ -23,9 +23,9 @@ from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import prepare_system
 from cometmq.client.producer.producer import Producer
-from cometmq.errors import CometError, ConfigError, NoRouteError
+from cometmq.errors import CometError, ConfigError, NoRouteError, shown
 from cometmq.message import Message, MessageExt
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Perm, SysFlag
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, UNSENDABLE_TOPICS, Perm, SysFlag, is_system_topic
 from cometmq.protocol.compression import TYPE_MASK
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.sql import compile_sql
@@ -93,6 +93,11 @@ def original_topic(message: MessageExt) -> str | None:
     """The topic that a dead letter was sent to first, None if it does not say."""
     properties = message.properties
     return properties.get(names.RETRY_TOPIC) or properties.get(names.DLQ_ORIGIN_TOPIC)
+
+
+def belongs_to_system(topic: str) -> bool:
+    """Whether a dead letter is not sent to this topic: its sender wrote the name, and an operator sends."""
+    return topic.startswith("%") or topic in UNSENDABLE_TOPICS or is_system_topic(topic)
 
 
 def origin_id(message: MessageExt) -> str:
@@ -218,6 +223,8 @@ class Resender:
         try:
             if topic is None:
                 problem = "it names no original topic"
+            elif self.how.to_topic and belongs_to_system(topic):
+                problem = f"it names {shown(topic)} as its original topic, which belongs to the system"
             elif not self.how.again and await was_resent(self.client, self.group, message):
                 state = Resend.SKIPPED
             elif self.how.dry_run:
@@ -283,7 +290,9 @@ async def resend(
                 if result.state is Resend.RESENT and not checked:
                     await check_copy(client, result)
                     checked = True
-                failures = failures + 1 if result.state is Resend.FAILED and result.original_topic else 0
+                topic = result.original_topic
+                tried = topic and not (how.to_topic and belongs_to_system(topic))
+                failures = failures + 1 if result.state is Resend.FAILED and tried else 0
                 if failures >= FAILURES_MAX:
                     raise ResendStopped(f"{failures} in a row failed, the last one: {result.problem}")
             some = await up_to(min(AT_ONCE, left), letters)

@@ -7,6 +7,7 @@ A broker filters a group's pulls by what one member's heartbeat said last
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import TypeAlias
 
 from cometmq.protocol.bodies_client import SubscriptionData
@@ -53,11 +54,23 @@ def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]
     return {topic: said for topic, said in sorted(by_topic.items()) if len(said) > 1}
 
 
+_MOST_TOLD = 10  # expressions
+_LONGEST_TOLD = 200  # characters of one
+
+
 def told(said: Mapping[str, Collection[str]]) -> str:
-    """The expressions of a topic in a sentence, each with one of its clients: `a || b (c1 and 3 more), not
-    subscribed (c2)`."""
-    return ", ".join(
-        f"{expression or 'not subscribed'} ({next(iter(clients))}"
+    """The first expressions of a topic in a sentence, the long ones shortened, each with one of its clients:
+    `a || b (c1 and 3 more), not subscribed (c2)`."""
+    more = len(said) - _MOST_TOLD
+    parts = [
+        f"{_short(expression) or 'not subscribed'} ({next(iter(clients))}"
         + (f" and {len(clients) - 1} more)" if len(clients) > 1 else ")")
-        for expression, clients in said.items()
-    )
+        for expression, clients in islice(said.items(), _MOST_TOLD)
+    ]
+    return ", ".join(parts) + (f", and {more} others" if more > 0 else "")
+
+
+def _short(expression: str) -> str:
+    if len(expression) <= _LONGEST_TOLD:
+        return expression
+    return f"{expression[:_LONGEST_TOLD]}... ({len(expression)} characters)"

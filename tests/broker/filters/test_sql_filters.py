@@ -11,7 +11,8 @@ from tests.store.kit import open_store, put_all
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.filters import sql_filters
 from cometmq.broker.filters.sql_filters import Look, NotCompiled, SqlFilters
-from cometmq.errors import SqlError
+from cometmq.errors import CommandError, SqlError
+from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.sql import compile_sql
 
@@ -80,7 +81,7 @@ async def test_the_table_is_bounded_and_keeps_what_is_used(filters, monkeypatch)
     assert filters.find("c > 4", "SQL92", 407)
 
 
-async def test_after_compiling_the_loop_has_a_rest_until_the_broker_stops(filters, compiler):
+async def test_after_compiling_the_loop_has_a_rest(filters, compiler):
     loop = asyncio.get_running_loop()
     await compiled(filters, "a > 0")  # imports the parser
     compiler.seconds = 0.02
@@ -88,12 +89,20 @@ async def test_after_compiling_the_loop_has_a_rest_until_the_broker_stops(filter
     for number in range(3):
         await filters.compile((f"b > {number}", False))
     assert loop.time() - begun >= 3 * 0.02 + 2 * 0.08
-    begun = loop.time()
-    waiting = [asyncio.create_task(filters.compile((f"c > {number}", False))) for number in range(10)]
+
+
+async def test_when_the_broker_stops_what_waits_is_not_compiled(filters, compiler):
+    compiler.seconds = 0.05
+    waiting = [asyncio.create_task(filters.compile((f"c > {number}", False))) for number in range(100)]
     await asyncio.sleep(0)
-    filters.stop_resting()
-    await asyncio.gather(*waiting)
-    assert loop.time() - begun < 10 * 0.1
+    filters.stop()
+    first, *others = await asyncio.gather(*waiting, return_exceptions=True)
+    assert first is None
+    assert {(type(each), each.code) for each in others} == {
+        (CommandError, ResponseCode.SERVICE_NOT_AVAILABLE)
+    }
+    assert compiler.texts == ["c > 0"]
+    await filters.compile(("c > 0", False))
 
 
 class TestLook:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from cometmq.broker.groups import disagreements
@@ -96,3 +98,17 @@ def test_a_flood_of_differences_does_not_fill_the_log(said):
     for number in range(1_000):
         table.look("G", group(c1="a", c2=f"t{number}"))
     assert 0 < len(said()) <= 100
+
+
+def test_long_expressions_are_neither_kept_nor_logged_whole(said):
+    table = disagreements.Disagreements()
+    tracemalloc.start()
+    try:
+        for number in range(10):
+            table.look("G", group(c1="a", c2=f"{number}" + "y" * 200_000))
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(said()) == 10
+    assert max(map(len, said())) < 1_000
+    assert kept < 1_000_000

@@ -9,6 +9,7 @@ from tests.broker.conftest import records, refused, running, until
 from tests.store.cold_disk import ColdDisk
 
 from cometmq.broker.pull import pull as pull_module
+from cometmq.protocol.codes import ResponseCode
 
 SQL = "SQL92"
 FIVES = "n = 5 AND region IN ('eu', 'us')"
@@ -145,15 +146,17 @@ class TestHolding:
             begun, compiling = asyncio.Event(), filters.compile
 
             async def slowly(key):
+                await compiling(key)
                 begun.set()
                 await asyncio.sleep(0.1)
-                await compiling(key)
 
             filters.compile = slowly
             pulling = asyncio.create_task(pull(peer, FIVES))
             await begun.wait()
             await broker.parts.pulls.stop()
             assert bodies(await pulling) == [b"5"]
+            late = await pull(peer, "a = 6")
+            assert (late.code, late.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops")
 
     async def test_a_broker_that_stops_answers_held_pulls(self, tmp_path):
         async with running(tmp_path) as (broker, peer):

@@ -106,8 +106,9 @@ def test_an_error_names_the_column_and_the_problem(text: str, column: int, words
         (f"a IN ({','.join(['5'.join(2 * chr(39))] * (MOST_OPERANDS - 1))})",
          f"a IN ({','.join(['5'.join(2 * chr(39))] * MOST_OPERANDS)})"),
         (" = ".join(["a"] * DEEPEST), " = ".join(["a"] * (DEEPEST + 1))),
+        ("a = -1 OR " * 200 + "NOT " * 60 + "a IS NOT NULL", "-" * LONGEST),
     ],
-    ids=["depth", "operands", "list", "chain"],
+    ids=["depth", "operands", "list", "chain", "signs"],
 )  # fmt: skip
 def test_an_expression_is_bounded(fits: str, exceeds: str) -> None:
     compile_sql(fits)
@@ -186,3 +187,11 @@ def test_whole_numbers_and_truth_are_read_as_java_reads_them() -> None:
     assert (to_int("-2147483648"), to_int("٣"), to_int("+007")) == (-(2**31), 3, 7)
     assert type(to_long("5")) is Long
     assert [to_bool(text) for text in ("true", "TRUE", "yes", "1", "")] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("text", ["1" * 2_000_000, "0x" + "1" * 2_000_000, "1." + "1" * 2_000_000])
+@pytest.mark.parametrize("end", ["", "x", "p1", "e5"])
+def test_long_digits_take_the_time_of_their_length(text, end):
+    """The square of it is hours."""
+    for expression in ("a > 1.5", "a = 1", "a = 3000000000", "a > b"):
+        assert compile_sql(expression).value({"a": text + end, "b": "1"}.get) in (T, F, N)

@@ -51,7 +51,7 @@ class SqlFilters:
         self._characters = 0
         self._turn = asyncio.Lock()
         self._not_before = 0.0
-        self._in_a_hurry = asyncio.Event()
+        self._stopping = asyncio.Event()
 
     def find(self, expression: str | None, expression_type: str, version: int) -> SqlFilter:
         """The filter of a subscription that is not by tags. version: of the request; 5.x knows more words.
@@ -76,12 +76,14 @@ class SqlFilters:
             raise SqlError(found.column, found.problem)
         return found
 
-    def stop_resting(self) -> None:
-        """The broker stops: what waits for its filter is compiled and answered at once."""
-        self._in_a_hurry.set()
+    def stop(self) -> None:
+        """The broker stops: what waits for its turn is not compiled any more."""
+        self._stopping.set()
 
     async def compile(self, key: Key) -> None:
-        """Put an expression into the table: its filter, or what is wrong with it. One at a time."""
+        """Put an expression into the table: its filter, or what is wrong with it. One at a time.
+
+        Raises CommandError once the broker stops."""
         async with self._turn:
             if key in self._table:
                 return
@@ -89,7 +91,9 @@ class SqlFilters:
             rest_s = self._not_before - loop.time()
             if rest_s > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._in_a_hurry.wait(), rest_s)
+                    await asyncio.wait_for(self._stopping.wait(), rest_s)
+            if self._stopping.is_set():
+                raise CommandError(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops")
             began = loop.time()
             expression, string_words = key
             found: SqlFilter | SqlError

@@ -397,7 +397,7 @@ class PullProcessor:
     async def stop(self) -> None:
         """Answer everything that is parked, and finish what is being read: the broker stops."""
         self._stopping = True
-        self.checks.filters.stop_resting()
+        self.checks.filters.stop()
         self._rechecks.cancel()
         if self._timer is not None:
             self._timer.cancel()

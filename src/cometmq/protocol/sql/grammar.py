@@ -14,7 +14,7 @@ from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken, v_args
 
 from cometmq.errors import SqlError, shown
 from cometmq.protocol.sql import expressions
-from cometmq.protocol.sql.expressions import Part
+from cometmq.protocol.sql.expressions import DEEPEST, Part
 
 GRAMMAR = r"""
 start: any
@@ -62,7 +62,7 @@ INTEGER: /0|[1-9][0-9]*[lL]?/
 STRING: /'(''|[^'])*'/
 ORDER: />=|<=|>|<(?!>)/
 MINUS: "-"
-LINE_COMMENT.3: /--[^\n\r]*(\r\n|\n|\r)/
+LINE_COMMENT.3: /--[^\n\r]*+(\r\n|\n|\r)/
 BLOCK_COMMENT.3: /\/\*[^*]*\*(\*|[^*\/][^*]*\*)*\//
 BLANKS: /[ \t\n\r\f]+/
 %ignore LINE_COMMENT
@@ -73,6 +73,7 @@ BLANKS: /[ \t\n\r\f]+/
 OPERANDS = frozenset({"NAME", "STRING", "INTEGER", "FLOAT", "TRUE", "FALSE", "NULL"})
 MOST_OPERANDS = 512
 """Properties and literals, those of an IN included."""
+SIGNS = frozenset({"MINUS", "PLUS", "NOT"})
 _WANTED = {
     "NAME": "a property or a literal",
     "COMMA": "a comma or a closing bracket",
@@ -173,7 +174,7 @@ def parse(text: str, string_words: bool) -> Part:
     """The condition that a text says. string_words: whether CONTAINS, STARTSWITH and ENDSWITH are words of
     the language, or names like others. Raises SqlError."""
     reading = _parser().parse_interactive()
-    operands = 0
+    operands = signs = 0  # signs: since the last operand
     last: Token | None = None
     refused: UnexpectedToken | None = None
     try:
@@ -183,6 +184,9 @@ def parse(text: str, string_words: bool) -> Part:
             operands += token.type in OPERANDS
             if operands > MOST_OPERANDS:
                 raise SqlError(_place(token) + 1, f"more than {MOST_OPERANDS} properties and literals")
+            signs = 0 if token.type in OPERANDS else signs + (token.type in SIGNS)
+            if signs > DEEPEST:
+                raise SqlError(_place(token) + 1, f"more than {DEEPEST} of -, + and NOT before an operand")
             try:
                 reading.feed_token(token)
             except UnexpectedToken as error:

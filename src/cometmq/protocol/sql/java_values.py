@@ -30,9 +30,10 @@ LONG_MAX: Final = (1 << 63) - 1
 _MOST_DIGITS: Final = 4_000
 """Python refuses longer numbers, and Java finds them too large unless they begin with thousands of zeros."""
 _SURELY_FITS: Final = 9  # digits
+# No two neighbours here match the same characters: a long text would take the square of its length.
 _WHOLE = re.compile(r"[+-]?\d+")
-_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
-_HEX = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_HEX = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+")
 _NAMED = {
     f"{sign}{name}": value for name, value in (("NaN", math.nan), ("Infinity", math.inf)) for sign in "+"
 }
