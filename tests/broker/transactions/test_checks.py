@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 
 import pytest
@@ -208,6 +209,27 @@ async def test_a_store_that_refuses_is_asked_again_in_the_next_round(cluster, pe
     assert "trying again later" in caplog.text
     await check_round(cluster)
     assert len(await bodies(peer, HALF)) == 2
+
+
+async def test_one_that_the_device_cannot_read_is_skipped_and_stays_open(cluster, peer, monkeypatch, caplog):
+    for number in range(8):
+        await prepare(peer, b"%d" % number)
+    parts = cluster.broker.parts
+    real = parts.store.get_messages
+
+    def read(topic, queue_id, offset, most, **more):
+        if topic == HALF and offset <= 2 < offset + most:
+            raise OSError(errno.EIO, "bad sector")
+        return real(topic, queue_id, offset, most, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.store, "get_messages", read)
+        await check_round(cluster)
+    assert sorted([(await asked(peer))[0].body for _ in range(7)]) == [b"%d" % n for n in range(8) if n != 2]
+    assert caplog.text.count("half message 2 cannot be looked at") == 1
+    assert parts.transactions.ledger.head == 2
+    await check_round(cluster)
+    assert (await asked(peer))[0].body == b"2"
 
 
 async def test_an_end_between_the_reading_and_the_copying_counts(cluster, peer, monkeypatch):
