@@ -104,6 +104,27 @@ async def test_who_asks_for_more_time_is_put_back_without_a_question(cluster, pe
     assert [(await asked(peer))[0].body for _ in range(2)] == [b"usual"] * 2
 
 
+async def test_who_asks_for_more_time_stays_while_it_is_the_last(cluster, peer):
+    await prepare(peer, b"long", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "9" * 18})
+    for _ in range(3):
+        await check_round(cluster)
+    assert await bodies(peer, HALF) == [b"long"]
+    await end(peer, await prepare(peer, b"other"), ROLLBACK)
+    for _ in range(3):
+        await check_round(cluster)
+    assert await bodies(peer, HALF) == [b"long", b"other", b"long"]
+
+
+async def test_who_asks_for_more_time_is_put_back_before_its_log_file_gets_old(started):
+    cluster, peer = await started(**MANUAL, mappedFileSizeCommitLog="65536")
+    await prepare(peer, b"long", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "100"})
+    for _ in range(9):
+        await peer.send(body=b"x" * 8000)
+    for _ in range(2):
+        await check_round(cluster)
+    assert await bodies(peer, HALF) == [b"long"] * 2
+
+
 async def test_after_the_last_check_it_is_given_up(started):
     cluster, peer = await started(**MANUAL, transactionCheckMax="2")
     place = await prepare(peer, flag=3)

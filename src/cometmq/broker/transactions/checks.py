@@ -179,9 +179,17 @@ class TransactionChecks:
                 self._say_unread(half.offset, error)
                 continue
             todo.append((half, None if settled else verdict))
+        if behind >= limit and all(self._may_stay(half, verdict) for half, verdict in todo):
+            return None
         if todo and not await self._act(todo):
             return None
         return self.ledger.next_open(behind) if behind < limit else None
+
+    def _may_stay(self, half: Half, verdict: Verdict | None) -> bool:
+        """Whether a half message at the end of the queue, where it holds up nobody, need not be put back: not
+        if it lies so far back in the log that retention may come near it."""
+        since = self.store.log.end - half.message.physical_offset
+        return verdict is Verdict.PUT_BACK and since < self.config.store.mapped_file_size_commit_log
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
         """Store what comes of these; whether that went well."""
