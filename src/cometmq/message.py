@@ -336,10 +336,10 @@ class TransactionState(Enum):
 
 class TransactionSendResult(SendResult, frozen=True, kw_only=True):
     """Where the half message is, and how its local transaction stands. error: what the local transaction
-    raised, which leaves it UNKNOWN."""
+    raised, which leaves it UNKNOWN; a CancelledError if something that it awaited was cancelled."""
 
     state: TransactionState
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class PullStatus(Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 
 import pytest
@@ -101,6 +102,27 @@ async def test_who_asks_for_more_time_is_put_back_without_a_question(cluster, pe
     assert [message.properties.get("TRAN_PREPARED_QUEUE_OFFSET") for message in copies] == [None, "0", "0"]
     assert all("TRANSACTION_CHECK_TIMES" not in message.properties for message in copies)
     assert [(await asked(peer))[0].body for _ in range(2)] == [b"usual"] * 2
+
+
+async def test_who_asks_for_more_time_stays_while_it_is_the_last(cluster, peer):
+    await prepare(peer, b"long", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "9" * 18})
+    for _ in range(3):
+        await check_round(cluster)
+    assert await bodies(peer, HALF) == [b"long"]
+    await end(peer, await prepare(peer, b"other"), ROLLBACK)
+    for _ in range(3):
+        await check_round(cluster)
+    assert await bodies(peer, HALF) == [b"long", b"other", b"long"]
+
+
+async def test_who_asks_for_more_time_is_put_back_before_its_log_file_gets_old(started):
+    cluster, peer = await started(**MANUAL, mappedFileSizeCommitLog="65536")
+    await prepare(peer, b"long", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "100"})
+    for _ in range(9):
+        await peer.send(body=b"x" * 8000)
+    for _ in range(2):
+        await check_round(cluster)
+    assert await bodies(peer, HALF) == [b"long"] * 2
 
 
 async def test_after_the_last_check_it_is_given_up(started):
@@ -208,6 +230,27 @@ async def test_a_store_that_refuses_is_asked_again_in_the_next_round(cluster, pe
     assert "trying again later" in caplog.text
     await check_round(cluster)
     assert len(await bodies(peer, HALF)) == 2
+
+
+async def test_one_that_the_device_cannot_read_is_skipped_and_stays_open(cluster, peer, monkeypatch, caplog):
+    for number in range(8):
+        await prepare(peer, b"%d" % number)
+    parts = cluster.broker.parts
+    real = parts.store.get_messages
+
+    def read(topic, queue_id, offset, most, **more):
+        if topic == HALF and offset <= 2 < offset + most:
+            raise OSError(errno.EIO, "bad sector")
+        return real(topic, queue_id, offset, most, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.store, "get_messages", read)
+        await check_round(cluster)
+    assert sorted([(await asked(peer))[0].body for _ in range(7)]) == [b"%d" % n for n in range(8) if n != 2]
+    assert caplog.text.count("half message 2 cannot be looked at") == 1
+    assert parts.transactions.ledger.head == 2
+    await check_round(cluster)
+    assert (await asked(peer))[0].body == b"2"
 
 
 async def test_an_end_between_the_reading_and_the_copying_counts(cluster, peer, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.broker.conftest import create, refused, running, store_raw, take, until
 from tests.broker.transactions.conftest import (
@@ -305,6 +307,29 @@ class TestResume:
     async def test_only_once(self, cluster, peer):
         message = await self.given_up(cluster, peer)
         await self.resume(peer, message.offset_msg_id)
+        refused(await self.resume(peer, message.offset_msg_id), 1, "resumed before")
+
+    async def test_of_two_requests_at_once_one_is_refused(self, cluster, peer, monkeypatch):
+        message = await self.given_up(cluster, peer)
+        inherited = cluster.broker.parts.transactions.ends.inherited
+        real, looking, goes_on = inherited.is_resumed, asyncio.Event(), asyncio.Event()
+
+        async def slow(half):
+            found = await real(half)
+            looking.set()
+            await goes_on.wait()
+            return found
+
+        monkeypatch.setattr(inherited, "is_resumed", slow)
+        before = len(await stored(peer, HALF))
+        first = asyncio.create_task(self.resume(peer, message.offset_msg_id))
+        await looking.wait()
+        second = asyncio.create_task(self.resume(cluster.peer(), message.offset_msg_id))
+        await asyncio.wait([second], timeout=1)
+        goes_on.set()
+        refused(await second, 1, "being resumed")
+        assert (await first).code == 0
+        assert len(await stored(peer, HALF)) == before + 1
         refused(await self.resume(peer, message.offset_msg_id), 1, "resumed before")
 
     async def test_only_what_was_given_up(self, peer):

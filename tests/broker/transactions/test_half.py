@@ -44,7 +44,9 @@ def half(*, stored=NOW, born=NOW, offset=5, sys_flag=0, **properties):
         (6_000, {}, "CHECK"),
         (-1, {}, "CHECK"),  # the clock has stepped back
         (72 * 3_600_000, {}, "CHECK"),
-        (72 * 3_600_000 + 1, {}, "DISCARD"),
+        (72 * 3_600_000 + 1, {}, "CHECK"),  # nobody was asked: the clock may have jumped
+        (72 * 3_600_000 + 1, {IMMUNE: "9" * 18}, "CHECK"),
+        (72 * 3_600_000 + 1, {ASKED: "1"}, "DISCARD"),
         (6_000, {ASKED: "14"}, "CHECK"),
         (6_000, {ASKED: "15"}, "DISCARD"),
         (0, {ASKED: "15"}, "DISCARD"),

@@ -51,7 +51,7 @@ class Listener:
         return await self._say(self.checked)
 
     async def _say(self, answer: Any) -> Any:
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         if callable(answer):
             return await answer()
@@ -236,7 +236,15 @@ async def ready(broker: FakeBroker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "number"), [(COMMIT, 8), (ROLLBACK, 12), (UNKNOWN, 0), (None, 0), (ValueError("x"), 0)]
+    ("answer", "number"),
+    [
+        (COMMIT, 8),
+        (ROLLBACK, 12),
+        (UNKNOWN, 0),
+        (None, 0),
+        (ValueError("x"), 0),
+        (asyncio.CancelledError("what the listener awaited was cancelled"), 0),
+    ],
 )
 async def test_the_broker_is_answered_with_what_it_asked_for(
     make: Make, broker: FakeBroker, ends: Ends, answer: object, number: int
@@ -251,7 +259,7 @@ async def test_the_broker_is_answered_with_what_it_asked_for(
         commit_or_rollback=number, from_transaction_check=True, msg_id="K", transaction_id="K",
     )  # fmt: skip
     assert [(message.msg_id, message.body) for message in listener.asked] == [("K", b"asked")]
-    assert (ends.remarks[0] is not None) == isinstance(answer, Exception)
+    assert (ends.remarks[0] is not None) == isinstance(answer, BaseException)
 
 
 async def test_it_announces_itself_before_it_sends_and_after_a_lost_connection(

@@ -139,14 +139,20 @@ class TransactionChecks:
                 log.error("a half message behind offset %d cannot be read: %s", offset, error)
         return found, got.next_begin_offset
 
-    async def _piece(self, offset: int, limit: int) -> int | None:
+    async def _piece(self, offset: int, limit: int, at_once: int = AT_ONCE) -> int | None:
         """Look at the next open half messages. The offset of the one that comes then; None if the round is
         over."""
         most = 1
-        while most < AT_ONCE and self.ledger.next_open(offset + most) == offset + most:
+        while most < at_once and self.ledger.next_open(offset + most) == offset + most:
             most += 1
         most = min(most, limit - offset)
-        halves, behind = await self.store.off_loop.ask(partial(self._read, offset, most))
+        try:
+            halves, behind = await self.store.off_loop.ask(partial(self._read, offset, most))
+        except OSError as error:
+            if most > 1:
+                return await self._piece(offset, limit, most // 2)  # until it is alone
+            self._say_unread(offset, error)
+            return self.ledger.next_open(offset + 1)
         if behind <= offset:
             return None
         here = {half.offset for half in halves}
@@ -167,11 +173,23 @@ class TransactionChecks:
             if verdict is Verdict.WAIT:
                 behind = limit
                 break
-            settled = await self.inherited.is_settled(half)
+            try:
+                settled = await self.inherited.is_settled(half)
+            except OSError as error:
+                self._say_unread(half.offset, error)
+                continue
             todo.append((half, None if settled else verdict))
+        if behind >= limit and all(self._may_stay(half, verdict) for half, verdict in todo):
+            return None
         if todo and not await self._act(todo):
             return None
         return self.ledger.next_open(behind) if behind < limit else None
+
+    def _may_stay(self, half: Half, verdict: Verdict | None) -> bool:
+        """Whether a half message at the end of the queue, where it holds up nobody, need not be put back: not
+        if it lies so far back in the log that retention may come near it."""
+        since = self.store.log.end - half.message.physical_offset
+        return verdict is Verdict.PUT_BACK and since < self.config.store.mapped_file_size_commit_log
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
         """Store what comes of these; whether that went well."""
@@ -230,6 +248,10 @@ class TransactionChecks:
             self.records.op(half.offset)
         self._say(half, why)
         return partial(self.ledger.ended, half.first, half.offset)
+
+    def _say_unread(self, offset: int, error: OSError) -> None:
+        if self._budget.allows():
+            log.error("half message %d cannot be looked at, it stays for the next round: %s", offset, error)
 
     def _say(self, half: Half, why: str) -> None:
         if self._budget.allows():

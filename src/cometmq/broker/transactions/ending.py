@@ -55,6 +55,7 @@ class TransactionEnds:
 
     def __post_init__(self) -> None:
         self._budget = LogBudget()
+        self._resuming: set[int] = set()  # log positions; each has a request that waits
 
     def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
         """Of a producer that does not know yet nothing is noted: the check will ask it."""
@@ -178,17 +179,25 @@ class TransactionEnds:
         half = None if record is None else half_of(record)
         if half is None or half.message.topic != TRANS_CHECK_MAX_TIME_TOPIC:
             raise refused(f"msgId: there is no message of {TRANS_CHECK_MAX_TIME_TOPIC} at {position}")
-        if await self.inherited.is_resumed(half):
-            raise refused("msgId: this message was resumed before")
-        properties = put(half.properties, b"TRANSACTION_CHECK_TIMES", b"0")
-        properties = drop(properties, b"TRAN_PREPARED_QUEUE_OFFSET")
+        if position in self._resuming:
+            raise refused("msgId: this message is being resumed by another request")
+        self._resuming.add(position)
         try:
+            if await self.inherited.is_resumed(half):
+                raise refused("msgId: this message was resumed before")
+            properties = put(half.properties, b"TRANSACTION_CHECK_TIMES", b"0")
+            properties = drop(properties, b"TRAN_PREPARED_QUEUE_OFFSET")
             self.records.resume(half, properties)
         except StoreError as error:
+            self._resuming.discard(position)
             raise refused(f"Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed. {error}") from None
-        self.writer.appended(partial(_respond, connection, frame))
+        except BaseException:
+            self._resuming.discard(position)
+            raise
+
+        def outcome(code: int, remark: str | None) -> None:
+            self._resuming.discard(position)
+            connection.respond(frame, code, remark=remark)
+
+        self.writer.appended(outcome)
         return None
-
-
-def _respond(connection: Connection, frame: Frame, code: int, remark: str | None) -> None:
-    connection.respond(frame, code, remark=remark)

@@ -124,10 +124,14 @@ class Verdict(enum.Enum):
 
 
 def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
-    """What becomes of an open half message. A clock that has stepped back makes it old enough."""
+    """What becomes of an open half message. A clock that has stepped back makes it old enough; one that has
+    jumped ahead does not make it too old before it was asked about."""
     age_ms = now_ms - half.since_ms
-    if (half.checks or 0) >= limits.most_checks or age_ms > limits.reserved_ms:
+    checks = half.checks or 0
+    if checks >= limits.most_checks:
         return Verdict.DISCARD
+    if age_ms > limits.reserved_ms:
+        return Verdict.DISCARD if checks else Verdict.CHECK
     immunity_ms = half.immunity_ms
     if immunity_ms is None:
         return Verdict.WAIT if 0 <= age_ms < limits.timeout_ms else Verdict.CHECK

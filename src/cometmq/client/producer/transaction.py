@@ -163,7 +163,7 @@ class TransactionProducer(Producer):
         try:
             sent = await self._send(outgoing, None, timeout_s)
             state: TransactionState = TransactionState.ROLLBACK
-            error: Exception | None = None
+            error: BaseException | None = None
             begun = _as_stored(message, outgoing, sent)
             if sent.status is SendStatus.SEND_OK:
                 state, error = await self._ask(self._listener.execute_local_transaction, begun, argument)
@@ -174,7 +174,7 @@ class TransactionProducer(Producer):
                 self._idle.set()
         return TransactionSendResult(**msgspec.structs.asdict(sent), state=state, error=error)
 
-    async def _tell(self, begun: MessageExt, state: TransactionState, error: Exception | None) -> None:
+    async def _tell(self, begun: MessageExt, state: TransactionState, error: BaseException | None) -> None:
         """Without an answer: the broker asks about what it has not heard of."""
         try:
             request = self._end_request(begun.msg_id, begun.queue_offset, begun.physical_offset, state)
@@ -213,7 +213,7 @@ class TransactionProducer(Producer):
 
     async def _ask(
         self, method: Callable[..., Any], *given: object
-    ) -> tuple[TransactionState, Exception | None]:
+    ) -> tuple[TransactionState, BaseException | None]:
         try:
             if inspect.iscoroutinefunction(method):
                 state = await method(*given)
@@ -227,7 +227,10 @@ class TransactionProducer(Producer):
             if not isinstance(state, TransactionState):
                 raise TypeError(f"{method.__name__} returns a TransactionState or None, not {state!r}")
             return state, None
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # we are cancelled; otherwise something that the listener awaited was
             log.warning(
                 "%s of group %s failed, the transaction is UNKNOWN: %s",
                 method.__name__, self.group, printable(repr(error)), exc_info=error,
@@ -285,5 +288,5 @@ def _as_stored(message: Message, outgoing: Outgoing, sent: SendResult) -> Messag
     )
 
 
-def _remark(where: str, error: Exception | None) -> str | None:
+def _remark(where: str, error: BaseException | None) -> str | None:
     return None if error is None else printable(f"{where} exception: {error!r}", 1000)
