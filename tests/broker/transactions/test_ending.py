@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.broker.conftest import create, refused, running, store_raw, take, until
 from tests.broker.transactions.conftest import (
@@ -217,13 +219,19 @@ class TestEnd:
 
 class TestRequestsOf5x:
     async def test_an_end_after_the_time_that_the_sender_has_asked_for_waits_for_a_check(self, peer):
-        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}, born_timestamp=1_000)
+        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "0"})
+        await asyncio.sleep(0.002)  # the time is over in the next millisecond
         refused(await end(peer, place, version=513), 604, "CHECK_IMMUNITY_TIME_IN_SECONDS")
         assert (await end(peer, place, version=513, check=True)).code == 0
 
     async def test_4_9_takes_it(self, peer):
-        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}, born_timestamp=1_000)
+        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "0"})
+        await asyncio.sleep(0.002)
         assert (await end(peer, place)).code == 0
+
+    async def test_the_time_counts_from_the_store_time_and_not_by_the_producers_clock(self, peer):
+        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "60"}, born_timestamp=1_000)
+        assert (await end(peer, place, version=513)).code == 0
 
 
 class TestRefusingStore:
