@@ -124,7 +124,7 @@ class SendProcessor:
         sys_flag = header.sys_flag | rules.sys_flag
         form, unique = self._forms.find(sent_properties(header.properties))
         properties = form.before + unique + form.behind
-        answered = queue_id
+        asked_queue_id = queue_id
         if not form.plain or topic[0] == "%":
             place = self._redirect(connection, frame, header, topic, queue_id, properties)
             if place.timed is not None:
@@ -133,8 +133,6 @@ class SendProcessor:
             topic, queue_id, properties, delay_ms, _ = place
             if topic == TRANS_HALF_TOPIC:
                 sys_flag &= ~TRANSACTION_BITS  # a half message has its place in its queue like any other
-            else:
-                answered = queue_id
         elif frame.raw_header:
             self.templates.look(frame, header, sys_flag)
         appender = self._appender
@@ -144,7 +142,7 @@ class SendProcessor:
             raise self._refused(refusal) from None
         sender: Sender | None = None
         if not frame.is_oneway:
-            sender = Sender(connection, b"%d" % frame.opaque, answered, form.waits)
+            sender = Sender(connection, b"%d" % frame.opaque, asked_queue_id, form.waits)
         traits = Traits(
             flag=header.flag,
             sys_flag=sys_flag,
