@@ -18,8 +18,7 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | CONTAINS, STARTSWITH, ENDSWITH in SQL92 filters | names of properties | operators |
 | 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask them of every broker |
 
-One deviation from 4.9, for everybody: deleting a topic (215) removes its consumer offsets. 4.9 leaves them;
-they point beyond the end of a topic that is created again under the name.
+What differs for everybody is listed below that table of docs/server.md.
 """
 
 from __future__ import annotations
