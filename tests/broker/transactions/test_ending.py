@@ -218,6 +218,17 @@ class TestEnd:
 
 
 class TestRequestsOf5x:
+    @pytest.mark.parametrize(("version", "found"), [(407, None), (513, 'K"1')])
+    async def test_the_answer_and_the_message_name_the_transaction(self, peer, version, found):
+        properties = {"TRAN_MSG": "true", "PGROUP": "PG", "UNIQ_KEY": 'K"1', "TAGS": "A"}
+        answer = await peer.send(body=b"half", queue_id=1, properties=properties, sys_flag=4, version=version)
+        assert (answer.code, answer.ext["queueId"], answer.ext.get("transactionId")) == (0, "1", found)
+        (half,) = await stored(peer, HALF)
+        assert half.properties.get("__transactionId__") == found
+        assert (half.body, half.tags, half.sys_flag) == (b"half", "A", 0)
+        plain = await peer.send(properties={"UNIQ_KEY": "K2"}, version=version)
+        assert "transactionId" not in plain.ext
+
     async def test_an_end_after_the_time_that_the_sender_has_asked_for_waits_for_a_check(self, peer):
         place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "0"})
         await asyncio.sleep(0.002)  # the time is over in the next millisecond
