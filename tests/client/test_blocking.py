@@ -32,6 +32,8 @@ from cometmq import (
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
+    SyncTransactionProducer,
+    TransactionProducer,
     select_by_hash,
 )
 from cometmq.client.loop_thread import LoopThread
@@ -231,12 +233,19 @@ def test_a_seek_within_an_iteration_holds_from_the_next_message_on(local: LocalB
     assert got == [0, 1, 7, 8, 9]
 
 
-PAIRS = [(Producer, SyncProducer), (PushConsumer, SyncPushConsumer), (PullConsumer, SyncPullConsumer)]
+PAIRS = [
+    (Producer, SyncProducer),
+    (TransactionProducer, SyncTransactionProducer),
+    (PushConsumer, SyncPushConsumer),
+    (PullConsumer, SyncPullConsumer),
+]
 LOOP_ONLY = {
     "client",  # an asyncio object
     "send_raw",
     "started",
     "message_model",
+    "check",  # a question of a broker
+    "topics",
 }
 
 

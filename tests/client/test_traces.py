@@ -29,6 +29,8 @@ from cometmq import (
     PushOptions,
     SyncProducer,
     TraceOptions,
+    TransactionProducer,
+    TransactionState,
 )
 from cometmq.client.cluster.traces import TraceLine
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -154,6 +156,8 @@ async def test_a_batch_with_one_offset_id_is_traced_too(traced: Traced) -> None:
     [
         (Message("T", b"x", delay_level=3), MessageType.DELAY),
         (Message("T", b"x", properties={"TIMER_DELAY_SEC": "9"}), MessageType.DELAY),
+        (Message("T", b"x", delay_ms=9), MessageType.DELAY),
+        (Message("T", b"x", deliver_at_ms=9), MessageType.DELAY),
         (Message("T", b"x", properties={"mine": "9"}), MessageType.NORMAL),
     ],
 )
@@ -347,6 +351,38 @@ async def test_the_end_of_a_transaction_is_traced(traced: Traced, region: str | 
         state="COMMIT_MESSAGE",
         from_check=True,
     )
+
+
+class Commits:
+    """Every transaction succeeds."""
+
+    async def execute_local_transaction(self, message: MessageExt, argument: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    async def check_local_transaction(self, message: MessageExt) -> TransactionState:
+        return TransactionState.COMMIT
+
+
+@pytest.mark.parametrize(("trace_on", "count"), [("true", 2), ("false", 0)])
+async def test_a_transaction_is_traced_unless_the_broker_says_no(
+    traced: Traced, trace_on: str, count: int
+) -> None:
+    stored = {"msgId": "0" * 32, "queueId": "0", "queueOffset": "1", "TRACE_ON": trace_on}
+    answers = [lambda frame: frame.response(0, ext=stored)]
+    traced.broker.on(SEND, lambda frame: (answers.pop(0) if answers else traced.broker.answer)(frame))
+    async with traced.client() as client, TransactionProducer("p", Commits(), client=client) as producer:
+        await producer.send_in_transaction(Message("T", b"x"))
+
+    assert len(traced.records) == count
+
+
+async def test_a_check_of_a_message_whose_trace_is_off_is_not_traced(traced: Traced) -> None:
+    message = MessageExt("T", b"x", properties={"UNIQ_KEY": "ID", "TRACE_ON": "false"})
+    async with traced.client() as client:
+        assert client.traces is not None
+        client.traces.transaction_ended("p", message, "a:1", "COMMIT_MESSAGE", from_check=True)
+
+    assert traced.records == []
 
 
 # -- sampling

@@ -176,6 +176,7 @@ class SyncTransactionProducer(_Face[TransactionProducer]):
     send_oneway = _blocking(TransactionProducer.send_oneway)
     send_batch = _blocking(TransactionProducer.send_batch)
     send_many = _blocking(TransactionProducer.send_many)
+    recall = _blocking(TransactionProducer.recall)
 
 
 class SyncPushConsumer(_Face[PushConsumer]):

@@ -85,6 +85,11 @@ async def test_what_the_store_refuses_is_answered_beside_what_it_takes(cluster, 
     assert [len(m.body) for m in records(await peer.pull(offset=13))] == [10, 20, 40_000, 30]
 
 
+@pytest.mark.parametrize("properties", [{"DELAY": "5"}, {"TRAN_MSG": "true", "PGROUP": "PG"}])
+async def test_the_answer_names_the_queue_that_was_asked_for_wherever_the_message_waits(peer, properties):
+    assert (await peer.send(queue_id=1, properties=properties)).ext["queueId"] == "1"
+
+
 async def test_a_negative_queue_id_lets_the_broker_choose(peer):
     queues = {(await peer.send(queue_id=-1)).ext["queueId"] for _ in range(60)}
     assert queues <= {"0", "1", "2", "3"}

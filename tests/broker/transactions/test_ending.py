@@ -218,14 +218,31 @@ class TestEnd:
 
 
 class TestRequestsOf5x:
+    @pytest.mark.parametrize(("version", "found"), [(407, None), (513, 'K"1')])
+    async def test_the_answer_and_the_message_name_the_transaction(self, peer, version, found):
+        properties = {"TRAN_MSG": "true", "PGROUP": "PG", "UNIQ_KEY": 'K"1', "TAGS": "A"}
+        answer = await peer.send(body=b"half", queue_id=1, properties=properties, sys_flag=4, version=version)
+        assert (answer.code, answer.ext["queueId"], answer.ext.get("transactionId")) == (0, "1", found)
+        (half,) = await stored(peer, HALF)
+        assert half.properties.get("__transactionId__") == found
+        assert (half.body, half.tags, half.sys_flag) == (b"half", "A", 0)
+        plain = await peer.send(properties={"UNIQ_KEY": "K2"}, version=version)
+        assert "transactionId" not in plain.ext
+
     async def test_an_end_after_the_time_that_the_sender_has_asked_for_waits_for_a_check(self, peer):
-        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}, born_timestamp=1_000)
+        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "0"})
+        await asyncio.sleep(0.002)  # the time is over in the next millisecond
         refused(await end(peer, place, version=513), 604, "CHECK_IMMUNITY_TIME_IN_SECONDS")
         assert (await end(peer, place, version=513, check=True)).code == 0
 
     async def test_4_9_takes_it(self, peer):
-        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}, born_timestamp=1_000)
+        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "0"})
+        await asyncio.sleep(0.002)
         assert (await end(peer, place)).code == 0
+
+    async def test_the_time_counts_from_the_store_time_and_not_by_the_producers_clock(self, peer):
+        place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "60"}, born_timestamp=1_000)
+        assert (await end(peer, place, version=513)).code == 0
 
 
 class TestRefusingStore:

@@ -106,6 +106,8 @@ def test_nonsense_is_refused_before_anything_starts() -> None:
         PushConsumer("g", ignore, {"T": " || "})
     with pytest.raises(ConfigError, match="consume_concurrency"):
         PushOptions(consume_concurrency=0)
+    with pytest.raises(ConfigError, match=r"max_reconsume_times = .-1"):
+        PushOptions(max_reconsume_times=-1)
 
 
 async def test_topics_without_route_are_awaited(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:

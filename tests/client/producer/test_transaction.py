@@ -188,6 +188,17 @@ async def test_messages_that_cannot_be_part_of_a_transaction(make: Make, propert
             await producer.send_in_transaction("no message")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("field", ["delay_ms", "deliver_at_ms"])
+async def test_a_message_of_a_transaction_has_no_delivery_time(
+    make: Make, broker: FakeBroker, field: str
+) -> None:
+    async with make(Listener()) as producer:
+        with pytest.raises(MessageIllegal, match=f"cannot be delayed: {field}") as caught:
+            await producer.send_in_transaction(Message("T", b"x", **{field: 60_000}))
+    assert caught.value.field == field
+    assert broker.sent == []
+
+
 async def test_a_stop_waits_for_local_transactions(make: Make, ends: Ends) -> None:
     goes_on = asyncio.Event()
 

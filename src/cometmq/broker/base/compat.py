@@ -12,19 +12,20 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | offset update (15) | anything is stored | unknown topic 17, unknown group 26, bad queue or offset 29 |
 | group deletion (207) | removeOffset | cleanOffset; both are read |
 | retry sent by a client (310) | dead at the maximum, DELAY 0 | dead above it, or with locked queues; -1 |
+| send of a half message | | transactionId in its answer, property __transactionId__: its UNIQ_KEY |
 | end of a transaction (37), late | taken | 604 if the message's own time is over and nobody has asked |
 | maxMsgBytes of a pull (11) | unknown to 4.9 | the answer's most bytes, 100 to 128 Mi |
 | runtime table (28) | getTransferedTps | getTransferredTps; both are written |
 | CONTAINS, STARTSWITH, ENDSWITH in SQL92 filters | names of properties | operators |
 | 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask them of every broker |
 
-One deviation from 4.9, for everybody: deleting a topic (215) removes its consumer offsets. 4.9 leaves them;
-they point beyond the end of a topic that is created again under the name.
+What differs for everybody is listed below that table of docs/server.md.
 """
 
 from __future__ import annotations
 
 from cometmq.protocol.codes import VERSION_5_0_0, ResponseCode
+from cometmq.protocol.properties.values import put, value_of
 
 
 def is_5x(version: int) -> bool:
@@ -45,6 +46,12 @@ def spreads_batch_properties(version: int) -> bool:
 def level_of_dead_letter(version: int) -> bytes:
     """DELAY of a dead letter that a client's own send to a retry topic became."""
     return b"-1" if is_5x(version) else b"0"
+
+
+def half_properties(version: int, properties: bytes) -> bytes:
+    """What is stored of a half message's properties."""
+    key = value_of(properties, b"UNIQ_KEY")
+    return put(properties, b"__transactionId__", key) if key and is_5x(version) else properties
 
 
 def most_bytes(version: int, asked: int | None) -> int | None:

@@ -103,10 +103,20 @@ class SendReplies:
             sender.connection.write(_WORDS[size] + header if size < 512 else frame_of(header))
 
     def reply(
-        self, code: int, opaque: int, ids: bytes, queue_id: int, queue_offset: int, recall_handle: str = ""
+        self,
+        code: int,
+        opaque: int,
+        ids: bytes,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        recall_handle: str = "",
+        transaction_id: str = "",
     ) -> bytes:
         """Any answer that carries ids: success, or stored but not flushed or replicated in time."""
         more = b',"recallHandle":"%b"' % recall_handle.encode() if recall_handle else b""
+        if transaction_id:
+            more += b',"transactionId":' + json.dumps(transaction_id).encode()
         return frame_of(self._before % (code, ids, queue_id, queue_offset, more, opaque, b""))
 
 

@@ -13,7 +13,9 @@ store take the larger part; about 3 µs belong to this module.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from cometmq.broker.base import compat
@@ -27,7 +29,13 @@ from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.half import half_properties, is_transactional, with_destination
 from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules
 from cometmq.broker.send.send_templates import SendTemplates
-from cometmq.broker.send.stored_form import cluster_pair, sent_properties, stored_form, stored_forms
+from cometmq.broker.send.stored_form import (
+    StoredForm,
+    cluster_pair,
+    sent_properties,
+    stored_form,
+    stored_forms,
+)
 from cometmq.broker.send.timed import Timed, TimedSends, without_times
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.topics import TopicTable, sys_flag_of_send
@@ -124,17 +132,15 @@ class SendProcessor:
         sys_flag = header.sys_flag | rules.sys_flag
         form, unique = self._forms.find(sent_properties(header.properties))
         properties = form.before + unique + form.behind
-        answered = queue_id
+        asked_queue_id = queue_id
         if not form.plain or topic[0] == "%":
             place = self._redirect(connection, frame, header, topic, queue_id, properties)
-            if place.timed is not None:
-                self._send_timed(connection, frame, header, place.timed, sys_flag, queue_id, form.waits)
+            if place.topic == TRANS_HALF_TOPIC:
+                sys_flag &= ~TRANSACTION_BITS  # a half message has its place in its queue like any other
+            if place.timed is not None or (place.topic == TRANS_HALF_TOPIC and compat.is_5x(frame.version)):
+                self._send_named(connection, frame, header, place, sys_flag, queue_id, form)
                 return None
             topic, queue_id, properties, delay_ms, _ = place
-            if topic == TRANS_HALF_TOPIC:
-                sys_flag &= ~TRANSACTION_BITS  # a half message has its place in its queue like any other
-            else:
-                answered = queue_id
         elif frame.raw_header:
             self.templates.look(frame, header, sys_flag)
         appender = self._appender
@@ -144,7 +150,7 @@ class SendProcessor:
             raise self._refused(refusal) from None
         sender: Sender | None = None
         if not frame.is_oneway:
-            sender = Sender(connection, b"%d" % frame.opaque, answered, form.waits)
+            sender = Sender(connection, b"%d" % frame.opaque, asked_queue_id, form.waits)
         traits = Traits(
             flag=header.flag,
             sys_flag=sys_flag,
@@ -168,21 +174,31 @@ class SendProcessor:
 
     send_message_v2 = send_batch_message = send_message
 
-    def _send_timed(
+    def _send_named(
         self,
         connection: Connection,
         frame: Frame,
         header: SendMessageRequestHeader,
-        timed: Timed,
+        place: Place,
         sys_flag: int,
         queue_id: int,
-        waits: bool,
+        form: StoredForm,
     ) -> None:
-        """A message that waits for its time: its answer names it for a recall."""
+        """A message whose answer names it: one that waits for its time, for a recall; a half message of a
+        5.x client, by its transactionId."""
+        timed, handle, transaction_id = place.timed, "", ""
+        append: Callable[..., TickMessage]
+        if timed is not None:
+            append, handle = partial(self.timers.append, timed), self.timers.handle(timed)
+        else:
+            transaction_id = value_of(place.properties, b"UNIQ_KEY").decode("utf-8", "replace")
+            append = partial(
+                self._appender.append, place.topic, place.queue_id,
+                properties=place.properties, tags_code=form.tags_code,
+            )  # fmt: skip
         try:
-            message = self.timers.append(
-                timed,
-                frame.body,
+            message = append(
+                body=frame.body,
                 flag=header.flag,
                 sys_flag=sys_flag,
                 born_timestamp_ms=header.born_timestamp,
@@ -191,10 +207,10 @@ class SendProcessor:
             )
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
-        replies, opaque, handle = self.writer.replies, frame.opaque, self.timers.handle(timed)
+        replies, opaque = self.writer.replies, frame.opaque
 
         def answer(code: int, remark: str | None) -> None:
-            if remark is None:
+            if remark is None and timed is not None:
                 self.tables.timers.count(timed.topic, 1)
             if frame.is_oneway:
                 return
@@ -202,9 +218,14 @@ class SendProcessor:
                 connection.respond(frame, code, remark=remark)
                 return
             ids = replies.message_id(message.physical_offset)
-            connection.write(replies.reply(code, opaque, ids, queue_id, message.queue_offset, handle))
+            offset = message.queue_offset
+            connection.write(
+                replies.reply(
+                    code, opaque, ids, queue_id, offset, recall_handle=handle, transaction_id=transaction_id
+                )
+            )
 
-        self.writer.appended(answer, waits)
+        self.writer.appended(answer, form.waits)
 
     def _send_batch(
         self,
@@ -327,7 +348,8 @@ class SendProcessor:
                     f"the broker[{self.config.broker_ip1}] sending transaction message is forbidden",
                 )
             self.tables.topics.ensure(TRANS_HALF_TOPIC, 1)
-            return Place(TRANS_HALF_TOPIC, 0, half_properties(topic, queue_id, properties))
+            half = half_properties(topic, queue_id, properties)
+            return Place(TRANS_HALF_TOPIC, 0, compat.half_properties(frame.version, half))
         place = delayed(self.delays, topic, queue_id, properties)
         if place.delay_ms is not None:
             return place._replace(properties=without_times(place.properties))

@@ -99,10 +99,7 @@ class TransactionEnds:
             raise refused("Find prepared transaction message failed")
         if compat.is_5x(version) and not header.from_transaction_check:
             immunity_ms = half.immunity_ms
-            if (
-                immunity_ms is not None
-                and self.clock.time_ms() - half.message.born_timestamp_ms > immunity_ms
-            ):
+            if immunity_ms is not None and self.clock.time_ms() - half.since_ms > immunity_ms:
                 why = "CHECK_IMMUNITY_TIME_IN_SECONDS has passed: the producer will be asked"
                 raise CommandError(ResponseCode.ILLEGAL_OPERATION, why)
         if half.group != header.producer_group:

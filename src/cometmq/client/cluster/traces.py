@@ -251,18 +251,22 @@ class Traces:
 
         state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (so); from_check: because the broker asked.
         """
-        msg_id = message.msg_id
-        if self._is_trace_topic(message.topic) or not self._is_chosen(msg_id):
+        msg_id, properties = message.msg_id, message.properties
+        if (
+            properties.get(names.TRACE_ON) == "false"
+            or self._is_trace_topic(message.topic)
+            or not self._is_chosen(msg_id)
+        ):
             return
         self._add(
             EndTransaction(
                 timestamp_ms=int(time.time() * 1000),
-                region=message.properties.get(names.MSG_REGION, _DEFAULT_REGION),
+                region=properties.get(names.MSG_REGION, _DEFAULT_REGION),
                 group=group,
                 topic=message.topic,
                 msg_id=msg_id,
                 tags=message.tags,
-                keys=message.properties.get(names.KEYS),
+                keys=properties.get(names.KEYS),
                 store_host=addr,
                 message_type=MessageType.COMMIT,
                 transaction_id=msg_id,
@@ -316,5 +320,5 @@ _TIMERS = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DE
 
 
 def _type_of(message: Message) -> MessageType:
-    timed = message.delay_level > 0 or (message.properties and not _TIMERS.isdisjoint(message.properties))
+    timed = message.is_delayed or (message.properties and not _TIMERS.isdisjoint(message.properties))
     return MessageType.DELAY if timed else MessageType.NORMAL

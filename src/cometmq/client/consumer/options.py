@@ -100,6 +100,8 @@ class PushOptions:
         _check_range("consume_concurrency", self.consume_concurrency, 1, 1000)
         _check_range("consume_batch_max_size", self.consume_batch_max_size, 1, 1024)
         _check_range("pull_batch_size", self.pull_batch_size, 1, 1024)
+        if self.max_reconsume_times is not None:
+            _check_range("max_reconsume_times", self.max_reconsume_times, 0, _WITHOUT_END)
         _check_range("flow_limits.max_count", self.flow_limits.max_count, 1, 65535)
         _check_range("flow_limits.max_mib", self.flow_limits.max_mib, 1, 1024)
         _check_range("flow_limits.max_span", self.flow_limits.max_span, 1, 65535)

@@ -107,8 +107,9 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
 def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, group: str) -> Outgoing:
     """The same for a message that begins a transaction of the producer group. A delay level is left out, as
     Apache's client does; other ways to delay a message are refused."""
-    for name in _TIMES & message.properties.keys():
-        problem = f"a message of a transaction cannot be delayed: property {name}"
+    names_of_times = [name for name in ("delay_ms", "deliver_at_ms") if getattr(message, name)]
+    for name in (*names_of_times, *(_TIMES & message.properties.keys())):
+        problem = f"a message of a transaction cannot be delayed: {name}"
         raise MessageIllegal(problem, message.topic, name)
     outgoing = prepare(replace(message, delay_level=0) if message.delay_level else message, options, keys)
     ending = encode_properties({names.TRAN_MSG: "true", names.PGROUP: group}).decode()

@@ -167,21 +167,24 @@ class TransactionProducer(Producer):
             begun = _as_stored(message, outgoing, sent)
             if sent.status is SendStatus.SEND_OK:
                 state, error = await self._ask(self._listener.execute_local_transaction, begun, argument)
-            await self._tell(begun, state, error)
+            await self._tell(begun, state, error, trace=sent.trace_on)
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
         return TransactionSendResult(**msgspec.structs.asdict(sent), state=state, error=error)
 
-    async def _tell(self, begun: MessageExt, state: TransactionState, error: BaseException | None) -> None:
+    async def _tell(
+        self, begun: MessageExt, state: TransactionState, error: BaseException | None, *, trace: bool
+    ) -> None:
         """Without an answer: the broker asks about what it has not heard of."""
         try:
             request = self._end_request(begun.msg_id, begun.queue_offset, begun.physical_offset, state)
             request.remark = _remark("executeLocalTransaction", error)
             connection = await self.client.remoting.connect(self._master_of(begun.queue))
             connection.oneway(request)
-            self._trace_end(begun, connection.addr, state, from_check=False)
+            if trace:
+                self._trace_end(begun, connection.addr, state, from_check=False)
         except CometError as failure:
             log.warning(
                 "the broker was not told that transaction %s is %s, it will ask: %s",
