@@ -312,3 +312,27 @@ class TestClocks:
         properties = {"TIMER_DELIVER_MS": str(WALL + 60_000)}
         waited = await self.run(tmp_path, monkeypatch, properties, {20: step_s * 1_000})
         assert least <= waited <= least + 4
+
+
+def short_retention():
+    """Settings under which retention takes all but the newest segment."""
+    return {"mappedFileSizeCommitLog": "65536", "fileReservedTime": "0", "deleteWhen": "25"}
+
+
+async def move_all(broker, peer):
+    """Fill segments behind what waits and run one retention pass."""
+    store = broker.parts.store
+    while len(store.log.segments) < 4:
+        await peer.send(topic="Filler", body=b"x" * 8_000)
+    store.retention.delete_now()
+    await asyncio.wait_for(store.retention.run_now(log_too=True), 10)
+
+
+@pytest.mark.parametrize(("times", "then"), [("9" * 9, "1000000000"), ("9" * 5_000, "1"), ("x", "1")])
+async def test_a_count_of_moves_that_a_client_made_up(started, times, then):
+    cluster, peer = await started(**short_retention())
+    await peer.send(properties={"TIMER_DELAY_SEC": "60", "TIMER_ROLL_TIMES": times})
+    await move_all(cluster.broker, peer)
+    assert cluster.broker.parts.store.log.min_position > 0
+    (message,), _ = await waiting(peer)
+    assert message.properties["TIMER_ROLL_TIMES"] == then

@@ -29,7 +29,7 @@ from cometmq.broker.timers.following import (
 from cometmq.broker.timers.pending import Pending, Times
 from cometmq.broker.timers.redelivery import Redelivery, append_again, check_body
 from cometmq.broker.timers.wheel import NEVER, Waiting
-from cometmq.errors import CommandError, StoreError
+from cometmq.errors import CommandError, MessageIllegal, RecordError, StoreError
 from cometmq.protocol.codes import TIMER_TOPIC, ResponseCode
 from cometmq.protocol.properties.values import put, value_of
 from cometmq.protocol.record.one import decode_record, properties_of
@@ -337,19 +337,21 @@ class TimerService:
             self.pending.moved(position + 1)
 
     def _move_one(self, position: int, due_ms: int | None, record: bytes) -> bool:
-        message = decode_record(record, 0)
-        times = message.properties.get("TIMER_ROLL_TIMES", "0")
-        properties = self._stamped(message.store_timestamp_ms, properties_of(record))
-        properties = put(
-            properties, b"TIMER_ROLL_TIMES", b"%d" % (int(times) + 1 if times.isdecimal() else 1)
-        )
         try:
+            message = decode_record(record, 0)
+            times = message.properties.get("TIMER_ROLL_TIMES", "0")
+            rolled = int(times) if times.isdecimal() and len(times) <= 9 else 0  # any client can set it
+            properties = self._stamped(message.store_timestamp_ms, properties_of(record))
+            properties = put(properties, b"TIMER_ROLL_TIMES", b"%d" % (rolled + 1))
             check_body(message)
             place = Place(TIMER_TOPIC, 0, properties)
             code = timer_tags_code(properties)
             copy = append_again(self.store, message, place, link_to(position), code)
         except CommandError as error:
             self._step_over(position, error.remark)
+            return False
+        except (RecordError, MessageIllegal) as error:
+            self._step_over(position, error)
             return False
         if due_ms is not None:
             self.follower.carried[copy.physical_offset] = due_ms
