@@ -22,6 +22,7 @@ from cometmq.protocol.timers import RecallHandle
 from cometmq.store.base.clock import ManualClock
 from cometmq.store.inspect import verify
 from cometmq.store.inspect.findings import ERROR
+from cometmq.testing.faulty_disk import FaultyDisk
 
 WALL = 1_700_000_000_000
 
@@ -336,3 +337,20 @@ async def test_a_count_of_moves_that_a_client_made_up(started, times, then):
     assert cluster.broker.parts.store.log.min_position > 0
     (message,), _ = await waiting(peer)
     assert message.properties["TIMER_ROLL_TIMES"] == then
+
+
+async def test_a_failed_move_leaves_no_due_time_behind(tmp_path):
+    """The next message at the log position of the copy that was not written keeps its own time."""
+    disk = FaultyDisk(really_sync=False)
+    async with running(tmp_path, disk=disk, **short_retention()) as (broker, peer):
+        await peer.send(properties={"TIMER_DELAY_SEC": "2"})
+        while len(broker.parts.store.log.segments) < 4:
+            await peer.send(topic="Filler", body=b"x" * 8_000)
+        disk.fail("pwrite", match="commitlog", times=1)
+        await move_all(broker, peer)
+        disk.heal()
+        assert broker.parts.store.log.min_position == 0
+        await peer.send(body=b"other", properties={"TIMER_DELAY_SEC": "60"})
+        await take(peer, "Orders", 1)
+        await asyncio.sleep(1)
+        assert [m.body for m in (await waiting(peer))[0]] == [b"other"]

@@ -326,17 +326,31 @@ class TimerService:
         batch = [to_do[number] for number in range(min(BATCH, len(to_do)))]
         records = await self._records([position for position, _ in batch])
         self._began = self.store.log.end
-        appended = False
+        copies: dict[int, int | None] = {}
+        done = 0
+        problem: StoreError | None = None
         for (position, due_ms), record in zip(batch, records, strict=False):
-            if record is not None and position not in move.delivered:
-                appended |= self._move_one(position, due_ms, record)
-        if appended:
+            try:
+                if record is not None and position not in move.delivered:
+                    copy = self._move_one(position, record)
+                    if copy is not None:
+                        copies[copy] = due_ms
+            except StoreError as refusal:
+                problem = refusal
+                break
+            done += 1
+        if copies:
             await self._committed()
-        for _ in records:
+        # Only now: after a failed write something else can come to lie at these positions.
+        self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
+        for _ in range(done):
             position, _ = to_do.popleft()
             self.pending.moved(position + 1)
+        if problem is not None:
+            raise problem
 
-    def _move_one(self, position: int, due_ms: int | None, record: bytes) -> bool:
+    def _move_one(self, position: int, record: bytes) -> int | None:
+        """Store a record again; the log position of the copy, None if it was stepped over."""
         try:
             message = decode_record(record, 0)
             times = message.properties.get("TIMER_ROLL_TIMES", "0")
@@ -349,13 +363,11 @@ class TimerService:
             copy = append_again(self.store, message, place, link_to(position), code)
         except CommandError as error:
             self._step_over(position, error.remark)
-            return False
+            return None
         except (RecordError, MessageIllegal) as error:
             self._step_over(position, error)
-            return False
-        if due_ms is not None:
-            self.follower.carried[copy.physical_offset] = due_ms
-        return True
+            return None
+        return copy.physical_offset
 
     async def _end_move(self, move: Move) -> None:
         try:
