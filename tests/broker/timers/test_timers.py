@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import struct
 import time
@@ -354,3 +355,37 @@ async def test_a_failed_move_leaves_no_due_time_behind(tmp_path):
         await take(peer, "Orders", 1)
         await asyncio.sleep(1)
         assert [m.body for m in (await waiting(peer))[0]] == [b"other"]
+
+
+class BadSector(FaultyDisk):
+    """Cannot read one byte of the log."""
+
+    bad = -1
+
+    def look(self, fd, length, offset):
+        if "commitlog" in self._paths.get(fd, "") and offset <= self.bad < offset + length:
+            raise OSError(errno.EIO, "bad sector")
+
+    def pread(self, fd, length, offset):
+        self.look(fd, length, offset)
+        return super().pread(fd, length, offset)
+
+    def pread_cached(self, fd, length, offset):
+        self.look(fd, length, offset)
+        return super().pread_cached(fd, length, offset)
+
+
+async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path):
+    disk = BadSector(really_sync=False)
+    async with running(tmp_path, disk=disk) as (broker, peer):
+        await peer.send()
+        at = str(now_ms() + 2_000)
+        position = broker.parts.store.log.end
+        await peer.send(body=b"bad" * 100, properties={"TIMER_DELIVER_MS": at})
+        await peer.send(body=b"x" * 300_000)
+        await peer.send(body=b"good", properties={"TIMER_DELIVER_MS": at})
+    async with running(tmp_path, disk=disk) as (broker, peer):
+        disk.bad = position + 100
+        await until(lambda: broker.parts.store.max_offset("Orders", 0) == 3, 10)
+        disk.bad = -1
+        assert [m.body for m in records(await peer.pull(offset=2))] == [b"good"]

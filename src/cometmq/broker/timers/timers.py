@@ -232,11 +232,12 @@ class TimerService:
         return True
 
     async def _records(self, positions: list[int]) -> list[bytes | None]:
-        """The records at these positions: the first of them that together are not too long."""
+        """The records at these positions, None for what cannot be read: the first of them that together are
+        not too long."""
         found: list[bytes | None] = []
         size = 0
         for position in positions:
-            record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+            record = await self.follower.record(position)
             size += 0 if record is None else len(record)
             if found and size > BATCH_BYTES:
                 break
