@@ -389,3 +389,37 @@ async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path):
         await until(lambda: broker.parts.store.max_offset("Orders", 0) == 3, 10)
         disk.bad = -1
         assert [m.body for m in records(await peer.pull(offset=2))] == [b"good"]
+
+
+async def test_a_refused_delivery_does_not_hold_up_a_move(tmp_path):
+    """The full disk refuses the delivery; the pass that would make room gets its answer, and so does the
+    one after a pass that was given up."""
+    disk = FaultyDisk(really_sync=False)
+    async with running(tmp_path, disk=disk, **short_retention()) as (broker, peer):
+        timers = broker.parts.timers
+        await peer.send(properties={"TIMER_DELAY_SEC": "1"})
+        await peer.send(properties={"TIMER_DELAY_SEC": "60"})
+        while len(broker.parts.store.log.segments) < 4:
+            await peer.send(topic="Filler", body=b"x" * 8_000)
+        disk.fail("pwrite", match="commitlog", times=10**9)
+        await until(lambda: timers.pending.due(timers.times(), 1), 10)
+        assert await asyncio.wait_for(timers.move_on(65_536), 10) is False
+        given_up = asyncio.ensure_future(timers.move_on(65_536))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        disk.heal()
+        await take(peer, "Orders", 1)
+        while not await asyncio.wait_for(timers.move_on(65_536), 10):
+            await asyncio.sleep(0.01)
+        assert timers.pending.is_moved(0)
+
+
+async def test_the_check_point_is_written_behind_the_log(tmp_path):
+    disk = FaultyDisk(really_sync=False)
+    done = []
+    async with running(tmp_path, disk=disk) as (_, peer):
+        await peer.send(properties={"TIMER_DELAY_MS": "1"})
+        await take(peer, "Orders", 1)
+        disk.fail("fdatasync", match="commitlog", times=10**9)
+        disk.before = lambda operation, path: done.append((operation, path))
+    assert not [path for operation, path in done if "timercheck" in path and operation == "rename"]

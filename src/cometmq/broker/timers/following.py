@@ -222,7 +222,9 @@ class Follower:
             if error.errno != errno.EIO:
                 raise
             if self._budget.allows():
-                log.error("the timer message at log position %d is unreadable, stepped over: %s", position, error)
+                log.error(
+                    "the timer message at log position %d is unreadable, stepped over: %s", position, error
+                )
             return None
 
 

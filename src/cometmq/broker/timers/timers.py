@@ -59,6 +59,11 @@ class Move:
     to_do: deque[tuple[int, int | None]] | None = None
     delivered: set[int] = field(default_factory=set)
 
+    def answer(self, worked: bool) -> None:
+        """Tell who waits, if he still does."""
+        if not self.done.done():
+            self.done.set_result(worked)
+
 
 class Refused(Exception):
     """The store takes nothing now: why."""
@@ -119,7 +124,7 @@ class TimerService:
             self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._move is not None:
-            self._move.done.set_result(False)
+            self._move.answer(False)
         queue = self.follower.queue
         if queue is None or not self._loaded:
             return
@@ -129,6 +134,7 @@ class TimerService:
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
             )
             data = self.check_point(offset).ljust(CHECK_POINT_SIZE, b"\0")
+            await self.tables.log_flushed()  # it says what was delivered: never before the copies are safe
             await asyncio.to_thread(replace_file, self.store.disk, check_point_path(self.store), data)
         except OSError as error:
             log.error("timercheck not written: %s", error)
@@ -142,7 +148,13 @@ class TimerService:
                     await self.follower.load()
                     self._loaded = True
                 await self.follower.follow()
-                busy = await self._deliver()
+                try:
+                    busy = await self._deliver()
+                except Refused:
+                    # What must move on is not held up: the room that it makes may be what is missing.
+                    while not self._stopping.is_set() and await self._move_some():
+                        pass
+                    raise
                 busy |= await self._move_some()
                 self._note_success()
                 if not busy:
@@ -163,6 +175,9 @@ class TimerService:
         """Wait after a failure; the first of some in a row is said."""
         if line and not self._failures:
             log.warning(line, why)
+        if self._move is not None:
+            self._move.answer(False)
+            self._move = None
         self._failures += 1
         wait_s = min(RETRY_S * (1 << min(self._failures - 1, 7)), ERROR_S) if line else ERROR_S
         try:
@@ -313,7 +328,7 @@ class TimerService:
         except Exception as error:
             log.error("timer messages before log position %d are not moved on: %s", move.before, error)
             self._move = None
-            move.done.set_result(False)
+            move.answer(False)
             return True
         if not move.to_do:
             self.pending.moved(move.before)
@@ -375,6 +390,6 @@ class TimerService:
             await self.tables.log_flushed()
         except OSError as error:
             log.error("timer messages that were moved on are not on the device: %s", error)
-            move.done.set_result(False)
+            move.answer(False)
             return
-        move.done.set_result(True)
+        move.answer(True)
