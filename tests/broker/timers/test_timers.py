@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import struct
 import time
@@ -22,6 +23,7 @@ from cometmq.protocol.timers import RecallHandle
 from cometmq.store.base.clock import ManualClock
 from cometmq.store.inspect import verify
 from cometmq.store.inspect.findings import ERROR
+from cometmq.testing.faulty_disk import FaultyDisk
 
 WALL = 1_700_000_000_000
 
@@ -312,3 +314,112 @@ class TestClocks:
         properties = {"TIMER_DELIVER_MS": str(WALL + 60_000)}
         waited = await self.run(tmp_path, monkeypatch, properties, {20: step_s * 1_000})
         assert least <= waited <= least + 4
+
+
+def short_retention():
+    """Settings under which retention takes all but the newest segment."""
+    return {"mappedFileSizeCommitLog": "65536", "fileReservedTime": "0", "deleteWhen": "25"}
+
+
+async def move_all(broker, peer):
+    """Fill segments behind what waits and run one retention pass."""
+    store = broker.parts.store
+    while len(store.log.segments) < 4:
+        await peer.send(topic="Filler", body=b"x" * 8_000)
+    store.retention.delete_now()
+    await asyncio.wait_for(store.retention.run_now(log_too=True), 10)
+
+
+@pytest.mark.parametrize(("times", "then"), [("9" * 9, "1000000000"), ("9" * 5_000, "1"), ("x", "1")])
+async def test_a_count_of_moves_that_a_client_made_up(started, times, then):
+    cluster, peer = await started(**short_retention())
+    await peer.send(properties={"TIMER_DELAY_SEC": "60", "TIMER_ROLL_TIMES": times})
+    await move_all(cluster.broker, peer)
+    assert cluster.broker.parts.store.log.min_position > 0
+    (message,), _ = await waiting(peer)
+    assert message.properties["TIMER_ROLL_TIMES"] == then
+
+
+async def test_a_failed_move_leaves_no_due_time_behind(tmp_path):
+    """The next message at the log position of the copy that was not written keeps its own time."""
+    disk = FaultyDisk(really_sync=False)
+    async with running(tmp_path, disk=disk, **short_retention()) as (broker, peer):
+        await peer.send(properties={"TIMER_DELAY_SEC": "2"})
+        while len(broker.parts.store.log.segments) < 4:
+            await peer.send(topic="Filler", body=b"x" * 8_000)
+        disk.fail("pwrite", match="commitlog", times=1)
+        await move_all(broker, peer)
+        disk.heal()
+        assert broker.parts.store.log.min_position == 0
+        await peer.send(body=b"other", properties={"TIMER_DELAY_SEC": "60"})
+        await take(peer, "Orders", 1)
+        await asyncio.sleep(1)
+        assert [m.body for m in (await waiting(peer))[0]] == [b"other"]
+
+
+class BadSector(FaultyDisk):
+    """Cannot read one byte of the log."""
+
+    bad = -1
+
+    def look(self, fd, length, offset):
+        if "commitlog" in self._paths.get(fd, "") and offset <= self.bad < offset + length:
+            raise OSError(errno.EIO, "bad sector")
+
+    def pread(self, fd, length, offset):
+        self.look(fd, length, offset)
+        return super().pread(fd, length, offset)
+
+    def pread_cached(self, fd, length, offset):
+        self.look(fd, length, offset)
+        return super().pread_cached(fd, length, offset)
+
+
+async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path):
+    disk = BadSector(really_sync=False)
+    async with running(tmp_path, disk=disk) as (broker, peer):
+        await peer.send()
+        at = str(now_ms() + 2_000)
+        position = broker.parts.store.log.end
+        await peer.send(body=b"bad" * 100, properties={"TIMER_DELIVER_MS": at})
+        await peer.send(body=b"x" * 300_000)
+        await peer.send(body=b"good", properties={"TIMER_DELIVER_MS": at})
+    async with running(tmp_path, disk=disk) as (broker, peer):
+        disk.bad = position + 100
+        await until(lambda: broker.parts.store.max_offset("Orders", 0) == 3, 10)
+        disk.bad = -1
+        assert [m.body for m in records(await peer.pull(offset=2))] == [b"good"]
+
+
+async def test_a_refused_delivery_does_not_hold_up_a_move(tmp_path):
+    """The full disk refuses the delivery; the pass that would make room gets its answer, and so does the
+    one after a pass that was given up."""
+    disk = FaultyDisk(really_sync=False)
+    async with running(tmp_path, disk=disk, **short_retention()) as (broker, peer):
+        timers = broker.parts.timers
+        await peer.send(properties={"TIMER_DELAY_SEC": "1"})
+        await peer.send(properties={"TIMER_DELAY_SEC": "60"})
+        while len(broker.parts.store.log.segments) < 4:
+            await peer.send(topic="Filler", body=b"x" * 8_000)
+        disk.fail("pwrite", match="commitlog", times=10**9)
+        await until(lambda: timers.pending.due(timers.times(), 1), 10)
+        assert await asyncio.wait_for(timers.move_on(65_536), 10) is False
+        given_up = asyncio.ensure_future(timers.move_on(65_536))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        disk.heal()
+        await take(peer, "Orders", 1)
+        while not await asyncio.wait_for(timers.move_on(65_536), 10):
+            await asyncio.sleep(0.01)
+        assert timers.pending.is_moved(0)
+
+
+async def test_the_check_point_is_written_behind_the_log(tmp_path):
+    disk = FaultyDisk(really_sync=False)
+    done = []
+    async with running(tmp_path, disk=disk) as (_, peer):
+        await peer.send(properties={"TIMER_DELAY_MS": "1"})
+        await take(peer, "Orders", 1)
+        disk.fail("fdatasync", match="commitlog", times=10**9)
+        disk.before = lambda operation, path: done.append((operation, path))
+    assert not [path for operation, path in done if "timercheck" in path and operation == "rename"]

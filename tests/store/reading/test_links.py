@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from tests.store.kit import open_store
 
-from cometmq.store import link_to, links
+from cometmq.store import OsDisk, link_to, links
 
 
 async def found(store, start=0):
@@ -52,3 +54,28 @@ async def test_damage_hides_what_it_hit(tmp_path):
     path.write_bytes(data)
     store = open_store(tmp_path, mapped_file_size_commit_log=65536)
     assert await found(store) == [number for number in range(0, 60, 3) if number != 30]
+
+
+class BadSector(OsDisk):
+    """Cannot read one byte of the log."""
+
+    bad = -1
+
+    def pread(self, fd, length, offset):
+        if offset <= self.bad < offset + length:
+            raise OSError(errno.EIO, "bad sector")
+        return super().pread(fd, length, offset)
+
+
+@pytest.mark.parametrize("within", [2, 200])
+async def test_what_the_device_cannot_read_hides_only_itself(tmp_path, within):
+    disk = BadSector()
+    store = open_store(tmp_path, mapped_file_size_commit_log=65536, disk=disk)
+    positions = put_links(store, 60)
+    disk.bad = positions[30] + within
+    seen = await found(store)
+    disk.bad = -1
+    lost = set(range(0, 60, 3)) - set(seen)
+    assert 30 in lost
+    near = range(positions[30] - 4_096, positions[30] + 4_096)
+    assert all(positions[number] in near for number in lost)

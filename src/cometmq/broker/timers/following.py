@@ -6,6 +6,7 @@ units cannot say: keys of recalls, and everything about messages that Apache's b
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from cometmq.protocol.codes import TIMER_TOPIC
 from cometmq.protocol.properties.values import value_of
 from cometmq.protocol.record.one import place_of, properties_of
 from cometmq.protocol.timers import CODES_BEGIN, TimerCode
+from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import (
     FILLER_SIZE,
     UNIT_DTYPE,
@@ -89,6 +91,7 @@ class Follower:
     carried: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._budget = LogBudget()
         self._newest_ms = self.store.flusher.written_ms  # of what was stored before the start
 
     @property
@@ -170,7 +173,7 @@ class Follower:
         counts = known is not None and offset >= known.mark.queue_offset
         stepped_back = known is not None and self._newest_ms > self.clock.time_ms()
         if code is None or code.recall or counts or (stepped_back and code.delayed):
-            record = await self._record(position)
+            record = await self.record(position)
             if record is None:
                 return
             properties = properties_of(record)
@@ -204,14 +207,25 @@ class Follower:
         return False
 
     async def _count(self, position: int, change: int) -> None:
-        record = await self._record(position)
+        record = await self.record(position)
         if record is not None:
             self.state.count(
                 value_of(properties_of(record), b"REAL_TOPIC").decode("utf-8", "replace"), change
             )
 
-    async def _record(self, position: int) -> bytes | None:
-        return await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+    async def record(self, position: int) -> bytes | None:
+        """The record at a log position; None if there is none, or the device cannot read it. Raises
+        OSError."""
+        try:
+            return await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            if self._budget.allows():
+                log.error(
+                    "the timer message at log position %d is unreadable, stepped over: %s", position, error
+                )
+            return None
 
 
 def _read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:

@@ -29,7 +29,7 @@ from cometmq.broker.timers.following import (
 from cometmq.broker.timers.pending import Pending, Times
 from cometmq.broker.timers.redelivery import Redelivery, append_again, check_body
 from cometmq.broker.timers.wheel import NEVER, Waiting
-from cometmq.errors import CommandError, StoreError
+from cometmq.errors import CommandError, MessageIllegal, RecordError, StoreError
 from cometmq.protocol.codes import TIMER_TOPIC, ResponseCode
 from cometmq.protocol.properties.values import put, value_of
 from cometmq.protocol.record.one import decode_record, properties_of
@@ -58,6 +58,11 @@ class Move:
     done: asyncio.Future[bool]
     to_do: deque[tuple[int, int | None]] | None = None
     delivered: set[int] = field(default_factory=set)
+
+    def answer(self, worked: bool) -> None:
+        """Tell who waits, if he still does."""
+        if not self.done.done():
+            self.done.set_result(worked)
 
 
 class Refused(Exception):
@@ -119,7 +124,7 @@ class TimerService:
             self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._move is not None:
-            self._move.done.set_result(False)
+            self._move.answer(False)
         queue = self.follower.queue
         if queue is None or not self._loaded:
             return
@@ -129,6 +134,7 @@ class TimerService:
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
             )
             data = self.check_point(offset).ljust(CHECK_POINT_SIZE, b"\0")
+            await self.tables.log_flushed()  # it says what was delivered: never before the copies are safe
             await asyncio.to_thread(replace_file, self.store.disk, check_point_path(self.store), data)
         except OSError as error:
             log.error("timercheck not written: %s", error)
@@ -142,7 +148,13 @@ class TimerService:
                     await self.follower.load()
                     self._loaded = True
                 await self.follower.follow()
-                busy = await self._deliver()
+                try:
+                    busy = await self._deliver()
+                except Refused:
+                    # What must move on is not held up: the room that it makes may be what is missing.
+                    while not self._stopping.is_set() and await self._move_some():
+                        pass
+                    raise
                 busy |= await self._move_some()
                 self._note_success()
                 if not busy:
@@ -163,6 +175,9 @@ class TimerService:
         """Wait after a failure; the first of some in a row is said."""
         if line and not self._failures:
             log.warning(line, why)
+        if self._move is not None:
+            self._move.answer(False)
+            self._move = None
         self._failures += 1
         wait_s = min(RETRY_S * (1 << min(self._failures - 1, 7)), ERROR_S) if line else ERROR_S
         try:
@@ -232,11 +247,12 @@ class TimerService:
         return True
 
     async def _records(self, positions: list[int]) -> list[bytes | None]:
-        """The records at these positions: the first of them that together are not too long."""
+        """The records at these positions, None for what cannot be read: the first of them that together are
+        not too long."""
         found: list[bytes | None] = []
         size = 0
         for position in positions:
-            record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+            record = await self.follower.record(position)
             size += 0 if record is None else len(record)
             if found and size > BATCH_BYTES:
                 break
@@ -312,7 +328,7 @@ class TimerService:
         except Exception as error:
             log.error("timer messages before log position %d are not moved on: %s", move.before, error)
             self._move = None
-            move.done.set_result(False)
+            move.answer(False)
             return True
         if not move.to_do:
             self.pending.moved(move.before)
@@ -326,40 +342,54 @@ class TimerService:
         batch = [to_do[number] for number in range(min(BATCH, len(to_do)))]
         records = await self._records([position for position, _ in batch])
         self._began = self.store.log.end
-        appended = False
+        copies: dict[int, int | None] = {}
+        done = 0
+        problem: StoreError | None = None
         for (position, due_ms), record in zip(batch, records, strict=False):
-            if record is not None and position not in move.delivered:
-                appended |= self._move_one(position, due_ms, record)
-        if appended:
+            try:
+                if record is not None and position not in move.delivered:
+                    copy = self._move_one(position, record)
+                    if copy is not None:
+                        copies[copy] = due_ms
+            except StoreError as refusal:
+                problem = refusal
+                break
+            done += 1
+        if copies:
             await self._committed()
-        for _ in records:
+        # Only now: after a failed write something else can come to lie at these positions.
+        self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
+        for _ in range(done):
             position, _ = to_do.popleft()
             self.pending.moved(position + 1)
+        if problem is not None:
+            raise problem
 
-    def _move_one(self, position: int, due_ms: int | None, record: bytes) -> bool:
-        message = decode_record(record, 0)
-        times = message.properties.get("TIMER_ROLL_TIMES", "0")
-        properties = self._stamped(message.store_timestamp_ms, properties_of(record))
-        properties = put(
-            properties, b"TIMER_ROLL_TIMES", b"%d" % (int(times) + 1 if times.isdecimal() else 1)
-        )
+    def _move_one(self, position: int, record: bytes) -> int | None:
+        """Store a record again; the log position of the copy, None if it was stepped over."""
         try:
+            message = decode_record(record, 0)
+            times = message.properties.get("TIMER_ROLL_TIMES", "0")
+            rolled = int(times) if times.isdecimal() and len(times) <= 9 else 0  # any client can set it
+            properties = self._stamped(message.store_timestamp_ms, properties_of(record))
+            properties = put(properties, b"TIMER_ROLL_TIMES", b"%d" % (rolled + 1))
             check_body(message)
             place = Place(TIMER_TOPIC, 0, properties)
             code = timer_tags_code(properties)
             copy = append_again(self.store, message, place, link_to(position), code)
         except CommandError as error:
             self._step_over(position, error.remark)
-            return False
-        if due_ms is not None:
-            self.follower.carried[copy.physical_offset] = due_ms
-        return True
+            return None
+        except (RecordError, MessageIllegal) as error:
+            self._step_over(position, error)
+            return None
+        return copy.physical_offset
 
     async def _end_move(self, move: Move) -> None:
         try:
             await self.tables.log_flushed()
         except OSError as error:
             log.error("timer messages that were moved on are not on the device: %s", error)
-            move.done.set_result(False)
+            move.answer(False)
             return
-        move.done.set_result(True)
+        move.answer(True)

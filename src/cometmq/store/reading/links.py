@@ -8,11 +8,13 @@ any more.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cometmq import logs
 from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, MAGIC_V1, MAGIC_V2, START
 from cometmq.protocol.record.many import read_rows
 from cometmq.protocol.record.one import record_starts
@@ -20,6 +22,8 @@ from cometmq.store.base.disk import Disk, opened
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.scan import SegmentScan
+
+log = logs.logger(__name__)
 
 _BLOCK = 4 << 20
 
@@ -51,12 +55,16 @@ def _read(disk: Disk, path: str, base: int, size: int, at: int) -> tuple[Ints, i
     nothing = np.empty(0, np.int64)
     try:
         with opened(disk, path, write=False) as fd:
-            data = disk.pread(fd, min(_BLOCK, base + size - at), at - base)
+            data = _readable(disk, fd, min(_BLOCK, base + size - at), at - base)
+            if data is None:
+                return nothing, _behind(disk, path, base, size, at)
             if len(data) < BLANK_SIZE:
                 return nothing, base + size
             length, magic = START.unpack_from(data)
             if magic in (MAGIC_V1, MAGIC_V2) and len(data) < length <= base + size - at:
-                data = disk.pread(fd, length, at - base)
+                data = _readable(disk, fd, length, at - base) or b""
+                if len(data) < length:
+                    return nothing, at + length
     except FileNotFoundError:
         return nothing, base + size
     starts, stop = record_starts(data)
@@ -66,7 +74,25 @@ def _read(disk: Disk, path: str, base: int, size: int, at: int) -> tuple[Ints, i
         return found[found > 0] - 1, at + stop
     if magic == BLANK_MAGIC:
         return nothing, base + size
-    # Damage: go on at the next valid record.
+    return nothing, _behind(disk, path, base, size, at)
+
+
+def _behind(disk: Disk, path: str, base: int, size: int, at: int) -> int:
+    """Where the next valid record behind damage begins, or the next segment."""
     for run in SegmentScan(disk, path, base, size, check_crc=False).runs(at):
-        return nothing, int(run.position[0])
-    return nothing, base + size
+        return max(int(run.position[0]), at + 1)
+    return base + size
+
+
+def _readable(disk: Disk, fd: int, length: int, at: int) -> bytes | None:
+    """The bytes, or only the first of them if the device cannot read all; None if it can read none."""
+    while True:
+        try:
+            return disk.pread(fd, length, at)
+        except OSError as failure:
+            if failure.errno != errno.EIO:
+                raise
+        if length <= BLANK_SIZE:
+            log.error("the device cannot read the log at byte %d of a segment", at)
+            return None
+        length = max(length // 2, BLANK_SIZE)
