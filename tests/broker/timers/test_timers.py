@@ -118,6 +118,21 @@ class TestRefusals:
         refused(await peer.send(properties={"TIMER_DELAY_SEC": "60"}), 1, "max num limit is 2")
         assert (await peer.send()).code == 0
 
+    async def test_recalls_are_taken_when_too_many_wait_and_have_a_limit_of_their_own(self, started):
+        cluster, peer = await started(timerMaxWaiting="2")
+        state = cluster.broker.parts.tables.timers
+        handles = []
+        for key in ("a", "b"):
+            answer = await peer.send(properties={"TIMER_DELAY_SEC": "60", "UNIQ_KEY": key})
+            handles.append(answer.ext["recallHandle"])
+        await until(lambda: state.waiting == 2)
+        await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"timerMaxWaiting=1\n")
+        for handle in handles:
+            assert (await recall(peer, handle)).code == 0
+        assert (await waiting(peer))[0] == []
+        await until(lambda: state.recalls == 2)
+        refused(await recall(peer, handles[0]), 1, "2 recalls wait")
+
     async def test_switched_off(self, started):
         _, peer = await started(timerWheelEnable="false")
         refused(await peer.send(properties={"TIMER_DELAY_SEC": "60"}), 1, "timerWheelEnable is false")

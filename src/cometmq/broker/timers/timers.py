@@ -224,7 +224,7 @@ class TimerService:
             self.pending.done(done)
             self._errors = 0
         self.state.changes += 1
-        self.state.waiting = len(self.pending)
+        self.state.waiting, self.state.recalls = len(self.pending), self.pending.recalls
         for waiting, record in zip(due[:done], records, strict=False):
             self._gone(waiting, record)
         if problem is not None and not done:
