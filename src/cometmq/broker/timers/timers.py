@@ -142,8 +142,8 @@ class TimerService:
                     await self.follower.load()
                     self._loaded = True
                 await self.follower.follow()
-                busy = await self._deliver()
-                busy |= await self._move_some()
+                busy = await self._move_some()  # first: a delivery is refused while the disk is full
+                busy |= await self._deliver()
                 self._note_success()
                 if not busy:
                     self._began = -1
@@ -164,6 +164,8 @@ class TimerService:
         if line and not self._failures:
             log.warning(line, why)
         self._failures += 1
+        if line and self._move is not None:  # moving on may make the room that is missing
+            return
         wait_s = min(RETRY_S * (1 << min(self._failures - 1, 7)), ERROR_S) if line else ERROR_S
         try:
             await asyncio.wait_for(self._stopping.wait(), wait_s)
@@ -347,7 +349,7 @@ class TimerService:
             check_body(message)
             place = Place(TIMER_TOPIC, 0, properties)
             code = timer_tags_code(properties)
-            copy = append_again(self.store, message, place, link_to(position), code)
+            copy = append_again(self.store, message, place, link_to(position), code, makes_room=True)
         except CommandError as error:
             self._step_over(position, error.remark)
             return False
