@@ -222,6 +222,27 @@ def test_a_message_has_one_delivery_time(others: dict[str, int]) -> None:
     assert caught.value.field == "delay_ms"
 
 
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("delay_ms", "TIMER_DELAY_SEC"),
+        ("delay_ms", "TIMER_DELIVER_MS"),
+        ("delay_ms", "DELAY"),
+        ("deliver_at_ms", "TIMER_DELAY_MS"),
+        ("deliver_at_ms", "TIMER_OUT_MS"),
+    ],
+)
+def test_nor_one_of_its_own_and_one_in_its_properties(field: str, name: str) -> None:
+    with pytest.raises(MessageIllegal, match=f"the property {name} says when") as caught:
+        Message("T", b"x", properties={name: "50"}, **{field: 3})  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_a_delay_replaces_that_of_a_message_sent_again() -> None:
+    again = Message("T", b"x", delay_ms=3, properties={"TIMER_DELAY_MS": "50"})
+    assert again.wire_properties()["TIMER_DELAY_MS"] == "3"
+
+
 def test_wire_properties_of_a_message() -> None:
     message = Message(
         "T", b"x", tags="A", keys=("k1", "k2"), delay_level=3, properties={"user": "1", "DELAY": "9"}

@@ -92,6 +92,13 @@ class Message(msgspec.Struct, kw_only=False):
         if bool(self.delay_level) + bool(self.delay_ms) + bool(self.deliver_at_ms) > 1:
             problem = "one of delay_level, delay_ms and deliver_at_ms says when a message is delivered"
             raise MessageIllegal(problem, self.topic, "delay_ms" if self.delay_ms else "deliver_at_ms")
+        field, own = (
+            ("delay_ms", names.TIMER_DELAY_MS) if self.delay_ms else ("deliver_at_ms", names.TIMER_DELIVER_MS)
+        )
+        rival = next((name for name in _TIMES if name != own and name in self.properties), None)
+        if rival is not None:
+            problem = f"the property {rival} says when a message is delivered, and so does {field}"
+            raise MessageIllegal(problem, self.topic, field)
 
     @property
     def is_delayed(self) -> bool:
@@ -119,6 +126,14 @@ class Message(msgspec.Struct, kw_only=False):
         return found
 
 
+# Each of these counts before delay_ms or deliver_at_ms at the broker, or may.
+_TIMES = (
+    names.DELAY,
+    names.TIMER_DELAY_SEC,
+    names.TIMER_DELAY_MS,
+    names.TIMER_DELIVER_MS,
+    names.TIMER_OUT_MS,
+)
 _GOOD_MAX = 10_000
 _good_topics: set[str] = set()
 _good_tags: set[str] = set()

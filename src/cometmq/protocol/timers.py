@@ -70,9 +70,10 @@ def timer_tags_code(properties: bytes) -> int:
     return stored_tags_code(properties) if code is None else code.pack()
 
 
-def delete_key(topic: bytes, unique_key: bytes) -> bytes:
-    """The value of TIMER_DEL_UNIQKEY that takes a message back."""
-    return topic + b"+" + unique_key
+def delete_keys(topic: bytes, unique_key: bytes) -> tuple[bytes, bytes]:
+    """The values of TIMER_DEL_UNIQKEY that take a message back: that of 5.5.0 by default, which is ours too,
+    and that of `appendTopicForTimerDeleteKey`."""
+    return unique_key, topic + b"+" + unique_key
 
 
 class BadHandle(ProtocolError):

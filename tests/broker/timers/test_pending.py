@@ -99,7 +99,7 @@ class Broker:
             if position < self.gone_before:
                 continue
             if record.code.recall:
-                self.pending.recall(position, record.code.out_ms, b"T+%d" % record.key)
+                self.pending.recall(position, record.code.out_ms, b"%d" % record.key)
             elif (due := self.carried.pop(position, None)) is not None:
                 self.pending.add_due(position, due, record.code.out_ms)
             else:
@@ -261,3 +261,26 @@ def test_a_page_tells_the_wall_times_at_which_messages_will_come(delayed):
     assert [each.due_ms - WALL for each in page] == [10_000 + shift, 20_000 + shift]
     (last,) = broker.pending.page(page[-1][:2], 2, broker.times())
     assert last.due_ms - WALL == 30_000 + shift
+
+
+@pytest.mark.parametrize(
+    ("key", "recalled"), [(b"U", True), (b"T+U", True), (b"Other+U", False), (b"T", False), (b"", False)]
+)
+def test_a_recall_names_the_unique_key_with_or_without_the_topic(key, recalled):
+    pending = Pending()
+    pending.recall(SIZE, WALL, key)
+    assert pending.is_recalled(WALL, b"T", b"U") is recalled
+    assert not pending.is_recalled(WALL + 1_000, b"T", b"U")
+
+
+@pytest.mark.parametrize("many", ["times", "delays"])
+def test_a_backlog_of_one_kind_does_not_hold_up_the_other(many):
+    broker = Broker()
+    for _ in range(50):
+        broker.send(1_000, delayed=many == "delays")
+    broker.send(1_000, delayed=many == "times")
+    broker.wall += 10_000
+    broker.monotonic += 10_000
+    for _ in range(2):
+        broker.deliver(4, dies=False)
+    assert broker.sent[50].times == 1

@@ -21,6 +21,8 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.record.one import iter_records
 from cometmq.protocol.timers import RecallHandle
 from cometmq.store.base.clock import ManualClock
+from cometmq.store.base.disk import DiskUsage
+from cometmq.store.base.flags import Flag
 from cometmq.store.inspect import verify
 from cometmq.store.inspect.findings import ERROR
 from cometmq.testing.faulty_disk import FaultyDisk
@@ -122,6 +124,21 @@ class TestRefusals:
         await until(lambda: cluster.broker.parts.tables.timers.waiting == 2)
         refused(await peer.send(properties={"TIMER_DELAY_SEC": "60"}), 1, "max num limit is 2")
         assert (await peer.send()).code == 0
+
+    async def test_recalls_are_taken_when_too_many_wait_and_have_a_limit_of_their_own(self, started):
+        cluster, peer = await started(timerMaxWaiting="2")
+        state = cluster.broker.parts.tables.timers
+        handles = []
+        for key in ("a", "b"):
+            answer = await peer.send(properties={"TIMER_DELAY_SEC": "60", "UNIQ_KEY": key})
+            handles.append(answer.ext["recallHandle"])
+        await until(lambda: state.waiting == 2)
+        await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"timerMaxWaiting=1\n")
+        for handle in handles:
+            assert (await recall(peer, handle)).code == 0
+        assert (await waiting(peer))[0] == []
+        await until(lambda: state.recalls == 2)
+        refused(await recall(peer, handles[0]), 1, "2 recalls wait")
 
     async def test_switched_off(self, started):
         _, peer = await started(timerWheelEnable="false")
@@ -280,6 +297,62 @@ async def test_what_would_go_with_its_segment_is_moved_on(started):
     assert now_ms() >= at
     await asyncio.sleep(1.2)
     assert (await peer.pull()).ext["maxOffset"] == "2"
+
+
+class Partition(FaultyDisk):
+    """A disk whose fullness the test sets."""
+
+    percent = 10
+
+    def usage(self, path: str) -> DiskUsage:
+        return DiskUsage(100, self.percent, 100 - self.percent)
+
+
+SMALL = {"mappedFileSizeCommitLog": "65536", "deleteWhen": "25", "deleteCommitLogFilesInterval": "0"}
+
+
+class TestFullDisks:
+    """Above the watermark segments go whatever their age, and sends are refused."""
+
+    async def test_what_waits_does_not_keep_the_disk_full(self, tmp_path):
+        disk = Partition(really_sync=False)
+        async with running(tmp_path, disk, **SMALL) as (broker, peer):
+            store, timers = broker.parts.store, broker.parts.timers
+            at = now_ms() + 2_000
+            await peer.send(body=b"soon", properties={"TIMER_DELIVER_MS": str(at)})
+            await peer.send(body=b"late", properties={"TIMER_DELAY_SEC": "600"})
+            while len(store.log.segments) < 4:
+                await peer.send(topic="Filler", body=b"x" * 8_000)
+            disk.percent = 95
+            store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
+            await until(lambda: timers.pending.due(timers.times(), 1))  # and cannot be delivered
+            await store.retention.run_now(log_too=True)
+            assert len(store.log.segments) == 1
+            refused(await peer.send(), 14, "the disk is full")
+            disk.percent = 10
+            await store.retention.run_now(log_too=True)
+            assert (await peer.send(topic="Filler")).code == 0
+            assert [m.body for m in await take(peer, "Orders", 1)] == [b"soon"]
+            assert [m.body for m in (await waiting(peer))[0]] == [b"late"]
+
+    async def test_a_log_of_waiting_messages_is_not_moved_round_and_round(self, tmp_path, caplog):
+        disk = Partition(really_sync=False)
+        async with running(tmp_path, disk, **SMALL) as (broker, peer):
+            store = broker.parts.store
+            sent = 0
+            while len(store.log.segments) < 5:
+                await peer.send(body=b"x" * 30_000, properties={"TIMER_DELAY_SEC": "600"})
+                sent += 1
+            disk.percent = 95
+            ends = []
+            for _ in range(5):
+                await store.retention.run_now(log_too=True)
+                ends.append(store.log.end)
+            assert ends[1:] == ends[:1] * 4
+            assert store.log.min_position > 0
+            said = [record for record in caplog.records if "gives no room" in record.message]
+            assert len(said) == 1
+            assert len((await waiting(peer))[0]) == sent
 
 
 class TestClocks:

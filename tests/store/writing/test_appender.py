@@ -6,6 +6,7 @@ import errno
 import gc
 import random
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -163,6 +164,31 @@ def test_what_comes_to_a_shut_store_is_refused_with_the_reason(store):
     store.flags.clear(Flag.DISK_FULL)
     send(store, b"z")
     assert everything(store) == [b"x", b"z"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "makes_room", "taken"),
+    [
+        ([Flag.DISK_FULL], True, True),
+        ([Flag.DISK_FULL], False, False),
+        ([Flag.NOT_WRITEABLE], True, False),
+        ([Flag.DISK_FULL, Flag.NOT_WRITEABLE], True, False),
+    ],
+)
+def test_what_makes_room_passes_a_full_disk_and_nothing_else(store, flags, makes_room, taken):
+    send(store, b"first")
+    for flag in flags:
+        store.flags.raise_flag(flag, "why")
+    append = partial(
+        store.appender.append, "T", 0, b"x", b"", born_timestamp_ms=1, born_host=b"\x7f\0\0\1\0\0\0\1"
+    )
+    if taken:
+        append(makes_room=makes_room)
+    else:
+        with pytest.raises(StoreRefused, match="the store takes no messages: why"):
+            append(makes_room=makes_room)
+    with pytest.raises(StoreRefused):
+        append()
 
 
 def test_what_waits_at_a_stop_is_stored(tmp_path, store):

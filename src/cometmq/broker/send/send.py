@@ -423,14 +423,16 @@ def move(
     reconsume_times: int,
     prepared_position: int = 0,
     tags_code: int | None = None,
+    *,
+    makes_room: bool = False,
 ) -> TickMessage:
-    """Store a message of the log again, in another place. tags_code: if it is not that of TAGS. Raises
-    StoreRefused."""
+    """Store a message of the log again, in another place. tags_code: if it is not that of TAGS. makes_room:
+    see Appender.append. Raises StoreRefused."""
     return appender.append(
         place.topic, place.queue_id, message.body, place.properties,
         flag=message.flag, sys_flag=message.sys_flag,
         born_timestamp_ms=message.born_timestamp_ms, born_host=pack_host(message.born_host),
         reconsume_times=reconsume_times, prepared_transaction_offset=prepared_position,
         tags_code=stored_tags_code(place.properties) if tags_code is None else tags_code,
-        delay_ms=place.delay_ms, stored_before=True,
+        delay_ms=place.delay_ms, stored_before=True, makes_room=makes_room,
     )  # fmt: skip

@@ -61,7 +61,8 @@ class TimedSends:
         name = next((name for name in TIMES if value_of(properties, name)), None)
         if name is None or value_of(properties, b"TIMER_OUT_MS"):  # that one has waited
             return None
-        self._refuse_if_not_taken()
+        recall = bool(value_of(properties, b"TIMER_DEL_UNIQKEY"))
+        self._refuse_if_not_taken(recall=recall)
         text = value_of(properties, name)
         now_ms = self.wall.now_ms() if name == b"TIMER_DELIVER_MS" else self.clock.time_ms()
         deliver_ms = _deliver_ms(name, text, now_ms)
@@ -70,7 +71,7 @@ class TimedSends:
         if deliver_ms - now_ms > 1_000 * self.config.timer_max_delay_sec:
             raise self._illegal(f"this one has {deliver_ms - now_ms}ms")
         if deliver_ms <= now_ms:
-            if value_of(properties, b"TIMER_DEL_UNIQKEY"):
+            if recall:
                 raise self._illegal("this one's time has come")
             return None
         for name, value in (
@@ -127,17 +128,20 @@ class TimedSends:
             return ""
         return RecallHandle(timed.topic, self.config.broker_name, timed.code.out_ms + 1, key).encode()
 
-    def _refuse_if_not_taken(self) -> None:
+    def _refuse_if_not_taken(self, *, recall: bool) -> None:
         if not self.config.timer_wheel_enable:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
             )
-        most, waiting = self.config.timer_max_waiting, self.tables.timers.waiting
+        timers = self.tables.timers
+        most, waiting = self.config.timer_max_waiting, timers.waiting
+        if recall:  # one for each message that waits, also for those from before a lower limit
+            most, waiting = max(most, waiting - timers.recalls), timers.recalls
         if waiting >= most:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
                 f"timer message is under flow control, max num limit is {most} (timerMaxWaiting): {waiting} "
-                "messages wait",
+                f"{'recalls' if recall else 'messages'} wait",
             )
 
     def _illegal(self, what: str) -> CommandError:

@@ -14,13 +14,14 @@ MARK_EVERY = 64 << 20
 
 
 class TimerState:
-    """The last mark, and what is counted. `waiting`: how many messages wait, recalls among them."""
+    """The last mark, and what is counted. `waiting`: how many messages wait, with
+    `recalls` among them."""
 
     def __init__(self) -> None:
         self.mark = TimerTable()
         self.counts: dict[str, int] = {}
         self.changes = 0
-        self.waiting = 0
+        self.waiting = self.recalls = 0
         self.take: Callable[[], TimerTable | None] = lambda: None
         """Gives the present mark, if there can be one."""
         self._taken = -1  # of the changes

@@ -161,7 +161,7 @@ class Follower:
                 await self._take(first + row, position, code, known, ahead_ms(first + row))
             pending.followed = first + len(units)
             self.state.changes += 1
-            self.state.waiting = len(pending)
+            self.state.waiting, self.state.recalls = len(pending), pending.recalls
             if pending.followed < end:
                 await off_loop.pause(0)
 

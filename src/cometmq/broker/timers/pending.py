@@ -19,7 +19,7 @@ import numpy as np
 
 from cometmq.broker.base.delay_levels import STEP_MS
 from cometmq.broker.timers.wheel import NEVER, Bucket, Waiting, Wheel
-from cometmq.protocol.timers import PRECISION_MS, TimerCode, delete_key
+from cometmq.protocol.timers import PRECISION_MS, TimerCode, delete_keys
 from cometmq.store import TimerTable
 
 _MINUTE = 60_000
@@ -59,10 +59,16 @@ class Pending:
         self._moved_before = 0  # what lies before is done, or was moved on
         self._taken_from = self._by_wall
         self._taken: list[Waiting] = []
+        self._delays_first = False
 
     def __len__(self) -> int:
         """What waits, and what takes something of it back."""
         return len(self._by_wall) + len(self._by_delay) + self._recall_count
+
+    @property
+    def recalls(self) -> int:
+        """How many of these take something back."""
+        return self._recall_count
 
     def begin(self, mark: TimerTable) -> None:
         """Go on where a mark says; what still waits is to be added."""
@@ -83,7 +89,7 @@ class Pending:
         self._by_delay.add(due_ms, position, out_ms)
 
     def recall(self, position: int, out_ms: int, key: bytes) -> None:
-        """The message with this `delete_key` and TIMER_OUT_MS will not be delivered."""
+        """The message with this one of its `delete_keys` and this TIMER_OUT_MS will not be delivered."""
         minute, hashed = out_ms // _MINUTE, hash((key, out_ms))
         self._recalls.setdefault(minute, Bucket()).add(hashed, position, out_ms)
         self._recall_count += 1
@@ -98,13 +104,15 @@ class Pending:
             return False
         if self._recalled[0] != minute:
             self._recalled = minute, set(bucket.columns()[0].tolist())
-        return hash((delete_key(topic, unique_key), out_ms)) in self._recalled[1]
+        return any(hash((key, out_ms)) in self._recalled[1] for key in delete_keys(topic, unique_key))
 
     # -- what goes
 
     def due(self, now: Times, most: int) -> list[Waiting]:
-        """Messages to deliver now, up to so many; until `done` the same again."""
-        for wheel, now_ms in ((self._by_wall, now.wall_ms), (self._by_delay, now.monotonic_ms)):
+        """Messages to deliver now, up to so many; until `done` the same again. Times and delays take turns,
+        so that many of one kind do not make the others late."""
+        wheels = [(self._by_wall, now.wall_ms), (self._by_delay, now.monotonic_ms)]
+        for wheel, now_ms in reversed(wheels) if self._delays_first else wheels:
             taken = wheel.take(now_ms, most)
             if taken:
                 self._taken_from, self._taken = wheel, taken
@@ -117,6 +125,7 @@ class Pending:
             self.note_done(each.position, each.out_ms)
         self._taken_from.drop(count)
         self._taken = []
+        self._delays_first = self._taken_from is self._by_wall
 
     def note_done(self, position: int, out_ms: int) -> None:
         """A message is delivered, as a record of the log says."""

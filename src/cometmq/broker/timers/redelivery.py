@@ -41,11 +41,20 @@ def check_body(message: MessageExt) -> None:
 
 
 def append_again(
-    store: MessageStore, message: MessageExt, place: Place, link: int, tags_code: int | None = None
+    store: MessageStore,
+    message: MessageExt,
+    place: Place,
+    link: int,
+    tags_code: int | None = None,
+    *,
+    makes_room: bool = False,
 ) -> TickMessage:
-    """Store a message in another place. Raises as `Redelivery.append` does."""
+    """Store a message in another place. makes_room: see Appender.append. Raises as `Redelivery.append`
+    does."""
     try:
-        return move(store.appender, message, place, message.reconsume_times, link, tags_code)
+        return move(
+            store.appender, message, place, message.reconsume_times, link, tags_code, makes_room=makes_room
+        )
     except StoreRefused as refusal:
         if refusal.response_code == ResponseCode.MESSAGE_ILLEGAL:
             raise Undeliverable(refusal.remark) from None

@@ -21,7 +21,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.properties.values import encode_properties, value_of
 from cometmq.protocol.record.one import place_of, properties_of
-from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode, delete_key
+from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode
 from cometmq.remoting import Connection
 from cometmq.settings import LONG_MAX
 from cometmq.store import Clock, MessageStore, StoreRefused
@@ -71,7 +71,7 @@ class TimerProcessor:
         properties = encode_properties(
             {
                 "TAGS": RECALL_TAG,
-                "TIMER_DEL_UNIQKEY": delete_key(handle.topic.encode(), handle.unique_key.encode()).decode(),
+                "TIMER_DEL_UNIQKEY": handle.unique_key,
                 "UNIQ_KEY": handle.unique_key,
                 "TIMER_DELIVER_MS": str(handle.deliver_ms),
                 "BORN_TIMESTAMP": str(self.clock.time_ms()),

@@ -239,7 +239,7 @@ class TimerService:
             self.pending.done(done)
             self._errors = 0
         self.state.changes += 1
-        self.state.waiting = len(self.pending)
+        self.state.waiting, self.state.recalls = len(self.pending), self.pending.recalls
         for waiting, record in zip(due[:done], records, strict=False):
             self._gone(waiting, record)
         if problem is not None and not done:
@@ -376,7 +376,7 @@ class TimerService:
             check_body(message)
             place = Place(TIMER_TOPIC, 0, properties)
             code = timer_tags_code(properties)
-            copy = append_again(self.store, message, place, link_to(position), code)
+            copy = append_again(self.store, message, place, link_to(position), code, makes_room=True)
         except CommandError as error:
             self._step_over(position, error.remark)
             return None

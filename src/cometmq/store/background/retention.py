@@ -9,6 +9,10 @@ A power failure must not tear holes. So a segment goes only when the queue units
 device: from then on they alone know which offsets were given out. Each deletion is on the device before the
 next one in that directory. Deletions of queues and index wait for the log's: a record that comes back after a
 failure still has its queue.
+
+What is still needed of a segment is moved to the log's end before it goes. A log that holds hardly anything
+else gains nothing by that. So while the disk is full all of the log is gone through once, and again only when
+a segment's worth of other messages has come (`_gains_nothing`).
 """
 
 from __future__ import annotations
@@ -70,6 +74,9 @@ class Retention:
         self._manual = 0
         self._corrected_min = self.commit_log.min_position  # recovery has seen to the queues up to here
         self._derived_min = -1
+        self._sweep_end = -1  # where the log ended when deletions whatever the age began at its beginning
+        self._swept = 0  # bytes that moves have added to it since
+        self._said_full = False
         self.synced_min = -1
         """Where the log begins, as far as a power failure cannot take that back."""
 
@@ -138,17 +145,19 @@ class Retention:
         """Delete expired segments; any but the last when the disk is dangerously full."""
         commit_log, config = self.commit_log, self.config
         forced = self.fullness.deletes_any_age
+        if not forced:
+            self._sweep_end = -1
         deleted: list[str] = []
         while len(commit_log.segments) > 1 and len(deleted) < config.delete_file_batch_max:
             path = commit_log.path_of(commit_log.segments[0])
             facts = await self.off_loop.run(self.disk.facts, path)
             expired = facts is None or facts.modified_ms + config.file_reserved_time * 3_600_000 < now_ms
-            if not (expired or forced):
+            if not expired and (not forced or self._gains_nothing()):
                 break
             if deleted:
                 await self.off_loop.pause(self.config.delete_commit_log_files_interval)
             behind = commit_log.segments[0] + commit_log.segment_size
-            if self.move_on is not None and not await self.move_on(behind):
+            if not await self._moved_on(behind):
                 log.error("%s stays: messages that wait in it cannot be moved on", path)
                 break
             if not await self.make_durable_before(behind):
@@ -159,6 +168,30 @@ class Retention:
             deleted.append(path)
             log.info("deleted %s (%s)", path, "expired" if expired else "disk is full")
         return deleted
+
+    async def _moved_on(self, behind: int) -> bool:
+        """Take along what is still needed of the first segment; False if that failed."""
+        if self.move_on is None:
+            return True
+        end = self.commit_log.end
+        moved = await self.move_on(behind)
+        self._swept += self.commit_log.end - end
+        return moved
+
+    def _gains_nothing(self) -> bool:
+        """Whether the first segment would go only to be stored again: the whole log has been moved on since
+        the disk became full, and not a segment's worth has come otherwise."""
+        commit_log = self.commit_log
+        if commit_log.segments[0] < self._sweep_end:
+            self._said_full = False
+            return False
+        if self._sweep_end < 0 or commit_log.end - self._sweep_end - self._swept >= commit_log.segment_size:
+            self._sweep_end, self._swept = commit_log.end, 0
+            return False
+        if not self._said_full:
+            log.error("the log holds hardly anything but messages that wait: deleting segments gives no room")
+        self._said_full = True
+        return True
 
     async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
         """Unlink one file and make that last. False when something went wrong; the next pass goes on."""

@@ -24,7 +24,7 @@ from cometmq.protocol.record.layout import BLANK_SIZE, COMMITTED, ROLLBACK, TRAN
 from cometmq.protocol.record.one import head_of, topic_part
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import SLAVE, StoreConfig
-from cometmq.store.base.flags import RunningFlags
+from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
@@ -127,8 +127,8 @@ class Appender:
     """Encodes into the commit log's tick buffer. Loop thread only."""
 
     __slots__ = (
-        "_encoded", "_flags", "_log", "_queues", "_refused", "_runs", "_time_ms", "_unput", "largest_body",
-        "largest_record", "pending", "shut", "store_host",
+        "_encoded", "_flags", "_log", "_making_room", "_queues", "_refused", "_runs", "_time_ms", "_unput",
+        "largest_body", "largest_record", "pending", "shut", "store_host",
     )  # fmt: skip
 
     def __init__(
@@ -145,6 +145,7 @@ class Appender:
         self._flags = flags
         self.shut = "messages are put to the master, this is a slave" if config.broker_role == SLAVE else ""
         self.pending: list[TickMessage] = []  # not encoded yet; one list for good
+        self._making_room = False  # what is encoded now may pass a full disk
         self._refused: list[Refused] = []
         self._encoded: list[TickMessage] = []
         self._unput = 0  # from which on those of `_encoded` are not in the tick's buffer
@@ -199,12 +200,14 @@ class Appender:
         store_host: bytes | None = None,
         delay_ms: int | None = None,
         stored_before: bool = False,
+        makes_room: bool = False,
     ) -> TickMessage:
         """Take one message into this tick. `body` is copied at once.
 
         index_keys: keys to index (None: those in the properties). delay_ms: the unit's tags code is store
         time plus this, for messages that wait for delivery. stored_before: the message moves within the
-        store, so a lowered maxMessageSize does not count. Raises StoreRefused; nothing has changed then.
+        store, so a lowered maxMessageSize does not count. makes_room: it moves so that its segment can go, so
+        a disk above the watermark does not count. Raises StoreRefused; nothing has changed then.
         """
         queue = self.queue_of(topic, queue_id)
         self.encode_pending()
@@ -217,9 +220,11 @@ class Appender:
         largest = self.largest_body, self.largest_record
         if stored_before:
             self.largest_body = self.largest_record = self._log.segment_size - BLANK_SIZE
+        self._making_room = makes_room
         try:
             self.encode_pending()
         finally:
+            self._making_room = False
             self.largest_body, self.largest_record = largest
         if len(self._refused) > refused:
             raise self._refused.pop().refusal
@@ -430,7 +435,8 @@ class Appender:
     def _refuse_if_shut(self) -> None:
         if self.shut:
             raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are taken: {self.shut}")
-        if not self._flags.writeable:
+        reasons = self._flags.reasons
+        if reasons and not (self._making_room and reasons.keys() == {Flag.DISK_FULL}):
             raise StoreRefused(
                 ResponseCode.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {self._flags.why()}"
             )
