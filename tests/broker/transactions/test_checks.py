@@ -23,6 +23,7 @@ from tests.broker.transactions.conftest import (
 
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import decode_offset_id
+from cometmq.store.base.flags import Flag
 
 GROUP = "CID_RMQ_SYS_TRANS"
 
@@ -221,12 +222,12 @@ async def test_a_damaged_half_message_is_not_stored_again(cluster, peer, caplog)
     assert await bodies(peer, OP) == [b"0", b"1"]
 
 
-async def test_a_store_that_refuses_is_asked_again_in_the_next_round(cluster, peer, monkeypatch, caplog):
+async def test_a_store_that_refuses_is_asked_again_in_the_next_round(cluster, peer, caplog):
     await prepare(peer)
     flags = cluster.broker.parts.store.flags
-    with monkeypatch.context() as patch:
-        patch.setattr(type(flags), "writeable", property(lambda _: False))
-        await check_round(cluster)
+    flags.raise_flag(Flag.NOT_WRITEABLE, "the disk is gone")
+    await check_round(cluster)
+    flags.clear(Flag.NOT_WRITEABLE)
     assert "trying again later" in caplog.text
     await check_round(cluster)
     assert len(await bodies(peer, HALF)) == 2

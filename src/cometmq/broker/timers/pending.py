@@ -22,6 +22,7 @@ from cometmq.broker.timers.wheel import NEVER, Bucket, Waiting, Wheel
 from cometmq.protocol.timers import PRECISION_MS, TimerCode, delete_keys
 from cometmq.store import TimerTable
 
+_JITTER_MS = 50
 _MINUTE = 60_000
 
 
@@ -60,6 +61,7 @@ class Pending:
         self._taken_from = self._by_wall
         self._taken: list[Waiting] = []
         self._delays_first = False
+        self._listed_ahead_ms = 0  # see page
 
     def __len__(self) -> int:
         """What waits, and what takes something of it back."""
@@ -219,7 +221,11 @@ class Pending:
     def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:
         """The next `most` messages behind (due, position), by the wall times at which they will come.
         Those that were taken back are among them."""
-        ahead_ms = now.ahead_ms
+        # Two clocks are read one after the other, so what they differ by is a millisecond more or less each
+        # time. A list of several pages needs it to stand still.
+        if abs(now.ahead_ms - self._listed_ahead_ms) > _JITTER_MS:
+            self._listed_ahead_ms = now.ahead_ms
+        ahead_ms = self._listed_ahead_ms
         found = [Listed(*each) for each in self._by_wall.page(after, most)]
         for due_ms, position, out_ms in self._by_delay.page((after[0] + ahead_ms, after[1]), most):
             found.append(Listed(due_ms - ahead_ms, position, out_ms))
