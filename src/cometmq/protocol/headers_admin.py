@@ -35,9 +35,9 @@ class ListTimersRequestHeader(Header, gc=False):
     """Code 21002, ours: messages that wait for their time, behind a place in the order of delivery times (ms)
     and log positions; of all topics or one. With a key those that have it, unique or not, in one page."""
 
-    max_msg_nums: I32 = 64
-    after_ms: I64 = -1
-    after_position: I64 = -1
+    max_msg_nums: I32 | None = None
+    after_ms: I64 | None = None
+    after_position: I64 | None = None
     topic: str | None = None
     key: str | None = None
 

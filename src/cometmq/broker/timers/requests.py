@@ -141,8 +141,9 @@ class TimerProcessor:
         return frame.response(header=answer, body=b"".join(page.records))
 
     async def _page(self, header: ListTimersRequestHeader) -> Page:
-        found = Page(after=(header.after_ms, header.after_position))
-        most, left = max(1, min(header.max_msg_nums, PAGE)), PAGE_BYTES
+        found = Page(after=_behind(header))
+        asked = PAGE if header.max_msg_nums is None else header.max_msg_nums
+        most, left = max(1, min(asked, PAGE)), PAGE_BYTES
         waiting = self.service.pending.page(found.after, LOOKED_AT, self.service.times())
         for seen, listed in enumerate(waiting, 1):
             record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, listed.position))
@@ -160,7 +161,7 @@ class TimerProcessor:
 
     async def _with_key(self, header: ListTimersRequestHeader) -> Page:
         """By the index, which knows all that ever waited: those whose time has not come."""
-        found = Page(after=(header.after_ms, header.after_position))
+        found = Page(after=_behind(header))
         pending, now_ms = self.service.pending, self.service.times().wall_ms
         for record in await self.store.lookups.by_key(
             TIMER_TOPIC, header.key or "", PAGE, 0, LONG_MAX, PAGE_BYTES
@@ -183,3 +184,11 @@ class TimerProcessor:
 
 def _illegal(why: str) -> CommandError:
     return CommandError(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {why}")
+
+
+def _behind(header: ListTimersRequestHeader) -> tuple[int, int]:
+    """Where a page begins: behind this due time and position; -1 for the beginning."""
+    return (
+        -1 if header.after_ms is None else header.after_ms,
+        -1 if header.after_position is None else header.after_position,
+    )
