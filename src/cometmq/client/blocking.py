@@ -145,7 +145,7 @@ class SyncProducer(_Face[Producer]):
     recall = _blocking(Producer.recall)
 
 
-class SyncTransactionProducer(_Face[TransactionProducer]):
+class SyncTransactionProducer(SyncProducer):
     """Blocking face of TransactionProducer: a listener's plain methods run in threads, async ones on the
     background loop."""
 
@@ -159,7 +159,8 @@ class SyncTransactionProducer(_Face[TransactionProducer]):
         options: ProducerOptions | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        super().__init__(
+        _Face.__init__(
+            self,
             TransactionProducer(
                 group,
                 listener,
@@ -167,16 +168,10 @@ class SyncTransactionProducer(_Face[TransactionProducer]):
                 namesrv=namesrv,
                 options=options,
                 client_options=client_options,
-            )
+            ),
         )
 
     send_in_transaction = _blocking(TransactionProducer.send_in_transaction)
-    queues = _blocking(TransactionProducer.queues)
-    send = _blocking(TransactionProducer.send)
-    send_oneway = _blocking(TransactionProducer.send_oneway)
-    send_batch = _blocking(TransactionProducer.send_batch)
-    send_many = _blocking(TransactionProducer.send_many)
-    recall = _blocking(TransactionProducer.recall)
 
 
 class SyncPushConsumer(_Face[PushConsumer]):
