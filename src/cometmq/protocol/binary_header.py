@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from cometmq.errors import FrameError
 from cometmq.protocol.codes import LANGUAGE_ORDINALS, LanguageCode, language_name
@@ -17,11 +18,21 @@ _I32 = struct.Struct(">i")
 MIN_LENGTH = _FIXED.size + _I32.size
 MAX_FIELDS = 256
 
-Fields = tuple[int, str, int, int, int, "str | None", "dict[str, str] | None"]
+
+class Fields(NamedTuple):
+    """What a header holds."""
+
+    code: int
+    language: str
+    version: int
+    opaque: int
+    flag: int
+    remark: str | None
+    ext: dict[str, str] | None
 
 
 def decode(header: bytes) -> Fields:
-    """(code, language, version, opaque, flag, remark, ext). Raises FrameError naming the field."""
+    """The fields of a header. Raises FrameError naming the field."""
     if len(header) < MIN_LENGTH:
         raise FrameError(f"binary header has {len(header)} bytes, at least {MIN_LENGTH} are needed")
     code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(header)
@@ -34,7 +45,7 @@ def decode(header: bytes) -> Fields:
     if ext_length < 0 or ext_length > len(header) - pos:
         raise FrameError(f"extFields of a binary header: length {ext_length}, {len(header) - pos} bytes left")
     ext = _decode_ext(header, pos, pos + ext_length) if ext_length else None
-    return code, language_name(language), version, opaque, flag, remark, ext
+    return Fields(code, language_name(language), version, opaque, flag, remark, ext)
 
 
 def _decode_ext(header: bytes, pos: int, end: int) -> dict[str, str]:
