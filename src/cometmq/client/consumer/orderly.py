@@ -137,6 +137,7 @@ class Orderly:
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
         again = True
+        self.locks.let_go_if_over(queue.message_queue)  # a call that slept through it ends too late to count
         try:
             if not queue.dropped:
                 again = await self._settle(queue, status, context.auto_commit)
