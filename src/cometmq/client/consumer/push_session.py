@@ -93,9 +93,7 @@ class PushSession:
         )
         loop = asyncio.get_running_loop()
         self._jobs = [
-            Periodic(
-                loop, options.persist_interval_s, group.offsets.try_persist, name=f"offsets of group {name}"
-            )
+            Periodic(loop, options.persist_interval_s, self._persist, name=f"offsets of group {name}")
         ]
         self.members: Membership
         self._manner: Acknowledger | Orderly
@@ -175,6 +173,11 @@ class PushSession:
             )
             for queue, held in sorted(self.members.held.items())
         )
+
+    async def _persist(self) -> None:
+        if self._order is not None:
+            self._order.locks.let_go()  # the offsets of those queues may be somebody else's by now
+        await self.group.offsets.try_persist()
 
     async def _send_back_overdue(self, acknowledger: Acknowledger) -> None:
         """Send back what a listener holds too long, or one message would hold its queue's offset."""

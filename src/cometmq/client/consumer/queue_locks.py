@@ -94,11 +94,9 @@ class QueueLocks:
             self.table.forget(queues)
             await self._at_brokers(queues, "unlock", unlock)
 
-    def let_go_if_over(self, queue: MessageQueue) -> None:
-        """Give a queue up, and others, whose lock has run out."""
-        now = boottime()
-        if not self.table.holds(queue, now):
-            self._report(self.table.expired(now))
+    def let_go(self) -> None:
+        """Give up the queues whose locks have run out."""
+        self._report(self.table.expired(boottime()))
 
     async def close(self) -> None:
         """No more renewals."""
@@ -107,7 +105,7 @@ class QueueLocks:
 
     async def _renew(self) -> None:
         self._soon = False
-        self._report(self.table.expired(boottime()))
+        self.let_go()
 
         async def renew(addr: str, some: list[MessageQueue]) -> None:
             asked_at = boottime()
