@@ -253,7 +253,8 @@ class PushSession:
     def _queue_info(self, held: Held) -> ProcessQueueInfo:
         queue = held.queue
         # The brokers' tools want wall-clock milliseconds; the client keeps seconds of other clocks.
-        shift = time.time() - asyncio.get_running_loop().time()
+        wall_s = time.time()
+        shift, lock_shift = wall_s - asyncio.get_running_loop().time(), wall_s - boottime()
         bounds = queue.bounds()
         taken = queue.taken if isinstance(queue, OrderlyQueue) else (0, 0, 0)
         locked_at = (
@@ -269,9 +270,7 @@ class PushSession:
             transaction_msg_max_offset=taken[1],
             transaction_msg_count=taken[2],
             locked=self._order is not None and self._order.locks.holds(queue.message_queue),
-            last_lock_timestamp=0
-            if locked_at is None
-            else int((time.time() - boottime() + locked_at) * 1000),
+            last_lock_timestamp=0 if locked_at is None else int((locked_at + lock_shift) * 1000),
             droped=queue.dropped,
             last_pull_timestamp=int((queue.last_pull_at + shift) * 1000),
             last_consume_timestamp=int((queue.last_consume_at + shift) * 1000),
