@@ -23,7 +23,7 @@ MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 # What every room may use, and what those may use themselves.
-COMMON = {"message", "errors", "protocol", "text", "logs", "settings", "periodic", "private"}
+COMMON = {"message", "errors", "protocol", "text", "logs", "settings", "periodic", "private", "clock"}
 
 # room -> rooms it may import beside COMMON; "*" is any.
 ALLOWED: dict[str, set[str]] = {
@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "settings": set(),
     "periodic": set(),
     "private": set(),
+    "clock": set(),
     "protocol": set(),
     "remoting": set(),
     "store": set(),

@@ -238,7 +238,7 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     cursor.timer.cancel()
     monkeypatch.setattr(schedule, "_wake", lambda _cursor, delay_s=0.0: waits.append(delay_s))
     now = SystemClock()
-    clock = ManualClock(now.time_ms() + 5000, now.monotonic() + 5)
+    clock = ManualClock(now.time_ms() + 5000, now.boottime() + 5)
     monkeypatch.setattr(schedule, "clock", clock)
     shut, broker.store.appender.shut = broker.store.appender.shut, "the test says so"
     for _ in range(12):

@@ -164,6 +164,13 @@ class TestHeartbeats:
         broker.parts.clients.expire()
         await until(lambda: peer.remoting.connection(peer.addr) is None)
 
+    async def test_after_sleep_locks_are_free_and_clients_have_time_to_report(self, stepping):
+        broker, clock, peer, other = stepping
+        clock.sleep(EXPIRED_MS / 1000 + 1)
+        broker.parts.clients.expire()
+        assert await locked(other, "c2") == list(QUEUES)
+        assert await consumer_ids(peer) == ["c1"]
+
 
 @pytest.fixture
 async def stepping(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cometmq.broker.groups.locks import LOCK_LIVE_MS, QueueLocks
+from cometmq.client.consumer.orderly_queue import LOCK_LIVE_S
 from cometmq.message import MessageQueue
 
 T0 = 1_700_000_000_000
@@ -27,6 +28,9 @@ class TestLocks:
         assert locks.lock("G", "c2", [Q0], T0 + 50_000 + LOCK_LIVE_MS) == []
         assert locks.lock("G", "c2", [Q0], T0 + 50_001 + LOCK_LIVE_MS) == [Q0]
         locks.unlock("Nobody", "c", [Q0])
+
+    def test_our_client_stops_to_believe_before_the_broker_gives_away(self):
+        assert LOCK_LIVE_S * 1000 <= LOCK_LIVE_MS / 2
 
     def test_locks_of_clients_that_are_gone_are_forgotten(self):
         locks = QueueLocks()

@@ -10,6 +10,7 @@ import pytest
 from tests.broker.conftest import records, store_raw, take, until
 
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels
+from cometmq.broker.base.times import mono_ms
 from cometmq.broker.tables.delay_offsets import DelayOffsets
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.protocol.bodies import DelayOffsetTable
@@ -119,6 +120,21 @@ class TestClocks:
         due = schedule.cursors[1].due
         waits = [due.due_ms(offset, stored_ms) - stored_at for offset in range(2)]
         assert all(60_000 <= wait <= 60_000 + 5 + STEP_MS for wait in waits), waits
+
+    async def test_sleep_counts(self):
+        clock = ManualClock()
+        schedule = ScheduleService(
+            clock=clock, store=SimpleNamespace(max_offset=lambda *_: 0), redelivery=None,
+            levels=DelayLevels((60_000,)), offsets=DelayOffsets(), writer=None,
+        )  # fmt: skip
+        await schedule.stop()
+        stored_ms = clock.now_ms
+        for offset in range(2):
+            schedule.arrived([(SCHEDULE_TOPIC, 0, offset + 1, 0, clock.now_ms)])
+            due_ms = schedule.cursors[1].due.due_ms(offset, clock.now_ms) - mono_ms(clock)
+            assert 60_000 <= due_ms <= 60_000 + STEP_MS
+            clock.sleep(59)
+        assert schedule.cursors[1].due.due_ms(0, stored_ms) - mono_ms(clock) < 0
 
     async def test_back_while_the_broker_is_down(self, wall_clock, fast, peer):
         await peer.send()

@@ -356,11 +356,12 @@ class TestFullDisks:
 
 
 class TestClocks:
-    """The wall clock steps: delays go by the monotonic one; times come neither before the wall clock shows
-    them, nor earlier because it has jumped forward."""
+    """The wall clock steps, and the machine sleeps: delays go by the monotonic clock; times come neither
+    before the wall clock shows them, nor because it was ahead for a moment."""
 
-    async def run(self, tmp_path, monkeypatch, properties, steps):
-        """How long (s of the monotonic clock) a message waits."""
+    async def run(self, tmp_path, monkeypatch, properties, steps=(), sleeps=()):
+        """How long (s, without sleep) a message waits. After how long steps come (ms), and sleeps (s)."""
+        steps, sleeps = dict(steps), dict(sleeps)
         monkeypatch.setattr("cometmq.broker.timers.timers.LOOK_AGAIN_MS", 1)
         clock = ManualClock(now_ms=WALL)
         async with running(tmp_path, clock=clock) as (broker, peer):
@@ -369,6 +370,7 @@ class TestClocks:
             await peer.send(body=b"later", properties=properties)
             for second in range(200):
                 clock.now_ms += steps.get(second, 0)
+                clock.sleep(sleeps.get(second, 0))
                 clock.advance(1)
                 for _ in range(20):
                     await asyncio.sleep(0)
@@ -386,6 +388,26 @@ class TestClocks:
     async def test_a_time(self, tmp_path, monkeypatch, step_s, least):
         properties = {"TIMER_DELIVER_MS": str(WALL + 60_000)}
         waited = await self.run(tmp_path, monkeypatch, properties, {20: step_s * 1_000})
+        assert least <= waited <= least + 4
+
+    @pytest.mark.parametrize(
+        ("steps", "least"),
+        [
+            ({20: 3_600_000}, 80),  # a minute after the step
+            ({20: 3_600_000, 75: -3_600_000}, 150),
+            (dict.fromkeys(range(20, 60), 1500), 90),
+        ],
+    )
+    async def test_a_time_comes_soon_after_a_step_that_stays(self, tmp_path, monkeypatch, steps, least):
+        waited = await self.run(tmp_path, monkeypatch, {"TIMER_DELIVER_MS": str(WALL + 150_000)}, steps)
+        assert least <= waited <= least + 4
+
+    @pytest.mark.parametrize(
+        "properties", [{"TIMER_DELIVER_MS": str(WALL + 150_000)}, {"TIMER_DELAY_SEC": "150"}]
+    )
+    @pytest.mark.parametrize(("sleep_s", "least"), [(100, 50), (86_400, 21)])
+    async def test_sleep_counts(self, tmp_path, monkeypatch, properties, sleep_s, least):
+        waited = await self.run(tmp_path, monkeypatch, properties, sleeps={20: sleep_s})
         assert least <= waited <= least + 4
 
 

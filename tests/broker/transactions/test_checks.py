@@ -23,6 +23,7 @@ from tests.broker.transactions.conftest import (
 
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import decode_offset_id
+from cometmq.store.base.clock import SystemClock
 from cometmq.store.base.flags import Flag
 
 GROUP = "CID_RMQ_SYS_TRANS"
@@ -151,6 +152,18 @@ async def test_what_is_older_than_files_are_kept_is_given_up(started):
     await check_round(cluster)  # the first copy is as old as the broker's clock says
     await check_round(cluster)
     assert await bodies(peer, GIVEN_UP) == [b"half"]
+
+
+async def test_a_clock_that_jumps_ahead_for_a_while_gives_nothing_up(cluster, peer, monkeypatch):
+    await prepare(peer)
+    await check_round(cluster)
+    with monkeypatch.context() as patch:
+        patch.setattr(SystemClock, "time_ms", lambda _self: time.time_ns() // 1_000_000 + 400 * 86_400_000)
+        await check_round(cluster)
+    assert await bodies(peer, GIVEN_UP) == []
+    _, copy, _ = await asked(peer)
+    _, copy, _ = await asked(peer)
+    assert (await end(peer, copy, check=True)).code == 0
 
 
 async def test_producers_of_a_group_take_turns(cluster, peer):

@@ -20,7 +20,7 @@ from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.record.one import decode_record, encode_record
 
 NOW = 1_000_000_000
-LIMITS = Limits(timeout_ms=6_000, most_checks=15, reserved_ms=72 * 3_600_000)
+LIMITS = Limits(timeout_ms=6_000, most_checks=15, oldest_ms=NOW - 72 * 3_600_000)
 ASKED = "TRANSACTION_CHECK_TIMES"
 FIRST = "TRAN_PREPARED_QUEUE_OFFSET"
 IMMUNE = "CHECK_IMMUNITY_TIME_IN_SECONDS"
@@ -64,6 +64,11 @@ def half(*, stored=NOW, born=NOW, offset=5, sys_flag=0, **properties):
 def test_what_a_check_does(age_ms, properties, verdict):
     message = half(stored=NOW - age_ms, born=NOW - age_ms, **properties)
     assert judge(message, NOW, LIMITS) is Verdict[verdict]
+
+
+def test_a_clock_that_jumped_ahead_gives_nothing_up():
+    asked = half(**{ASKED: "1"})
+    assert judge(asked, NOW + 400 * 86_400_000, LIMITS) is Verdict.CHECK
 
 
 class TestClocksOfProducers:

@@ -20,6 +20,7 @@ from cometmq import (
     PushOptions,
 )
 from cometmq.client.consumer import orderly, orderly_queue, queue_locks
+from cometmq.clock import boottime
 from cometmq.errors import ConfigError
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -366,6 +367,43 @@ async def test_a_lock_that_cannot_be_renewed_runs_out(broker: FakeBroker, desk: 
         del broker.scripts[CODE.LOCK_BATCH_MQ]
         await member.rebalance()
         await desk.has(calls + 1)
+
+
+@pytest.mark.parametrize("asleep_in", ["a call", "the pause after one", "idleness"])
+async def test_what_slept_through_its_lock_begins_nothing_and_stores_nothing(
+    broker: FakeBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch, asleep_in: str
+) -> None:
+    """The loop's time stands still meanwhile, and another member has the queue afterwards."""
+    slept_s = [0.0]
+    monkeypatch.setattr(queue_locks, "boottime", lambda: boottime() + slept_s[0])
+    broker.store_numbers(1)
+    if asleep_in == "a call":
+        desk.open.clear()
+    if asleep_in == "the pause after one":
+        desk.answers = [AGAIN]
+    persist_s = 0.1 if asleep_in == "idleness" else 60.0
+    async with desk.member(suspend_current_queue_s=0.05, persist_interval_s=persist_s) as member:
+        await desk.has(1)
+        broker.offsets["T", 0] = 2  # the other member has gone on
+        broker.not_ours = {QUEUE}
+        slept_s[0] = 31.0
+        desk.open.set()
+        await desk.until(lambda: desk.ended == 1)
+        if asleep_in == "a call":
+            await member.persist_offsets()
+        async with asyncio.timeout(20):
+            while QUEUE in member.assignment:
+                await asyncio.sleep(0.01)
+        await member.persist_offsets()
+        assert (desk.offsets, broker.offsets["T", 0]) == ([0], 2)
+        broker.not_ours = set()
+        broker.store_numbers(2)
+        async with asyncio.timeout(20):
+            while QUEUE not in member.assignment:
+                await member.rebalance()
+                await asyncio.sleep(0.01)
+        await desk.has(2)
+    assert desk.offsets == [0, 2]
 
 
 @pytest.mark.usefixtures("quick")

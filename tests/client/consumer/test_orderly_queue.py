@@ -183,9 +183,18 @@ def test_a_lock_is_believed_for_30_s_from_its_request() -> None:
 def test_a_renewal_says_what_was_lost() -> None:
     table = LockTable()
     table.taken(QUEUES, asked_at=100)
-    assert table.renewed([Q0, Q1], {Q0, MessageQueue("Foreign", "a", 0)}, asked_at=120) == [Q1]
+    assert table.renewed([Q0, Q1], {Q0, MessageQueue("Foreign", "a", 0)}, asked_at=120, now=121) == [Q1]
     assert table.queues == (Q0, Q2)
     assert [table.holds(queue, 149) for queue in QUEUES] == [True, False, False]
+
+
+@pytest.mark.parametrize(("asked_at", "now"), [(129, 129.9), (129, 130), (140, 141), (120, 3_600)])
+def test_a_renewal_that_comes_too_late_is_a_loss(asked_at: float, now: float) -> None:
+    """Another member may have had the queue in between, while this machine slept."""
+    table = LockTable()
+    table.taken([Q0], asked_at=100)
+    lost = table.renewed([Q0], [Q0], asked_at, now)
+    assert (lost, table.queues) == (([], (Q0,)) if now < 100 + LOCK_LIVE_S else ([Q0], ()))
 
 
 def test_what_nobody_confirms_expires_once() -> None:

@@ -36,13 +36,39 @@ def test_a_jump_forward_that_is_taken_back_never_was(lasts_s: int, after_s: int)
     assert looks(clock, steady, 5 * HOUR_S) == clock.now_ms
 
 
-def test_a_clock_that_stays_ahead_counts_within_two_hours() -> None:
+@pytest.mark.parametrize("proof_s", [60, HOUR_S])
+def test_a_clock_that_stays_ahead_counts_after_a_while(proof_s: int) -> None:
     clock = ManualClock(NOW_MS)
-    steady = SteadyTime(clock, NOW_MS)
+    steady = SteadyTime(clock, NOW_MS, proof_s)
     looks(clock, steady, 30 * 60)
     clock.now_ms += DAY_MS
-    assert looks(clock, steady, 59 * 60) < clock.now_ms - DAY_MS + 1000
-    assert looks(clock, steady, 61 * 60) == clock.now_ms
+    assert looks(clock, steady, proof_s) == clock.now_ms - DAY_MS
+    assert looks(clock, steady, 10) == clock.now_ms
+
+
+def test_what_a_time_daemon_corrects_counts_at_once() -> None:
+    clock = ManualClock(NOW_MS)
+    steady = SteadyTime(clock, NOW_MS)
+    for step_ms in (1_500, -1_500, 2_000, -60_000, 300):
+        clock.now_ms += step_ms
+        assert steady.now_ms() == clock.now_ms
+
+
+def test_a_machine_that_has_slept_is_believed() -> None:
+    clock = ManualClock(NOW_MS)
+    steady = SteadyTime(clock, NOW_MS)
+    clock.sleep(5 * 86_400)
+    assert steady.now_ms() == clock.now_ms == NOW_MS + 5 * DAY_MS
+
+
+def test_a_second_jump_needs_a_proof_of_its_own() -> None:
+    clock = ManualClock(NOW_MS)
+    steady = SteadyTime(clock, NOW_MS, 60)
+    clock.now_ms += DAY_MS
+    looks(clock, steady, 30)
+    clock.now_ms += DAY_MS
+    assert looks(clock, steady, 40) == clock.now_ms - DAY_MS
+    assert looks(clock, steady, 60) == clock.now_ms
 
 
 def test_it_is_never_ahead_of_the_clock() -> None:

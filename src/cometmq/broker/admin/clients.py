@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.times import awake_ms
 from cometmq.broker.groups.clients import ConsumerTable, Group, ProducerTable
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import (
@@ -75,7 +75,7 @@ class ClientAdmin:
 
     def get_all_producer_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Every producer group and its clients."""
-        shift = self.clock.time_ms() - mono_ms(self.clock)  # tools want wall-clock milliseconds
+        shift = self.clock.time_ms() - awake_ms(self.clock)  # tools want wall-clock milliseconds
         table = {
             group: [
                 ProducerInfo(

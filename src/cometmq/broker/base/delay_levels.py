@@ -44,8 +44,9 @@ class ClockSteps:
     from which queue offset on. No I/O in here.
 
     A record bears the wall time of its storing, but a wall clock steps: what it gained or lost between
-    storing and delivery would make messages early or late. So the monotonic clock measures delays. There is
-    no note for records from before the start: they count as stamped by the wall clock of the start.
+    storing and delivery would make messages early or late. So the monotonic clock measures delays, one that
+    counts sleep. There is no note for records from before the start: they count as stamped by the wall clock
+    of the start.
     """
 
     __slots__ = ("notes",)

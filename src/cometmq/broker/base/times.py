@@ -8,7 +8,12 @@ from cometmq.store import Clock
 
 
 def mono_ms(clock: Clock) -> int:
-    """Time in ms that goes on steadily, whatever is done to the wall clock: for all that expires."""
+    """Time in ms that goes on steadily, whatever is done to the wall clock, and while the machine sleeps."""
+    return int(clock.boottime() * 1000)
+
+
+def awake_ms(clock: Clock) -> int:
+    """The same without sleep, by which clients are silent: after it they get their time to report."""
     return int(clock.monotonic() * 1000)
 
 

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 from cometmq.broker.base.names import check_group, check_topic
-from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.times import awake_ms, mono_ms
 from cometmq.broker.base.turns import encoded, slices
 from cometmq.broker.filters.sql_filters import NotCompiled, SqlFilters
 from cometmq.broker.groups.clients import (
@@ -72,7 +72,7 @@ class ClientProcessor:
         data = HeartbeatData.decode(frame.body)
         _check_names(data, frame.version)
         weights = self._check(connection, data)
-        now_ms = mono_ms(self.clock)
+        now_ms = awake_ms(self.clock)
         client = (data.client_id, str(frame.language)[:LONGEST_LANGUAGE], frame.version)
         for consumer in data.consumer_data_set:
             self._consumer(connection, client, consumer, now_ms, weights[consumer.group_name])
@@ -145,8 +145,8 @@ class ClientProcessor:
     def expire(self) -> None:
         """Every 10 s: close the connections of clients that were silent for 120 s, and forget locks that have
         run out."""
-        now_ms = mono_ms(self.clock)
-        self.locks.expire(now_ms)
+        self.locks.expire(mono_ms(self.clock))
+        now_ms = awake_ms(self.clock)
         consumers, groups = self.consumers.expire(now_ms)
         producers, _ = self.producers.expire(now_ms)
         for channel in [*consumers, *producers]:

@@ -1,5 +1,5 @@
 """Who is connected: producer groups, consumer groups, their clients and subscriptions. No sockets and no
-clock in here; times are those of a clock that is never set, in ms.
+clock in here; times are those of a clock that is never set and counts no sleep, in ms.
 
 Heartbeats bring groups; only an unregister request, a lost connection or 120 s of silence takes them away: a
 group missing from a later heartbeat stays (docs/reference/remoting.md, Heartbeats).

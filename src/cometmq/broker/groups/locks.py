@@ -8,7 +8,8 @@ import msgspec
 
 from cometmq.message import MessageQueue
 
-# A lock that is not renewed for this long is free again (clients renew every 20 s).
+# A lock that is not renewed for this long is free again. Clients renew it every 20 s and believe it for 30 s
+# (client/consumer/orderly_queue.py), so none believes in a lock that was given away.
 LOCK_LIVE_MS = 60_000
 # Locks of a broker: a hundred ordered groups on two thousand queues each. 70 MB at most.
 MOST_LOCKS = 200_000
@@ -27,7 +28,7 @@ class LockEntry(msgspec.Struct):
 
 class QueueLocks:
     """group -> queue -> holder. As in Apache's broker, nobody asks whether the caller is in the group. Times
-    are those of a clock that is never set."""
+    are those of a clock that is never set and counts sleep."""
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[MessageQueue, LockEntry]] = {}

@@ -19,6 +19,9 @@ from cometmq.text import printable
 
 TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 """The properties that say when, the one that counts first."""
+_PROOF_S = 60.0
+"""As long as a clock must have been ahead before messages go by it: somebody, or a time daemon, may see that
+it is wrong. If it is right, the messages that wait for this are late already."""
 # What moving on and delivery add to the properties, at most.
 _ROOM = 128
 
@@ -53,7 +56,7 @@ class TimedSends:
 
     def __post_init__(self) -> None:
         self.steps = ClockSteps(self.clock.time_ms(), mono_ms(self.clock))
-        self.wall = SteadyTime(self.clock, 0)
+        self.wall = SteadyTime(self.clock, 0, _PROOF_S)
 
     def timed(self, topic: str, queue_id: int, properties: bytes) -> Timed | None:
         """What a message for this queue becomes while it waits; None for one without a time, or whose time

@@ -1,7 +1,7 @@
 """The timer messages that are not delivered yet, and how far that is done. No I/O in here.
 
-Times given as such wait by the wall clock, delays by the monotonic one, so a delay is what it is whatever is
-done to the wall clock.
+Times given as such wait by the wall clock (SteadyTime), delays by the monotonic one, which counts sleep. So a
+delay is what it is whatever is done to the wall clock.
 
 What is done is kept in few numbers, the mark, since the queue of the timer topic holds everything else: of
 the messages before `queue_offset` those are done whose TIMER_OUT_MS is at most `delivered_ms`, and all before

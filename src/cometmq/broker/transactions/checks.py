@@ -164,7 +164,7 @@ class TransactionChecks:
         limits = Limits(
             self.config.transaction_time_out,
             self.config.transaction_check_max,
-            self.config.store.file_reserved_time * 3_600_000,
+            self.store.retention.steady.now_ms() - self.config.store.file_reserved_time * 3_600_000,
         )
         now_ms = self.clock.time_ms()
         todo: list[tuple[Half, Verdict | None]] = []

@@ -107,11 +107,11 @@ def is_half(message: MessageExt) -> bool:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """transactionTimeOut, transactionCheckMax, fileReservedTime; times in ms."""
+    """transactionTimeOut, transactionCheckMax, and before which store time retention takes messages."""
 
     timeout_ms: int
     most_checks: int
-    reserved_ms: int
+    oldest_ms: int
 
 
 class Verdict(enum.Enum):
@@ -130,7 +130,7 @@ def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
     checks = half.checks or 0
     if checks >= limits.most_checks:
         return Verdict.DISCARD
-    if age_ms > limits.reserved_ms:
+    if half.since_ms < limits.oldest_ms:
         return Verdict.DISCARD if checks else Verdict.CHECK
     immunity_ms = half.immunity_ms
     if immunity_ms is None:

@@ -166,11 +166,11 @@ class Traces:
         half: bool,
     ) -> None:
         """A broker answered a send: of one message, or of those of a batch, each of which has a record of its
-        own (Java writes one for all). begun_s: since the epoch; half: the message begins a transaction."""
+        own (Java writes one for all). begun_s: by time.monotonic; half: the message begins a transaction."""
         topic = result.queue.topic
         if not result.trace_on or self._is_trace_topic(topic):
             return
-        cost_ms = max(int((time.time() - begun_s) * 1000), 0)
+        cost_ms = int((time.monotonic() - begun_s) * 1000)
         ids, offset_ids = [result.msg_id], [result.offset_msg_id]
         if len(messages) > 1:
             ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
@@ -180,7 +180,7 @@ class Traces:
             if self._is_chosen(msg_id):
                 self._add(
                     Pub(
-                        timestamp_ms=int(begun_s * 1000),
+                        timestamp_ms=int(time.time() * 1000) - cost_ms,
                         region=result.region_id,
                         group=group,
                         topic=topic,

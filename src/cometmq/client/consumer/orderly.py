@@ -83,8 +83,9 @@ class Orderly:
 
     def _locks_lost(self, queues: Collection[MessageQueue]) -> None:
         for queue in queues:
+            self._group.offsets.forget(queue)  # it may be somebody else's by now
             if queue in self._leaving:
-                self._leaving[queue].dropped = True  # its offset may be somebody else's by now
+                self._leaving[queue].dropped = True
         self._lost(queues)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
@@ -137,6 +138,8 @@ class Orderly:
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
         again = True
+        if not self.locks.holds(queue.message_queue):
+            self.locks.let_go()  # a call that has slept through its lock ends too late to count
         try:
             if not queue.dropped:
                 again = await self._settle(queue, status, context.auto_commit)

@@ -12,7 +12,8 @@ from cometmq.message import MessageExt, MessageQueue
 __all__ = ["LOCK_LIVE_S", "LockTable", "OrderlyQueue", "suspension_s"]
 
 LOCK_LIVE_S = 30.0
-"""How long a lock is believed, from the moment it was asked for. Brokers keep one for 60 s."""
+"""How long a lock is believed, from the moment it was asked for. Brokers keep one for 60 s, from a later
+moment. Both count sleep, by clocks that nobody sets."""
 _SHORTEST_S, _LONGEST_S = 0.01, 30.0
 
 
@@ -111,7 +112,7 @@ class OrderlyQueue(ProcessQueue):
 
 @dataclass(slots=True)
 class LockTable:
-    """The locks that this member has, as far as it may know. Times are monotonic seconds."""
+    """The locks that this member has, as far as it may know. Times are those of `boottime`."""
 
     _until: dict[MessageQueue, float] = field(default_factory=dict)
 
@@ -124,10 +125,11 @@ class LockTable:
         self._until.update(dict.fromkeys(queues, asked_at + LOCK_LIVE_S))
 
     def renewed(
-        self, asked: Collection[MessageQueue], got: Collection[MessageQueue], asked_at: float
+        self, asked: Collection[MessageQueue], got: Collection[MessageQueue], asked_at: float, now: float
     ) -> list[MessageQueue]:
-        """The answer to a renewal; those that are somebody else's now, which are forgotten."""
-        lost = [queue for queue in asked if queue not in got]
+        """The answer to a renewal; those that are somebody else's now, or may have been since the last one.
+        They are forgotten."""
+        lost = [queue for queue in asked if queue not in got or not self.holds(queue, now)]
         self.taken(asked, asked_at)
         self.forget(lost)
         return lost

@@ -36,6 +36,7 @@ from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
 from cometmq.client.consumer.subscription import Subscription
 from cometmq.client.consumer.traces import traced
+from cometmq.clock import boottime
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import (
@@ -92,9 +93,7 @@ class PushSession:
         )
         loop = asyncio.get_running_loop()
         self._jobs = [
-            Periodic(
-                loop, options.persist_interval_s, group.offsets.try_persist, name=f"offsets of group {name}"
-            )
+            Periodic(loop, options.persist_interval_s, self._persist, name=f"offsets of group {name}")
         ]
         self.members: Membership
         self._manner: Acknowledger | Orderly
@@ -175,6 +174,11 @@ class PushSession:
             for queue, held in sorted(self.members.held.items())
         )
 
+    async def _persist(self) -> None:
+        if self._order is not None:
+            self._order.locks.let_go()  # the offsets of those queues may be somebody else's by now
+        await self.group.offsets.try_persist()
+
     async def _send_back_overdue(self, acknowledger: Acknowledger) -> None:
         """Send back what a listener holds too long, or one message would hold its queue's offset."""
         timeout_s = self.group.options.consume_timeout_s
@@ -248,8 +252,9 @@ class PushSession:
 
     def _queue_info(self, held: Held) -> ProcessQueueInfo:
         queue = held.queue
-        # The brokers' tools want wall-clock milliseconds; the client keeps monotonic seconds.
-        shift = time.time() - asyncio.get_running_loop().time()
+        # The brokers' tools want wall-clock milliseconds; the client keeps seconds of other clocks.
+        wall_s = time.time()
+        shift, lock_shift = wall_s - asyncio.get_running_loop().time(), wall_s - boottime()
         bounds = queue.bounds()
         taken = queue.taken if isinstance(queue, OrderlyQueue) else (0, 0, 0)
         locked_at = (
@@ -265,7 +270,7 @@ class PushSession:
             transaction_msg_max_offset=taken[1],
             transaction_msg_count=taken[2],
             locked=self._order is not None and self._order.locks.holds(queue.message_queue),
-            last_lock_timestamp=0 if locked_at is None else int((locked_at + shift) * 1000),
+            last_lock_timestamp=0 if locked_at is None else int((locked_at + lock_shift) * 1000),
             droped=queue.dropped,
             last_pull_timestamp=int((queue.last_pull_at + shift) * 1000),
             last_consume_timestamp=int((queue.last_consume_at + shift) * 1000),

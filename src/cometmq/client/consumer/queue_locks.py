@@ -10,6 +10,7 @@ from itertools import groupby
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.consumer.orderly_queue import LockTable
+from cometmq.clock import boottime
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
@@ -61,14 +62,14 @@ class QueueLocks:
         """Whether nobody else can have the queue. A broker whose connection was lost may have been restarted,
         and then it has forgotten its locks: they hold again when it has confirmed them."""
         connection = self._connections.get(queue.broker_name)
-        return connection is not None and not connection.closed and self.table.holds(queue, self._loop.time())
+        return connection is not None and not connection.closed and self.table.holds(queue, boottime())
 
     async def take(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         """Lock queues; those that are ours now."""
         ours: set[MessageQueue] = set()
 
         async def lock(addr: str, some: list[MessageQueue]) -> None:
-            asked_at = self._loop.time()
+            asked_at = boottime()
             got = await self._lock(addr, some)
             self.table.taken(got, asked_at)
             ours.update(got)
@@ -93,6 +94,10 @@ class QueueLocks:
             self.table.forget(queues)
             await self._at_brokers(queues, "unlock", unlock)
 
+    def let_go(self) -> None:
+        """Give up the queues whose locks have run out."""
+        self._report(self.table.expired(boottime()))
+
     async def close(self) -> None:
         """No more renewals."""
         self._renewals.cancel()
@@ -100,11 +105,12 @@ class QueueLocks:
 
     async def _renew(self) -> None:
         self._soon = False
-        self._report(self.table.expired(self._loop.time()))
+        self.let_go()
 
         async def renew(addr: str, some: list[MessageQueue]) -> None:
-            asked_at = self._loop.time()
-            self._report(self.table.renewed(some, await self._lock(addr, some), asked_at))
+            asked_at = boottime()
+            got = await self._lock(addr, some)
+            self._report(self.table.renewed(some, got, asked_at, boottime()))
 
         async with self._asking:
             self._failing = not await self._at_brokers(self.table.queues, "renew", renew)

@@ -275,7 +275,7 @@ class Producer(Client):
         addr = self._master_of(queue)
         connection = client.remoting.connection(addr)
         frame = outgoing.frame(self.group, queue, self.options)
-        begun_s = time.time()
+        begun_s = time.monotonic()
         if connection is None:
             answer = await client.remoting.call(addr, frame, timeout_s)
         else:
