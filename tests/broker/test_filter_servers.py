@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -99,12 +100,24 @@ async def test_by_default_none_is_started_and_none_may_register(cluster, peer):
     assert cluster.broker.parts.registrar.filter_servers == ()
 
 
+async def test_where_classes_cannot_be_confined_the_broker_serves_and_starts_no_more(
+    tmp_path, monkeypatch, caplog
+):
+    ends = (filter_servers.sys.executable, "-c", f"raise SystemExit({os.EX_UNAVAILABLE})")
+    monkeypatch.setattr(filter_servers, "COMMAND", ends)
+    monkeypatch.setattr(filter_servers, "SCAN_S", 0.05)
+    async with running(tmp_path, filterServerNums="2") as (broker, peer):
+        assert broker.parts.filter_servers.processes == []
+        assert (await peer.call(RequestCode.GET_BROKER_CONFIG)).code == 0
+    assert caplog.text.count("no filter server can run on this machine") == 1
+
+
 async def test_a_broker_runs_no_class_itself(peer):
     answer = await peer.call(RequestCode.REGISTER_MESSAGE_FILTER_CLASS, None, EVEN.encode())
     refused(answer, 3, "not supported")
 
 
-@pytest.mark.parametrize("key", ["filterServerNums", "clientUploadFilterClassEnable", "rocketmqHome"])
+@pytest.mark.parametrize("key", ["filterServerNums", "rocketmqHome"])
 async def test_no_request_starts_one(tmp_path, key):
     """CVE-2023-33246: filterServerNums had Apache's broker run a command that rocketmqHome was a part of."""
     async with running(tmp_path, filterServerNums="0") as (broker, peer):

@@ -83,7 +83,7 @@ async def broker() -> AsyncIterator[FakeBroker]:
 
 @pytest.fixture
 def settings(broker: FakeBroker) -> Settings:
-    return Settings(broker=broker.addr, host="127.0.0.1", interface="127.0.0.1", uploads=True, token="secret")
+    return Settings(broker=broker.addr, host="127.0.0.1", interface="127.0.0.1", token="secret")
 
 
 @pytest.fixture

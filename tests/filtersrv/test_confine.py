@@ -1,45 +1,63 @@
-"""What the kernel is told to let through. What that keeps a class from is shown in test_filters.py."""
+"""What keeps a filter server from running on a machine that cannot confine classes, and what they may still
+call where it can. What that keeps a class from is shown in test_filters.py."""
 
 from __future__ import annotations
 
-import struct
+import os
+import subprocess
+import sys
 
+import pyseccomp
 import pytest
 
-from cometmq.filtersrv.confine import CALLS, MACHINES, filter_program
+from cometmq.filtersrv import filters
+from cometmq.filtersrv.confine import CALLS, CannotConfine, confine
+from cometmq.filtersrv.filters import check
 
-ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000
-X86_64, AARCH64 = (MACHINES[name] for name in ("x86_64", "aarch64"))
-
-
-def decided(program: bytes, machine: int, call: int) -> int:
-    """What the kernel would do: an interpreter of the three instructions that the program has."""
-    given, loaded, at = {0: call, 4: machine}, 0, 0
-    steps = list(struct.iter_unpack("=HBBI", program))
-    while True:
-        code, if_equal, otherwise, value = steps[at]
-        at += 1
-        if code == 0x06:
-            return value
-        if code == 0x20:
-            loaded = given[value]
-        else:
-            assert code == 0x15
-            at += if_equal if loaded == value else otherwise
+MACHINES = ("X86_64", "AARCH64", "PPC64LE", "S390X", "RISCV64")
 
 
-@pytest.mark.parametrize("machine", [X86_64, AARCH64])
-def test_the_calls_that_are_named_pass_and_all_others_fail(machine):
-    number, column = machine
-    program = filter_program(number, column)
-    allowed = {numbers[column] for numbers in CALLS.values()}
-    assert {call for call in range(1024) if decided(program, number, call) == ALLOW} == allowed
-    assert {decided(program, number, call) for call in range(1024)} == {ALLOW, REFUSE}
-    assert decided(program, number, 0x40000000) == REFUSE  # read() of x32
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_system_calls_are_known_by_name_on_every_machine(machine):
+    numbers = {call: pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, machine), call) for call in CALLS}
+    assert -1 not in numbers.values()
+    assert {call for call, number in numbers.items() if number < 0} == {
+        "mmap2", "futex_time64", "clock_gettime64", "sigreturn"
+    }  # fmt: skip
+
+
+def test_without_the_library_nothing_runs_and_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyseccomp", None)
+    with pytest.raises(CannotConfine, match=r"install cometmq\[filter-server\] .*libseccomp"):
+        confine(os.getppid())
+
+
+def test_on_this_machine_classes_can_be_confined():
+    check()
 
 
 @pytest.mark.parametrize(
-    ("machine", "other"), [(X86_64, AARCH64), (AARCH64, X86_64), (X86_64, (0x40000003, 0))]
+    ("argument", "words"),
+    [
+        (("no-such-program",), "No such file or directory: 'no-such-program'"),
+        ((sys.executable, "-c", "raise SystemExit('refused')"), "refused"),
+        ((sys.executable, "-I", filters.worker.__file__, "1"), "CannotConfine: the filter server is gone"),
+    ],
 )
-def test_calls_in_the_way_of_another_machine_kill(machine, other):
-    assert decided(filter_program(*machine), other[0], 0) == KILL
+def test_a_worker_that_cannot_be_confined_is_told_apart(monkeypatch, argument, words):
+    monkeypatch.setattr(filters, "worker_command", lambda: list(argument))
+    with pytest.raises(CannotConfine, match=words):
+        check()
+
+
+def test_a_filter_server_that_cannot_confine_says_so_and_ends():
+    program = (
+        "import sys\nfrom cometmq.filtersrv import filters, process\n"
+        "filters.worker_command = lambda: ['no-such-program']\nsys.exit(process.main())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert ended.returncode == os.EX_UNAVAILABLE
+    assert "filter classes cannot be confined on this machine, so none is run: " in ended.stderr
+    assert "no-such-program" in ended.stderr

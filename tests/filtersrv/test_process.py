@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.broker.conftest import Peer, until
 from tests.filtersrv.conftest import EVEN, matching
@@ -160,6 +161,18 @@ async def test_kills_of_workers_and_filter_servers_lose_nothing(cluster):
         assert await until_registered(cluster, 2, before)
         assert not before & set(await registered(cluster))
     assert got == set(range(0, 60, 2))
+
+
+async def test_a_class_that_never_ends_dies_with_a_filter_server_that_is_killed(cluster):
+    await send(cluster, range(40))
+    await until_registered(cluster, 2)
+    async with consuming(cluster, matching("any(None for _ in iter(int, 1))")):
+        await until(lambda: len(workers_of(cluster)) == 2, 20)
+        server, _ = processes_of(cluster)
+        (worker,) = map(psutil.Process, children(server))
+        await until(lambda: worker.cpu_times().user > 1, 20)  # loading takes a fifth of it
+        os.kill(server, signal.SIGKILL)
+        await until(lambda: not command_of(worker.pid), 1)
 
 
 async def test_a_broker_that_stops_leaves_no_process_and_starts_with_others(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 from tests.broker.conftest import refused
 from tests.client.fakes import pull_answer
@@ -46,13 +45,6 @@ class TestUploads:
         refused(await consumer.upload(**upload), ResponseCode.SYSTEM_ERROR, words)
         assert len(server.filters) == 1
         assert bodies(await consumer.pull()) == [b"0", b"2"]
-
-    async def test_none_is_taken_when_the_operator_says_so(self, settings, consumer):
-        closed = FilterServer(msgspec.structs.replace(settings, uploads=False))
-        await closed.start()
-        consumer.addr = closed.addr
-        refused(await consumer.upload(EVEN), ResponseCode.NO_PERMISSION, "clientUploadFilterClassEnable")
-        await closed.stop()
 
     async def test_the_same_class_is_not_loaded_again_and_another_takes_its_place(
         self, broker, server, consumer

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -116,6 +117,9 @@ class FilterServers:
     def _start_missing(self) -> None:
         for process in [each for each in self.processes if each.poll() is not None]:
             log.warning("filter server %d ended with code %d", process.pid, process.returncode)
+            if process.returncode == os.EX_UNAVAILABLE:  # it has said why
+                log.error("no filter server can run on this machine, so none is started any more")
+                self._count = 0
             self.processes.remove(process)
             _close(process)
         try:
@@ -129,7 +133,6 @@ class FilterServers:
             "broker": host_port(self.config.bind_address or "127.0.0.1", self.address.port),
             "host": self.config.broker_ip1,
             "interface": self.address.interface,
-            "uploads": self.config.client_upload_filter_class_enable,
             "token": self._token,
         }
         process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

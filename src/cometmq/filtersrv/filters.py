@@ -14,12 +14,12 @@ from typing import NoReturn
 from cometmq import logs
 from cometmq.errors import CommandError
 from cometmq.filtersrv import worker
+from cometmq.filtersrv.confine import CannotConfine
 from cometmq.protocol.codes import ResponseCode
 from cometmq.text import printable, seconds
 
 log = logs.logger(__name__)
 
-SCRIPT = os.path.abspath(worker.__file__)
 LOAD_S = 5.0
 """For a process to start and load a class."""
 BATCH_S = 5.0
@@ -31,6 +31,27 @@ _AGAIN_MOST_S = 60.0
 REPLACED = "it was replaced, or was not used any more"
 
 
+def worker_command() -> list[str]:
+    """What starts a worker: behind the broker's work on the processor (nice), and so that a class that never
+    ends dies with this process, also when this one is killed (setpriv)."""
+    script = os.path.abspath(worker.__file__)
+    around = ["nice", "-n", "10", "setpriv", "--pdeathsig", "KILL", "--"]
+    return [*around, sys.executable, "-I", script, str(os.getpid())]
+
+
+def check() -> None:
+    """Start a worker for a moment. Raises CannotConfine when it cannot be confined on this machine."""
+    try:
+        found = subprocess.run(
+            worker_command(), stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/"
+        )
+    except OSError as error:
+        raise CannotConfine(str(error)) from error
+    if found.returncode:
+        said = found.stdout[worker.ANSWER.size :] or found.stderr
+        raise CannotConfine(said.decode("utf-8", "replace"))
+
+
 class Process:
     """A worker, and our end of the socket that is its input and output. Raises OSError."""
 
@@ -40,7 +61,7 @@ class Process:
             try:
                 # Nothing of our environment, no descriptors but these.
                 self._popen: subprocess.Popen[bytes] = subprocess.Popen(
-                    [sys.executable, "-I", SCRIPT, str(os.getpid())],
+                    worker_command(),
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,

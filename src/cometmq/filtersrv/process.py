@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 
 import msgspec
 
 from cometmq import logs
-from cometmq.filtersrv import confine
+from cometmq.filtersrv.confine import CannotConfine
+from cometmq.filtersrv.filters import check
 from cometmq.filtersrv.server import FilterServer, Settings
 from cometmq.remoting import end_of_input, run
 
@@ -34,15 +36,16 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Exit code 0 after an orderly stop, 1 if it could not start."""
+    """Exit code 0 after an orderly stop, 1 if it could not start, EX_UNAVAILABLE if none can on this machine."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    if not confine.supported():
-        log.critical("filter classes cannot be confined on this machine, so none are run")
-        return 1
     try:
+        check()
         run(serve(msgspec.json.decode(sys.stdin.readline(), type=Settings)))
+    except CannotConfine as error:
+        log.critical("filter classes cannot be confined on this machine, so none is run: %s", error)
+        return os.EX_UNAVAILABLE
     except (OSError, msgspec.MsgspecError) as error:
         log.critical("the filter server cannot run: %s", error)
         return 1

@@ -50,13 +50,11 @@ JUDGED_MOST = 64 << 20  # bytes of messages that wait for verdicts or have just 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What the broker says to a filter server that it starts. broker: where it is reached from this machine;
-    host: what consumers are told; interface: to listen on; uploads: whether classes are taken; token: shows
-    the broker that it has started us."""
+    host: what consumers are told; interface: to listen on; token: shows the broker that it has started us."""
 
     broker: str
     host: str
     interface: str
-    uploads: bool
     token: str
 
 
@@ -131,10 +129,9 @@ class FilterServer:
         log.info("filter class %s serves group %s on %s", header.class_name, *key)
         return frame.response()
 
-    def _checked(self, header: RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
+    @staticmethod
+    def _checked(header: RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
         """The source of an upload. Raises CommandError."""
-        if not self.settings.uploads:
-            raise CommandError(ResponseCode.NO_PERMISSION, "clientUploadFilterClassEnable is false here")
         problem = ""
         if not is_legal_name(header.consumer_group, GROUP_LENGTH_MAX):
             problem = "consumerGroup is no name of a group"

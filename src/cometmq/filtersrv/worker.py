@@ -58,8 +58,8 @@ def main(parent: int) -> None:
             codecs.lookup(name)
         confine(parent)
     except Exception as error:
-        _answer(False, f"it cannot be confined: {_reason(error)}".encode())
-        return
+        _answer(False, _reason(error).encode())
+        sys.exit(1)
     match: Match | None = None
     while True:
         request = _read(LENGTH.unpack(_read(LENGTH.size))[0])

@@ -105,17 +105,26 @@ async def test_the_next_server_takes_over_from_one_that_is_gone(
     assert sum(servers.count(UPLOAD)) == 2
 
 
-async def test_a_server_that_has_forgotten_the_class_gets_it_again(
+async def test_a_server_that_has_forgotten_the_class_gets_it_again_before_the_caller_notices(
+    servers: FilterServers, consumer: PullConsumer
+) -> None:
+    server = servers.all[0]
+    servers.listed(server)
+    await pulled(consumer)
+    server.refuse(PULL, ResponseCode.FILTER_DATA_NOT_EXIST)
+    server.on(UPLOAD, lambda frame: (server.scripts.clear(), frame.response())[1])
+    assert await pulled(consumer) == b"one"
+    assert servers.count(UPLOAD) == [2, 0]
+
+
+async def test_a_server_that_forgets_the_class_at_once_is_the_callers_matter(
     servers: FilterServers, consumer: PullConsumer
 ) -> None:
     servers.listed(servers.all[0])
-    await pulled(consumer)
     servers.all[0].refuse(PULL, ResponseCode.FILTER_DATA_NOT_EXIST)
-    with pytest.raises(BrokerError):
+    with pytest.raises(BrokerError, match="FILTER_DATA_NOT_EXIST"):
         await pulled(consumer)
-    servers.all[0].scripts.clear()
-    assert await pulled(consumer) == b"one"
-    assert servers.count(UPLOAD) == [2, 0]
+    assert (servers.count(UPLOAD), servers.count(PULL)) == ([2, 0], [2, 0])
 
 
 async def test_a_class_that_fails_is_the_callers_matter_and_not_uploaded_again(

@@ -46,7 +46,7 @@ NOT_BY_REQUEST = frozenset(
         "fetchNamesrvAddrByAddressServer", "listenPort", "vipChannelEnable", "haListenPort",
         "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "mappedFileSizeConsumeQueueExt",
         "maxHashSlotNum", "maxIndexNum",
-        "filterServerNums", "clientUploadFilterClassEnable",
+        "filterServerNums",
     }
 )  # fmt: skip
 HELD_PULLS_MAX = 1 << 20
@@ -128,7 +128,6 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: int = 0
-    client_upload_filter_class_enable: bool = True
     broker_config_path: str = ""
     extra: dict[str, str] = {}
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)

@@ -43,17 +43,27 @@ class Pulls:
         addr = self._filter_server(broker_addr, queue)
         wanted = subscription.expression, source
         try:
-            async with self._uploading:
-                if self._uploaded.get((addr, queue.topic)) != wanted:
-                    await brokers.upload_filter_class(addr, self.group, queue.topic, *wanted)
-                    self._uploaded[addr, queue.topic] = wanted
+            await self._upload(addr, queue.topic, wanted)
+            try:
+                return await brokers.pull(addr, queue, request, timeout_s, max_body)
+            except BrokerError as error:
+                if error.code != ResponseCode.FILTER_DATA_NOT_EXIST:
+                    raise
+            # Nobody has pulled for a while, and the filter server has forgotten the class.
+            self._uploaded.pop((addr, queue.topic), None)
+            await self._upload(addr, queue.topic, wanted)
             return await brokers.pull(addr, queue, request, timeout_s, max_body)
-        except (RemotingError, BrokerError) as error:
-            if isinstance(error, RemotingError) or error.code == ResponseCode.FILTER_DATA_NOT_EXIST:
-                self._uploaded.clear()
-                self._turn += 1
-                self.instance.refresh_soon(queue.topic)
+        except RemotingError:
+            self._uploaded.clear()
+            self._turn += 1
+            self.instance.refresh_soon(queue.topic)
             raise
+
+    async def _upload(self, addr: str, topic: str, wanted: tuple[str, str]) -> None:
+        async with self._uploading:
+            if self._uploaded.get((addr, topic)) != wanted:
+                await self.instance.brokers.upload_filter_class(addr, self.group, topic, *wanted)
+                self._uploaded[addr, topic] = wanted
 
     def _filter_server(self, broker_addr: str, queue: MessageQueue) -> str:
         """Queues are spread over a broker's filter servers; after a failure all take the next one."""
