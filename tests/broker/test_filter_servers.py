@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from tests.broker.conftest import refused, running
+from tests.broker.conftest import refused, running, until
 from tests.filtersrv.conftest import EVEN
 
 from cometmq.broker import filter_servers
@@ -107,7 +107,7 @@ async def test_where_classes_cannot_be_confined_the_broker_serves_and_starts_no_
     monkeypatch.setattr(filter_servers, "COMMAND", ends)
     monkeypatch.setattr(filter_servers, "SCAN_S", 0.05)
     async with running(tmp_path, filterServerNums="2") as (broker, peer):
-        assert broker.parts.filter_servers.processes == []
+        await until(lambda: broker.parts.filter_servers.processes == [])
         assert (await peer.call(RequestCode.GET_BROKER_CONFIG)).code == 0
     assert caplog.text.count("no filter server can run on this machine") == 1
 

@@ -21,9 +21,8 @@ MACHINES = ("X86_64", "AARCH64", "PPC64LE", "S390X", "RISCV64")
 def test_the_system_calls_are_known_by_name_on_every_machine(machine):
     numbers = {call: pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, machine), call) for call in CALLS}
     assert -1 not in numbers.values()
-    assert {call for call, number in numbers.items() if number < 0} == {
-        "mmap2", "futex_time64", "clock_gettime64", "sigreturn"
-    }  # fmt: skip
+    missing = {call for call, number in numbers.items() if number < 0}
+    assert missing <= {"mmap2", "futex_time64", "clock_gettime64", "sigreturn"}  # of 32 bits
 
 
 def test_without_the_library_nothing_runs_and_the_extra_is_named(monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.interop.comet import CometBroker, CometNamesrv
-from tests.interop.driver import Driver, body_of, message
+from tests.interop.driver import Driver, Json, body_of, message
 from tests.interop.processes import wait_until
 from tests.interop.space import Space, assert_exactly_once
 
@@ -65,5 +65,5 @@ def test_java_source_is_refused_and_brings_nothing_until_there_is_a_class(room: 
     assert sorted(body_of(each) for each in _delivered(room, consumer, other)) == even
 
 
-def _delivered(space: Space, *consumers: str) -> list[dict[str, object]]:
+def _delivered(space: Space, *consumers: str) -> list[Json]:
     return [each for consumer in consumers for each in space.java.delivered(consumer)]

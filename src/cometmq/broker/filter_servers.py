@@ -117,9 +117,10 @@ class FilterServers:
     def _start_missing(self) -> None:
         for process in [each for each in self.processes if each.poll() is not None]:
             log.warning("filter server %d ended with code %d", process.pid, process.returncode)
-            if process.returncode == os.EX_UNAVAILABLE:  # it has said why
+            if process.returncode == os.EX_UNAVAILABLE and self._count:  # it has said why
                 log.error("no filter server can run on this machine, so none is started any more")
                 self._count = 0
+                self._complete.set()  # there is nothing to wait for
             self.processes.remove(process)
             _close(process)
         try:

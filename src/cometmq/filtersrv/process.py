@@ -36,7 +36,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Exit code 0 after an orderly stop, 1 if it could not start, EX_UNAVAILABLE if none can on this machine."""
+    """Exit code 0 after an orderly stop, 1 if it cannot start, EX_UNAVAILABLE if none can on this machine."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
