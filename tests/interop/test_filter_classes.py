@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.interop.comet import CometBroker, CometNamesrv
-from tests.interop.driver import Driver, Json, body_of, message
+from tests.interop.driver import Driver, body_of, message
 from tests.interop.processes import wait_until
 from tests.interop.space import Space, assert_exactly_once
 
@@ -56,14 +56,23 @@ def test_the_4_9_client_uploads_its_source_and_gets_what_the_class_takes(room: S
         assert_exactly_once([each for each in got if each["failed"] is failed], even)
 
 
-def test_java_source_is_refused_and_brings_nothing_until_there_is_a_class(room: Space) -> None:
-    even = numbers(room, 0, 1, 2)[::2]
-    java = "package a; public class Even implements MessageFilter { }"
-    consumer = room.push(expression="a.Even", filterSource=java)
-    other = room.push(expression="Even", filterSource=EVEN)
-    wait_until("both", lambda: len(_delivered(room, consumer, other)) >= 2)
-    assert sorted(body_of(each) for each in _delivered(room, consumer, other)) == even
+def test_java_source_is_refused_and_5_5_uploads_nothing_but_uses_what_another_member_has_uploaded(
+    room: Space, java_clients: Callable[[str], Driver]
+) -> None:
+    even = numbers(room, *range(0, 20, 2))
+    numbers(room, *range(1, 20, 2))
+    five = java_clients("5.5.0")
+    source = "package a; public class Even implements MessageFilter { }"
+    members = [
+        (room.java, room.push(expression="a.Even", filterSource=source)),
+        (five, room.push(java=five, expression="Even", filterSource=EVEN)),
+    ]
 
+    def got() -> set[bytes]:
+        return {body_of(each) for java, member in members for each in java.delivered(member)}
 
-def _delivered(space: Space, *consumers: str) -> list[Json]:
-    return [each for consumer in consumers for each in space.java.delivered(consumer)]
+    assert got() == set()
+    members.append((room.java, room.push(expression="Even", filterSource=EVEN)))
+    wait_until("what the class takes", lambda: got() >= set(even), 60)
+    assert got() == set(even)
+    assert five.delivered(members[1][1])

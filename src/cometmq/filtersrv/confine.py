@@ -13,7 +13,7 @@ import resource
 from cometmq.errors import CometError, Terminal
 
 MEMORY = 256 << 20
-"""Bytes of address space of a worker, the interpreter included, which takes some 40 MiB of it."""
+"""Bytes of address space of a worker, the interpreter included, which takes some 30 MiB of it."""
 CALLS = (
     *("read", "write", "mmap", "mprotect", "munmap", "mremap", "brk", "futex", "clock_gettime"),
     *("getrandom", "rt_sigreturn", "exit_group"),

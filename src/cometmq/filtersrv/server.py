@@ -39,7 +39,7 @@ from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer
 log = logs.logger(__name__)
 
 REGISTER_S = 10.0
-MOST_FILTERS = 32  # each is a process of some 20 MiB
+MOST_FILTERS = 32  # each is a process of some 25 MiB
 SOURCE_MAX = 256 << 10  # bytes
 IDLE_S = 120.0  # a class that nobody has pulled with for so long is forgotten
 MOST_PULLS = 4_096  # of one connection; most of them wait for messages
