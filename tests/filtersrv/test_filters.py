@@ -176,6 +176,17 @@ class TestWhatGoesWrong:
             await one.load()
         assert one.process is None
 
+    async def test_an_upload_that_is_broken_off_leaves_no_process(self):
+        one = Filter("Wanted", EVEN)
+        loading = asyncio.create_task(one.load())
+        await asyncio.sleep(0)
+        pid = one.process.pid
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert one.process is None
+        assert not running(pid)
+
     async def test_a_source_that_loads_for_ever_is_given_up(self, monkeypatch):
         monkeypatch.setattr(filters, "LOAD_S", 0.5)
         one = Filter("Wanted", "while True: pass")

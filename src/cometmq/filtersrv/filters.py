@@ -56,7 +56,8 @@ class Process:
     """A worker, and our end of the socket that is its input and output. Raises OSError."""
 
     def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         with theirs:
             try:
                 # Nothing of our environment, no descriptors but these.
@@ -69,30 +70,32 @@ class Process:
                     cwd="/",
                 )
             except OSError:
-                self.socket.close()
+                self._socket.close()
                 raise
 
     @property
     def pid(self) -> int:
         return self._popen.pid
 
-    async def connect(self) -> None:
-        """Use the socket with the running loop."""
-        self.reader, self.writer = await asyncio.open_connection(sock=self.socket)
-
     async def ask(self, request: bytes, expected: int) -> tuple[bool, bytes]:
         """One request; (whether it was done, the answer), which has `expected` bytes when it was. Raises
         asyncio.IncompleteReadError, OSError."""
-        self.writer.write(worker.LENGTH.pack(len(request)) + request)
-        await self.writer.drain()
-        done, size = worker.ANSWER.unpack(await self.reader.readexactly(worker.ANSWER.size))
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(sock=self._socket)
+        reader, writer = self._streams
+        writer.write(worker.LENGTH.pack(len(request)) + request)
+        await writer.drain()
+        done, size = worker.ANSWER.unpack(await reader.readexactly(worker.ANSWER.size))
         if size != expected if done else not 0 < size <= worker.REASON_BYTES:
             raise asyncio.IncompleteReadError(b"", expected)
-        return done, await self.reader.readexactly(size)
+        return done, await reader.readexactly(size)
 
     async def end(self) -> int:
         """Kill it, unless it has ended. Returns its exit code, -9 for a kill."""
-        self.writer.transport.abort()
+        if self._streams is None:
+            self._socket.close()
+        else:
+            self._streams[1].transport.abort()
         self._popen.kill()
         return await asyncio.to_thread(self._popen.wait)
 
@@ -152,7 +155,6 @@ class Filter:
             self.process = Process()
         except OSError as error:
             self._lost(f"its process cannot be started: {error.strerror}")
-        await self.process.connect()
         try:
             await self._ask(json.dumps({"name": self.name, "source": self.source}).encode(), 0, LOAD_S)
         except CommandError:
