@@ -35,7 +35,7 @@ def worker_command() -> list[str]:
     """What starts a worker: behind the broker's work on the processor (nice), and so that a class that never
     ends dies with this process, also when this one is killed (setpriv)."""
     script = os.path.abspath(worker.__file__)
-    around = ["nice", "-n", "10", "setpriv", "--pdeathsig", "KILL", "--"]
+    around = ["nice", "-n", "5", "setpriv", "--pdeathsig", "KILL", "--"]
     return [*around, sys.executable, "-I", script, str(os.getpid())]
 
 
