@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "raft": set(),
     "namesrv": {"remoting"},
     "broker": {"store", "remoting", "raft"},
+    "filtersrv": {"remoting"},
     "client": {"remoting"},
     "admin": {"client"},
     "console": {"client", "admin"},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsumer, sql92, tags
+from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsumer, filter_class, sql92, tags
 from cometmq.client.consumer.subscription import as_subscriptions
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
@@ -183,6 +183,8 @@ def test_a_coroutine_in_the_place_of_its_function_is_explained() -> None:
         ({"T": "\ud800"}, "subscription of T", "UTF-8"),
         ({"T": sql92("")}, "subscription of T", "expression as text"),
         ({"T": sql92(None)}, "subscription of T", "expression as text"),  # type: ignore[arg-type]
+        ({"T": filter_class("a.B", "class B: ...")}, "subscription of T", "name of a class"),
+        ({"T": filter_class("B", b"class B: ...")}, "subscription of T", "source as text"),  # type: ignore[arg-type]
     ],
     ids=str,
 )  # fmt: skip

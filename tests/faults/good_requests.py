@@ -226,6 +226,7 @@ BROKER_REQUESTS = {
     222: Request({"topic": "TopicA", "group": "CG", "timestamp": "0", "isForce": "true"}),
     223: Request({"topic": "TopicA", "group": "CG", "clientAddr": ""}),
     300: Request({"topic": "TopicA"}),
+    301: Request({"filterServerAddr": "127.0.0.1:1", "token": "0"}),
     303: Request({"topic": "TopicA", "group": "CG"}),
     305: Request({}),
     306: Request({}),

@@ -99,6 +99,9 @@ WIRE_NAMES = {
     "GetConsumeStatsRequestHeader": "consumerGroup! topic topicList",
     "CloneGroupOffsetRequestHeader": "srcGroup! destGroup! topic offline",
     "QueryConsumeQueueRequestHeader": "topic! queueId! index! count! consumerGroup",
+    "RegisterFilterServerRequestHeader": "filterServerAddr! token",
+    "RegisterFilterServerResponseHeader": "brokerName! brokerId!",
+    "RegisterMessageFilterClassRequestHeader": "consumerGroup! topic! className! classCRC!",
 }
 
 VALUES = {

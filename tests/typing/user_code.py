@@ -34,6 +34,7 @@ from cometmq import (
     SyncPullConsumer,
     SyncPushConsumer,
     TraceOptions,
+    filter_class,
     select_by_hash,
     sql92,
     tags,
@@ -139,6 +140,7 @@ async def pull_consumer() -> None:
 
 def blocking_pull_consumer() -> None:
     with SyncPullConsumer("g") as consumer:
+        consumer.pull(QUEUE, 0, expression=filter_class("Wanted", "class Wanted: ..."))
         result = consumer.pull(QUEUE, 0, max_count=8, expression=sql92("a > 1"))
         assert_type(result, PullResult)
         assert_type(result.status, PullStatus)

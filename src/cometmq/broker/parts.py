@@ -22,6 +22,7 @@ from cometmq.broker.base.replies import SendReplies
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
+from cometmq.broker.filter_servers import FilterServers
 from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.groups.client_requests import ClientProcessor
 from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
@@ -85,6 +86,7 @@ class BrokerParts:
         self.locks = QueueLocks()
         self.slow_readers = SlowReaders(config, self.tables.groups)
         self.registrar = Registrar(config, self.tables.topics, address, self.client)
+        self.filter_servers = FilterServers(config, clock, address, self.registrar)
         self._make_processors(DelayLevels.of(config.store))
         for queue in (*self.schedule.queues(), *self.timers.queues()):
             self.pulls.long_poll.watch(*queue)
@@ -191,6 +193,7 @@ class BrokerParts:
                 writer=self.writer,
             ),
             self.transactions.ends,
+            self.filter_servers,
             OffsetProcessor(store=store, tables=tables),
             QueryProcessor(store=store),
             TopicAdmin(
@@ -263,6 +266,7 @@ class BrokerParts:
             timer.start()
         self.protection.start()
         await self.registrar.start()
+        await self.filter_servers.start()
 
     async def _open_vip(self) -> None:
         port = self._config.listen_port + VIP_OFFSET
@@ -281,6 +285,7 @@ class BrokerParts:
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
             server.stop_listening()
+        await self.filter_servers.stop()
         await self.registrar.stop()
         for timer in self._periodic:
             timer.cancel()
@@ -306,6 +311,7 @@ class BrokerParts:
     def _closed(self, connection: Connection) -> None:
         self.pulls.long_poll.drop(connection)
         self.clients.closed(connection)
+        self.filter_servers.closed(connection)
 
     def _topics_changed(self) -> None:
         self.sends.forget_rules()

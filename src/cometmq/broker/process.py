@@ -15,13 +15,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.errors import CometError
-from cometmq.remoting import run
+from cometmq.remoting import end_of_input, run
 from cometmq.settings import read_properties_file, settings_of
 
 log = logs.logger(__name__)
@@ -45,21 +44,10 @@ async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_pare
     try:
         ready(broker)
         if with_parent:
-            await loop.connect_read_pipe(lambda: EndOfInput(stopping), sys.stdin)
+            await end_of_input(stopping)
         await stopping.wait()
     finally:
         await broker.stop()
-
-
-@dataclass(eq=False)
-class EndOfInput(asyncio.Protocol):
-    """Sets an event when a pipe ends."""
-
-    event: asyncio.Event
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
-        """The other end is closed."""
-        self.event.set()
 
 
 def say_ready(broker: Broker) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,7 @@ class Registrar:
     topics: TopicTable
     address: BrokerAddress
     client: RemotingClient
+    filter_servers: Sequence[str] = ()  # addresses of those that have registered with this broker
 
     def __post_init__(self) -> None:
         self._links: dict[str, NamesrvLink] = {}
@@ -148,7 +150,7 @@ class Registrar:
                 name: msgspec.structs.replace(topic, perm=topic.perm & config.broker_permission)
                 for name, topic in topics.items()
             }
-        body = RegisterBrokerBody.of(topics, self.topics.version).encode(
+        body = RegisterBrokerBody.of(topics, self.topics.version, list(self.filter_servers)).encode(
             compressed=config.compressed_register
         )
         header = RegisterBrokerRequestHeader(

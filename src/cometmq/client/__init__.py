@@ -33,7 +33,7 @@ from cometmq.client.consumer.options import ConsumeFromWhere, MessageModel, Pull
 from cometmq.client.consumer.process_queue import FlowLimits
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
-from cometmq.client.consumer.subscription import sql92, tags
+from cometmq.client.consumer.subscription import filter_class, sql92, tags
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
@@ -75,6 +75,7 @@ __all__ = [
     "TraceOptions",
     "TransactionListener",
     "TransactionProducer",
+    "filter_class",
     "select_by_hash",
     "select_by_random",
     "sql92",

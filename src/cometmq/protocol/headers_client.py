@@ -1,5 +1,5 @@
-"""Headers about clients, groups and their progress
-(docs/reference/remoting.md, Heartbeats, Requests to clients, Statistics and connections)."""
+"""Headers about clients, groups and their progress, and about filter servers (docs/reference/remoting.md,
+Heartbeats, Requests to clients, Statistics and connections, Filter servers)."""
 
 from __future__ import annotations
 
@@ -124,3 +124,26 @@ class QueryConsumeQueueRequestHeader(Header, gc=False):
     index: I64
     count: I32
     consumer_group: str | None = None
+
+
+class RegisterFilterServerRequestHeader(Header, gc=False):
+    """Code 301. token: ours, shows that the broker has started the filter server."""
+
+    filter_server_addr: str
+    token: str | None = None
+
+
+class RegisterFilterServerResponseHeader(Header, gc=False):
+    """Answer to 301."""
+
+    broker_name: str
+    broker_id: I64
+
+
+class RegisterMessageFilterClassRequestHeader(Header, gc=False):
+    """Code 302, to a filter server; the body is the source, class_crc its CRC-32 without the top bit."""
+
+    consumer_group: str
+    topic: str
+    class_name: str
+    class_crc: I32 = field(name="classCRC")

@@ -5,7 +5,7 @@ from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Handler, LogBudget, Shortcut
 from cometmq.remoting.limits import Limits
-from cometmq.remoting.loop import new_event_loop, run
+from cometmq.remoting.loop import end_of_input, new_event_loop, run
 from cometmq.remoting.server import RemotingServer
 from cometmq.remoting.tick import Tick
 
@@ -18,6 +18,7 @@ __all__ = [
     "RemotingServer",
     "Shortcut",
     "Tick",
+    "end_of_input",
     "listen",
     "new_event_loop",
     "parse_addr",

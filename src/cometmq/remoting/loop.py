@@ -1,4 +1,5 @@
-"""The event loop the servers run on: uvloop where it is installed, asyncio's own elsewhere."""
+"""The event loop the servers run on (uvloop where it is installed, asyncio's own elsewhere), and how a child
+process learns on it that its parent is gone."""
 
 from __future__ import annotations
 
@@ -29,3 +30,17 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)
+
+
+class _EndOfInput(asyncio.Protocol):
+    def __init__(self, event: asyncio.Event) -> None:
+        self._event = event
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._event.set()
+
+
+async def end_of_input(event: asyncio.Event) -> None:
+    """Have the event set when the standard input ends: the parent has closed its end, or lives no more."""
+    await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(event), sys.stdin)

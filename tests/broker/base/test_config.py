@@ -165,7 +165,6 @@ def test_a_setting_whose_feature_is_not_built_is_named_unless_it_is_at_its_defau
     ("key", "at_default", "other"),
     [
         ("fetchNamesrvAddrByAddressServer", "FALSE", "true"),
-        ("filterServerNums", "0", "2"),
     ],
 )
 def test_what_promises_something_is_not_taken_in_silence(caplog, key, at_default, other):

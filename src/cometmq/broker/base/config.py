@@ -35,7 +35,8 @@ from cometmq.store import SLAVE, StoreConfig
 
 # What UPDATE_BROKER_CONFIG refuses: configBlackList and brokerConfigPath as Apache's broker does, and what
 # decides where the broker keeps things, who it is, where it is reached, and how long its files are. With a
-# wrong value for one of these it would not start again, or start as another broker.
+# wrong value for one of these it would not start again, or start as another broker. And what decides whether
+# the code of others is run (Apache's broker made a command of such settings: CVE-2023-33246).
 NOT_BY_REQUEST = frozenset(
     {
         "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
@@ -45,6 +46,7 @@ NOT_BY_REQUEST = frozenset(
         "fetchNamesrvAddrByAddressServer", "listenPort", "vipChannelEnable", "haListenPort",
         "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "mappedFileSizeConsumeQueueExt",
         "maxHashSlotNum", "maxIndexNum",
+        "filterServerNums",
     }
 )  # fmt: skip
 HELD_PULLS_MAX = 1 << 20
@@ -125,6 +127,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     transaction_check_interval: int = 60_000
     trace_on: bool = True
     region_id: str = "DefaultRegion"
+    filter_server_nums: int = 0
     broker_config_path: str = ""
     extra: dict[str, str] = {}
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
@@ -240,6 +243,7 @@ RANGES: dict[str, Range] = {
     "transactionTimeOut": Range(0, INT_MAX, "milliseconds"),
     "transactionCheckMax": Range(1, INT_MAX),
     "transactionCheckInterval": _PERIOD,
+    "filterServerNums": Range(0, 64, "processes"),  # of so many do name servers tell
 }
 """Key -> what the number may be."""
 

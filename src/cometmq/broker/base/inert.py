@@ -47,7 +47,7 @@ NOT_BUILT = {
     "haMasterAddress": "", "enableConsumeQueueExt": "false", "duplicationEnable": "false",
     "enableLmq": "false", "enableMultiDispatch": "false", "messageStorePlugIn": "",
     "enableCalcFilterBitMap": "false", "filterSupportRetry": "false", "storeReplyMessageEnable": "true",
-    "fetchNamesrvAddrByAddressServer": "false", "filterServerNums": "0",
+    "fetchNamesrvAddrByAddressServer": "false",
 }  # fmt: skip
 
 UNSAFE = {

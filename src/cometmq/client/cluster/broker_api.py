@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,7 @@ from cometmq.protocol.headers import (
     QueryMessageRequestHeader,
     RecallMessageRequestHeader,
     RecallMessageResponseHeader,
+    RegisterMessageFilterClassRequestHeader,
     SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
@@ -130,6 +132,15 @@ class BrokerApi(Calls):
             oversized=found.oversized,
             suggest_which_broker_id=header.suggest_which_broker_id,
         )
+
+    async def upload_filter_class(self, addr: str, group: str, topic: str, name: str, source: str) -> None:
+        """Give a filter server the class by which it filters a group's pulls of a topic."""
+        body = source.encode("utf-8", "replace")
+        header = RegisterMessageFilterClassRequestHeader(
+            consumer_group=group, topic=topic, class_name=name, class_crc=zlib.crc32(body) & 0x7FFFFFFF
+        )
+        code = RequestCode.REGISTER_MESSAGE_FILTER_CLASS
+        await self.call(addr, code, header, body, timeout_s=max(self.timeout_s, _PULL_S), topic=topic)
 
     async def view_message(self, addr: str, physical_offset: int, broker_name: str = "") -> MessageExt:
         """The message at a position of the commit log, as an offset id names it. Raises RecordError if its

@@ -161,6 +161,7 @@ def pull_request(
     *,
     expression_type: str = "TAG",
     carry_expression: bool = True,
+    class_filter: bool = False,
     sub_version: int = 0,
     commit_offset: int | None = None,
     suspend_s: float = 0.0,
@@ -168,8 +169,9 @@ def pull_request(
     """Messages from `offset` on. The codes of its answers that are no refusal are those of PULL_STATUS.
 
     `carry_expression` sends the expression along; without it the broker takes the one of the group's
-    heartbeat. `commit_offset` is stored as the group's offset. With `suspend_s` the broker waits that long
-    for a message.
+    heartbeat. `class_filter`: the request is for a filter server that has the group's class.
+    `commit_offset` is stored as the group's offset. With `suspend_s` the broker waits that long for a
+    message.
     """
     sys_flag = 0
     if commit_offset is not None:
@@ -178,6 +180,8 @@ def pull_request(
         sys_flag |= PullSysFlag.SUSPEND
     if carry_expression:
         sys_flag |= PullSysFlag.SUBSCRIPTION
+    if class_filter:
+        sys_flag |= PullSysFlag.CLASS_FILTER
     header = PullMessageRequestHeader(
         consumer_group=group,
         topic=queue.topic,

@@ -182,6 +182,11 @@ class RouteTable:
             if replicas or broker_id == MASTER_ID
         }
 
+    def filter_servers(self, topic: str, broker_addr: str) -> list[str]:
+        """Those of a broker, as the topic's route names them."""
+        route = self._routes.get(topic)
+        return route.data.filter_server_table.get(broker_addr, []) if route is not None else []
+
     def masters_of(self, topic: str) -> list[str]:
         route = self._routes.get(topic)
         brokers = route.data.broker_datas if route is not None else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.consumer.filter_servers import Pulls
 from cometmq.client.consumer.offsets import OffsetStore
 from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.subscription import Subscription
@@ -25,6 +26,10 @@ class ConsumerGroup:
     offsets: OffsetStore
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     start_timestamp_ms: int = 0
+    pulls: Pulls = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pulls = Pulls(self.instance, self.name)
 
     @property
     def retry_topic(self) -> str:

@@ -23,10 +23,11 @@ import msgspec
 from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import pull_request
+from cometmq.client.consumer.filter_servers import Pulls
 from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_start_time_ms, start_offset
 from cometmq.client.consumer.options import PullOptions
 from cometmq.client.consumer.reading_ahead import Fetched, Fetcher
-from cometmq.client.consumer.subscription import Subscription, as_subscription, sql92
+from cometmq.client.consumer.subscription import Expression, Subscription, as_subscription, sql92
 from cometmq.client.consumer.traces import trace_polled
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue, PullResult
@@ -65,6 +66,7 @@ class PullConsumer(Client):
         self._checked: set[tuple[str, str, str]] = set()
         """Broker, topic and expression of the SQL92 filters that brokers have compiled."""
         self._offsets: OffsetStore | None = None
+        self._pulls: Pulls | None = None
         self._fetcher = Fetcher(self._pull_assigned)
         self._given: Fetched | None = None
         """The batch given out by the last poll; the next poll counts it as consumed."""
@@ -76,7 +78,9 @@ class PullConsumer(Client):
     # -- life
 
     async def _begin(self) -> None:
-        remote = RemoteOffsets(await self._start_client(), self.group)
+        client = await self._start_client()
+        self._pulls = Pulls(client, self.group)
+        remote = RemoteOffsets(client, self.group)
         self._offsets = OffsetStore(remote.read, remote.write)
         self._persisting = Periodic(
             asyncio.get_running_loop(),
@@ -134,7 +138,7 @@ class PullConsumer(Client):
         offset: int,
         *,
         max_count: int | None = None,
-        expression: str | sql92 = "*",
+        expression: Expression = "*",
         timeout_s: float | None = None,
     ) -> PullResult:
         """At most `max_count` messages (brokers give 32) from `offset` on; waits for nothing."""
@@ -148,7 +152,7 @@ class PullConsumer(Client):
         offset: int,
         *,
         max_count: int | None = None,
-        expression: str | sql92 = "*",
+        expression: Expression = "*",
     ) -> PullResult:
         """As pull, but the broker waits up to `broker_suspend_s` for a message to come."""
         subscription = as_subscription(queue.topic, expression)
@@ -181,9 +185,10 @@ class PullConsumer(Client):
             expression_type=subscription.expression_type,
             sub_version=subscription.version,
             suspend_s=suspend_s,
+            class_filter=subscription.source is not None,
         )
-        brokers = self._running().brokers
-        result = await brokers.pull(addr, queue, request, timeout_s, self.options.max_body)
+        assert self._pulls is not None
+        result = await self._pulls.pull(addr, queue, subscription, request, timeout_s, self.options.max_body)
         if not subscription.tags:
             return result
         return msgspec.structs.replace(result, messages=subscription.filter(result.messages))
@@ -202,7 +207,7 @@ class PullConsumer(Client):
 
     # -- reading ahead
 
-    async def assign(self, queues: Iterable[MessageQueue], *, expression: str | sql92 = "*") -> None:
+    async def assign(self, queues: Iterable[MessageQueue], *, expression: Expression = "*") -> None:
         """Read exactly these queues from now on; a new one starts at its committed offset or as
         `consume_from_where` says. Raises BrokerError when a broker refuses an SQL92 expression; then nothing
         has changed."""
@@ -219,7 +224,7 @@ class PullConsumer(Client):
         for queue in sorted(wanted.difference(self._fetcher.queues)):
             self._fetcher.read(queue, await self._start_offset(queue))
 
-    async def assign_topic(self, topic: str, *, expression: str | sql92 = "*") -> None:
+    async def assign_topic(self, topic: str, *, expression: Expression = "*") -> None:
         """Read all queues that the topic has now."""
         await self.assign(await self.fetch_queues(topic), expression=expression)
 

@@ -25,11 +25,11 @@ from cometmq.client.consumer.listener import Listener, OrderlyListener, check_li
 from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.push_session import PushSession
 from cometmq.client.consumer.subscription import (
+    Expression,
     Subscription,
     Subscriptions,
     as_subscription,
     as_subscriptions,
-    sql92,
 )
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageQueue
@@ -42,8 +42,8 @@ __all__ = ["PushConsumer"]
 class PushConsumer(Client):
     """A member of `group`. `client`: an instance to share; else the consumer has its own towards `namesrv`.
 
-    `subscriptions`: a topic, several, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`) or
-    sql92(...).
+    `subscriptions`: a topic, several, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`),
+    sql92(...) or filter_class(...).
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class PushConsumer(Client):
                     addr, client.client_id, self.group, subscription.data()
                 )
 
-    async def subscribe(self, topic: str, expression: str | sql92 | None = "*") -> None:
+    async def subscribe(self, topic: str, expression: Expression | None = "*") -> None:
         """Add or change a subscription, also while running. Raises BrokerError when a running consumer's
         broker refuses an SQL92 expression; then nothing has changed."""
         subscription = as_subscription(topic, expression)

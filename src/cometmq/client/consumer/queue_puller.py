@@ -161,12 +161,13 @@ class QueuePuller:
             subscription.expression,
             expression_type=subscription.expression_type,
             carry_expression=False,
+            class_filter=subscription.source is not None,
             sub_version=subscription.version,
             commit_offset=commit,
             suspend_s=options.broker_suspend_s,
         )
-        result = await group.instance.brokers.pull(
-            addr, self.message_queue, request, options.suspend_timeout_s, options.max_body
+        result = await group.pulls.pull(
+            addr, self.message_queue, subscription, request, options.suspend_timeout_s, options.max_body
         )
         if queue.dropped:
             return 0.0

@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic: everything, some tags, or an SQL92 expression."""
+"""What a consumer wants of a topic: everything, some tags, an SQL92 expression, or what a class takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from cometmq.protocol.bodies import SubscriptionData
 from cometmq.protocol.codes import check_topic_name
 from cometmq.protocol.properties.values import tags_code
 
-__all__ = ["Subscription", "Subscriptions", "as_subscription", "as_subscriptions", "sql92", "tags"]
+__all__ = [
+    "Expression", "Subscription", "Subscriptions", "as_subscription", "as_subscriptions", "filter_class",
+    "sql92", "tags",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class Subscription:
     expression_type: str = "TAG"
     tags: frozenset[str] = frozenset()
     """Empty: no filter by tag."""
+    source: str | None = None
+    """Of the class that filter servers run; its name is the expression then."""
     version: int = field(default_factory=lambda: int(time.time() * 1000))
 
     @classmethod
@@ -70,6 +75,7 @@ class Subscription:
             tags_set=names,
             code_set=[tags_code(name) for name in names],
             sub_version=self.version,
+            class_filter_mode=self.source is not None,
         )
 
 
@@ -88,17 +94,34 @@ class sql92:  # noqa: N801 (reads as a word in a subscription: {"Topic": sql92("
     expression: str
 
 
-Subscriptions = str | Sequence[str] | Mapping[str, str | sql92]
-"""A topic, several, or topic -> tags (`"TagA || TagB"`, `"*"`) or sql92("a > 1")."""
+@dataclass(frozen=True, slots=True)
+class filter_class:  # noqa: N801 (as sql92)
+    """A Python class that the brokers' filter servers run: `match(self, message)` says whether it is wanted.
+
+    name: of the class; source: the text of a module that has it (docs/client.md, Filter classes).
+    """
+
+    name: str
+    source: str
+
+
+Expression = str | sql92 | filter_class
+Subscriptions = str | Sequence[str] | Mapping[str, Expression]
+"""A topic, several, or topic -> tags (`"TagA || TagB"`, `"*"`), sql92("a > 1") or filter_class(...)."""
 
 
 def _wrong(topic: str, expression: object, expected: str) -> ConfigError:
     return ConfigError(f"subscription of {topic}", str(expression), expected)
 
 
-def as_subscription(topic: str, expression: str | sql92 | None) -> Subscription:
+def as_subscription(topic: str, expression: Expression | None) -> Subscription:
     """Raises MessageIllegal for a bad topic name, ConfigError for a bad expression."""
     check_topic_name(topic)
+    if isinstance(expression, filter_class):
+        name, source = expression.name, expression.source
+        if not (isinstance(name, str) and name.isidentifier() and isinstance(source, str)):
+            raise _wrong(topic, name, "filter_class(the name of a class, its source as text)")
+        return Subscription(topic, name, source=source)
     if not isinstance(expression, sql92):
         return Subscription.by_tags(topic, expression)
     text = expression.expression

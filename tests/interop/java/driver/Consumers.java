@@ -48,7 +48,12 @@ final class Consumers {
             broadcast(consumer);
         }
         for (Map.Entry<String, Object> each : args.map("topics").entrySet()) {
-            consumer.subscribe(each.getKey(), selector(args, String.valueOf(each.getValue())));
+            String source = args.text("filterSource", "");
+            if (source.isEmpty()) {
+                consumer.subscribe(each.getKey(), selector(args, String.valueOf(each.getValue())));
+            } else {
+                consumer.subscribe(each.getKey(), String.valueOf(each.getValue()), source);
+            }
         }
         if (args.flag("orderly", false)) {
             consumer.registerMessageListener(orderly(name, args));

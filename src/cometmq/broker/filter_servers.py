@@ -1,0 +1,159 @@
+"""The filter servers of a broker: processes that it starts when its configuration file says so, and what it
+knows of them (docs/reference/remoting.md, Filter servers).
+
+Nothing of a setting gets into the command. How many run is read once; no request can change it. Only a
+filter server that this broker has started can register, by the token that it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from cometmq import logs
+from cometmq.broker.base.address import BrokerAddress, host_port
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.register import Registrar
+from cometmq.errors import CommandError
+from cometmq.periodic import Periodic
+from cometmq.protocol.addresses import parse_address
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import RegisterFilterServerRequestHeader, RegisterFilterServerResponseHeader
+from cometmq.remoting import Connection
+from cometmq.store import Clock
+
+log = logs.logger(__name__)
+
+EXPIRED_MS = 30_000  # they register every 10 s
+SCAN_S = 5.0
+START_S = 5.0
+STOP_S = 5.0
+COMMAND = (sys.executable, "-P", "-m", "cometmq.filtersrv.process")
+
+
+@dataclass(eq=False)
+class FilterServers:
+    """Starts them, and takes their registrations. Made inside the running loop."""
+
+    config: BrokerConfig
+    clock: Clock
+    address: BrokerAddress
+    registrar: Registrar
+
+    def __post_init__(self) -> None:
+        self._count = self.config.filter_server_nums
+        self._token = secrets.token_hex(32)
+        self._known: dict[Connection, tuple[str, int]] = {}  # -> its address, when it registered last
+        self._complete = asyncio.Event()  # as many as are wanted have registered once
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._timer = Periodic(
+            asyncio.get_running_loop(), SCAN_S, self.look_round, name="looking after filter servers"
+        )
+
+    async def start(self) -> None:
+        """Start as many as are wanted, others later in the place of those that end, and wait a little until
+        they have registered."""
+        if self._count:
+            self._start_missing()
+            self._timer.start()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._complete.wait(), START_S)
+            await self.registrar.registered()
+
+    async def stop(self) -> None:
+        """End them all."""
+        self._timer.cancel()
+        processes, self.processes = self.processes, []
+        for process in processes:
+            _close(process)
+        await asyncio.gather(*(asyncio.to_thread(_wait, process) for process in processes))
+
+    def register_filter_server(self, connection: Connection, frame: Frame) -> Frame:
+        """A filter server says where consumers reach it, again and again."""
+        header = frame.header(RegisterFilterServerRequestHeader)
+        if not hmac.compare_digest((header.token or "").encode("utf-8", "replace"), self._token.encode()):
+            raise CommandError(
+                ResponseCode.NO_PERMISSION,
+                "only filter servers that the broker has started itself (filterServerNums) may register",
+            )
+        if parse_address(header.filter_server_addr) is None:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, "filterServerAddr is no host:port")
+        self._known[connection] = header.filter_server_addr, mono_ms(self.clock)
+        self._tell()
+        if len(self._known) >= self._count:
+            self._complete.set()
+        name, number = self.config.broker_name, self.config.broker_id
+        return frame.response(header=RegisterFilterServerResponseHeader(broker_name=name, broker_id=number))
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is gone, perhaps that of a filter server."""
+        if self._known.pop(connection, None) is not None:
+            self._tell()
+
+    def look_round(self) -> None:
+        """Close the connections of silent ones, start others in the place of those that have ended."""
+        now_ms = mono_ms(self.clock)
+        silent = [key for key, (_, seen_ms) in self._known.items() if now_ms - seen_ms > EXPIRED_MS]
+        for connection in silent:
+            connection.close()
+        self._start_missing()
+
+    def _tell(self) -> None:
+        """Tell the name servers, if anything is new."""
+        addresses = sorted({address for address, _ in self._known.values()})
+        if addresses != list(self.registrar.filter_servers):
+            self.registrar.filter_servers = addresses
+            self.registrar.register()
+
+    def _start_missing(self) -> None:
+        for process in [each for each in self.processes if each.poll() is not None]:
+            log.warning("filter server %d ended with code %d", process.pid, process.returncode)
+            if process.returncode == os.EX_UNAVAILABLE and self._count:  # it has said why
+                log.error("no filter server can run on this machine, so none is started any more")
+                self._count = 0
+                self._complete.set()  # there is nothing to wait for
+            self.processes.remove(process)
+            _close(process)
+        try:
+            while len(self.processes) < self._count:
+                self._start_one()
+        except OSError as error:
+            log.error("a filter server cannot be started: %s", error)
+
+    def _start_one(self) -> None:
+        settings = {
+            "broker": host_port(self.config.bind_address or "127.0.0.1", self.address.port),
+            "host": self.config.broker_ip1,
+            "interface": self.address.interface,
+            "token": self._token,
+        }
+        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self.processes.append(process)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.flush()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """Close what a filter server lives by."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended before it read its settings
+        process.stdin.close()
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        log.warning("filter server %d did not stop within %g s and is killed", process.pid, STOP_S)
+        process.kill()
+        process.wait()

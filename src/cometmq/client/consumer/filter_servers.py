@@ -1,0 +1,78 @@
+"""Whom a pull is sent to: the queue's broker, or a filter server of it when a class filters."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.consumer.subscription import Subscription
+from cometmq.errors import BrokerError, NoRouteError, RemotingError
+from cometmq.message import MessageQueue, PullResult
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame
+
+__all__ = ["Pulls"]
+
+
+@dataclass(eq=False)
+class Pulls:
+    """The pulls of one group. A filter server gets the class with the first pull that goes to it."""
+
+    instance: ClientInstance
+    group: str
+    _uploaded: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """(address, topic) -> (name, source) of the class that is there; after a failure it is uploaded anew."""
+    _uploading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _turn: int = 0
+
+    async def pull(
+        self,
+        broker_addr: str,
+        queue: MessageQueue,
+        subscription: Subscription,
+        request: Frame,
+        timeout_s: float,
+        max_body: int,
+    ) -> PullResult:
+        """What the pull brings (BrokerApi.pull). Raises NoRouteError when the broker has no filter server."""
+        brokers = self.instance.brokers
+        source = subscription.source
+        if source is None:
+            return await brokers.pull(broker_addr, queue, request, timeout_s, max_body)
+        addr = self._filter_server(broker_addr, queue)
+        wanted = subscription.expression, source
+        try:
+            await self._upload(addr, queue.topic, wanted)
+            try:
+                return await brokers.pull(addr, queue, request, timeout_s, max_body)
+            except BrokerError as error:
+                if error.code != ResponseCode.FILTER_DATA_NOT_EXIST:
+                    raise
+            # Nobody has pulled for a while, and the filter server has forgotten the class.
+            self._uploaded.pop((addr, queue.topic), None)
+            await self._upload(addr, queue.topic, wanted)
+            return await brokers.pull(addr, queue, request, timeout_s, max_body)
+        except RemotingError:
+            self._uploaded.clear()
+            self._turn += 1
+            self.instance.refresh_soon(queue.topic)
+            raise
+
+    async def _upload(self, addr: str, topic: str, wanted: tuple[str, str]) -> None:
+        async with self._uploading:
+            if self._uploaded.get((addr, topic)) != wanted:
+                await self.instance.brokers.upload_filter_class(addr, self.group, topic, *wanted)
+                self._uploaded[addr, topic] = wanted
+
+    def _filter_server(self, broker_addr: str, queue: MessageQueue) -> str:
+        """Queues are spread over a broker's filter servers; after a failure all take the next one."""
+        known = self.instance.routes.filter_servers(queue.topic, broker_addr)
+        if not known:
+            self.instance.refresh_soon(queue.topic)
+            raise NoRouteError(
+                queue.topic,
+                [(self.instance.namesrv.current, f"broker {queue.broker_name} has no filter server")],
+                "Set filterServerNums in the broker's configuration file, or filter by tags or SQL92.",
+            )
+        return known[(queue.queue_id + self._turn) % len(known)]

@@ -1,0 +1,202 @@
+"""An uploaded class and the process that runs it, as the filter server sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from cometmq import logs
+from cometmq.errors import CommandError
+from cometmq.filtersrv import worker
+from cometmq.filtersrv.confine import CannotConfine
+from cometmq.protocol.codes import ResponseCode
+from cometmq.text import printable, seconds
+
+log = logs.logger(__name__)
+
+LOAD_S = 5.0
+"""For a process to start and load a class."""
+BATCH_S = 5.0
+"""For the messages of one pull."""
+LINE_S = 5.0
+"""For those that wait before them."""
+_AGAIN_S = 1.0  # until another process takes the place of one that is lost; twice as long after each loss
+_AGAIN_MOST_S = 60.0
+REPLACED = "it was replaced, or was not used any more"
+
+
+def worker_command() -> list[str]:
+    """What starts a worker: behind the broker's work on the processor (nice), and so that a class that never
+    ends dies with this process, also when this one is killed (setpriv)."""
+    script = os.path.abspath(worker.__file__)
+    around = ["nice", "-n", "5", "setpriv", "--pdeathsig", "KILL", "--"]
+    return [*around, sys.executable, "-I", script, str(os.getpid())]
+
+
+def check() -> None:
+    """Start a worker for a moment. Raises CannotConfine when it cannot be confined on this machine."""
+    try:
+        found = subprocess.run(
+            worker_command(), stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/"
+        )
+    except OSError as error:
+        raise CannotConfine(str(error)) from error
+    if found.returncode:
+        said = found.stdout[worker.ANSWER.size :] or found.stderr
+        raise CannotConfine(said.decode("utf-8", "replace"))
+
+
+class Process:
+    """A worker, and our end of the socket that is its input and output. Raises OSError."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        with theirs:
+            try:
+                # Nothing of our environment, no descriptors but these.
+                self._popen: subprocess.Popen[bytes] = subprocess.Popen(
+                    worker_command(),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    env={},
+                    cwd="/",
+                )
+            except OSError:
+                self._socket.close()
+                raise
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    async def ask(self, request: bytes, expected: int) -> tuple[bool, bytes]:
+        """One request; (whether it was done, the answer), which has `expected` bytes when it was. Raises
+        asyncio.IncompleteReadError, OSError."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(sock=self._socket)
+        reader, writer = self._streams
+        writer.write(worker.LENGTH.pack(len(request)) + request)
+        await writer.drain()
+        done, size = worker.ANSWER.unpack(await reader.readexactly(worker.ANSWER.size))
+        if size != expected if done else not 0 < size <= worker.REASON_BYTES:
+            raise asyncio.IncompleteReadError(b"", expected)
+        return done, await reader.readexactly(size)
+
+    async def end(self) -> int:
+        """Kill it, unless it has ended. Returns its exit code, -9 for a kill."""
+        if self._streams is None:
+            self._socket.close()
+        else:
+            self._streams[1].transport.abort()
+        self._popen.kill()
+        return await asyncio.to_thread(self._popen.wait)
+
+
+@dataclass(eq=False)
+class Filter:
+    """A class of one group and topic, by its name and source. `used_at`: by the loop's clock.
+
+    Its errors are answers to consumers: SYSTEM_ERROR for a class that cannot be loaded, raises, takes too
+    long or has ended its process; FLOW_CONTROL when it has no verdict now.
+    """
+
+    name: str
+    source: str
+    used_at: float = 0.0
+    process: Process | None = None
+    _line: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _problem: str = ""
+    _again_at: float = 0.0
+    _losses: int = 0  # since there were verdicts
+    _closed: bool = False
+
+    async def load(self) -> None:
+        """Start the process and have it load the class. Raises CommandError."""
+        async with self._line:
+            await self._start()
+
+    async def judge(self, records: bytes, count: int) -> bytes:
+        """A byte for each of the `count` records: 1 if it matches. Raises CommandError."""
+        try:
+            async with asyncio.timeout(LINE_S):
+                await self._line.acquire()
+        except TimeoutError:
+            raise self._busy(f"others have waited for {seconds(LINE_S)}") from None
+        try:
+            if self._closed:
+                raise self._busy(REPLACED)
+            if self.process is None:
+                await self._start()
+            verdicts = await self._ask(records, count, BATCH_S)
+            self._losses = 0
+            return verdicts
+        finally:
+            self._line.release()
+
+    async def close(self) -> None:
+        """End the process for good."""
+        self._closed = True
+        await self._end()
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._again_at:
+            left = seconds(self._again_at - loop.time())
+            raise self._failed(f"{self._problem}; it is started again in {left}")
+        try:
+            self.process = Process()
+        except OSError as error:
+            self._lost(f"its process cannot be started: {error.strerror}")
+        try:
+            await self._ask(json.dumps({"name": self.name, "source": self.source}).encode(), 0, LOAD_S)
+        except CommandError:
+            await self._end()  # it has no class
+            raise
+
+    async def _ask(self, request: bytes, expected: int, limit_s: float) -> bytes:
+        """One request and its answer. Raises CommandError; the process goes on if it has said so itself."""
+        assert self.process is not None
+        try:
+            async with asyncio.timeout(limit_s):
+                done, answer = await self.process.ask(request, expected)
+        except TimeoutError:
+            await self._end()
+            self._lost(f"it took longer than {seconds(limit_s)}")
+        except (asyncio.IncompleteReadError, OSError):
+            code = await self._end()
+            if self._closed:
+                raise self._busy(REPLACED) from None
+            self._lost(f"its process ended or answered nonsense (exit code {code})")
+        except asyncio.CancelledError:
+            await self._end()  # a late answer would be taken for that to the next request
+            raise
+        if not done:
+            raise self._failed(printable(answer.decode("utf-8", "replace"), None))
+        return answer
+
+    def _failed(self, problem: str) -> CommandError:
+        return CommandError(ResponseCode.SYSTEM_ERROR, f"filter class {self.name}: {problem}")
+
+    def _busy(self, problem: str) -> CommandError:
+        return CommandError(ResponseCode.FLOW_CONTROL, f"filter class {self.name}: {problem}")
+
+    def _lost(self, problem: str) -> NoReturn:
+        """The process is gone; another one is started for a later request."""
+        self._problem = problem
+        pause_s = min(_AGAIN_S * 2 ** min(self._losses, 16), _AGAIN_MOST_S)
+        self._again_at = asyncio.get_running_loop().time() + pause_s
+        self._losses += 1
+        log.warning("filter class %s: %s", self.name, problem)
+        raise self._failed(problem)
+
+    async def _end(self) -> int:
+        process, self.process = self.process, None
+        return 0 if process is None else await process.end()

@@ -1,0 +1,223 @@
+"""The filter server: takes classes (302) and pulls (11) of consumers, and gives the messages that match.
+
+A pull goes on to the broker as it came, but for all messages; what the class refuses is left out of the
+answer. While nothing matches and the pull's time is not over, the broker is asked for more. A class that
+fails refuses the pull: nothing is passed over that it has not judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from dataclasses import dataclass
+
+import msgspec
+
+from cometmq import logs
+from cometmq.errors import CometError, CommandError
+from cometmq.filtersrv.filters import Filter
+from cometmq.periodic import Periodic
+from cometmq.protocol.codes import (
+    GROUP_LENGTH_MAX,
+    TOPIC_LENGTH_MAX,
+    PullSysFlag,
+    RequestCode,
+    ResponseCode,
+    handlers_of,
+    is_legal_name,
+)
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    RegisterFilterServerRequestHeader,
+    RegisterMessageFilterClassRequestHeader,
+)
+from cometmq.protocol.record.one import record_starts
+from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer
+
+log = logs.logger(__name__)
+
+REGISTER_S = 10.0
+MOST_FILTERS = 32  # each is a process of some 25 MiB
+SOURCE_MAX = 256 << 10  # bytes
+IDLE_S = 120.0  # a class that nobody has pulled with for so long is forgotten
+MOST_PULLS = 4_096  # of one connection; most of them wait for messages
+HELD_MOST_S = 30.0
+CALL_S = 10.0  # for the broker, beyond the time that it may hold a pull
+JUDGED_MOST = 64 << 20  # bytes of messages that wait for verdicts or have just got them
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the broker says to a filter server that it starts. broker: where it is reached from this machine;
+    host: what consumers are told; interface: to listen on; token: shows the broker that it has started us."""
+
+    broker: str
+    host: str
+    interface: str
+    token: str
+
+
+@dataclass(eq=False)
+class FilterServer:
+    """`await start()`, `await stop()`. To be made inside the running loop."""
+
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.filters: dict[tuple[str, str], Filter] = {}  # group, topic
+        self._loading = 0
+        self._judged = 0  # bytes, see JUDGED_MOST
+        self._client = RemotingClient()
+        self._server = RemotingServer(handlers_of(self), limits=Limits(handlers=MOST_PULLS))
+        self._timer = Periodic(self._loop, REGISTER_S, self.look_round, name="registration with the broker")
+        self.addr = ""
+
+    async def start(self) -> None:
+        """Listen, then register. Raises OSError."""
+        port = await self._server.start(self.settings.interface, 0)
+        host = self.settings.host
+        self.addr = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        await self.look_round()
+        self._timer.start()
+
+    async def stop(self) -> None:
+        """Close the connections, end the processes."""
+        self._timer.cancel()
+        await self._server.stop(0)
+        await asyncio.gather(*(each.close() for each in self.filters.values()))
+        await self._client.close()
+
+    async def look_round(self) -> None:
+        """Forget classes that are not used, and register."""
+        for key, each in list(self.filters.items()):
+            if self._loop.time() - each.used_at > IDLE_S:
+                del self.filters[key]
+                await each.close()
+        header = RegisterFilterServerRequestHeader(filter_server_addr=self.addr, token=self.settings.token)
+        request = Frame.request(RequestCode.REGISTER_FILTER_SERVER, header)
+        try:
+            answer = await self._client.call(self.settings.broker, request)
+        except CometError as error:
+            log.warning("not registered: %s", error)
+            return
+        if answer.code != ResponseCode.SUCCESS:
+            log.warning("broker %s refused the registration: %s", self.settings.broker, answer.remark)
+
+    # -- classes
+
+    async def register_message_filter_class(self, _connection: Connection, frame: Frame) -> Frame:
+        """Take a class for a group and topic, in place of another. It counts once it is loaded."""
+        header = frame.header(RegisterMessageFilterClassRequestHeader)
+        source = self._checked(header, bytes(frame.body))
+        key = header.consumer_group, header.topic
+        known = self.filters.get(key)
+        if known is not None and (known.name, known.source) == (header.class_name, source):
+            return frame.response()
+        if len(self.filters.keys() | {key}) + self._loading > MOST_FILTERS:
+            raise CommandError(ResponseCode.SYSTEM_BUSY, f"{MOST_FILTERS} filter classes are in use already")
+        loaded = Filter(header.class_name, source, self._loop.time())
+        self._loading += 1
+        try:
+            await loaded.load()
+        finally:
+            self._loading -= 1
+        known, self.filters[key] = self.filters.get(key), loaded
+        if known is not None:
+            await known.close()
+        log.info("filter class %s serves group %s on %s", header.class_name, *key)
+        return frame.response()
+
+    @staticmethod
+    def _checked(header: RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
+        """The source of an upload. Raises CommandError."""
+        problem = ""
+        if not is_legal_name(header.consumer_group, GROUP_LENGTH_MAX):
+            problem = "consumerGroup is no name of a group"
+        elif not is_legal_name(header.topic, TOPIC_LENGTH_MAX):
+            problem = "topic is no name of a topic"
+        elif not header.class_name.isidentifier() or len(header.class_name) > GROUP_LENGTH_MAX:
+            problem = "className is no name of a Python class"
+        elif len(source) > SOURCE_MAX:
+            problem = f"the source has {len(source)} bytes, at most {SOURCE_MAX} are taken"
+        elif header.class_crc != zlib.crc32(source) & 0x7FFFFFFF:
+            problem = f"classCRC {header.class_crc} is not that of the source"
+        try:
+            text = source.decode()
+        except UnicodeDecodeError as error:
+            problem = problem or f"the source is no UTF-8: {error.reason} at byte {error.start}"
+        if problem:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
+        return text
+
+    # -- pulls
+
+    async def pull_message(self, connection: Connection, frame: Frame) -> Frame:
+        """The messages from an offset on that match."""
+        header = frame.header(PullMessageRequestHeader)
+        held_s = 0.0
+        if header.sys_flag & PullSysFlag.SUSPEND:
+            held_s = min(max(0, header.suspend_timeout_millis or 0) / 1000, HELD_MOST_S)
+        until = self._loop.time() + held_s
+        flags = (header.sys_flag | PullSysFlag.SUBSCRIPTION) & ~PullSysFlag.CLASS_FILTER
+        header = msgspec.structs.replace(header, sys_flag=flags, subscription="*", expression_type="TAG")
+        nothing: Frame | None = None  # the answer when no more is asked for
+        while nothing is None or (self._loop.time() < until and not connection.closed):
+            try:
+                answer = await self._ask_broker(frame.version, header, until - self._loop.time())
+                found = answer.code == ResponseCode.SUCCESS
+                matching = await self._matching(self._filter(header), bytes(answer.body)) if found else b""
+            except CommandError:
+                if nothing is None:
+                    raise
+                break  # the next pull begins here, and meets it again
+            if matching or not found:
+                return frame.response(answer.code, answer.remark, ext=answer.ext, body=matching)
+            nothing = frame.response(
+                ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", ext=answer.ext
+            )
+            # The commit counts once: the consumer may store a later offset meanwhile.
+            flags &= ~PullSysFlag.COMMIT_OFFSET
+            offset = answer.header(PullMessageResponseHeader).next_begin_offset
+            header = msgspec.structs.replace(header, sys_flag=flags, queue_offset=offset)
+        return nothing
+
+    def _filter(self, header: PullMessageRequestHeader) -> Filter:
+        """The class of a pull, which may have been replaced while it waited. Raises CommandError."""
+        found = self.filters.get((header.consumer_group, header.topic))
+        if found is None:
+            raise CommandError(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"no filter class of group {header.consumer_group} for topic {header.topic} was uploaded",
+            )
+        found.used_at = self._loop.time()
+        return found
+
+    async def _ask_broker(self, version: int, header: PullMessageRequestHeader, held_s: float) -> Frame:
+        """The broker's answer to one pull, for which it may wait so long. Raises CommandError."""
+        self._filter(header)
+        flags = header.sys_flag
+        forwarded = msgspec.structs.replace(
+            header,
+            sys_flag=int(flags if held_s > 0 else flags & ~PullSysFlag.SUSPEND),
+            suspend_timeout_millis=max(0, int(held_s * 1000)),
+        )
+        request = Frame.request(RequestCode.PULL_MESSAGE, forwarded, version=version)
+        try:
+            return await self._client.call(self.settings.broker, request, max(0.0, held_s) + CALL_S)
+        except CometError as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the filter server's pull: {error}") from error
+
+    async def _matching(self, found: Filter, records: bytes) -> bytes:
+        """Those of the records that match, as they are stored. Raises CommandError."""
+        if self._judged + len(records) > JUDGED_MOST and self._judged:
+            raise CommandError(ResponseCode.FLOW_CONTROL, "too many messages wait for verdicts of filters")
+        starts, end = record_starts(records)
+        self._judged += len(records)
+        try:
+            verdicts = await found.judge(records[:end], len(starts))
+        finally:
+            self._judged -= len(records)
+        bounds = zip(starts, [*starts[1:], end], verdicts, strict=True)
+        return b"".join(records[start:stop] for start, stop, matches in bounds if matches)

@@ -1,0 +1,129 @@
+"""The process that runs one uploaded class, a script: it loads what filters may use, then confines itself.
+
+A request is its length in 4 bytes and its bytes: the first is a JSON object with name and source of the
+class, the others are records as a pull's answer has them. An answer is a byte (1 done, 0 failed), a length
+and as many bytes: for records one byte each, 1 for those that match; for a failure the reason as text. The
+end of its input ends the process.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import importlib
+import json
+import os
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from cometmq.errors import BodyError
+from cometmq.filtersrv.confine import confine
+from cometmq.protocol.compression import decompress
+from cometmq.protocol.record.layout import COMPRESSED
+from cometmq.protocol.record.one import iter_records
+from cometmq.text import shortened
+
+LENGTH = struct.Struct(">I")
+ANSWER = struct.Struct(">?I")
+MAX_BODY = 32 << 20
+"""Bytes of an inflated body, as in consumers; a larger one reaches the filter as it is stored."""
+REASON_MAX = 1000  # characters
+REASON_BYTES = 4 * REASON_MAX + 100
+# Nothing can be imported or looked up in files later on.
+MODULES = (
+    *("base64", "bisect", "collections", "csv", "dataclasses", "datetime", "decimal", "enum", "fnmatch"),
+    *("fractions", "functools", "hashlib", "hmac", "ipaddress", "itertools", "json", "math", "operator"),
+    *("random", "re", "statistics", "string", "struct", "textwrap", "time", "typing", "unicodedata"),
+    *("urllib.parse", "uuid", "zlib", "_strptime"),
+)
+COMPRESSIONS = ("lz4.frame", "zstandard")  # of an extra
+CODECS = ("ascii", "latin-1", "utf-16", "gb18030", "big5", "shift_jis", "euc_kr")
+
+Match = Callable[[Any], object]
+
+
+def main(parent: int) -> None:
+    """Answer requests until there are no more."""
+    try:
+        for name in MODULES:
+            importlib.import_module(name)
+        for name in COMPRESSIONS:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        for name in CODECS:
+            codecs.lookup(name)
+        confine(parent)
+    except Exception as error:
+        _answer(False, _reason(error).encode())
+        sys.exit(1)
+    match: Match | None = None
+    while True:
+        request = _read(LENGTH.unpack(_read(LENGTH.size))[0])
+        try:
+            if match is None:
+                match, answer = load(**json.loads(request)), b""
+            else:
+                answer = judge(match, request)
+        except BaseException as error:  # whatever a filter raises, SystemExit too, is an answer
+            _answer(False, _reason(error).encode("utf-8", "replace"))
+        else:
+            _answer(True, answer)
+
+
+def load(name: str, source: str) -> Match:
+    """The method `match` of an object of the class. Raises what the source raises."""
+    module: dict[str, Any] = {"__name__": name}
+    exec(compile(source, f"{name}.py", "exec"), module)
+    if not isinstance(module.get(name), type):
+        raise TypeError(f"the source has no class {name}")
+    match = getattr(module[name](), "match", None)
+    if not callable(match):
+        raise TypeError(f"class {name} has no method match(self, message)")
+    found: Match = match
+    return found
+
+
+def judge(match: Match, records: bytes) -> bytes:
+    """A byte for each record: 1 if its message matches."""
+    verdicts = bytearray()
+    for message in iter_records(records):
+        if message.sys_flag & COMPRESSED:
+            with contextlib.suppress(BodyError):  # then it stays as it is stored
+                message.body = decompress(message.sys_flag, message.body, MAX_BODY)
+                message.sys_flag &= ~COMPRESSED
+        try:
+            verdicts.append(bool(match(message)))
+        except Exception as error:
+            error.add_note(f"for message {message.msg_id} at offset {message.queue_offset}")
+            raise
+    return bytes(verdicts)
+
+
+def _reason(error: BaseException) -> str:
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    return shortened(f"{type(error).__name__}: {error}{notes}", REASON_MAX)
+
+
+def _read(size: int) -> bytes:
+    """As many bytes of the input; its end is ours."""
+    data = bytearray()
+    while len(data) < size:
+        part = os.read(0, size - len(data))
+        if not part:
+            os._exit(0)
+        data += part
+    return bytes(data)
+
+
+def _answer(done: bool, answer: bytes) -> None:
+    left = memoryview(ANSWER.pack(done, len(answer)) + answer)
+    while left:
+        left = left[os.write(1, left) :]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,62 @@
+"""What keeps a filter server from running on a machine that cannot confine classes, and what they may still
+call where it can. What that keeps a class from is shown in test_filters.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pyseccomp
+import pytest
+
+from cometmq.filtersrv import filters
+from cometmq.filtersrv.confine import CALLS, CannotConfine, confine
+from cometmq.filtersrv.filters import check
+
+MACHINES = ("X86_64", "AARCH64", "PPC64LE", "S390X", "RISCV64")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_system_calls_are_known_by_name_on_every_machine(machine):
+    numbers = {call: pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, machine), call) for call in CALLS}
+    assert -1 not in numbers.values()
+    missing = {call for call, number in numbers.items() if number < 0}
+    assert missing <= {"mmap2", "futex_time64", "clock_gettime64", "sigreturn"}  # of 32 bits
+
+
+def test_without_the_library_nothing_runs_and_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyseccomp", None)
+    with pytest.raises(CannotConfine, match=r"install cometmq\[filter-server\] .*libseccomp"):
+        confine(os.getppid())
+
+
+def test_on_this_machine_classes_can_be_confined():
+    check()
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        (("no-such-program",), "No such file or directory: 'no-such-program'"),
+        ((sys.executable, "-c", "raise SystemExit('refused')"), "refused"),
+        ((sys.executable, "-I", filters.worker.__file__, "1"), "CannotConfine: the filter server is gone"),
+    ],
+)
+def test_a_worker_that_cannot_be_confined_is_told_apart(monkeypatch, argument, words):
+    monkeypatch.setattr(filters, "worker_command", lambda: list(argument))
+    with pytest.raises(CannotConfine, match=words):
+        check()
+
+
+def test_a_filter_server_that_cannot_confine_says_so_and_ends():
+    program = (
+        "import sys\nfrom cometmq.filtersrv import filters, process\n"
+        "filters.worker_command = lambda: ['no-such-program']\nsys.exit(process.main())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert ended.returncode == os.EX_UNAVAILABLE
+    assert "filter classes cannot be confined on this machine, so none is run: " in ended.stderr
+    assert "no-such-program" in ended.stderr
