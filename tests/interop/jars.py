@@ -79,26 +79,29 @@ def client_jars(version: str) -> list[Path]:
     return resolve([("rocketmq-client", version)])
 
 
-def resolve(modules: list[tuple[str, str]]) -> list[Path]:
-    """Jars of the given (artifact, version) pairs of RocketMQ with everything they need at run time."""
-    key = hashlib.sha256(json.dumps(modules).encode()).hexdigest()[:16]
+def resolve(modules: list[tuple[str, str]], *, transitive: bool = True) -> list[Path]:
+    """Jars of the given (artifact, version) pairs with everything they need at run time; `group:artifact`
+    where the group is not RocketMQ's."""
+    key = hashlib.sha256(json.dumps([modules, transitive]).encode()).hexdigest()[:16]
     with locked("ivy") as directory:
         remembered = directory / f"classpath-{key}.json"
         if remembered.exists():
             jars = [Path(name) for name in json.loads(remembered.read_text())]
             if jars and all(jar.exists() for jar in jars):
                 return jars
-        jars = _fetch(directory, key, modules)
+        jars = _fetch(directory, key, modules, transitive)
         remembered.write_text(json.dumps([str(jar) for jar in jars], indent=1))
         return jars
 
 
-def _fetch(directory: Path, key: str, modules: list[tuple[str, str]]) -> list[Path]:
+def _fetch(directory: Path, key: str, modules: list[tuple[str, str]], transitive: bool) -> list[Path]:
     wanted = directory / f"ivy-{key}.xml"
     found = directory / f"ivy-{key}.path"
+    named = [(*(name.split(":") if ":" in name else (GROUP, name)), version) for name, version in modules]
     dependencies = "".join(
-        f'<dependency org="{GROUP}" name="{name}" rev="{version}" conf="default"/>'
-        for name, version in modules
+        f'<dependency org="{group}" name="{name}" rev="{version}" conf="default" '
+        f'transitive="{str(transitive).lower()}"/>'
+        for group, name, version in named
     )
     wanted.write_text(
         f'<ivy-module version="2.0"><info organisation="cometmq" module="interop-{key}"/>'
@@ -115,11 +118,11 @@ def _fetch(directory: Path, key: str, modules: list[tuple[str, str]]) -> list[Pa
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, cwd=directory)
         jars = [Path(name) for name in found.read_text().strip().split(os.pathsep)] if found.exists() else []
         present = {jar.name for jar in jars if jar.exists()}
-        if done.returncode == 0 and all(f"{name}-{version}.jar" in present for name, version in modules):
+        if done.returncode == 0 and all(f"{name}-{version}.jar" in present for _, name, version in named):
             return jars
         report = done.stdout[-4000:] + done.stderr[-2000:]
         time.sleep(2 * attempt)  # a registry under load is given a moment
-    names = ", ".join(f"{GROUP}:{name}:{version}" for name, version in modules)
+    names = ", ".join(map(":".join, named))
     raise FetchError(f"{names} could not be fetched in {FETCH_ATTEMPTS} attempts:\n{report}")
 
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option("--max-bad-records", type=click.IntRange(min=0), metavar="N",
               help="End once more than N messages went to quarantine.")  # fmt: skip
 @click.option(
-    "--pull-batch-size", type=COUNT, default=32, metavar="N", help="Messages asked for in one pull."
+    "--pull-batch-size", type=COUNT, default=1024, metavar="N", help="Messages asked for in one pull."
 )
 @click.option("--pulls-in-flight", type=COUNT, default=8, metavar="N", help="On each task's connection.")
 @click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS",

@@ -115,7 +115,7 @@ def archive(
     compression: str = "zstd",
     compression_level: int | None = None,
     pulls_in_flight: int = 8,
-    pull_batch_size: int = 32,
+    pull_batch_size: int = 1024,
     timeout_ms: int = 30_000,
     check_crc: bool = True,
     decompress: bool = True,

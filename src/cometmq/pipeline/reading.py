@@ -162,7 +162,12 @@ class _BrokerReader:
         options = self._options
         frames = [
             pull_request(
-                options.consumer_group, item.segment.source.queue, item.offset, item.wanted, options.tags
+                options.consumer_group,
+                item.segment.source.queue,
+                item.offset,
+                item.wanted,
+                options.tags,
+                bulk=True,
             )
             for item in requests
         ]

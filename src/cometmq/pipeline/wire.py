@@ -16,7 +16,7 @@ from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.frame import Frame, decode_frame, encode_frame
 
 CONNECT_TIMEOUT_S = 3.0
-_READ_SIZE = 256 * 1024
+_READ_SIZE = 4 << 20  # some answers of the largest kind
 
 
 class Wire:
@@ -109,10 +109,12 @@ class Wire:
         """Have at least `count` bytes in the buffer."""
         if self._end - self._begin >= count:
             return
+        if self._begin == self._end:
+            self._begin = self._end = 0
         if self._begin + count > len(self._buffer):
-            # The bytes go to a new buffer: a view of the last frame's body may still look at this one.
             kept = self._buffer[self._begin : self._end]
-            self._buffer = bytearray(max(_READ_SIZE, 2 * count))
+            if count > len(self._buffer):
+                self._buffer = bytearray(2 * count)
             self._buffer[: len(kept)] = kept
             self._begin, self._end = 0, len(kept)
         view = memoryview(self._buffer)

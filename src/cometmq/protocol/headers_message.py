@@ -131,7 +131,9 @@ class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
 
 
 class PullMessageRequestHeader(Header, gc=False):
-    """Codes 11 and 361. sys_flag: codes.PullSysFlag; proxy_froward_client_id is RocketMQ's own spelling."""
+    """Codes 11 and 361. sys_flag: codes.PullSysFlag; proxy_froward_client_id is RocketMQ's own spelling.
+
+    bulk is ours: a reader of whole topics wants large answers (docs/reference/remoting.md, Bulk pulls)."""
 
     consumer_group: str
     topic: str
@@ -148,6 +150,7 @@ class PullMessageRequestHeader(Header, gc=False):
     max_msg_bytes: I32 | None = None
     request_source: I32 | None = None
     proxy_froward_client_id: str | None = None
+    bulk: bool | None = None
 
 
 class PullMessageResponseHeader(Header, gc=False):

@@ -274,12 +274,13 @@ class MessageStore:
         filter: TagFilter = None,  # noqa: A002 - the contract's word
         record_filter: RecordFilter = None,
         max_bytes: int | None = None,
+        bulk: bool = False,
         reads: Reads = CACHED,
     ) -> Got:
         """Read messages of a queue. Raises OSError, and NotInMemory: `off_loop.ask` then has the answer."""
         return self.reader.get(
             self.queues.find(topic, queue_id), offset, max_count, tags=filter, records=record_filter,
-            max_bytes=max_bytes, correct=self.corrects_offsets, reads=reads,
+            max_bytes=max_bytes, bulk=bulk, correct=self.corrects_offsets, reads=reads,
         )  # fmt: skip
 
     @property

@@ -33,6 +33,14 @@ async def test_messages_come_in_order_and_say_where_to_go_on(peer, code):
     assert [m.body for m in records(few)] == [b"3", b"4"]
 
 
+async def test_a_bulk_pull_gets_more_than_others_and_waits_for_its_turn(peer):
+    await peer.send_numbers(300)
+    answers = await asyncio.gather(*(peer.pull(max_msg_nums=1000, bulk=bulk) for bulk in (True, False, None)))
+    assert [len(records(answer)) for answer in answers] == [300, 32, 32]
+    nothing = await peer.pull(offset=300, bulk=True)
+    assert nothing.code == 19
+
+
 @pytest.mark.parametrize(
     ("offset", "sent", "code", "remark", "following"),
     [

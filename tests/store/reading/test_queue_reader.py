@@ -419,3 +419,62 @@ def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path, store: Message
     assert bodies(answer) == numbered(2, 9)
     assert answer.next_begin_offset == 9
     assert bodies(store.reader.get(store.queues.find("T", 0), 2, 4)) == [b"2", b"3", b"4", b"5"]
+
+
+LARGE = {"mapped_file_size_commit_log": 16 << 20, "mapped_file_size_consume_queue": 40_000}
+
+
+@pytest.mark.parametrize("queues", [1, 3])
+@pytest.mark.parametrize(
+    ("size", "sent", "asked", "given"),
+    [
+        pytest.param(10, 1500, 5000, 1024, id="count"),
+        pytest.param(10, 1500, 700, 700, id="asked for"),
+        pytest.param(10, 40, 5000, 40, id="all there is"),
+        pytest.param(4000, 400, 1024, 256, id="bytes"),
+    ],
+)
+def test_a_bulk_read_gives_a_thousand_messages_or_a_mebibyte(
+    tmp_path: Path, size: int, sent: int, asked: int, given: int, queues: int
+) -> None:
+    store = open_store(tmp_path, **LARGE)
+    for number in range(sent * queues):
+        put(store, b"%-*d" % (size, number // queues), queue_id=number % queues)
+    committed(store.commit())
+    for source in (store, reopened(store)):
+        answer = read(source, 0, 0, asked, bulk=True)
+        assert (answer.status, answer.next_begin_offset) == (GetStatus.FOUND, given)
+        assert [int(body) for body in bodies(answer)] == list(range(given))
+        assert read(source, 0, 0, asked).count == 32
+
+
+def test_a_bulk_read_gives_one_message_that_is_larger_than_its_limit(tmp_path: Path) -> None:
+    store = open_store(tmp_path, **LARGE)
+    send_all(store, [bytes(2 << 20), b"next"])
+    answer = read(store, 0, 0, 1024, bulk=True)
+    assert (answer.count, answer.next_begin_offset) == (1, 1)
+
+
+def test_a_bulk_read_ends_before_what_is_not_in_memory(tmp_path: Path) -> None:
+    store = open_store(tmp_path, ColdDisk(), **LARGE)
+    for number in range(600):
+        put(store, b"%-1000d" % number, queue_id=number % 2)
+    committed(store.commit())
+    store = reopened(store)
+    disk = store.disk
+    assert isinstance(disk, ColdDisk)
+    disk.cold = True
+    fetched: dict[FileRange, bytes | OSError] = {}
+    found: list[int] = []
+    questions = 0
+    while len(found) < 240:  # whole blocks only: records behind them are read one by one
+        questions += 1
+        try:
+            answer = store.get_messages("T", 0, len(found), 1024, bulk=True, reads=Reads(fetched=fetched))
+        except NotInMemory as miss:
+            fetched = {miss.missing: miss.missing.read(disk)}
+        else:
+            found += [int(body) for body in bodies(answer)]
+            assert answer.next_begin_offset == len(found)
+    assert found == list(range(0, 2 * len(found), 2))
+    assert questions == 15  # units, four blocks and the three between them: missed, then read

@@ -7,8 +7,9 @@ have changed. A parked one is served once more when it is woken, and is then ans
 offset is stored once, when it comes.
 
 A pull with an SQL92 filter waits for its turn (`_looks`), then looks at the properties of each record, for
-LOOK_S at most; its client asks again for what is left. A parked one that an arrival has woken does so too,
-and is parked again if nothing passes up to the end of its queue.
+LOOK_S at most; its client asks again for what is left. A bulk pull, which costs as much, waits there too. A
+parked one that an arrival has woken does so as well, and is parked again if nothing passes up to the end of
+its queue.
 
 The number of parked pulls of a connection, and on a queue, is bounded. Further ones are answered "nothing
 found" as if long polling were off: after a short wait, because clients ask again at once.
@@ -163,14 +164,15 @@ class PullProcessor:
             self.tables.offsets.commit(*request.reader, header.commit_offset)
         backlog = self._backlog
         if (backlog.readers and request.reader in backlog.readers and backlog.wait(request)) or (
-            isinstance(request.wanted, SqlFilter) and self._looks_later(request)
+            (header.bulk or isinstance(request.wanted, SqlFilter)) and self._looks_later(request)
         ):
             self.tick.schedule()
         else:
             self._serve(request)
 
     def _looks_later(self, request: PullRequest) -> bool:
-        """Whether a pull with an SQL92 filter waits for its turn now: there is something to look at."""
+        """Whether a bulk pull or one with an SQL92 filter waits for its turn now: there is something to
+        look at."""
         _, topic, queue_id = request.reader
         return request.offset < self.store.max_offset(topic, queue_id) and self._looks.wait(request)
 
@@ -200,6 +202,7 @@ class PullProcessor:
             filter=codes,
             record_filter=look,
             max_bytes=compat.most_bytes(request.version, header.max_msg_bytes),
+            bulk=bool(header.bulk),
             reads=reads,
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -295,9 +296,9 @@ class CommitLog:
         return data if len(data) == length else None
 
     def block(self, number: int, wanted: Sequence[int], reads: Reads) -> memoryview | None:
-        """A block (see BlockCache), for the records at the positions `wanted`; None if it is not kept and not
-        worth loading, or cannot be: near the end of the log, in segments that blocks do not divide, when it
-        is gone, or when the device cannot read some of it. Raises NotInMemory, OSError."""
+        """A block (see BlockCache), for the records at the ascending positions `wanted`; None if it is not
+        kept and not worth loading, or cannot be: near the end of the log, in segments that blocks do not
+        divide, when it is gone, or when the device cannot read some of it. Raises NotInMemory, OSError."""
         found = self.blocks.get(number)
         if found is not None:
             return found
@@ -305,7 +306,7 @@ class CommitLog:
         if (
             start + BLOCK > min(self.end, self._recent.start)
             or self.segment_size % BLOCK
-            or not self.blocks.worth(number, [position // BLOCK for position in wanted].count(number))
+            or not self.blocks.worth(number, bisect_left(wanted, start + BLOCK) - bisect_left(wanted, start))
         ):
             return None
         try:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from operator import add
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -51,6 +52,19 @@ RecordFilter = Callable[[Buffer], bool | None] | None
 """Whether a record passes; None: it was not looked at, and the read ends before it."""
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """Positions and sizes of the records chosen, units scanned, position of the last of these."""
+
+
+class Limits(NamedTuple):
+    """Messages, and bytes of them, that an answer may have before one that is in memory, or on disk only."""
+
+    messages: int
+    size: int
+    messages_on_disk: int
+    size_on_disk: int
+
+
+BULK = Limits(1024, 1 << 20, 1024, 1 << 20)
+"""Of a bulk read: what lies on disk is read ahead anyway."""
 
 
 @lru_cache(64)
@@ -112,8 +126,11 @@ class QueueReader:
     def configure(self, config: StoreConfig) -> None:
         """Take over parameters; they may change while the store runs."""
         self._config = config
-        self._most_count = max(
-            config.max_transfer_count_on_message_in_memory, config.max_transfer_count_on_message_in_disk
+        self._limits = Limits(
+            config.max_transfer_count_on_message_in_memory,
+            config.max_transfer_bytes_on_message_in_memory,
+            config.max_transfer_count_on_message_in_disk,
+            config.max_transfer_bytes_on_message_in_disk,
         )
 
     @property
@@ -130,10 +147,12 @@ class QueueReader:
         tags: TagFilter = None,
         records: RecordFilter = None,
         max_bytes: int | None = None,
+        bulk: bool = False,
         correct: bool = True,
         reads: Reads = WAITING,
     ) -> Got:
-        """Read up to `max_count` messages from `offset` on: at least one, at most what the settings allow.
+        """Read up to `max_count` messages from `offset` on: at least one, at most what the settings allow, or
+        with `bulk` what BULK does.
 
         `tags` is a set of signed 32-bit tag hashes or a function of the whole tags code; `records` a
         function of the whole record. With `correct` false (a slave without offsetCheckInSlave) the offset
@@ -145,31 +164,37 @@ class QueueReader:
         if not low <= offset < high:
             status, corrected = _outside(offset, low, high)
             return Got(status, [], 0, corrected if correct else offset, low, high, False)
-        if max_count > self._most_count:  # no more units are read than messages may be given
-            max_count = self._most_count
-        several = max(self._config.max_filter_message_size, max_count * UNIT) // UNIT
-        if tags is None and records is None:
-            several = max(1, max_count)
+        limits = _narrowed(BULK if bulk else self._limits, max_count, max_bytes)
+        several = max(1, limits.messages, limits.messages_on_disk)  # no more than messages may be given
+        if tags is not None or records is not None:
+            several = max(self._config.max_filter_message_size // UNIT, several)
         data = self._units(queue, offset, min(several, high - offset), reads)
         if not data:
             following = queue.next_file_offset(offset) if correct else offset
             return Got(GetStatus.OFFSET_FOUND_NULL, [], 0, following, low, high, False)
         picked = None
         if records is None and not self._config.check_crc_on_read:
-            picked = self._pick_all(data, max_count, max_bytes) if tags is None else None
-            picked = picked or self._pick(data, max_count, tags, max_bytes)
+            picked = self._pick_all(data, limits) if tags is None else None
+            picked = picked or self._pick(data, tags, limits)
         if picked is not None:
             positions, sizes, scanned, last = picked
-            found = self._records(positions, sizes, reads) if positions else b""
+            count = 0
+            found: Buffer | None = b""
+            if positions:
+                partly = bulk and len(positions) == scanned  # no unit was left out
+                count, found = self._records(positions, sizes, reads, partly=partly)
             if found is not None:
+                if count < len(positions):
+                    # The rest is not in memory: the next read begins there.
+                    scanned, last = count, positions[count - 1]
                 lag = self._log.end - last
                 slave = lag > self.memory_window
                 following = offset + scanned
                 if found:
-                    return Got(GetStatus.FOUND, [found], len(positions), following, low, high, slave, lag)
+                    return Got(GetStatus.FOUND, [found], count, following, low, high, slave, lag)
                 following = self._behind_fillers(queue, data, following, reads)
                 return Got(GetStatus.NO_MATCHED_MESSAGE, [], 0, following, low, high, slave, lag)
-        return self._get_one_by_one(queue, offset, data, max_count, tags, records, max_bytes, reads)
+        return self._get_one_by_one(queue, offset, data, tags, records, limits, reads)
 
     def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
         """`ConsumeQueue.read`, by way of the stretch read last: that saves most pulls a system call."""
@@ -211,12 +236,12 @@ class QueueReader:
             offset += len(units)
         return offset
 
-    def _pick_all(self, data: Buffer, max_count: int, max_bytes: int | None) -> Picked | None:
+    def _pick_all(self, data: Buffer, limits: Limits) -> Picked | None:
         """Choose all records, by loops in C. None if a limit ends this read: `_pick` then chooses."""
-        limit_count, limit_bytes = self._limits(False, max_count, max_bytes)
+        limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
         if count > _MOST_AT_ONCE:
-            return None
+            return self._pick_many(data, count, limits)
         fields = _units_of(count)(data)
         positions, sizes = fields[::2], fields[1::2]
         if (
@@ -227,11 +252,21 @@ class QueueReader:
             return None
         return positions, sizes, count, positions[-1]
 
-    def _pick(self, data: Buffer, max_count: int, tags: TagFilter, max_bytes: int | None) -> Picked | None:
+    def _pick_many(self, data: Buffer, count: int, limits: Limits) -> Picked | None:
+        """As `_pick_all`, for more of them and up to the limit of bytes."""
+        units = np.frombuffer(data, UNIT_DTYPE, count)
+        sizes, positions = units["size"].astype(np.int64), units["position"].astype(np.int64)
+        two_limits = limits[:2] != limits[2:] and positions.min() < self._log.end - self.memory_window
+        if two_limits or sizes.min() < MIN_SIZE or sizes.max() >= FILLER_SIZE:
+            return None
+        fit = max(1, int(np.searchsorted(np.cumsum(sizes), limits.size, "right")))
+        chosen = tuple(positions[:fit].tolist())
+        return chosen, tuple(sizes[:fit].tolist()), fit, chosen[-1]
+
+    def _pick(self, data: Buffer, tags: TagFilter, limits: Limits) -> Picked | None:
         """Choose records from units alone. None when a unit cannot be true."""
         disk_below = self._log.end - self.memory_window
-        limit_count, limit_bytes = self._limits(False, max_count, max_bytes)
-        disk_count, disk_bytes = self._limits(True, max_count, max_bytes)
+        limit_count, limit_bytes, disk_count, disk_bytes = limits
         accepts = None if tags is None else (tags if callable(tags) else tags.__contains__)
         any_code = callable(tags)
         positions: list[int] = []
@@ -261,31 +296,40 @@ class QueueReader:
             total += size
         return tuple(positions), tuple(sizes), scanned, position
 
-    def _records(self, positions: tuple[int, ...], sizes: tuple[int, ...], reads: Reads) -> Buffer | None:
-        """The bytes of whole records; None if one cannot be had or is not what its unit says."""
+    def _records(
+        self, positions: tuple[int, ...], sizes: tuple[int, ...], reads: Reads, *, partly: bool
+    ) -> tuple[int, Buffer | None]:
+        """How many records were read, and their bytes; None if one cannot be had or is not what its unit
+        says. With `partly` those before the first that is not in memory will do."""
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
         firsts = [0]  # of those that follow each other
         if positions[1:] != ends[:-1]:
             firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
-        kept, parts = self._log.blocks.get, []
+        kept, parts = self._log.blocks.get, list[Buffer]()
         for first, stop in zip(firsts, [*firsts[1:], total], strict=True):
             start = positions[first]
             length = ends[stop - 1] - start
             number, at = divmod(start, BLOCK)
             data: Buffer | None = None
-            if at + length <= BLOCK:
-                data = kept(number) or self._log.block(number, positions, reads)
-            if data is not None:
-                data = data[at : at + length]
-            else:
-                data = self._run(start, length, reads)
-                if data is None:
-                    return None
+            try:
+                if at + length <= BLOCK:
+                    data = kept(number) or self._log.block(number, positions, reads)
+                if data is not None:
+                    data = data[at : at + length]
+                else:
+                    data = self._run(start, length, reads)
+                    if data is None:
+                        return first, None
+            except NotInMemory:
+                if not (partly and parts):
+                    raise
+                total = first
+                break
             if not (_begins(data, length) if stop - first == 1 else _whole(data, sizes[first:stop])):
-                return None
+                return first, None
             parts.append(data)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return total, parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
         """Bytes of the log; None if the device cannot read some: each record is then read by itself."""
@@ -301,10 +345,9 @@ class QueueReader:
         queue: ConsumeQueue,
         offset: int,
         data: Buffer,
-        max_count: int,
         tags: TagFilter,
         records: RecordFilter,
-        max_bytes: int | None,
+        limits: Limits,
         reads: Reads,
     ) -> Got:
         """The careful way: records are filtered by content, or some are missing or damaged."""
@@ -315,7 +358,7 @@ class QueueReader:
         position = 0
         for position, size, code in UNIT_STRUCT.iter_unpack(data):
             on_disk = log.end - position > self.memory_window
-            limit_count, limit_bytes = self._limits(on_disk, max_count, max_bytes)
+            limit_count, limit_bytes = limits[2:] if on_disk else limits[:2]
             if buffers and (len(buffers) >= limit_count or total + size > limit_bytes):
                 break
             scanned += 1
@@ -366,16 +409,13 @@ class QueueReader:
         block = self._log.block(number, (position,), reads) if at + size <= BLOCK else None
         return self._log.read(position, size, reads) if block is None else block[at : at + size]
 
-    def _limits(self, on_disk: bool, max_count: int, max_bytes: int | None) -> tuple[int, int]:
-        """Messages and bytes that an answer may have before a message that is in memory, or on disk only."""
-        config = self._config
-        if on_disk:
-            count = config.max_transfer_count_on_message_in_disk
-            size = config.max_transfer_bytes_on_message_in_disk
-        else:
-            count = config.max_transfer_count_on_message_in_memory
-            size = config.max_transfer_bytes_on_message_in_memory
-        return min(count, max_count), size if max_bytes is None else min(size, max_bytes)
+
+def _narrowed(limits: Limits, count: int, size: int | None) -> Limits:
+    """Within limits, what a client asks for."""
+    messages, most, messages_on_disk, most_on_disk = limits
+    if size is not None:
+        most, most_on_disk = min(most, size), min(most_on_disk, size)
+    return Limits(min(messages, count), most, min(messages_on_disk, count), most_on_disk)
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
