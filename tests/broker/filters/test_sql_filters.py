@@ -107,10 +107,17 @@ async def test_when_the_broker_stops_what_waits_is_not_compiled(filters, compile
 
 class TestLook:
     @pytest.fixture
-    def record(self, tmp_path):
-        store = open_store(tmp_path)
-        put_all(store, [b"hello"], properties=encode_properties({"a": "5"}))
-        return store.log.read(0, store.log.end)
+    def stored(self, tmp_path):
+        def stored(**properties):
+            store = open_store(tmp_path)
+            put_all(store, [b"hello"], properties=encode_properties(properties))
+            return store.log.read(0, store.log.end)
+
+        return stored
+
+    @pytest.fixture
+    def record(self, stored):
+        return stored(a="5")
 
     def test_records_are_tried_until_the_time_is_over(self, record):
         now = iter([0.0, 0.4, 0.8, 1.2])
@@ -123,3 +130,16 @@ class TestLook:
 
     def test_a_damaged_record_passes_so_that_its_reader_sees_it(self, record):
         assert Look(compile_sql("FALSE"), 1.0)(record[:40]) is True
+
+    @pytest.mark.parametrize("names", [1, 3, 4, 20])
+    def test_any_number_of_properties_is_found(self, stored, names):
+        values = {f"p{number}": str(number) for number in range(names)}
+        record = stored(**values)
+        wanted = " AND ".join(f"{name} = {value}" for name, value in values.items())
+        for expression, passes in (
+            (wanted, True),
+            (f"{wanted} AND absent = 1", False),
+            (f"{wanted} AND absent IS NULL", True),
+        ):
+            look = Look(compile_sql(expression), 1.0)
+            assert [look(record), look(record)] == [passes, passes], expression

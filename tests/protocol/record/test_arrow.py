@@ -265,6 +265,7 @@ class TestBadRecords:
             ("crc", 3, 8, wrong.encode())
         ]
         assert len(decode([COMMON, wrong], check_crc=False)[0]) == 2
+        assert len(decode([COMMON, wrong], ["queue_offset", "tags"])[0]) == 2  # nobody wants the body
 
     def test_a_body_that_cannot_be_decompressed(self) -> None:
         broken = Rec(body=b"not zlib", sys_flag=0x301, queue_offset=99)

@@ -131,9 +131,10 @@ class ColumnDecoder:
     """Decodes buffers of records to batches of one schema. Holds no buffer between calls.
 
     `schema` names columns of `COLUMNS` in any spelling `canonical_column` takes and any order; the batches
-    carry exactly this schema. `broker_name` fills the column that no record holds. `decompress` is called as
-    (sys_flag, stored body). `plain_bytes`: a batch ends before a compressed body with which the plain ones of
-    it would be more than this; one that is larger alone gets a batch that ends with it.
+    carry exactly this schema. `broker_name` fills the column that no record holds. `check_crc`: of bodies
+    that are asked for. `decompress` is called as (sys_flag, stored body). `plain_bytes`: a batch ends before
+    a compressed body with which the plain ones of it would be more than this; one that is larger alone gets a
+    batch that ends with it.
     """
 
     def __init__(
@@ -147,10 +148,10 @@ class ColumnDecoder:
     ) -> None:
         self.schema = schema
         self.broker_name = broker_name
-        self.check_crc = check_crc
         self.plain_bytes = plain_bytes
         self.columns = [_checked_column(field) for field in schema]
         wanted = set(self.columns)
+        self.check_crc = check_crc and "body" in wanted
         self.decompress = decompress if "body" in wanted else None
         self._property_names = {c: p for c, p in _FROM_PROPERTIES.items() if c in wanted}
         self._needs_properties = bool(self._property_names) or "properties" in wanted

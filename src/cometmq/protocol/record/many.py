@@ -144,9 +144,8 @@ def read_rows(data: Bytes, start: Ints) -> tuple[Rows, NDArray[np.bool_]]:
 
 def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
     """Whether each body has the CRC-32 that its record gives."""
-    view = memoryview(buffer)
-    places = zip(rows.body_start.tolist(), rows.body_end.tolist(), strict=True)
-    found = np.fromiter((crc32(view[begin:end]) for begin, end in places), np.int64, len(rows.start))
+    places = map(slice, rows.body_start.tolist(), rows.body_end.tolist())
+    found = np.fromiter(map(crc32, map(memoryview(buffer).__getitem__, places)), np.int64, len(rows.start))
     matches: NDArray[np.bool_] = found & 0x7FFFFFFF == rows.head["body_crc"]
     return matches
 
