@@ -53,15 +53,11 @@ def test_traces_of_java_clients_are_read(space: Space, kind: str) -> None:
     else:
         consumer = space.lite(trace=True)
         wait_until("the message", lambda: space.java.call("lite_poll", name=consumer))
-    space.stop(consumer)  # which sends what waits
-    space.stop(producer)
-    expected = ["Pub", "SubAfter", "SubBefore"]
 
-    found = wait_until(
-        "traces", lambda: len(got := traces(space.cluster, sent["msgId"])) >= len(expected) and got
-    )
+    # 4.9 sends traces after 500 ms, 5.x after 5 s, and loses at its stop what waits.
+    found = wait_until("traces", lambda: len(got := traces(space.cluster, sent["msgId"])) >= 3 and got)
 
-    assert kinds(found) == expected
+    assert kinds(found) == ["Pub", "SubAfter", "SubBefore"]
     by_kind = {trace["type"]: trace for trace in found}
     pub = by_kind["Pub"]
     assert pub["costMs"] < 10_000
