@@ -60,6 +60,7 @@ ROWS = {
     "async": Row(
         "async, 2 x 256 in flight, 1 KiB", {"mode": "async", "threads": 2, "inflight": 256, "size": 1024}
     ),
+    "transactions": Row("transactions (half, commit), 64 threads, 1 KiB", SYNC | {"mode": "transaction"}),
     "drain": Row("drain of a backlog, 128 B", drain=500_000),
     "drain-sql": Row("the same, an SQL92 filter passes one in 10", drain=500_000, one_in=10),
     "many-64-1k": Row("64 threads, 1 KiB, to 10,000 queues", SYNC, topics=len(MANY[0])),

@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from tests.interop.driver import Driver
@@ -31,30 +32,20 @@ MSG_ID, REQUEST_ID = "7F0000011F9C5ACD4B2D8B2D1C2A0000", "7F0000011F9C5ACD4B2D8B
 OFFSET_ID = "7F000001000051AF0000000000003E66"
 NOW = 1_795_172_444_873
 
+AT: dict[str, Any] = {"timestamp_ms": NOW, "region": "DefaultRegion", "msg_id": MSG_ID}
+SENT: dict[str, Any] = {**AT, "group": "producers", "topic": "Orders"}
+STORED: dict[str, Any] = {**SENT, "tags": "TagA", "store_host": "127.0.0.1:10911"}
+
 PUB = Pub(
-    timestamp_ms=NOW,
-    region="DefaultRegion",
-    group="producers",
-    topic="Orders",
-    msg_id=MSG_ID,
-    tags="TagA",
+    **STORED,
     keys="k1 k2",
-    store_host="127.0.0.1:10911",
     body_length=5,
     cost_ms=3,
     message_type=MessageType.NORMAL,
     offset_msg_id=OFFSET_ID,
     success=True,
 )
-BEFORE = SubBefore(
-    timestamp_ms=NOW,
-    region="DefaultRegion",
-    group="readers",
-    request_id=REQUEST_ID,
-    msg_id=MSG_ID,
-    retry_times=2,
-    keys="k1 k2",
-)
+BEFORE = SubBefore(**AT, group="readers", request_id=REQUEST_ID, retry_times=2, keys="k1 k2")
 AFTER = SubAfter(
     request_id=REQUEST_ID,
     msg_id=MSG_ID,
@@ -66,22 +57,14 @@ AFTER = SubAfter(
     group="readers",
 )
 END = EndTransaction(
-    timestamp_ms=NOW,
-    region="DefaultRegion",
-    group="producers",
-    topic="Orders",
-    msg_id=MSG_ID,
-    tags="TagA",
+    **STORED,
     keys="k1",
-    store_host="127.0.0.1:10911",
     message_type=MessageType.COMMIT,
     transaction_id=MSG_ID,
     state="COMMIT_MESSAGE",
     from_check=False,
 )
-RECALL = Recall(
-    timestamp_ms=NOW, region="DefaultRegion", group="producers", topic="Orders", msg_id=MSG_ID, success=True
-)
+RECALL = Recall(**SENT, success=True)
 
 replaced = msgspec.structs.replace
 TRACES: list[AnyTrace] = [

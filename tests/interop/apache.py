@@ -101,9 +101,12 @@ class ApacheBroker(ApacheServer, Broker):
             "diskMaxUsedSpaceRatio": "95",
             "waitTimeMillsInSendQueue": "10000",  # the default 200 ms refuses sends while a JVM warms up
             "osPageCacheBusyTimeOutMills": "10000",
-            # 5.x writes ops only after a while; who is asked before that ends his transaction twice.
+            # 5.x writes ops only after a while; who is asked before that ends his transaction twice. With so
+            # small a size it writes each at once. The interval is what it then waits for: 5.5.0 spins when
+            # that has passed since the last op.
             "transactionTimeOut": "3000",
-            "transactionOpBatchInterval": "100",
+            "transactionOpMsgMaxSize": "1",
+            "transactionOpBatchInterval": "3600000",
             **(settings or {}),
         }
         flags = jvm if jvm is not None else ["-Xms256m", "-Xmx768m", "-XX:+UseSerialGC"]

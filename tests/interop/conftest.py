@@ -116,8 +116,8 @@ def cluster(
     """The servers under test: ours, one name server and one broker as processes.
 
     ``COMETMQ_INTEROP_SERVER=4.9.7`` (or ``5.5.0``) puts Apache's in their place: a test here that Apache's
-    own servers do not pass says something about the test. One is known to fail that way: 4.9.7 stamps the
-    key that a 5.5.0 client gives to a batch on each of its messages.
+    own servers do not pass says something about the test. Known to fail that way, with 5.5.0 clients: 4.9.7
+    stamps the key of a batch on each of its messages, and leaves out what consumers need for traces.
     """
     version = instead_of_ours()
     if version:

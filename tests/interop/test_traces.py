@@ -53,16 +53,11 @@ def test_traces_of_java_clients_are_read(space: Space, kind: str) -> None:
     else:
         consumer = space.lite(trace=True)
         wait_until("the message", lambda: space.java.call("lite_poll", name=consumer))
-    space.stop(consumer)  # which sends what waits
-    space.stop(producer)
-    # A 5.x consumer writes nothing about messages without MSG_REGION, which 4.9 and we do not store.
-    expected = ["Pub", "SubAfter", "SubBefore"] if space.java.version.startswith("4") else ["Pub"]
 
-    found = wait_until(
-        "traces", lambda: len(got := traces(space.cluster, sent["msgId"])) >= len(expected) and got
-    )
+    # 4.9 sends traces after 500 ms, 5.x after 5 s, and loses at its stop what waits.
+    found = wait_until("traces", lambda: len(got := traces(space.cluster, sent["msgId"])) >= 3 and got)
 
-    assert kinds(found) == expected
+    assert kinds(found) == ["Pub", "SubAfter", "SubBefore"]
     by_kind = {trace["type"]: trace for trace in found}
     pub = by_kind["Pub"]
     assert pub["costMs"] < 10_000
@@ -79,11 +74,10 @@ def test_traces_of_java_clients_are_read(space: Space, kind: str) -> None:
         "success": True,
         "clientHost": "127.0.0.1",
     }
-    if "SubAfter" in by_kind:
-        before, after = by_kind["SubBefore"], by_kind["SubAfter"]
-        assert before["requestId"] == after["requestId"]
-        assert (before["group"], before["keys"], before["retryTimes"]) == (space.group, "k1 k2", 0)
-        assert (after["group"], after["success"], after["contextCode"]) == (space.group, True, 0)
+    before, after = by_kind["SubBefore"], by_kind["SubAfter"]
+    assert before["requestId"] == after["requestId"]
+    assert (before["group"], before["keys"], before["retryTimes"]) == (space.group, "k1 k2", 0)
+    assert (after["group"], after["success"], after["contextCode"]) == (space.group, True, 0)
 
 
 def test_the_trace_of_a_java_batch_is_found_by_its_ids_together(space: Space) -> None:

@@ -328,7 +328,7 @@ class BrokerParts:
         self.stats.sample(self._clock.time_ms(), mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
-        self.sends.forget_rules()
+        self.sends.configure()
         self.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
         self.writer.configure()

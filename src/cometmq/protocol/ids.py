@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import struct
+from functools import lru_cache
 from ipaddress import ip_address
 
 import msgspec
@@ -35,6 +36,7 @@ class IdError(ProtocolError):
 # -- hosts
 
 
+@lru_cache(maxsize=4096)  # what is stored again has few hosts, and this takes 10 µs
 def pack_host(host: str) -> bytes:
     """ "ip:port" or "[ip]:port" as in records: 4 or 16 address bytes and a 4-byte port. ValueError if it is
     neither."""

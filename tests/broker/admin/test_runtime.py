@@ -38,10 +38,13 @@ class TestSettings:
         written = parse_properties(Path(cluster.broker.config.broker_config_path).read_text())
         assert written["maxMessageSize"] == "100"
 
-    async def test_what_answers_to_sends_say_of_traces(self, peer):
+    async def test_what_sends_are_told_of_traces_and_5x_messages_say(self, peer):
         await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b'traceOn=false\nregionId=100% "north"\n')
         ext = (await peer.send()).ext
         assert (ext["TRACE_ON"], ext["MSG_REGION"]) == ("false", '100% "north"')
+        await peer.send(version=453)
+        told = records(await peer.pull())[-1].properties
+        assert (told["TRACE_ON"], told["MSG_REGION"]) == ("false", '100% "north"')
 
     async def test_a_changed_permission_reaches_the_routes(self, cluster, peer):
         await create(peer)

@@ -43,7 +43,7 @@ async def filters(compiler):
 async def compiled(filters, text, version=407):
     with pytest.raises(NotCompiled) as missing:
         filters.find(text, "SQL92", version)
-    await filters.compile(missing.value.key)
+    await filters.compile(missing.value.key, "asker")
     return filters.find(text, "SQL92", version)
 
 
@@ -51,7 +51,7 @@ async def test_an_expression_is_compiled_once_for_everybody(filters, compiler):
     found = await compiled(filters, "a > 1")
     assert found.matches({"a": "2"}.get)
     assert filters.find("a > 1", "SQL92", 317) is found
-    await asyncio.gather(*(filters.compile(("b > 1", False)) for _ in range(5)))
+    await asyncio.gather(*(filters.compile(("b > 1", False), "asker") for _ in range(5)))
     assert compiler.texts == ["a > 1", "b > 1"]
 
 
@@ -87,13 +87,23 @@ async def test_after_compiling_the_loop_has_a_rest(filters, compiler):
     compiler.seconds = 0.02
     begun = loop.time()
     for number in range(3):
-        await filters.compile((f"b > {number}", False))
+        await filters.compile((f"b > {number}", False), "asker")
     assert loop.time() - begun >= 3 * 0.02 + 2 * 0.08
+
+
+async def test_who_asks_for_many_does_not_keep_others_waiting(filters, compiler):
+    many = [asyncio.create_task(filters.compile((f"a > {number}", False), "busy")) for number in range(9)]
+    await asyncio.sleep(0)
+    await filters.compile(("b > 0", False), "other")
+    assert compiler.texts == ["a > 0", "b > 0"]
+    await asyncio.gather(*many)
 
 
 async def test_when_the_broker_stops_what_waits_is_not_compiled(filters, compiler):
     compiler.seconds = 0.05
-    waiting = [asyncio.create_task(filters.compile((f"c > {number}", False))) for number in range(100)]
+    waiting = [
+        asyncio.create_task(filters.compile((f"c > {number}", False), "asker")) for number in range(100)
+    ]
     await asyncio.sleep(0)
     filters.stop()
     first, *others = await asyncio.gather(*waiting, return_exceptions=True)
@@ -102,7 +112,7 @@ async def test_when_the_broker_stops_what_waits_is_not_compiled(filters, compile
         (CommandError, ResponseCode.SERVICE_NOT_AVAILABLE)
     }
     assert compiler.texts == ["c > 0"]
-    await filters.compile(("c > 0", False))
+    await filters.compile(("c > 0", False), "asker")
 
 
 class TestLook:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.broker.send.stored_form import sent_properties, stored_form, stored_forms
+from cometmq.broker.send.stored_form import StoredForms, sent_properties, stored_form, stored_forms
 from cometmq.errors import CommandError
 from cometmq.protocol.properties.values import (
     decode_properties,
@@ -83,6 +83,21 @@ def test_remembered_forms_are_what_would_be_derived(texts):
         assert not form.only_key or index_keys(stored) == [unique]
         plain = b"DELAY\x01" not in stored and b"TRAN_MSG\x01" not in stored
         assert (form.tags_code, form.waits, form.plain) == (stored_tags_code(stored), waits, plain)
+
+
+def test_5x_senders_get_what_5x_consumers_trace_by():
+    forms = StoredForms("C", "North", True)
+
+    def stored(sent, version):
+        form, unique = forms.find(sent, version)
+        return decode_properties(form.before + unique + form.behind)
+
+    sent = "UNIQ_KEY\x01K\x02MSG_REGION\x01South\x02TRACE_ON\x01false"
+    theirs = {"UNIQ_KEY": "K", "CLUSTER": "C"}
+    assert stored(sent, 407) == {**theirs, "MSG_REGION": "South", "TRACE_ON": "false"}
+    assert stored(sent, 453) == {**theirs, "MSG_REGION": "North", "TRACE_ON": "true"}
+    forms.configure("East", False)
+    assert stored(sent, 453) == {**theirs, "MSG_REGION": "East", "TRACE_ON": "false"}
 
 
 def test_no_properties_are_an_empty_string():

@@ -21,6 +21,7 @@ from tests.broker.transactions.conftest import (
     stored,
 )
 
+from cometmq.broker.transactions import checks
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.store.base.clock import SystemClock
@@ -95,36 +96,54 @@ async def test_a_young_message_is_left_alone(started):
     assert await bodies(peer, HALF) == [b"half"]
 
 
-async def test_who_asks_for_more_time_is_put_back_without_a_question(cluster, peer):
-    await prepare(peer, b"long", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "100"})
+IMMUNE = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "100"}
+
+
+async def test_who_asks_for_more_time_is_not_asked_and_stays_where_it_is(cluster, peer):
+    bodies_ = [b"long %d" % number for number in range(40)]  # more than are looked at in one go
+    places = [await prepare(peer, body, properties=IMMUNE) for body in bodies_]
     await prepare(peer, b"usual")
     for _ in range(2):
         await check_round(cluster)
-    copies = [message for message in await stored(peer, HALF) if message.body == b"long"]
-    assert [message.properties.get("TRAN_PREPARED_QUEUE_OFFSET") for message in copies] == [None, "0", "0"]
-    assert all("TRANSACTION_CHECK_TIMES" not in message.properties for message in copies)
     assert [(await asked(peer))[0].body for _ in range(2)] == [b"usual"] * 2
-
-
-async def test_who_asks_for_more_time_stays_while_it_is_the_last(cluster, peer):
-    await prepare(peer, b"long", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "9" * 18})
-    for _ in range(3):
-        await check_round(cluster)
-    assert await bodies(peer, HALF) == [b"long"]
-    await end(peer, await prepare(peer, b"other"), ROLLBACK)
-    for _ in range(3):
-        await check_round(cluster)
-    assert await bodies(peer, HALF) == [b"long", b"other", b"long"]
+    assert await bodies(peer, HALF) == [*bodies_, *[b"usual"] * 3]
+    assert cluster.broker.parts.transactions.ledger.head == 0
+    assert (await end(peer, places[0])).code == 0
+    await check_round(cluster)
+    assert cluster.broker.parts.transactions.ledger.head == 1
+    assert await bodies(peer) == [b"long 0"]
 
 
 async def test_who_asks_for_more_time_is_put_back_before_its_log_file_gets_old(started):
     cluster, peer = await started(**MANUAL, mappedFileSizeCommitLog="65536")
-    await prepare(peer, b"long", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "100"})
+    await prepare(peer, b"long", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "9" * 18})
     for _ in range(9):
         await peer.send(body=b"x" * 8000)
     for _ in range(2):
         await check_round(cluster)
+    copy = (await stored(peer, HALF))[-1]
     assert await bodies(peer, HALF) == [b"long"] * 2
+    assert copy.properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
+    assert "TRANSACTION_CHECK_TIMES" not in copy.properties
+
+
+async def test_many_that_ask_for_more_time_do_not_push_each_other_back(started):
+    cluster, peer = await started(**MANUAL, mappedFileSizeCommitLog="65536")
+    for number in range(40):
+        await prepare(peer, b"x" * 4000, f"K{number}", properties=IMMUNE)
+    for rounds in range(1, 5):
+        await check_round(cluster)
+        assert len(await bodies(peer, HALF)) == 40 + 2 * rounds  # an eighth of a log file a round
+
+
+async def test_a_round_that_had_no_time_left_is_gone_on_with(cluster, peer, monkeypatch):
+    for number in range(40):
+        await prepare(peer, b"long %d" % number, properties=IMMUNE)
+    await prepare(peer, b"usual")
+    monkeypatch.setattr(checks, "LONGEST_ROUND_S", 0.001)
+    for _ in range(2):
+        await check_round(cluster)
+    assert (await asked(peer))[0].body == b"usual"
 
 
 async def test_after_the_last_check_it_is_given_up(started):
@@ -145,11 +164,13 @@ async def test_after_the_last_check_it_is_given_up(started):
     assert len(await stored(peer, GIVEN_UP)) == 1
 
 
-async def test_what_is_older_than_files_are_kept_is_given_up(started):
-    cluster, peer = await started(**MANUAL, fileReservedTime="1")
+async def test_what_is_older_than_files_are_kept_is_not_given_up_before_its_producer_could_come(started):
+    cluster, peer = await started(**MANUAL, fileReservedTime="1", transactionCheckMax="100")
     old = int(time.time() * 1000) - 3_700_000
     await prepare(peer, born_timestamp=old)
-    await check_round(cluster)  # the first copy is as old as the broker's clock says
+    for _ in range(15):
+        await check_round(cluster)
+    assert cluster.broker.parts.tables.topics.get(GIVEN_UP) is None
     await check_round(cluster)
     assert await bodies(peer, GIVEN_UP) == [b"half"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from cometmq.broker.transactions.half import (
@@ -46,7 +47,7 @@ def half(*, stored=NOW, born=NOW, offset=5, sys_flag=0, **properties):
         (72 * 3_600_000, {}, "CHECK"),
         (72 * 3_600_000 + 1, {}, "CHECK"),  # nobody was asked: the clock may have jumped
         (72 * 3_600_000 + 1, {IMMUNE: "9" * 18}, "CHECK"),
-        (72 * 3_600_000 + 1, {ASKED: "1"}, "DISCARD"),
+        (72 * 3_600_000 + 1, {ASKED: "14"}, "CHECK"),  # its producers may not be back yet
         (6_000, {ASKED: "14"}, "CHECK"),
         (6_000, {ASKED: "15"}, "DISCARD"),
         (0, {ASKED: "15"}, "DISCARD"),
@@ -69,6 +70,14 @@ def test_what_a_check_does(age_ms, properties, verdict):
 def test_a_clock_that_jumped_ahead_gives_nothing_up():
     asked = half(**{ASKED: "1"})
     assert judge(asked, NOW + 400 * 86_400_000, LIMITS) is Verdict.CHECK
+
+
+@pytest.mark.parametrize(
+    ("age_h", "asked", "verdict"), [(72, 15, "CHECK"), (73, 14, "CHECK"), (73, 15, "DISCARD")]
+)
+def test_with_more_checks_allowed_age_ends_them(age_h, asked, verdict):
+    message = half(stored=NOW - age_h * 3_600_000, born=NOW - age_h * 3_600_000, **{ASKED: str(asked)})
+    assert judge(message, NOW, msgspec.structs.replace(LIMITS, most_checks=100)) is Verdict[verdict]
 
 
 class TestClocksOfProducers:

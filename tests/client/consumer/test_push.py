@@ -218,22 +218,30 @@ async def test_a_failed_message_is_sent_back(namesrv: FakeNamesrv, broker: FakeB
     assert broker.offsets["T", 0] == 2
 
 
+@pytest.mark.parametrize(
+    ("maximum", "told", "delay"),
+    [
+        (16, 16, "3"),
+        (1, 2, "3"),  # one more try, as with a send-back; 4.9 would make it a dead letter for a maximum of 1
+        (0, 0, None),  # a dead letter for 4.9, which would delay it, and for 5.x
+    ],
+)
 async def test_a_refused_send_back_goes_to_the_retry_topic(
-    namesrv: FakeNamesrv, broker: FakeBroker, box: Box
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, maximum: int, told: int, delay: str | None
 ) -> None:
     namesrv.serve("%RETRY%g", broker, queues=1)
-    broker.store("T", 0, b"a", b"UNIQ_KEY\x01K1\x02TAGS\x01A")
+    broker.store("T", 0, b"a", b"UNIQ_KEY\x01K1\x02TAGS\x01A\x02DELAY\x017")
     broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
     box.status = ConsumeStatus.RECONSUME_LATER
-    async with box.consumer():
+    async with box.consumer(max_reconsume_times=maximum):
         await broker.wait_for(lambda: bool(broker.sent))
     ((header, body),) = broker.sent
     assert (header.topic, body, header.producer_group) == ("%RETRY%g", b"a", "CLIENT_INNER_PRODUCER")
-    assert (header.reconsume_times, header.max_reconsume_times) == (1, 16)
+    assert (header.reconsume_times, header.max_reconsume_times) == (1, told)
     properties = decode_properties((header.properties or "").encode())
     assert properties["RETRY_TOPIC"] == "T"
     assert properties["UNIQ_KEY"] == "K1"
-    assert (properties["DELAY"], properties["TAGS"]) == ("3", "A")
+    assert (properties.get("DELAY"), properties["TAGS"]) == (delay, "A")
     assert "RECONSUME_TIME" not in properties
     assert broker.offsets["T", 0] == 1
 

@@ -9,6 +9,7 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | offset query (14), topic unknown | 0, offset 0 | 22 QUERY_NOT_FOUND |
 | offset query (14), nothing stored | 0 while the queue is young | same; 22 if setZeroIfNotFound=false |
 | batch (320) | the batch's own properties go to every element | elements keep their own, plus CLUSTER |
+| send of one message | CLUSTER is added | CLUSTER, MSG_REGION and TRACE_ON are added |
 | offset update (15) | anything is stored | unknown topic 17, unknown group 26, bad queue or offset 29 |
 | group deletion (207) | removeOffset | cleanOffset; both are read |
 | retry sent by a client (310) | dead at the maximum, DELAY 0 | dead above it, or with locked queues; -1 |

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from weakref import WeakValueDictionary
 
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
@@ -51,6 +52,7 @@ class SqlFilters:
         self._table: OrderedDict[Key, SqlFilter | SqlError] = OrderedDict()
         self._characters = 0
         self._turn = asyncio.Lock()
+        self._turns_of: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
         self._not_before = 0.0
         self._stopping = asyncio.Event()
 
@@ -81,11 +83,13 @@ class SqlFilters:
         """The broker stops: what waits for its turn is not compiled any more."""
         self._stopping.set()
 
-    async def compile(self, key: Key) -> None:
-        """Put an expression into the table: its filter, or what is wrong with it. One at a time.
+    async def compile(self, key: Key, asker: Hashable) -> None:
+        """Put an expression into the table: its filter, or what is wrong with it. One at a time; those of one
+        asker (its connection) wait for each other first, so that they do not keep others waiting.
 
         Raises CommandError once the broker stops."""
-        async with self._turn:
+        own = self._turns_of.setdefault(asker, asyncio.Lock())
+        async with own, self._turn:
             if key in self._table:
                 return
             loop = asyncio.get_running_loop()

@@ -162,7 +162,7 @@ class ClientProcessor:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}", ext={})
         return frame.response(body=ConsumerList(consumer_id_list=known.client_ids()).encode())
 
-    async def check_client_config(self, _connection: Connection, frame: Frame) -> Frame:
+    async def check_client_config(self, connection: Connection, frame: Frame) -> Frame:
         """Whether a subscription other than by tags would be served."""
         subscription = CheckClientRequestBody.decode(frame.body).subscription_data
         if subscription is None or is_tag_type(subscription.expression_type):
@@ -172,7 +172,7 @@ class ClientProcessor:
             try:
                 self.filters.find(*asked)
             except NotCompiled as missing:
-                await self.filters.compile(missing.key)
+                await self.filters.compile(missing.key, connection)
                 self.filters.find(*asked)
         except SqlError as error:
             raise CommandError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None

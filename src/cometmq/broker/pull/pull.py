@@ -180,7 +180,7 @@ class PullProcessor:
         """Compile the filter of a pull that has just come, and go on with it."""
         connection = request.connection
         try:
-            await self.checks.filters.compile(missing.key)
+            await self.checks.filters.compile(missing.key, connection)
             if not connection.closed:
                 request.wanted = self.checks.check(connection, request.version, request.header)
                 self._checked(request)

@@ -31,10 +31,10 @@ from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules
 from cometmq.broker.send.send_templates import SendTemplates
 from cometmq.broker.send.stored_form import (
     StoredForm,
+    StoredForms,
     cluster_pair,
     sent_properties,
     stored_form,
-    stored_forms,
 )
 from cometmq.broker.send.timed import Timed, TimedSends, without_times
 from cometmq.broker.tables.durable import DurableTables
@@ -102,12 +102,18 @@ class SendProcessor:
         self._appender = self.store.appender
         self._cluster_pair = cluster_pair(self.config.broker_cluster_name)
         self._rules: dict[str, SendRules] = {}
-        self._forms = stored_forms(self.config.broker_cluster_name)
+        config = self.config
+        self._forms = StoredForms(config.broker_cluster_name, config.region_id, config.trace_on)
         self.templates = SendTemplates(self.store.appender, self.store.queues, self._forms)
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
         """How a JSON header begins -> what may take the request undecoded."""
         return {b'{"code":310,': self.templates.send}
+
+    def configure(self) -> None:
+        """A setting changed."""
+        self._forms.configure(self.config.region_id, self.config.trace_on)
+        self.forget_rules()
 
     def forget_rules(self) -> None:
         """The topic table or a setting changed."""
@@ -130,7 +136,7 @@ class SendProcessor:
             return self._send_batch(connection, frame, header, queue_id, rules.sys_flag)
         delay_ms = None
         sys_flag = header.sys_flag | rules.sys_flag
-        form, unique = self._forms.find(sent_properties(header.properties))
+        form, unique = self._forms.find(header.properties, frame.version)
         properties = form.before + unique + form.behind
         asked_queue_id = queue_id
         if not form.plain or topic[0] == "%":

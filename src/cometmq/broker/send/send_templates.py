@@ -22,11 +22,10 @@ from typing import Any, NamedTuple, cast
 from msgspec.structs import replace
 
 from cometmq.broker.base.replies import Sender
-from cometmq.broker.send.stored_form import StoredForm, sent_properties
+from cometmq.broker.send.stored_form import StoredForm, StoredForms
 from cometmq.errors import FrameError
 from cometmq.protocol.frame import Frame, decode_frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from cometmq.protocol.properties.template import TemplateCache
 from cometmq.protocol.properties.values import UNIQUE_KEY, index_keys
 from cometmq.remoting import Connection
 from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Traits
@@ -72,7 +71,7 @@ class SendTemplates:
         "_resting", "_seen", "_traits",
     )  # fmt: skip
 
-    def __init__(self, appender: Appender, queues: QueueTable, forms: TemplateCache[StoredForm]) -> None:
+    def __init__(self, appender: Appender, queues: QueueTable, forms: StoredForms) -> None:
         self._enqueue = appender.enqueue
         self._queues = queues
         self._forms = forms
@@ -197,7 +196,7 @@ class SendTemplates:
             or send.batch
         ):
             return None
-        form, key = self._forms.find(sent_properties(send.properties))
+        form, key = self._forms.find(send.properties, frame.version)
         stored = form.before + key + form.behind
         before, name, behind = stored.partition(UNIQUE_KEY + unique)
         if not name or not form.plain:

@@ -1,9 +1,11 @@
-"""What the broker stores of a client's property string: WAIT is left out, CLUSTER comes last."""
+"""What the broker stores of a client's property string: WAIT is left out, its own pairs come last."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cometmq.errors import CommandError
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import VERSION_5_0_0, ResponseCode
 from cometmq.protocol.properties.template import Template, TemplateCache, template_fields
 from cometmq.protocol.properties.values import (
     NAME_END,
@@ -12,6 +14,7 @@ from cometmq.protocol.properties.values import (
     append,
     drop,
     has_stray_separator,
+    put,
 )
 
 _EMPTY_VALUE = NAME_END + VALUE_END
@@ -28,12 +31,35 @@ class StoredForm(Template, frozen=True, gc=False):
     """Whether such a message has no delay, no delivery time, and is no part of a transaction."""
 
 
-def stored_forms(cluster: str) -> TemplateCache[StoredForm]:
-    """The stored forms in a cluster of that name. Their `find` raises CommandError for what nobody could read
-    as it was meant."""
+class StoredForms:
+    """The stored forms of a broker, for senders of either line: 5.x's consumers trace what names a region."""
+
+    __slots__ = ("_by_4x", "_by_5x", "_cluster")
+
+    def __init__(self, cluster: str, region: str, trace_on: bool) -> None:
+        self._cluster = cluster
+        self._by_4x = stored_forms(cluster)
+        self.configure(region, trace_on)
+
+    def configure(self, region: str, trace_on: bool) -> None:
+        """What 5.x stores of message traces: regionId and traceOn."""
+        told = {b"MSG_REGION": region.encode(), b"TRACE_ON": b"true" if trace_on else b"false"}
+        self._by_5x = stored_forms(self._cluster, told)
+
+    def find(self, properties: str | None, version: int) -> tuple[StoredForm, bytes]:
+        """The form of a send's property string, and its unique key. Raises CommandError."""
+        forms = self._by_5x if version >= VERSION_5_0_0 else self._by_4x
+        return forms.find(sent_properties(properties))
+
+
+def stored_forms(cluster: str, told: Mapping[bytes, bytes] | None = None) -> TemplateCache[StoredForm]:
+    """The stored forms in a cluster of that name. told: more that the broker adds. Their `find` raises
+    CommandError for what nobody could read as it was meant."""
     pair = cluster_pair(cluster)
 
     def make(properties: bytes, unique: bytes) -> StoredForm:
+        for name, value in (told or {}).items():
+            properties = put(properties, name, value)
         stored, waits = stored_form(properties, pair)
         if has_stray_separator(stored):
             raise CommandError(

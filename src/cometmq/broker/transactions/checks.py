@@ -3,8 +3,9 @@
 
 A round goes over the half messages that were stored before it began, from the head of the ledger on, in
 pieces with the loop's other work in between. Whatever is asked about is stored again behind the others, so
-that the head can go on, and the producer answers with the place of that copy. How far the head is, and the
-ops that it has left behind, are kept as consumer offsets, as Apache's broker keeps them.
+that the head can go on, and the producer answers with the place of that copy. One whose sender has asked for
+more time stays where it is, and the head with it, until much was stored behind it. How far the head is, and
+the ops that it has left behind, are kept as consumer offsets, as Apache's broker keeps them.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class TransactionChecks:
         self._loop = asyncio.get_running_loop()
         self._timer = Periodic(self._loop, self._interval_s, self.round, name="check of transactions")
         self._turn = count()
+        self._next = 0  # half message at which a round begins that goes on with the last one
+        self._room = 0  # bytes that this round may still put back
         self._budget = LogBudget()
         # (end of the ops, end of the half messages) at some moments: once the head is behind the second, no
         # op in front of the first is needed any more.
@@ -107,10 +110,12 @@ class TransactionChecks:
             self._marks.append((self.store.max_offset(TRANS_OP_HALF_TOPIC, 0), limit))
         self.records.pay()
         end = self.clock.monotonic() + LONGEST_ROUND_S
-        offset: int | None = self.ledger.next_open(self.ledger.head)
+        self._room = self.config.store.mapped_file_size_commit_log // 8
+        offset: int | None = self.ledger.next_open(max(self._next, self.ledger.head))
         while offset is not None and offset < limit and self.clock.monotonic() < end:
             offset = await self._piece(offset, limit)
             await asyncio.sleep(PAUSE_S)
+        self._next = offset if offset is not None and offset < limit else 0
         self.ledger.advance(limit)
         self._keep_offsets()
 
@@ -173,23 +178,26 @@ class TransactionChecks:
             if verdict is Verdict.WAIT:
                 behind = limit
                 break
+            if verdict is Verdict.PUT_BACK and not self._is_moved(half):
+                continue
             try:
                 settled = await self.inherited.is_settled(half)
             except OSError as error:
                 self._say_unread(half.offset, error)
                 continue
             todo.append((half, None if settled else verdict))
-        if behind >= limit and all(self._may_stay(half, verdict) for half, verdict in todo):
-            return None
         if todo and not await self._act(todo):
             return None
         return self.ledger.next_open(behind) if behind < limit else None
 
-    def _may_stay(self, half: Half, verdict: Verdict | None) -> bool:
-        """Whether a half message at the end of the queue, where it holds up nobody, need not be put back: not
-        if it lies so far back in the log that retention may come near it."""
+    def _is_moved(self, half: Half) -> bool:
+        """Whether one that nobody is to be asked about yet is put back: if it lies so far back in the log
+        that retention may come near it. A round does so with few, lest these push each other back."""
         since = self.store.log.end - half.message.physical_offset
-        return verdict is Verdict.PUT_BACK and since < self.config.store.mapped_file_size_commit_log
+        if since < self.config.store.mapped_file_size_commit_log or self._room <= 0:
+            return False
+        self._room -= len(half.message.body) + len(half.properties)
+        return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
         """Store what comes of these; whether that went well."""

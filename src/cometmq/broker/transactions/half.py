@@ -22,6 +22,8 @@ from cometmq.protocol.record.one import Buffer, decode_record, encode_record, pr
 
 REMOVED = b"d"
 """Tag of an op message: the half messages that its body names are closed."""
+LEAST_CHECKS = 15
+"""A message is never too old before so many checks: its producers may come later than the broker."""
 _DIGITS = 18
 
 
@@ -118,20 +120,20 @@ class Verdict(enum.Enum):
     """What a check does with an open half message."""
 
     WAIT = "it is too young, and so are those behind it"
-    PUT_BACK = "its sender has asked for more time: a copy of it is stored behind the others"
+    PUT_BACK = "its sender has asked for more time: it stays, or a copy of it is stored behind the others"
     CHECK = "a copy is stored, and its producer is asked"
     DISCARD = "nobody will be asked any more: it goes to TRANS_CHECK_MAX_TIME_TOPIC"
 
 
 def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
-    """What becomes of an open half message. A clock that has stepped back makes it old enough; one that has
-    jumped ahead does not make it too old before it was asked about."""
+    """What becomes of an open half message. A clock that has stepped back makes it old enough. One that has
+    jumped ahead, or a broker that was away for long, does not make it too old before it was asked about."""
     age_ms = now_ms - half.since_ms
     checks = half.checks or 0
     if checks >= limits.most_checks:
         return Verdict.DISCARD
     if half.since_ms < limits.oldest_ms:
-        return Verdict.DISCARD if checks else Verdict.CHECK
+        return Verdict.DISCARD if checks >= LEAST_CHECKS else Verdict.CHECK
     immunity_ms = half.immunity_ms
     if immunity_ms is None:
         return Verdict.WAIT if 0 <= age_ms < limits.timeout_ms else Verdict.CHECK

@@ -184,7 +184,7 @@ class Orderly:
     async def _bury(self, message: MessageExt) -> bool:
         """Whether the message became a dead letter; otherwise it is tried once more."""
         try:
-            await self._retry_topic.send(message, hopeless=True)
+            await self._retry_topic.send(message)
         except CometError as error:
             log.warning("message %s could not be sent to the dead letters: %s", message.msg_id, error)
             message.reconsume_times += 1

@@ -29,24 +29,26 @@ class RetryTopic:
     async def close(self) -> None:
         await self._producer.stop()
 
-    async def send(self, message: MessageExt, *, hopeless: bool = False) -> None:
-        """hopeless: it has had its tries and is not to be delayed. Raises CometError when no broker takes
-        it."""
+    async def send(self, message: MessageExt) -> None:
+        """Raises CometError when no broker takes it."""
         if self._producer.state == "new":
             await self._producer.start()
-        again = self._again(message)
-        if hopeless:  # 4.9.7 keeps the delay of what it makes a dead letter
-            del again.properties[names.DELAY]
         # A body that was not decompressed goes round as it is.
         packed = message.sys_flag & _COMPRESSION
-        await self._producer.send_raw(prepare_system(again, self._group.instance.keys, packed))
+        await self._producer.send_raw(prepare_system(self._again(message), self._group.instance.keys, packed))
 
     def _again(self, message: MessageExt) -> Message:
-        """The same body, flag and unique id."""
-        properties = {key: value for key, value in message.properties.items() if key != names.TRAN_MSG}
+        """The same body, flag and unique id. It is a dead letter when a send-back would make it one, and then
+        without DELAY, which 4.9.7 would obey; 4.9 takes as many tries as the maximum for too many, 5.x more
+        (docs/reference/storage.md, Send back)."""
+        tries, most = message.reconsume_times + 1, self._group.options.most_reconsume_times
+        dropped = (names.TRAN_MSG, names.DELAY)
+        properties = {key: value for key, value in message.properties.items() if key not in dropped}
+        if tries <= most:
+            properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
+            most = max(most, tries + 1)
         properties.setdefault(names.RETRY_TOPIC, message.topic)
         properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
-        properties[names.RECONSUME_TIME] = str(message.reconsume_times + 1)
-        properties[names.MAX_RECONSUME_TIMES] = str(self._group.options.most_reconsume_times)
-        properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
+        properties[names.RECONSUME_TIME] = str(tries)
+        properties[names.MAX_RECONSUME_TIMES] = str(most)
         return Message(self._group.retry_topic, message.body, flag=message.flag, properties=properties)

@@ -19,7 +19,8 @@ import org.apache.rocketmq.common.message.Message;
  * {@code seconds} are over. Reports the rate of messages and the latency of requests (nanoseconds, every request kept).
  *
  * <p>Modes: {@code sync}; {@code batch} ({@code batch} messages a request); {@code async} ({@code inflight} requests
- * under way per thread); {@code oneway}. All threads share one client, and with it one connection to the broker, unless
+ * under way per thread); {@code oneway}; {@code transaction} (a half message, and its commit, which has no answer). All
+ * threads share one client, and with it one connection to the broker, unless
  * {@code clients} says how many there are. With {@code topics} messages go to so many topics in turn, in an order that
  * is always the same: {@code topic}-0000 and so on. With {@code numbered} the property n of messages goes from 0 up to
  * that number, over and over.
@@ -61,7 +62,8 @@ final class Load {
         int threads = args.number("threads", 1);
         List<DefaultMQProducer> clients = new ArrayList<>();
         for (int i = 0; i < args.number("clients", 1); i++) {
-            clients.add(Producers.open(args, "load-" + i));
+            boolean plain = !mode.equals("transaction");
+            clients.add(plain ? Producers.open(args, "load-" + i) : Transactions.committing(args, "load-" + i));
         }
         for (String ignored : topics) {
             clients.get(0).send(message());  // the route is known and the topic exists before the clock starts
@@ -163,6 +165,8 @@ final class Load {
                 SendResult sent = null;
                 if (mode.equals("sync")) {
                     sent = client.send(message());
+                } else if (mode.equals("transaction")) {
+                    sent = client.sendMessageInTransaction(message(), null);
                 } else if (mode.equals("oneway")) {
                     client.sendOneway(message());
                 } else {

@@ -22,13 +22,7 @@ final class Transactions {
         String name = args.text("name");
         List<Object> questions = new ArrayList<>();
         asked.put(name, questions);
-        TransactionMQProducer producer = new TransactionMQProducer(args.text("group"));
-        producer.setNamesrvAddr(args.text("namesrv"));
-        producer.setInstanceName(name + "-" + System.nanoTime());
-        producer.setSendMsgTimeout(10_000);
-        producer.setVipChannelEnabled(false);
-        producer.setHeartbeatBrokerInterval(1000);
-        producer.setTransactionListener(new TransactionListener() {
+        running.put(name, open(args, name, new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
                 return LocalTransactionState.valueOf(message.getUserProperty("local"));
@@ -41,10 +35,35 @@ final class Transactions {
                 }
                 return LocalTransactionState.valueOf(message.getUserProperty("check"));
             }
-        });
-        producer.start();
-        running.put(name, producer);
+        }));
         return "started";
+    }
+
+    /** A producer all of whose transactions are committed at once. */
+    static TransactionMQProducer committing(Args args, String name) throws Exception {
+        return open(args, name, new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+        });
+    }
+
+    private static TransactionMQProducer open(Args args, String name, TransactionListener listener) throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer(args.text("group", "driver-transactions"));
+        producer.setNamesrvAddr(args.text("namesrv"));
+        producer.setInstanceName(name + "-" + System.nanoTime());
+        producer.setSendMsgTimeout(10_000);
+        producer.setVipChannelEnabled(false);
+        producer.setHeartbeatBrokerInterval(1000);
+        producer.setTransactionListener(listener);
+        producer.start();
+        return producer;
     }
 
     Object stop(Args args) {
