@@ -133,7 +133,7 @@ class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
 class PullMessageRequestHeader(Header, gc=False):
     """Codes 11 and 361. sys_flag: codes.PullSysFlag; proxy_froward_client_id is RocketMQ's own spelling.
 
-    bulk is ours: a reader of whole topics wants large answers (docs/reference/remoting.md, Bulk pulls)."""
+    bulk is ours: a reader of whole topics wants large answers (docs/reference/remoting.md, Pulling)."""
 
     consumer_group: str
     topic: str
