@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import shutil
 import struct
 import time
@@ -234,7 +233,7 @@ class TestLists:
         assert 0 <= now_ms() - read_ms < 10_000
 
     async def test_counts_after_a_kill(self, tmp_path):
-        """Also of what was moved on or came before the last mark, and where that leaves the log to be read."""
+        """Also of what was moved on or came before the last mark, for which the log is read again."""
         async with running(tmp_path / "a", **short_retention()) as (broker, peer):
             for topic, delay in (("Orders", 1), ("A", 60), ("A", 70)):
                 await peer.send(topic=topic, properties={"TIMER_DELAY_SEC": str(delay)})

@@ -208,8 +208,8 @@ class Follower:
         except OSError as failure:
             _raise_unless_unreadable(failure)
             log.error(
-                "%s: units from %d on are unreadable, their messages are looked for in the log; `cometmq store "
-                "rebuild` repairs that while the broker does not run: %s",
+                "%s: units from %d on are unreadable, their messages are looked for in the log; with the "
+                "broker stopped, `cometmq store rebuild` repairs that: %s",
                 queue.path, first, failure,
             )  # fmt: skip
         return await lost_units(

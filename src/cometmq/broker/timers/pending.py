@@ -60,7 +60,7 @@ class Pending:
         self._log_position = 0  # of the last mark
         self._done_outs, self._done_positions = array("q"), array("q")  # what marks do not cover yet
         self._moving_before = 0  # nothing behind it was moved on
-        self._places: list[tuple[Buckets, int]] = []  # what holds something before that, with the key
+        self._places: list[tuple[Buckets, list[int]]] = []  # keys of what holds something before that
         self._moving: list[tuple[Buckets, int, int]] = []  # the same of what `before` gave last: how many
         self._taken_from = self._by_wall
         self._taken: list[Waiting] = []
@@ -165,23 +165,24 @@ class Pending:
             if first >= position:
                 break
             self._moving_before = max(self._moving_before, min(position, first + _MOVED_TOGETHER))
-            self._places = [
-                (table, key) for table in self._tables for key in table.before(self._moving_before)
-            ]
+            self._places = [(table, table.before(self._moving_before)) for table in self._tables]
         return found
 
     def _some_to_move(self, most: int) -> list[tuple[int, int | None]]:
         found: list[tuple[int, int | None]] = []
         self._moving = []
         while self._places and len(found) < most:
-            table, key = self._places.pop()
-            bucket = table.get(key)
+            table, keys = self._places[-1]
+            if not keys:
+                self._places.pop()
+                continue
+            bucket = table.get(keys[-1])
             waiting = bucket.first(most - len(found), self._moving_before) if bucket is not None else []
             delays = table in self._by_delay.tables
             found += [(each.position, each.due_ms if delays else None) for each in waiting]
-            self._moving.append((table, key, len(waiting)))
-            if len(found) == most:
-                self._places.append((table, key))  # there may be more
+            self._moving.append((table, keys[-1], len(waiting)))
+            if len(found) < most:  # else there may be more in it
+                keys.pop()
         return found
 
     def moved(self, count: int) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cometmq import logs
 from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, MAGIC_V1, MAGIC_V2, START
 from cometmq.protocol.record.many import read_rows
-from cometmq.protocol.record.one import record_starts
+from cometmq.protocol.record.one import record_facts, record_starts
 from cometmq.store.base.disk import Disk, opened
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.log.commit_log import CommitLog
@@ -74,8 +74,12 @@ def _read(disk: Disk, path: str, base: int, size: int, at: int, length: int) -> 
     starts, stop = record_starts(data)
     if starts:
         rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
-        found = rows.field("prepared_transaction_offset")[good].astype(np.int64)
-        return found[found > 0] - 1, at + stop
+        found = rows.field("prepared_transaction_offset").astype(np.int64)
+        view = memoryview(data)
+        for row in np.flatnonzero(good & (found > 0)).tolist():
+            # Torn by a power failure, it has not taken anything's place.
+            good[row] = record_facts(view, starts[row], at + starts[row]) is not None
+        return found[good & (found > 0)] - 1, at + stop
     if magic == BLANK_MAGIC:
         return nothing, base + size
     return nothing, _behind(disk, path, base, size, at)
