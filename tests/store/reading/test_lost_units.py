@@ -16,18 +16,21 @@ async def test_they_are_what_they_were_and_fillers_stand_for_lost_records(tmp_pa
     store = open_store(tmp_path, mapped_file_size_commit_log=8192)
     positions = []
     for number in range(90):
-        positions.append(put(store, b"x" * 100, "T", 0, b"TAGS\x01%d" % number).physical_offset)
+        properties = b"TAGS\x01%d" % number
+        code = stored_tags_code(properties)
+        positions.append(put(store, b"x" * 100, "T", 0, properties, tags_code=code).physical_offset)
         for other in (("T", 1), ("U", 0)):
-            put(store, b"y" * 100, *other, b"TAGS\x01%d" % number)
+            put(store, b"y" * 100, *other, properties)
         store.commit()
     assert len(store.log.segments) > 3
     queue = store.queues.find("T", 0)
     wanted = bytearray(queue.read(first, count))
     if damaged:
         base = positions[50] - positions[50] % 8192
-        with open(store.log.path_of(base), "r+b") as file:
-            file.seek(positions[50] - base + 4)
-            file.write(bytes(50))
+        path = tmp_path / "commitlog" / f"{base:020d}"
+        data = bytearray(path.read_bytes())
+        data[positions[50] - base + 4 : positions[50] - base + 54] = bytes(50)
+        path.write_bytes(data)
         if first <= 50 < first + count:
             wanted[20 * (50 - first) : 20 * (51 - first)] = FILLER
     found = await lost_units(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -36,20 +37,18 @@ async def lost_units(
         if base + size <= start:
             continue
         scan = SegmentScan(disk, commit_log.path_of(base), base, size, check_crc=False)
-        runs = scan.runs(max(start, base))
         try:
-            while (run := await off_loop.run(partial(next, runs, None))) is not None:
-                offsets = run.queue_offset - first
-                named = np.array([name == queue.topic for name in run.names])[run.topic]
-                ours = named & (run.queue_id == queue.queue_id) & (offsets >= 0)
-                for row in np.flatnonzero(ours & (offsets < count)).tolist():
-                    if units["size"][offsets[row]] == FILLER_SIZE:
-                        code = code_of(run.properties[row])
-                        units[offsets[row]] = run.position[row], run.size[row], code
-                if np.any(ours & (offsets >= count - 1)):
-                    return units.tobytes()
+            with closing(scan.runs(max(start, base))) as runs:
+                while (run := await off_loop.run(partial(next, runs, None))) is not None:
+                    offsets = run.queue_offset - first
+                    named = np.array([name == queue.topic for name in run.names])[run.topic]
+                    ours = named & (run.queue_id == queue.queue_id) & (offsets >= 0)
+                    for row in np.flatnonzero(ours & (offsets < count)).tolist():
+                        if units["size"][offsets[row]] == FILLER_SIZE:
+                            code = code_of(run.properties[row])
+                            units[offsets[row]] = run.position[row], run.size[row], code
+                    if np.any(ours & (offsets >= count - 1)):
+                        return units.tobytes()
         except FileNotFoundError:
             continue  # retention was faster
-        finally:
-            runs.close()
     return units.tobytes()
