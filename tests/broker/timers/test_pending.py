@@ -145,15 +145,16 @@ class Broker:
                 self.crash()
                 return
             self.pending.moved(len(batch))
+            self.follow()
             if saves:
                 self.save()
-            self.follow()
         self.gone_before = max(self.gone_before, before - before % SIZE)
         if dies:
             self.crash()
 
     def save(self) -> None:
-        self.mark = self.pending.mark(self.times(), len(self.log) * SIZE)
+        if self.pending.followed == len(self.queue):
+            self.mark = self.pending.mark(self.times(), len(self.log) * SIZE)
 
     def crash(self) -> None:
         """kill -9, and a start: what is in the log is known, and the mark."""

@@ -195,8 +195,8 @@ class TimerService:
 
     def _mark(self) -> TimerTable | None:
         queue = self.follower.queue
-        if not self._loaded or queue is None:
-            return None
+        if not self._loaded or queue is None or self.follower.behind():
+            return None  # what is to be taken in may be due before all else, and taken back
         end = self.store.log.end if self._began < 0 else self._began
         mark = self.pending.mark(self.times(), end)
         mark.counted_offset, mark.counted_position = queue.max_offset, end
