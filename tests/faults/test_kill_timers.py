@@ -128,7 +128,13 @@ async def test_each_comes_once_when_killed_while_messages_are_moved_on(tmp_path:
     print(f"COMETMQ_KILL_SEED={SEED}")
     dice = random.Random(SEED)
     # All but the newest segment go at once when somebody asks for that, and what waits in them is moved on.
-    broker = BrokerProcess(tmp_path, fileReservedTime="0", deleteWhen="25", deleteCommitLogFilesInterval="1")
+    broker = BrokerProcess(
+        tmp_path,
+        fileReservedTime="0",
+        deleteWhen="25",
+        deleteCommitLogFilesInterval="1",
+        waitTimeMillsInSendQueue="60000",
+    )
     client = RemotingClient()
     try:
         broker.spawn()
