@@ -117,3 +117,56 @@ async def test_each_comes_once_through_kills(tmp_path: Path, flush: str) -> None
         assert broker.terminate() == 0
     finally:
         broker.kill()
+
+
+async def call(client: RemotingClient, addr: str, request: Frame) -> None:
+    answer = await client.call(addr, request, 20)
+    assert answer.code == 0, answer.remark
+
+
+async def test_each_comes_once_when_killed_while_messages_are_moved_on(tmp_path: Path) -> None:
+    print(f"COMETMQ_KILL_SEED={SEED}")
+    dice = random.Random(SEED)
+    # All but the newest segment go at once when somebody asks for that, and what waits in them is moved on.
+    broker = BrokerProcess(
+        tmp_path,
+        fileReservedTime="0",
+        deleteWhen="25",
+        deleteCommitLogFilesInterval="1",
+        waitTimeMillsInSendQueue="60000",
+    )
+    client = RemotingClient()
+    try:
+        broker.spawn()
+        await broker.ready()
+        at_ms = time.time_ns() // 1_000_000 + 12_000
+        sends = []
+        for number in range(3_000):
+            when = dice.choice(("TIMER_DELAY_MS\x0112000", f"TIMER_DELIVER_MS\x01{at_ms}"))
+            request = header(number % QUEUES, f"UNIQ_KEY\x01{number}\x02{when}")
+            sends.append(Frame.request(RequestCode.SEND_MESSAGE_V2, request, b"%d" % number))
+        for first in range(0, len(sends), 200):
+            calls = (call(client, broker.addr, send) for send in sends[first : first + 200])
+            await asyncio.gather(*calls)
+        for _ in range(max(3, CYCLES // 5)):
+            delete = call(client, broker.addr, Frame.request(RequestCode.DELETE_EXPIRED_COMMITLOG))
+            killed = asyncio.create_task(kill_later(broker, dice.uniform(0.005, 0.3)))
+            with contextlib.suppress(RemotingError):
+                await delete
+            await killed
+            broker.spawn()
+            await broker.ready()
+        async with asyncio.timeout(60):
+            while len(await came(broker.addr)) < len(sends):
+                await asyncio.sleep(0.5)
+        await asyncio.sleep(1)
+        assert await came(broker.addr) == Counter(send.body for send in sends)
+        moved = {
+            message.properties.get("TIMER_ROLL_TIMES")
+            for message in await read_queue(client, broker.addr, 0, 0)
+        }
+        assert len(moved) > 1
+        assert broker.terminate() == 0
+    finally:
+        await client.close()
+        broker.kill()

@@ -14,6 +14,7 @@ from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, Consume
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.message_store import Commit, MessageStore
 from cometmq.store.reading.links import link_to, links
+from cometmq.store.reading.lost_units import lost_units
 from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
@@ -63,6 +64,7 @@ __all__ = [
     "Traits",
     "link_to",
     "links",
+    "lost_units",
     "read_file",
     "replace_file",
     "tag_matches",

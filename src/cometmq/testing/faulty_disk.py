@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +18,15 @@ WRITES = ("open", "pwrite", "fdatasync", "fsync_dir", "reserve", "truncate", "re
 @dataclass
 class Fault:
     """Fail `operation` ("*" for any of WRITES) with `error` from its `first` call on (1 is the next one),
-    `times` times. `match` restricts it to paths that hold this text. `partial`: a failing pwrite first
-    writes this share of its data."""
+    `times` times. `match` restricts it to paths that hold this text, `place` to reads and writes of this byte
+    of a file, like a bad sector. `partial`: a failing pwrite first writes this share of its data."""
 
     operation: str
     error: int = errno.EIO
     first: int = 1
     times: int = 1
     match: str = ""
+    place: int | None = None
     partial: float = 0.0
 
 
@@ -49,10 +51,15 @@ class FaultyDisk(OsDisk):
         self.faults.append(fault)
         return fault
 
+    def cannot_read(self, match: str, place: int) -> None:
+        """From now on a byte of the files whose paths hold this text cannot be read."""
+        for operation in ("pread", "pread_cached"):
+            self.fail(operation, match=match, place=place, times=sys.maxsize)
+
     def heal(self) -> None:
         self.faults.clear()
 
-    def _check(self, operation: str, path: str) -> Fault | None:
+    def _check(self, operation: str, path: str, offset: int = 0, length: int = 0) -> Fault | None:
         self.before(operation, path)
         self.calls[operation] += 1
         if operation in WRITES:
@@ -61,6 +68,8 @@ class FaultyDisk(OsDisk):
             if fault.operation not in (operation, "*") or fault.match not in path or fault.times <= 0:
                 continue
             if fault.operation == "*" and operation not in WRITES:
+                continue
+            if fault.place is not None and not offset <= fault.place < offset + length:
                 continue
             fault.first -= 1
             if fault.first > 0:
@@ -79,15 +88,15 @@ class FaultyDisk(OsDisk):
         return fd
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
-        self._check("pread", self._paths[fd])
+        self._check("pread", self._paths[fd], offset, length)
         return super().pread(fd, length, offset)
 
     def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
-        self._check("pread_cached", self._paths[fd])
+        self._check("pread_cached", self._paths[fd], offset, length)
         return super().pread_cached(fd, length, offset)
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> int:
-        fault = self._check("pwrite", self._paths[fd])
+        fault = self._check("pwrite", self._paths[fd], offset, len(data))
         if fault is not None:
             super().pwrite(fd, memoryview(data)[: int(len(data) * fault.partial)], offset)
             raise OSError(fault.error, os.strerror(fault.error))

@@ -18,6 +18,7 @@ from cometmq.store import UNIT_DTYPE, TimerTable
 
 WALL, MONOTONIC = 1_700_000_000_000, 5_000_000
 SIZE = 10  # of every record
+NONE = np.empty(0, np.int64)
 
 
 @dataclass
@@ -111,10 +112,7 @@ class Broker:
         due = self.pending.due(self.times(), most)
         for waiting in due:
             record = self.log[waiting.position // SIZE]
-            if not (
-                self.pending.is_moved(waiting.position)
-                or self.pending.is_recalled(record.code.out_ms, b"T", b"%d" % record.key)
-            ):
+            if not self.pending.is_recalled(record.code.out_ms, b"T", b"%d" % record.key):
                 self.append(Record(record.key, link=waiting.position))
                 self.came(self.sent[record.key])
         if dies:
@@ -132,28 +130,31 @@ class Broker:
         elif sent.monotonic_ms is not None:
             assert self.monotonic >= sent.monotonic_ms
 
-    def move(self, share: int, *, dies: bool) -> None:
+    def move(self, share: int, *, dies: int, saves: bool) -> None:
         before = self.gone_before + (len(self.log) * SIZE - self.gone_before) * share // 100
-        to_do = self.pending.before(before)
-        for number, (position, due) in enumerate(to_do):
-            if dies and number == len(to_do) // 2:
+        while batch := self.pending.before(before, 3):
+            if dies and len(batch) < 3:
                 self.crash()
                 return
-            record = self.log[position // SIZE]
-            copy = self.append(Record(record.key, record.code, link=position))
-            if due is not None:
-                self.carried[copy] = due
-            self.pending.moved(position + 1)
-        self.pending.moved(before)
-        self.pending.forget_moved()
+            for position, due in batch:
+                record = self.log[position // SIZE]
+                copy = self.append(Record(record.key, record.code, link=position))
+                if due is not None:
+                    self.carried[copy] = due
+            if dies == 2:
+                self.crash()
+                return
+            self.pending.moved(len(batch))
+            self.follow()
+            if saves:
+                self.save()
         self.gone_before = max(self.gone_before, before - before % SIZE)
         if dies:
             self.crash()
-        else:
-            self.follow()
 
     def save(self) -> None:
-        self.mark = self.pending.mark(self.times(), len(self.log) * SIZE)
+        if self.pending.followed == len(self.queue):
+            self.mark = self.pending.mark(self.times(), len(self.log) * SIZE)
 
     def crash(self) -> None:
         """kill -9, and a start: what is in the log is known, and the mark."""
@@ -161,7 +162,7 @@ class Broker:
         self.pending.begin(self.mark)
         first = max(self.mark.log_position, self.gone_before) // SIZE
         links = [record.link for record in self.log[first:] if record.link]
-        self.follow(Known(self.mark, np.array(sorted(links), np.int64), (0, 0)))
+        self.follow(Known(self.mark, np.array(sorted(links), np.int64), NONE, (0, 0)))
         for sent in self.sent.values():  # what a clock did in between is not known
             if sent.monotonic_ms is not None and not sent.times:
                 sent.monotonic_ms = None
@@ -176,7 +177,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("step"), st.integers(-200_000, 200_000)),
         st.tuples(st.just("deliver"), st.integers(1, 4), st.booleans()),
         st.tuples(st.just("recall"), st.integers(0, 100)),
-        st.tuples(st.just("move"), SHARE, st.booleans()),
+        st.tuples(st.just("move"), SHARE, st.integers(0, 2), st.booleans()),
         st.tuples(st.just("save")),
         st.tuples(st.just("crash")),
     ),
@@ -201,7 +202,7 @@ def test_nothing_is_early_nothing_is_lost_and_each_comes_once(operations):
         elif name == "recall":
             broker.recall(values[0])
         elif name == "move":
-            broker.move(values[0], dies=values[1])
+            broker.move(values[0], dies=values[1], saves=values[2])
         elif name == "save":
             broker.save()
         else:

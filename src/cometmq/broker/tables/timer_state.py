@@ -28,7 +28,9 @@ class TimerState:
 
     def count(self, topic: str, change: int) -> None:
         """So many more messages wait for a topic, or fewer."""
-        self.counts[topic] = max(0, self.counts.get(topic, 0) + change)
+        count = self.counts.pop(topic, 0) + change
+        if count > 0:
+            self.counts[topic] = count
         self.changes += 1
 
     def take_mark(self) -> bool:
@@ -38,7 +40,7 @@ class TimerState:
             return False
         if self._taken == self.changes and mark.log_position < self.mark.log_position + MARK_EVERY:
             return False
-        mark.waiting = {topic: count for topic, count in self.counts.items() if count}
+        mark.waiting = dict(self.counts)
         self.mark, self._taken = mark, self.changes
         return True
 

@@ -26,7 +26,7 @@ from cometmq.broker.timers.wheel import NEVER
 from cometmq.protocol.codes import TIMER_TOPIC
 from cometmq.protocol.properties.values import value_of
 from cometmq.protocol.record.one import place_of, properties_of
-from cometmq.protocol.timers import CODES_BEGIN, TimerCode
+from cometmq.protocol.timers import CODES_BEGIN, TimerCode, timer_tags_code
 from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import (
     FILLER_SIZE,
@@ -37,12 +37,13 @@ from cometmq.store import (
     Reads,
     TimerTable,
     links,
+    lost_units,
     read_file,
 )
 
 log = logs.logger(__name__)
 
-_UNITS_AT_ONCE = 4096
+_UNITS_AT_ONCE = 256  # a few ms of the loop where each of their records is looked at
 _CHECK_POINT = struct.Struct(">7q")
 CHECK_POINT_SIZE = 4096
 
@@ -51,11 +52,13 @@ Units = NDArray[Any]
 
 @dataclass(eq=False)
 class Known:
-    """What is known at the start of what is done. apache: the queue offset and the time up to which Apache's
-    broker has delivered, if it ran on this store."""
+    """What is known at the start of what is done. linked, uncounted: positions that copies name, ascending,
+    and those of them that the mark counts among what waits. apache: the queue offset and the time up to which
+    Apache's broker has delivered, if it ran on this store."""
 
     mark: TimerTable
     linked: NDArray[np.int64]
+    uncounted: NDArray[np.int64]
     apache: tuple[int, int]
     seen: set[int] = field(default_factory=set)  # hashes of what Apache's broker has stored
 
@@ -71,11 +74,29 @@ class Known:
         offsets = first + np.arange(len(units))
         codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
         outs = np.where(codes >= CODES_BEGIN, codes >> 2, np.iinfo(np.int64).max)
-        done = (offsets < self.mark.queue_offset) & (outs <= self.mark.delivered_ms)
+        done = (outs <= self.mark.delivered_ms) | (positions < self.mark.first_position)
+        done &= offsets < self.mark.queue_offset
         done |= (offsets < self.apache[0]) & (outs < self.apache[1])
-        done |= positions < self.mark.first_position
-        linked = np.isin(positions, self.linked)
+        linked = _among(positions, self.linked)
         return ~(done | linked), linked & ~done
+
+    def counts_done(self, offset: int, position: int) -> bool:
+        """Whether the mark counts a message among what waits that is done."""
+        return offset < self.counted_offset and bool(_among(np.array([position]), self.uncounted)[0])
+
+    @property
+    def counted_offset(self) -> int:
+        """The mark counts what lies before it in the queue."""
+        return self.mark.counted_offset if self.mark.counted_offset >= 0 else self.mark.queue_offset
+
+
+def _among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the positions are among others."""
+    if not len(ascending):
+        return np.zeros(len(positions), bool)
+    at = np.searchsorted(ascending, positions)
+    found: NDArray[np.bool_] = ascending[np.minimum(at, len(ascending) - 1)] == positions
+    return found
 
 
 @dataclass(eq=False, kw_only=True)
@@ -109,23 +130,33 @@ class Follower:
         queue, mark = self.queue, self.state.mark
         if queue is None:
             return
-        off_loop, store = self.store.off_loop, self.store
+        off_loop = self.store.off_loop
         self.pending.begin(mark)
-        low, high = queue.min_offset, queue.max_offset
-        first = await off_loop.ask(partial(queue.search, low, high, mark.first_position))
-        unit = await off_loop.ask(partial(queue.unit, first)) if first < high else None
-        linked = [np.empty(0, np.int64)]
-        if unit is not None:
-            start = max(mark.log_position, unit[0])
-            linked += [found async for found in links(store.log, store.disk, off_loop, start)]
+        first, high, start = queue.min_offset, queue.max_offset, mark.log_position
+        try:
+            first = await off_loop.ask(partial(queue.search, first, high, mark.first_position))
+            first = max(min(first, mark.queue_offset), queue.min_offset)
+            unit = await off_loop.ask(partial(queue.unit, first)) if first < high else None
+            start = self.store.log.end if unit is None else max(start, unit[0])
+        except OSError as failure:
+            _raise_unless_unreadable(failure)  # then all units are looked at, which says more about that
+        counted = mark.counted_position if mark.counted_position >= 0 else mark.log_position
+        before = await self._links(start, counted)
+        uncounted = await self._links(max(start, counted), self.store.log.end)
         apache = await off_loop.run(_check_point, self.store)
-        known = Known(mark, np.unique(np.concatenate(linked)), apache)
+        known = Known(mark, np.union1d(before, uncounted), uncounted, apache)
         self.pending.followed = first
         now_ms = self.clock.time_ms()
         ahead_ms = mono_ms(self.clock) - now_ms
         await self._take_in(queue, high, known, lambda _offset: ahead_ms)
         if len(self.pending):
             log.info("%d timer messages wait", len(self.pending))
+
+    async def _links(self, start: int, end: int) -> NDArray[np.int64]:
+        """What the records of a stretch of the log name, ascending."""
+        store = self.store
+        found = [piece async for piece in links(store.log, store.disk, store.off_loop, start, end)]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     async def follow(self) -> None:
         """Take in what has come since."""
@@ -139,21 +170,23 @@ class Follower:
     ) -> None:
         pending, off_loop = self.pending, self.store.off_loop
         pending.followed = max(pending.followed, queue.min_offset)
+        reached = self.store.log.min_position
         while pending.followed < end:
             first = pending.followed
             count = min(end - first, _UNITS_AT_ONCE)
-            data = await off_loop.ask(partial(_read_units, queue, first, count))
+            data = await self._units(queue, first, count, reached)
             if not data:
                 pending.followed = min(queue.next_file_offset(first), end)
                 continue
             units = np.frombuffer(data, UNIT_DTYPE)
             wanted = units["size"] != FILLER_SIZE
+            reached = max(reached, int(units["position"].max()))
             if known is not None:
                 to_do, linked = known.split(first, units)
                 for row in np.flatnonzero(wanted & linked).tolist():
                     position, _, code = units[row].tolist()
                     pending.note_done(position, code >> 2 if code >= CODES_BEGIN else NEVER)
-                    if first + row < known.mark.queue_offset:
+                    if known.counts_done(first + row, position):
                         await self._count(position, -1)
                 wanted &= to_do
             for row in np.flatnonzero(wanted).tolist():
@@ -165,12 +198,30 @@ class Follower:
             if pending.followed < end:
                 await off_loop.pause(0)
 
+    async def _units(self, queue: ConsumeQueue, first: int, count: int, reached: int) -> bytes:
+        """So many units from an offset on, fewer at the end of a file; nothing if that is missing. What the
+        device cannot read is made anew from the log, whose records up to `reached` lie before. Raises
+        OSError."""
+        store = self.store
+        try:
+            return await store.off_loop.ask(partial(_read_units, queue, first, count))
+        except OSError as failure:
+            _raise_unless_unreadable(failure)
+            log.error(
+                "%s: units from %d on are unreadable, their messages are looked for in the log; with the "
+                "broker stopped, `cometmq store rebuild` repairs that: %s",
+                queue.path, first, failure,
+            )  # fmt: skip
+        return await lost_units(
+            store.log, store.disk, store.off_loop, queue, first, count, start=reached, code_of=timer_tags_code
+        )
+
     async def _take(
         self, offset: int, position: int, number: int, known: Known | None, ahead_ms: int
     ) -> None:
         """Take in one unit."""
         code = TimerCode.unpack(number) if number >= CODES_BEGIN else None
-        counts = known is not None and offset >= known.mark.queue_offset
+        counts = known is not None and offset >= known.counted_offset
         stepped_back = known is not None and self._newest_ms > self.clock.time_ms()
         if code is None or code.recall or counts or (stepped_back and code.delayed):
             record = await self.record(position)
@@ -219,13 +270,18 @@ class Follower:
         try:
             return await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
         except OSError as error:
-            if error.errno != errno.EIO:
-                raise
+            _raise_unless_unreadable(error)
             if self._budget.allows():
                 log.error(
                     "the timer message at log position %d is unreadable, stepped over: %s", position, error
                 )
             return None
+
+
+def _raise_unless_unreadable(failure: OSError) -> None:
+    """Raise it again, unless it says that the device cannot read something, which may never change."""
+    if failure.errno != errno.EIO:
+        raise failure
 
 
 def _read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:
@@ -253,6 +309,12 @@ def _check_point(store: MessageStore) -> tuple[int, int]:
     try:
         data = read_file(store.disk, check_point_path(store))
     except FileNotFoundError:
+        return 0, 0
+    except OSError as failure:
+        _raise_unless_unreadable(failure)
+        log.error(
+            "%s is unreadable: what Apache's broker has delivered may come again", check_point_path(store)
+        )
         return 0, 0
     if len(data) < _CHECK_POINT.size:
         return 0, 0

@@ -7,7 +7,8 @@ What is done is kept in few numbers, the mark, since the queue of the timer topi
 the messages before `queue_offset` those are done whose TIMER_OUT_MS is at most `delivered_ms`, and all before
 `first_position`; and so is each whose position a record behind `log_position` names (links.py). That last
 number stays behind while something is done that the others do not cover: what came although something waits
-that was to come before it, as after a step of the clock.
+that was to come before it, as after a step of the clock; and what was moved on of a segment in which
+something still waits.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from cometmq.broker.base.delay_levels import STEP_MS
-from cometmq.broker.timers.wheel import NEVER, Bucket, Waiting, Wheel
+from cometmq.broker.timers.wheel import NEVER, Buckets, Waiting, Wheel
 from cometmq.protocol.timers import PRECISION_MS, TimerCode, delete_keys
 from cometmq.store import TimerTable
 
-_JITTER_MS = 50
-_MINUTE = 60_000
+_JITTER_MS, _MINUTE = 50, 60_000
+# Messages are moved on by such stretches of the log (bytes), each in the order of time.
+_MOVED_TOGETHER = 16 << 20
 
 
 class Times(NamedTuple):
@@ -52,12 +54,14 @@ class Pending:
     def __init__(self) -> None:
         self.followed = 0
         self._by_wall, self._by_delay = Wheel(), Wheel()
-        self._recalls: dict[int, Bucket] = {}  # by minute; in place of the due time the hash of the key
-        self._recall_count = 0
+        self._recalls = Buckets(_MINUTE)  # in place of the due time the hash of the key
+        self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: tuple[int, set[int]] = (-1, set())  # those of one minute
         self._log_position = 0  # of the last mark
         self._done_outs, self._done_positions = array("q"), array("q")  # what marks do not cover yet
-        self._moved_before = 0  # what lies before is done, or was moved on
+        self._moving_before = 0  # nothing behind it was moved on
+        self._places: list[tuple[Buckets, list[int]]] = []  # keys of what holds something before that
+        self._moving: list[tuple[Buckets, int, int]] = []  # the same of what `before` gave last: how many
         self._taken_from = self._by_wall
         self._taken: list[Waiting] = []
         self._delays_first = False
@@ -65,16 +69,16 @@ class Pending:
 
     def __len__(self) -> int:
         """What waits, and what takes something of it back."""
-        return len(self._by_wall) + len(self._by_delay) + self._recall_count
+        return len(self._by_wall) + len(self._by_delay) + len(self._recalls)
 
     @property
     def recalls(self) -> int:
         """How many of these take something back."""
-        return self._recall_count
+        return len(self._recalls)
 
     def begin(self, mark: TimerTable) -> None:
         """Go on where a mark says; what still waits is to be added."""
-        self._log_position, self._moved_before = mark.log_position, mark.first_position
+        self._log_position = mark.log_position
 
     # -- what comes
 
@@ -92,10 +96,9 @@ class Pending:
 
     def recall(self, position: int, out_ms: int, key: bytes) -> None:
         """The message with this one of its `delete_keys` and this TIMER_OUT_MS will not be delivered."""
-        minute, hashed = out_ms // _MINUTE, hash((key, out_ms))
-        self._recalls.setdefault(minute, Bucket()).add(hashed, position, out_ms)
-        self._recall_count += 1
-        if self._recalled[0] == minute:
+        hashed = hash((key, out_ms))
+        self._recalls.add(out_ms, hashed, position, out_ms)
+        if self._recalled[0] == out_ms // _MINUTE:
             self._recalled[1].add(hashed)
 
     def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes) -> bool:
@@ -136,7 +139,13 @@ class Pending:
 
     def read_ms(self, now: Times) -> int:
         """All with a lower TIMER_OUT_MS is delivered."""
-        return min(self._by_wall.first_out(), self._by_delay.first_out(), now.wall_ms)
+        return min(self._first_out(), now.wall_ms)
+
+    def _first_out(self) -> int:
+        return min(table.first_out() for wheel in (self._by_wall, self._by_delay) for table in wheel.tables)
+
+    def _first_position(self) -> int:
+        return min(table.first_position() for table in self._tables)
 
     def wait_ms(self, now: Times) -> int:
         """How long until something is due, if no clock steps; NEVER if nothing waits."""
@@ -148,54 +157,51 @@ class Pending:
 
     # -- what is moved on
 
-    def before(self, position: int) -> list[tuple[int, int | None]]:
-        """What lies before a log position and is to be moved on, in the order of the log: position, and when
-        it is due by the monotonic clock; None for what does not wait by that."""
+    def before(self, position: int, most: int) -> list[tuple[int, int | None]]:
+        """Some of what lies before a log position and is to be moved on, nothing when all is: its position,
+        and when it is due by the monotonic clock, None for what does not wait by that."""
+        while not (found := self._some_to_move(most)):
+            first = self._first_position()
+            if first >= position:
+                break
+            self._moving_before = max(self._moving_before, min(position, first + _MOVED_TOGETHER))
+            self._places = [(table, table.before(self._moving_before)) for table in self._tables]
+        return found
+
+    def _some_to_move(self, most: int) -> list[tuple[int, int | None]]:
         found: list[tuple[int, int | None]] = []
-        by_wall = [self._by_wall.before(position)[1], *(
-            columns[1][columns[1] < position]
-            for columns in (bucket.columns() for bucket in self._recalls.values())
-        )]  # fmt: skip
-        for positions in by_wall:
-            found += [(each, None) for each in positions.tolist()]
-        dues, positions, _ = self._by_delay.before(position)
-        found += zip(positions.tolist(), dues.tolist(), strict=True)
-        return sorted((each for each in found if each[0] >= self._moved_before), key=lambda each: each[0])
+        self._moving = []
+        while self._places and len(found) < most:
+            table, keys = self._places[-1]
+            if not keys:
+                self._places.pop()
+                continue
+            bucket = table.get(keys[-1])
+            waiting = bucket.first(most - len(found), self._moving_before) if bucket is not None else []
+            delays = table in self._by_delay.tables
+            found += [(each.position, each.due_ms if delays else None) for each in waiting]
+            self._moving.append((table, keys[-1], len(waiting)))
+            if len(found) < most:  # else there may be more in it
+                keys.pop()
+        return found
 
-    def moved(self, position: int) -> None:
-        """All before a log position is moved on, or done."""
-        self._moved_before = max(self._moved_before, position)
-
-    def forget_moved(self) -> None:
-        """Let go of what was moved on."""
-        for wheel in (self._by_wall, self._by_delay):
-            wheel.drop_before(self._moved_before)
-        for minute, bucket in list(self._recalls.items()):
-            columns = bucket.columns()
-            kept = columns[:, columns[1] >= self._moved_before]
-            self._recall_count -= len(columns[0]) - len(kept[0])
-            if len(kept[0]):
-                self._recalls[minute] = Bucket.of(kept)
-            else:
-                del self._recalls[minute]
-
-    def is_moved(self, position: int) -> bool:
-        """Whether another record has taken the place of this one."""
-        return position < self._moved_before
+    def moved(self, count: int) -> None:
+        """The first `count` of what `before` gave last do not wait any more: others have taken their place,
+        or nothing can."""
+        for table, key, some in self._moving:
+            table.drop(key, min(some, count))
+            count -= min(some, count)
+        self._moving = []
 
     # -- what is kept and shown
 
     def mark(self, now: Times, log_end: int) -> TimerTable:
         """The present state. log_end: the end of the log, or where it ended when something was begun that
         `done` or `moved` has not been told yet."""
-        first_out = min(self._by_wall.first_out(), self._by_delay.first_out())
+        first_out = self._first_out()
         self._forget_recalls(min(first_out, now.wall_ms - PRECISION_MS))
-        first = min(
-            self._by_wall.first_position(), self._by_delay.first_position(), log_end,
-            *(bucket.first_position for bucket in self._recalls.values()),
-        )  # fmt: skip
-        first = max(first, self._moved_before)
-        if not self._still_open(first_out, first):
+        first = min(log_end, self._first_position())
+        if not self._still_open(first_out, first) and first >= self._moving_before:
             self._log_position = log_end
         return TimerTable(
             queue_offset=self.followed,
@@ -215,8 +221,8 @@ class Pending:
 
     def _forget_recalls(self, before_ms: int) -> None:
         """Recalls whose messages, if there were any, have had their time."""
-        for minute in [minute for minute in self._recalls if (minute + 1) * _MINUTE <= before_ms]:
-            self._recall_count -= len(self._recalls.pop(minute))
+        while (self._recalls.first_key + 1) * _MINUTE <= before_ms:
+            self._recalls.pop(self._recalls.first_key)
 
     def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:
         """The next `most` messages behind (due, position), by the wall times at which they will come.
@@ -229,4 +235,4 @@ class Pending:
         found = [Listed(*each) for each in self._by_wall.page(after, most)]
         for due_ms, position, out_ms in self._by_delay.page((after[0] + ahead_ms, after[1]), most):
             found.append(Listed(due_ms - ahead_ms, position, out_ms))
-        return sorted(each for each in found if not self.is_moved(each.position))[:most]
+        return sorted(found)[:most]

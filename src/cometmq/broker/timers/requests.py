@@ -20,11 +20,11 @@ from cometmq.protocol.headers import (
     RecallMessageRequestHeader,
 )
 from cometmq.protocol.properties.values import encode_properties, value_of
-from cometmq.protocol.record.one import place_of, properties_of
+from cometmq.protocol.record.one import decode_record, properties_of
 from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode
 from cometmq.remoting import Connection
 from cometmq.settings import LONG_MAX
-from cometmq.store import Clock, MessageStore, StoreRefused
+from cometmq.store import Clock, MessageStore, StoreRefused, link_to
 
 # Messages of one page, waiting ones that are looked at for it, and bytes of it.
 PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
@@ -161,16 +161,19 @@ class TimerProcessor:
 
     async def _with_key(self, header: ListTimersRequestHeader) -> Page:
         """By the index, which knows all that ever waited: those whose time has not come."""
-        found = Page(after=_behind(header))
-        pending, now_ms = self.service.pending, self.service.times().wall_ms
-        for record in await self.store.lookups.by_key(
+        found, now_ms = Page(after=_behind(header)), self.service.times().wall_ms
+        records = await self.store.lookups.by_key(
             TIMER_TOPIC, header.key or "", PAGE, 0, LONG_MAX, PAGE_BYTES
-        ):
-            code, place = TimerCode.of(properties_of(record)), place_of(record)
-            if code is None or place is None or code.recall or code.due_ms <= now_ms:
+        )
+        messages = [decode_record(record, 0) for record in records]
+        moved = {message.prepared_transaction_offset for message in messages}
+        for message, record in zip(messages, records, strict=True):
+            code = TimerCode.of(properties_of(record))
+            if code is None or code.recall or code.due_ms <= now_ms:
                 continue
-            moved = pending.is_moved(place.physical_offset)
-            if not moved and self._is_wanted(record, code.out_ms, header.topic):
+            if link_to(message.physical_offset) not in moved and self._is_wanted(
+                record, code.out_ms, header.topic
+            ):
                 found.records.append(record)
         return found
 

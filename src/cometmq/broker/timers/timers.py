@@ -9,8 +9,7 @@ record in it, in one write with the rest of its tick. So a killed process leaves
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from cometmq import logs
@@ -56,8 +55,6 @@ class Move:
 
     before: int
     done: asyncio.Future[bool]
-    to_do: deque[tuple[int, int | None]] | None = None
-    delivered: set[int] = field(default_factory=set)
 
     def answer(self, worked: bool) -> None:
         """Tell who waits, if he still does."""
@@ -133,7 +130,7 @@ class TimerService:
             offset = await self.store.off_loop.ask(
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
             )
-            data = self.check_point(offset).ljust(CHECK_POINT_SIZE, b"\0")
+            data = self.check_point(min(offset, self.pending.followed)).ljust(CHECK_POINT_SIZE, b"\0")
             await self.tables.log_flushed()  # it says what was delivered: never before the copies are safe
             await asyncio.to_thread(replace_file, self.store.disk, check_point_path(self.store), data)
         except OSError as error:
@@ -153,12 +150,11 @@ class TimerService:
                 except Refused:
                     # What must move on is not held up: the room that it makes may be what is missing.
                     while not self._stopping.is_set() and await self._move_some():
-                        pass
+                        await self.follower.follow()
                     raise
                 busy |= await self._move_some()
                 self._note_success()
                 if not busy:
-                    self._began = -1
                     await self._sleep(self.pending.wait_ms(self.times()))
             except Refused as refusal:
                 await self._failed("timer messages are not delivered, trying again: %s", refusal)
@@ -198,9 +194,13 @@ class TimerService:
         return Times(now_ms, mono_ms(self.clock))
 
     def _mark(self) -> TimerTable | None:
-        if not self._loaded or self.follower.queue is None:
-            return None
-        return self.pending.mark(self.times(), self.store.log.end if self._began < 0 else self._began)
+        queue = self.follower.queue
+        if not self._loaded or queue is None or self.follower.behind():
+            return None  # what is to be taken in may be due before all else, and taken back
+        end = self.store.log.end if self._began < 0 else self._began
+        mark = self.pending.mark(self.times(), end)
+        mark.counted_offset, mark.counted_position = queue.max_offset, end
+        return mark
 
     def check_point(self, queue_offset: int) -> bytes:
         """How far we are, in Apache's form."""
@@ -215,8 +215,8 @@ class TimerService:
         if not due:
             return False
         records = await self._records([waiting.position for waiting in due])
-        if self.follower.behind():
-            return True  # what has come may take one of them back
+        while self.follower.behind():
+            await self.follower.follow()  # what has come may take one of them back
         self._began = self.store.log.end
         done, appended = 0, False
         problem: Exception | None = None
@@ -240,8 +240,9 @@ class TimerService:
             self._errors = 0
         self.state.changes += 1
         self.state.waiting, self.state.recalls = len(self.pending), self.pending.recalls
-        for waiting, record in zip(due[:done], records, strict=False):
-            self._gone(waiting, record)
+        for record in records[:done]:
+            self._gone(record)
+        self._began = -1
         if problem is not None and not done:
             raise problem
         return True
@@ -261,7 +262,7 @@ class TimerService:
 
     def _deliver_one(self, waiting: Waiting, record: bytes | None) -> bool:
         """Store the real message; whether that was to do. Raises StoreError if it is not possible now."""
-        if record is None or self.pending.is_moved(waiting.position):
+        if record is None:
             return False
         properties = properties_of(record)
         topic, key = value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY")
@@ -280,11 +281,9 @@ class TimerService:
         properties = put(properties, b"TIMER_ENQUEUE_MS", b"%d" % stored_ms)
         return put(properties, b"TIMER_DEQUEUE_MS", b"%d" % self.clock.time_ms())
 
-    def _gone(self, waiting: Waiting, record: bytes | None) -> None:
+    def _gone(self, record: bytes | None) -> None:
         """A message does not wait any more."""
-        if self._move is not None:
-            self._move.delivered.add(waiting.position)
-        if record is not None and not self.pending.is_moved(waiting.position):
+        if record is not None:
             self.state.count(real_topic(properties_of(record)), -1)
 
     def _step_over(self, position: int, why: object) -> None:
@@ -321,25 +320,24 @@ class TimerService:
         move = self._move
         if move is None:
             return False
-        if move.to_do is None:
-            move.to_do = deque(self.pending.before(move.before))
+        worked = True
         try:
-            await self._move_batch(move, move.to_do)
+            if await self._move_batch(move.before):
+                return True
+            self.state.changes += 1
+            await self.tables.log_flushed()
         except Exception as error:
             log.error("timer messages before log position %d are not moved on: %s", move.before, error)
-            self._move = None
-            move.answer(False)
-            return True
-        if not move.to_do:
-            self.pending.moved(move.before)
-            self.pending.forget_moved()
-            self.state.changes += 1
-            self._move = None
-            await self._end_move(move)
+            worked = False
+        self._move = None
+        move.answer(worked)
         return True
 
-    async def _move_batch(self, move: Move, to_do: deque[tuple[int, int | None]]) -> None:
-        batch = [to_do[number] for number in range(min(BATCH, len(to_do)))]
+    async def _move_batch(self, before: int) -> bool:
+        """Move a batch; False if nothing is left. Raises StoreError, Refused, OSError."""
+        batch = self.pending.before(before, BATCH)
+        if not batch:
+            return False
         records = await self._records([position for position, _ in batch])
         self._began = self.store.log.end
         copies: dict[int, int | None] = {}
@@ -347,7 +345,7 @@ class TimerService:
         problem: StoreError | None = None
         for (position, due_ms), record in zip(batch, records, strict=False):
             try:
-                if record is not None and position not in move.delivered:
+                if record is not None:
                     copy = self._move_one(position, record)
                     if copy is not None:
                         copies[copy] = due_ms
@@ -359,11 +357,11 @@ class TimerService:
             await self._committed()
         # Only now: after a failed write something else can come to lie at these positions.
         self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
-        for _ in range(done):
-            position, _ = to_do.popleft()
-            self.pending.moved(position + 1)
+        self.pending.moved(done)
+        self._began = -1
         if problem is not None:
             raise problem
+        return True
 
     def _move_one(self, position: int, record: bytes) -> int | None:
         """Store a record again; the log position of the copy, None if it was stepped over."""
@@ -384,12 +382,3 @@ class TimerService:
             self._step_over(position, error)
             return None
         return copy.physical_offset
-
-    async def _end_move(self, move: Move) -> None:
-        try:
-            await self.tables.log_flushed()
-        except OSError as error:
-            log.error("timer messages that were moved on are not on the device: %s", error)
-            move.answer(False)
-            return
-        move.answer(True)

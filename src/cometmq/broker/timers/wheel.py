@@ -1,9 +1,10 @@
 """Messages that wait, by the time when they are due. No I/O in here.
 
 A message is three numbers: when it is due by the wheel's clock, the log position of its record, and its
-TIMER_OUT_MS; 24 bytes, so that a million cost some 30 MB. They lie in buckets of a minute each. The minute
-that comes next is divided into buckets of a second; nothing is sorted. Messages of one second come in the
-order in which they were added.
+TIMER_OUT_MS; 24 bytes, so that a million cost some 30 MB. They lie in buckets of five minutes each. One that
+comes next, or holds many messages, is divided into buckets of a second. Messages of one second come in the
+order in which they were added, which is that of the log: so what lies before a log position is the beginning
+of each bucket.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from __future__ import annotations
 import heapq
 import sys
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Iterator
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-_SECOND, _MINUTE = 1_000, 60_000
+_SECOND, _STRETCH = 1_000, 300_000
+# A bucket of so many messages is divided: by then that takes some ms of the loop.
+_MANY = 1 << 14
 NEVER = sys.maxsize
 
 Ints = NDArray[np.int64]
@@ -32,34 +37,47 @@ class Waiting(NamedTuple):
 
 
 class Bucket:
-    """Messages of one stretch of time, in the order in which they were added."""
+    """Messages of one stretch of time, in the order of their log positions, in which they are added."""
 
-    __slots__ = ("_dues", "_head", "_outs", "_positions", "first_out", "first_position", "last_due")
+    __slots__ = (
+        "_dues",
+        "_head",
+        "_outs",
+        "_positions",
+        "first_due",
+        "first_out",
+        "first_position",
+        "last_due",
+    )
 
     def __init__(self) -> None:
         self._dues, self._positions, self._outs = array("q"), array("q"), array("q")
         self._head = 0  # those before it are gone
+        self.first_position = NEVER
         # The last or least of all that was ever in it.
-        self.last_due, self.first_out, self.first_position = 0, NEVER, NEVER
+        self.last_due, self.first_due, self.first_out = 0, NEVER, NEVER
 
     def __len__(self) -> int:
         return len(self._dues) - self._head
 
     def add(self, due_ms: int, position: int, out_ms: int) -> None:
+        if not len(self):
+            self.first_position = position
         self._dues.append(due_ms)
         self._positions.append(position)
         self._outs.append(out_ms)
-        self._include(due_ms, position, out_ms)
+        self.last_due = max(self.last_due, due_ms)
+        self.first_due = min(self.first_due, due_ms)
+        self.first_out = min(self.first_out, out_ms)
 
-    def _include(self, last_due: int, first_position: int, first_out: int) -> None:
-        self.last_due = max(self.last_due, last_due)
-        self.first_position = min(self.first_position, first_position)
-        self.first_out = min(self.first_out, first_out)
+    def _views(self) -> list[Ints]:
+        """What is left: dues, positions and outs. While one of them lives, nothing can be added."""
+        columns = (self._dues, self._positions, self._outs)
+        return [np.frombuffer(each, np.int64)[self._head :] for each in columns]
 
     def columns(self) -> Ints:
-        """What is left: dues, positions and outs, one row each."""
-        columns = [np.frombuffer(each, np.int64) for each in (self._dues, self._positions, self._outs)]
-        return np.stack(columns)[:, self._head :]
+        """A copy of what is left: dues, positions and outs, one row each."""
+        return np.stack(self._views())
 
     @classmethod
     def of(cls, columns: Ints) -> Bucket:
@@ -68,164 +86,184 @@ class Bucket:
         for store, column in zip((bucket._dues, bucket._positions, bucket._outs), columns, strict=True):
             store.frombytes(column.tobytes())
         dues, positions, outs = columns
-        bucket._include(int(dues.max()), int(positions.min()), int(outs.min()))
+        bucket.first_position = int(positions[0])
+        bucket.last_due, bucket.first_due, bucket.first_out = (
+            int(dues.max()),
+            int(dues.min()),
+            int(outs.min()),
+        )
         return bucket
 
-    def first(self, most: int) -> list[Waiting]:
-        """The next messages, up to so many."""
-        head, stop = self._head, self._head + most
-        columns = self._dues[head:stop], self._positions[head:stop], self._outs[head:stop]
-        return list(map(Waiting, *columns))
+    def first(self, most: int, before: int = NEVER) -> list[Waiting]:
+        """The next messages, up to so many, whose records lie before a log position."""
+        head = self._head
+        stop = bisect_left(self._positions, before, head, min(head + most, len(self._positions)))
+        return list(map(Waiting, self._dues[head:stop], self._positions[head:stop], self._outs[head:stop]))
 
     def drop(self, count: int) -> None:
         """The next so many are gone."""
         self._head += count
+        if self._head > len(self):
+            for column in (self._dues, self._positions, self._outs):
+                del column[: self._head]
+            self._head = 0
+        self.first_position = self._positions[self._head] if len(self) else NEVER
+
+    def behind(self, after: tuple[int, int], most: int) -> list[Waiting]:
+        """Those behind (due, position) that come first by these two, up to so many."""
+        if self.last_due < after[0]:
+            return []
+        dues, positions, outs = self._views()
+        same = bisect_left(positions, after[1] + 1)
+        if self.first_due == self.last_due:  # so it is, of a second, by the wall clock
+            begin = same if self.last_due == after[0] else 0
+            rows = np.arange(begin, min(begin + most, len(dues)))
+        else:
+            wanted = dues > after[0]
+            wanted[same:] |= dues[same:] == after[0]
+            rows = np.flatnonzero(wanted)
+        if len(rows) > most:
+            last = np.partition(dues[rows], most - 1)[most - 1]
+            sooner = rows[dues[rows] < last]
+            rows = np.concatenate([sooner, rows[dues[rows] == last][: most - len(sooner)]])
+        rows = rows[np.argsort(dues[rows], kind="stable")]
+        return list(map(Waiting, dues[rows].tolist(), positions[rows].tolist(), outs[rows].tolist()))
+
+
+class Buckets:
+    """Buckets of equally long stretches of time (ms), by the number of the stretch; none of them is empty."""
+
+    def __init__(self, length_ms: int) -> None:
+        self._length_ms = length_ms
+        self._buckets: dict[int, Bucket] = {}
+        self._order: list[int] = []  # the keys, ascending
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return self._count
+
+    @property
+    def first_key(self) -> int:
+        """The key of what comes first; NEVER if there is nothing."""
+        return self._order[0] if self._order else NEVER
+
+    def get(self, key: int) -> Bucket | None:
+        return self._buckets.get(key)
+
+    def add(self, time_ms: int, due_ms: int, position: int, out_ms: int) -> Bucket:
+        """One more message, in the bucket of a time, which is given back."""
+        key = time_ms // self._length_ms
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = Bucket()
+            insort(self._order, key)
+        bucket.add(due_ms, position, out_ms)
+        self._count += 1
+        return bucket
+
+    def put(self, key: int, bucket: Bucket) -> None:
+        """A bucket for a stretch that has none."""
+        self._buckets[key] = bucket
+        insort(self._order, key)
+        self._count += len(bucket)
+
+    def pop(self, key: int) -> Bucket:
+        del self._order[bisect_left(self._order, key)]
+        bucket = self._buckets.pop(key)
+        self._count -= len(bucket)
+        return bucket
+
+    def drop(self, key: int, count: int) -> None:
+        """The next so many of a bucket are gone; nothing if all of it is."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            return
+        bucket.drop(count)
+        self._count -= count
+        if not len(bucket):
+            self.pop(key)
+
+    def stretches(self, length_ms: int) -> set[int]:
+        """The numbers of the longer stretches that have a bucket."""
+        return {key * self._length_ms // length_ms for key in self._order}
+
+    def first_out(self) -> int:
+        """The least TIMER_OUT_MS of all that is there, or one of its bucket that is gone already."""
+        return min(map(attrgetter("first_out"), self._buckets.values()), default=NEVER)
+
+    def first_position(self) -> int:
+        """The least log position."""
+        return min(map(attrgetter("first_position"), self._buckets.values()), default=NEVER)
+
+    def before(self, position: int) -> list[int]:
+        """The keys of the buckets that have something before a log position."""
+        return [key for key, bucket in self._buckets.items() if bucket.first_position < position]
+
+    def behind(self, time_ms: int) -> Iterator[tuple[int, Bucket]]:
+        """Buckets from that of a time on, with the times at which they begin."""
+        for at in range(bisect_left(self._order, time_ms // self._length_ms), len(self._order)):
+            yield self._order[at] * self._length_ms, self._buckets[self._order[at]]
 
 
 class Wheel:
     """What waits by one clock. `now` is a time of that clock; it may step, the messages wait accordingly."""
 
     def __init__(self) -> None:
-        self._minutes: dict[int, Bucket] = {}
-        self._order: list[int] = []  # a heap of their keys
-        self._divided = -1  # the minute that `_seconds` is of
-        self._seconds: dict[int, Bucket] = {}
+        self._stretches, self._seconds = Buckets(_STRETCH), Buckets(_SECOND)
+        self.tables = (self._seconds, self._stretches)
+        """All that waits."""
+        self._divided: set[int] = set()  # stretches that `_seconds` has messages of, or had
         self._taken = -1  # the second that `take` looked at
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._seconds) + len(self._stretches)
 
     def add(self, due_ms: int, position: int, out_ms: int) -> None:
         """One more message waits."""
-        self._count += 1
-        minute = due_ms // _MINUTE
-        if minute == self._divided:
-            bucket = self._seconds.get(due_ms // _SECOND)
-            if bucket is None:
-                bucket = self._seconds[due_ms // _SECOND] = Bucket()
-        else:
-            bucket = self._minutes.get(minute)
-            if bucket is None:
-                bucket = self._put(minute, Bucket())
-        bucket.add(due_ms, position, out_ms)
-
-    def _put(self, minute: int, bucket: Bucket) -> Bucket:
-        self._minutes[minute] = bucket
-        heapq.heappush(self._order, minute)
-        return bucket
+        if due_ms // _STRETCH in self._divided:
+            self._seconds.add(due_ms, due_ms, position, out_ms)
+        elif len(self._stretches.add(due_ms, due_ms, position, out_ms)) >= _MANY:
+            self._divide(due_ms // _STRETCH)
 
     def take(self, now_ms: int, most: int) -> list[Waiting]:
         """Messages that are due, up to so many; they wait until `drop`."""
-        if self._minute_is_next() and self._order[0] * _MINUTE <= now_ms:
-            self._divide()
-        if not self._seconds:
+        if self._stretch_is_next() and self._stretches.first_key * _STRETCH <= now_ms:
+            self._divide(self._stretches.first_key)
+        bucket = self._seconds.get(self._seconds.first_key)
+        if bucket is None or bucket.last_due > now_ms:
             return []
-        second = min(self._seconds)
-        bucket = self._seconds[second]
-        if bucket.last_due > now_ms:
-            return []
-        self._taken = second
+        self._taken = self._seconds.first_key
         return bucket.first(most)
 
     def drop(self, count: int) -> None:
         """So many of those that `take` gave last are gone."""
-        bucket = self._seconds[self._taken]
-        bucket.drop(count)
-        self._count -= count
-        if not len(bucket):
-            del self._seconds[self._taken]
+        self._seconds.drop(self._taken, count)
 
     def next_ms(self) -> int:
         """When to `take` again at the latest; NEVER if nothing waits."""
-        if self._minute_is_next():
-            return self._order[0] * _MINUTE
-        return self._seconds[min(self._seconds)].last_due if self._seconds else NEVER
+        if self._stretch_is_next():
+            return self._stretches.first_key * _STRETCH
+        bucket = self._seconds.get(self._seconds.first_key)
+        return bucket.last_due if bucket is not None else NEVER
 
-    def _minute_is_next(self) -> bool:
-        """Whether a whole minute comes before what is divided: that is used up, or something earlier was
-        added."""
-        return bool(self._order) and (not self._seconds or self._order[0] < self._divided)
+    def _stretch_is_next(self) -> bool:
+        """Whether a whole stretch comes before all that is divided."""
+        return self._stretches.first_key * _STRETCH < self._seconds.first_key * _SECOND
 
-    def _divide(self) -> None:
-        minute = heapq.heappop(self._order)
-        columns = self._minutes.pop(minute).columns()
-        if self._seconds:
-            whole = np.concatenate([bucket.columns() for bucket in self._seconds.values()], axis=1)
-            self._put(self._divided, Bucket.of(whole))
-            self._seconds.clear()
-        self._divided = minute
-        seconds = columns[0] // _SECOND
-        for second in np.unique(seconds).tolist():
-            self._seconds[second] = Bucket.of(columns[:, seconds == second])
-
-    def _buckets(self) -> Iterator[Bucket]:
-        yield from self._seconds.values()
-        yield from self._minutes.values()
-
-    def first_out(self) -> int:
-        """The least TIMER_OUT_MS of all that waits, or one of its second or minute that is gone already."""
-        return min((bucket.first_out for bucket in self._buckets()), default=NEVER)
-
-    def first_position(self) -> int:
-        """The least log position, in the same way."""
-        return min((bucket.first_position for bucket in self._buckets()), default=NEVER)
-
-    def before(self, position: int) -> Ints:
-        """Columns of all whose records lie before a log position."""
-        found = [np.empty((3, 0), np.int64)]
-        for bucket in self._buckets():
-            if bucket.first_position < position:
-                columns = bucket.columns()
-                found.append(columns[:, columns[1] < position])
-        return np.concatenate(found, axis=1)
-
-    def drop_before(self, position: int) -> None:
-        """Forget all whose records lie before a log position."""
-        for buckets in (self._seconds, self._minutes):
-            for key, bucket in list(buckets.items()):
-                if bucket.first_position < position:
-                    columns = bucket.columns()
-                    kept = columns[:, columns[1] >= position]
-                    self._count -= len(columns[0]) - len(kept[0])
-                    if len(kept[0]):
-                        buckets[key] = Bucket.of(kept)
-                    else:
-                        del buckets[key]
-        self._order = list(self._minutes)
-        heapq.heapify(self._order)
+    def _divide(self, stretch: int) -> None:
+        columns = self._stretches.pop(stretch).columns()
+        columns = columns[:, np.argsort(columns[0] // _SECOND, kind="stable")]
+        numbers, begins = np.unique(columns[0] // _SECOND, return_index=True)
+        for number, part in zip(numbers.tolist(), np.split(columns, begins[1:], axis=1), strict=True):
+            self._seconds.put(number, Bucket.of(part))
+        self._divided = self._seconds.stretches(_STRETCH)
 
     def page(self, after: tuple[int, int], most: int) -> list[Waiting]:
         """The next `most` messages behind (due, position) in the order of these two."""
-        tables = {_SECOND: self._seconds, _MINUTE: self._minutes}
-        heap = [
-            (key * length, key, length)
-            for length, table in tables.items()
-            for key in table
-            if key >= after[0] // length
-        ]
-        heapq.heapify(heap)
         found: list[Waiting] = []
-        while heap and len(found) < most:
-            _, key, length = heapq.heappop(heap)
-            found += _first_of(tables[length][key].columns(), after, most - len(found))
+        for _, bucket in heapq.merge(*(each.behind(after[0]) for each in self.tables), key=itemgetter(0)):
+            found += bucket.behind(after, most - len(found))
+            if len(found) == most:
+                break
         return found
-
-
-def _first_of(columns: Ints, after: tuple[int, int], most: int) -> list[Waiting]:
-    """Those of a bucket's messages behind (due, position) that come first by these two."""
-    dues, positions, _ = columns
-    columns = columns[:, (dues > after[0]) | ((dues == after[0]) & (positions > after[1]))]
-    for row in (0, 1):  # only those up to the last due that counts, then only the first positions of that
-        if len(columns[0]) <= most:
-            break
-        last = np.partition(columns[0], most - 1)[most - 1]
-        sooner = columns[0] < last
-        if row == 0:
-            columns = columns[:, columns[0] <= last]
-        else:
-            room = most - int(sooner.sum())
-            bound = np.partition(columns[1][~sooner], room - 1)[room - 1]
-            columns = columns[:, sooner | (columns[1] <= bound)]
-    order = np.lexsort((columns[1], columns[0]))[:most]
-    return list(map(Waiting, *columns[:, order].tolist()))

@@ -84,7 +84,7 @@ class LogWalk:
             scan = SegmentScan(self.disk, file.path, file.base, min(file.length, self._size))
             again = False
             known = 0
-            with closing(scan.runs(position)) as runs:  # type: ignore[type-var]
+            with closing(scan.runs(position)) as runs:
                 for run in runs:
                     if len(scan.damage) > known:
                         damage = scan.damage[known]

@@ -9,7 +9,7 @@ hides only the records that it hit.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ class SegmentScan:
         self.damage: list[Damage] = []
         self.unreadable: set[int] = set()
 
-    def runs(self, start: int) -> Iterator[Run]:
+    def runs(self, start: int) -> Generator[Run, None, None]:
         """Valid records from `start` (a record or the segment begins there) on; damage lies between runs."""
         self._fd = self.disk.open(self.path, write=False)
         try:

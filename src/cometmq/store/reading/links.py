@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cometmq import logs
 from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, MAGIC_V1, MAGIC_V2, START
 from cometmq.protocol.record.many import read_rows
-from cometmq.protocol.record.one import record_starts
+from cometmq.protocol.record.one import record_facts, record_starts
 from cometmq.store.base.disk import Disk, opened
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.log.commit_log import CommitLog
@@ -35,43 +35,51 @@ def link_to(position: int) -> int:
     return position + 1
 
 
-async def links(commit_log: CommitLog, disk: Disk, off_loop: OffLoop, start: int) -> AsyncIterator[Ints]:
+async def links(
+    commit_log: CommitLog, disk: Disk, off_loop: OffLoop, start: int, end: int | None = None
+) -> AsyncIterator[Ints]:
     """Positions of former records, in pieces: those that records from log position `start` on name, where a
-    record begins, up to the log's present end. Raises OSError."""
-    end, size = commit_log.end, commit_log.segment_size
+    record begins, in front of `end`, by default the log's present end. Raises OSError."""
+    size = commit_log.segment_size
+    end = commit_log.end if end is None else min(end, commit_log.end)
     at = max(start, commit_log.min_position)
     while at < end:
         base = at - at % size
         if base not in commit_log.segments:
             at = base + size
             continue
-        found, at = await off_loop.run(_read, disk, commit_log.path_of(base), base, size, at)
+        length = min(_BLOCK, base + size - at, end - at)
+        found, at = await off_loop.run(_read, disk, commit_log.path_of(base), base, size, at, length)
         if len(found):
             yield found
 
 
-def _read(disk: Disk, path: str, base: int, size: int, at: int) -> tuple[Ints, int]:
-    """The links of the records from `at` on that one read brings, and where to go on."""
+def _read(disk: Disk, path: str, base: int, size: int, at: int, length: int) -> tuple[Ints, int]:
+    """The links of the records from `at` on that one read of `length` bytes brings, and where to go on."""
     nothing = np.empty(0, np.int64)
     try:
         with opened(disk, path, write=False) as fd:
-            data = _readable(disk, fd, min(_BLOCK, base + size - at), at - base)
+            data = _readable(disk, fd, max(length, BLANK_SIZE), at - base)
             if data is None:
                 return nothing, _behind(disk, path, base, size, at)
             if len(data) < BLANK_SIZE:
                 return nothing, base + size
-            length, magic = START.unpack_from(data)
-            if magic in (MAGIC_V1, MAGIC_V2) and len(data) < length <= base + size - at:
-                data = _readable(disk, fd, length, at - base) or b""
-                if len(data) < length:
-                    return nothing, at + length
+            needed, magic = START.unpack_from(data)
+            if magic in (MAGIC_V1, MAGIC_V2) and len(data) < needed <= base + size - at:
+                data = _readable(disk, fd, needed, at - base) or b""
+                if len(data) < needed:
+                    return nothing, at + needed
     except FileNotFoundError:
         return nothing, base + size
     starts, stop = record_starts(data)
     if starts:
         rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
-        found = rows.field("prepared_transaction_offset")[good].astype(np.int64)
-        return found[found > 0] - 1, at + stop
+        found = rows.field("prepared_transaction_offset").astype(np.int64)
+        view = memoryview(data)
+        for row in np.flatnonzero(good & (found > 0)).tolist():
+            # Torn by a power failure, it has not taken anything's place.
+            good[row] = record_facts(view, starts[row], at + starts[row]) is not None
+        return found[good & (found > 0)] - 1, at + stop
     if magic == BLANK_MAGIC:
         return nothing, base + size
     return nothing, _behind(disk, path, base, size, at)

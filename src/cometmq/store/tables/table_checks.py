@@ -77,6 +77,8 @@ class TimerTable(Body, forbid_unknown_fields=True):
     first_position: int = 0
     log_position: int = 0
     waiting: dict[str, int] = empty(dict)
+    counted_offset: int = -1
+    counted_position: int = -1
 
 
 def read_table(text: bytes, rule: TableRule | None = None) -> Table:
