@@ -35,6 +35,10 @@ from cometmq.protocol.record.one import encode_record
 
 TOPIC = "Fake"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
+UNKNOWN = {
+    RequestCode.GET_TOPIC_CONFIG: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    RequestCode.QUERY_CONSUMER_OFFSET: ResponseCode.QUERY_NOT_FOUND,
+}
 MINUTES = [1_000_000 + 60_000 * number for number in range(40)]
 """Store times of one message a minute."""
 
@@ -190,14 +194,12 @@ class FakeCluster:
             route = TopicRouteData(queue_datas=[queues], broker_datas=[brokers])
             route.topic_queue_mapping_by_broker = self.moving
             return frame.response(body=route.encode())
-        if frame.code == RequestCode.GET_TOPIC_CONFIG:
-            if self.attributes is None:
-                return frame.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "request type not supported")
+        if frame.code == RequestCode.GET_TOPIC_CONFIG and self.attributes is not None:
             return frame.response(body=TopicConfig(topic_name=TOPIC, attributes=self.attributes).encode())
-        if frame.code == RequestCode.QUERY_CONSUMER_OFFSET:
-            if self.stored is None:
-                return frame.response(ResponseCode.QUERY_NOT_FOUND, "not found")
+        if frame.code == RequestCode.QUERY_CONSUMER_OFFSET and self.stored is not None:
             return frame.response(header=OffsetResponseHeader(offset=self.stored))
+        if frame.code in UNKNOWN:
+            return frame.response(UNKNOWN[frame.code], "not known")
         if frame.code == RequestCode.GET_MIN_OFFSET:
             return frame.response(header=OffsetResponseHeader(offset=self.minimum))
         if frame.code == RequestCode.GET_MAX_OFFSET:

@@ -49,7 +49,14 @@ from cometmq.pipeline.plan import Bounds, shrunk, spread
 from cometmq.pipeline.pulling import BUSY, Reply, pull_reply
 from cometmq.pipeline.wire import IdleWires
 from cometmq.protocol.bodies import ClusterInfo, TopicConfig, TopicList
-from cometmq.protocol.codes import TBW102, TOOLS_CONSUMER_GROUP, RequestCode, ResponseCode, is_system_topic
+from cometmq.protocol.codes import (
+    TBW102,
+    TOOLS_CONSUMER_GROUP,
+    VERSION_5_0_0,
+    RequestCode,
+    ResponseCode,
+    is_system_topic,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import TopicRequestHeader
 
@@ -409,6 +416,8 @@ class Cluster:
         def ask(own: Sequence[MessageQueue]) -> Offsets:
             address = self._known_or_fresh(own[0])
             frames = [committed_request(group, queue, set_zero_if_not_found=False) for queue in own]
+            for frame in frames:
+                frame.version = VERSION_5_0_0  # of older clients CometMQ does not read that field
             answers = zip(own, self._call(address, frames), strict=True)
             kept = [item for item in answers if item[1].code != ResponseCode.QUERY_NOT_FOUND]
             return {queue: offset_in(frame, address, queue) for queue, frame in kept}

@@ -145,6 +145,9 @@ _WRITE = (
 
 _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_LIGHT = "%LMQ%"
+_QUOTED = re.compile(r"'[^']*'")
+_ONLY_5X = re.compile(r"\b(CONTAINS|STARTSWITH|ENDSWITH)\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"^\[?[^;,\s]+\]?:\d{1,5}$")
 
 
@@ -298,6 +301,8 @@ def _topics(given: _Reader) -> Topics:
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         if not names:
             raise ConfigError("subscribe", text, "names of topics separated by ','")
+        if any(name.startswith(_LIGHT) for name in names):
+            raise ConfigError("subscribe", text, "topics; light queues have no route that could be read")
         return Topics(names=names)
     if ways[0] == "subscribePattern":
         try:
@@ -335,11 +340,15 @@ def _sql(given: _Reader) -> str | None:
         compile_sql(text)
     except SqlError as error:
         raise ConfigError("sql", text, f"an SQL92 expression ({error})") from None
+    if _ONLY_5X.search(_QUOTED.sub("", text)):
+        raise ConfigError("sql", text, "no CONTAINS, STARTSWITH or ENDSWITH: to a 4.9 broker they end it")
     return text
 
 
 def _place(path: str | None) -> str | None:
     """A local path made absolute: workers may have another working directory."""
+    if path is not None and not path.strip():
+        raise ConfigError("badRecordsPath", path, "a directory: a path, or a URI such as hdfs:// or s3://")
     return path if path is None or "://" in path else os.path.abspath(path)
 
 

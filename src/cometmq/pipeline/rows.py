@@ -112,12 +112,9 @@ def messages_of(
         except SinkRowError as error:
             if on_bad is None:
                 raise
-            given = dict(zip(_COLUMNS, values, strict=True)) | {
-                "body": body,
-                "topic": topic,
-                "msg_id": msg_id,
-            }
-            on_bad(given | {"field": error.field, "problem": error.problem})
+            given = dict(zip(_COLUMNS, values, strict=True)) | {"body": body, "topic": topic}
+            reason = {"field": error.field, "problem": error.problem}
+            on_bad(given | {"msg_id": msg_id} | reason)
         else:
             yield RowMessage(topic, body, encoded, flag or 0, delay or 0, sharding)
 
