@@ -31,9 +31,9 @@ from cometmq.protocol.codes import MAX_FRAME_LENGTH, UNSENDABLE_TOPICS, check_to
 from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
 from cometmq.protocol.record.arrow import COLUMNS
 
-_MOST_BYTES = MAX_FRAME_LENGTH - 4096
-"""Of body and properties: what a frame takes beside the header. Brokers have a lower limit of their own
-(maxMessageSize) and say so; of a longer frame they only close the connection."""
+_MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
+"""Of body and properties, which escapes in the header's JSON make longer. Brokers have a lower limit of their
+own (maxMessageSize) and say so; of a longer frame they only close the connection."""
 _TEXT = (StringType,)
 _NUMBER = (IntegerType, LongType, ShortType)
 _COLUMNS: dict[str, tuple[type, ...]] = {

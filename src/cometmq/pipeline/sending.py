@@ -29,6 +29,9 @@ from cometmq.protocol.frame import Frame
 
 _BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # the broker has not moved
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
+_TOO_LARGE = "size exceeded"
+"""In the remark of SYSTEM_ERROR, by which 5.x refuses a batch that is too large (docs/reference/remoting.md,
+Sending)."""
 _PAUSE_S = 0.1  # before the first repetition, doubled with each
 
 
@@ -151,9 +154,10 @@ class Sender:
             return
         queue = batch.queue
         refusal = BrokerError(frame.code, remark=frame.remark or "", broker_addr=address, topic=queue.topic)
-        if frame.code in _TRY_AGAIN:
+        illegal = frame.code == ResponseCode.MESSAGE_ILLEGAL or _TOO_LARGE in refusal.remark
+        if not illegal and frame.code in _TRY_AGAIN:
             self._again(batch, refusal)
-        elif frame.code != ResponseCode.MESSAGE_ILLEGAL or self._on_illegal is None:
+        elif not illegal or self._on_illegal is None:
             raise refusal
         elif len(batch.messages) == 1:
             self._on_illegal(batch.messages[0], refusal)
