@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.apache import ApacheCluster, mqadmin
+from tests.interop import wire
+from tests.interop.apache import ApacheBroker, ApacheCluster, mqadmin
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.errors import ConfigError
 from cometmq.pipeline.cluster import Cluster
+from cometmq.pipeline.errors import ReplicaBehindError
 from cometmq.pipeline.offsets import LATEST
 from cometmq.pipeline.options import Position, PullOptions, Topics, write_options
 from cometmq.pipeline.plan import QueueRange
@@ -159,6 +161,51 @@ def test_a_static_topic_of_5x_is_refused_by_name(apache_5: ApacheCluster, tmp_pa
         wait_for(lambda: name in cluster.topic_names(), f"the topic is there: {said}")
         with pytest.raises(ConfigError, match=f"{name}.*is static"):
             cluster.queues(Topics(names=(name,)))
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
+def test_a_slave_is_read_while_its_master_is_away(names: str, tmp_path: Path, version: str) -> None:
+    small = ["-Xms128m", "-Xmx384m", "-XX:+UseSerialGC"]
+    master = ApacheBroker(version, tmp_path / "master", names, name=f"pair-{version[0]}", jvm=small)
+    settings = {"brokerId": "1", "brokerRole": "SLAVE", "slaveReadEnable": "true"}
+    slave = ApacheBroker(version, tmp_path / "slave", names, name=master.name, settings=settings, jvm=small)
+    try:
+        topic = Topic(f"Slave{uuid.uuid4().hex[:8]}", names)
+        topic.send(200)
+        held = topic.bounds()
+
+        def copied() -> bool:
+            if topic.name.encode() not in wire.call(slave.port, 21, {})[1]:
+                return False
+            return all(
+                int(
+                    wire.call(slave.port, 30, {"topic": topic.name, "queueId": str(queue.queue_id)})[0][
+                        "extFields"
+                    ]["offset"]
+                )
+                == bounds.maximum
+                for queue, bounds in held.items()
+            )
+
+        wait_for(copied, "the slave has the topic and its messages", 90)
+        master.kill()
+        wait_for(lambda: all(bounds.replica for bounds in topic.bounds().values()), "the master is gone")
+        assert {queue: bounds.maximum for queue, bounds in topic.bounds().items()} == {
+            queue: bounds.maximum for queue, bounds in held.items()
+        }
+        assert Counter(row["body"].decode() for row in rows(topic)) == Counter(topic.sent)
+        odd = rows(topic, sql="parity = '1'")
+        assert len(odd) == 100
+        for beyond in (0, 100):
+            ends = [
+                QueueRange(queue, bounds.maximum + beyond, bounds.maximum + beyond + 5)
+                for queue, bounds in held.items()
+            ]
+            with pytest.raises(ReplicaBehindError):
+                list(read_parts((names,), ends, {}, arrow_schema(), PullOptions(timeout_ms=1000)))
+    finally:
+        slave.kill()
+        master.kill()
 
 
 def test_offsets_by_time(topic: Topic) -> None:

@@ -21,12 +21,14 @@ from tests.pipeline.feeding import Topic
 
 from cometmq.errors import ConfigError, ConnectError
 from cometmq.message import MessageQueue
+from cometmq.pipeline import cluster as cluster_module
 from cometmq.pipeline import reading, source
 from cometmq.pipeline.cluster import Cluster
 from cometmq.pipeline.options import PullOptions, Topics, read_options
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.reading import read_parts
-from cometmq.protocol.codes import RequestCode
+from cometmq.pipeline.source import CometStreamReader, full_schema
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.record.arrow import arrow_schema
 
 Clock = list[float]
@@ -157,6 +159,33 @@ class TestAStreamThatWaitsForMore:
         everything = stream.reader.latestOffset(position(40), ReadAllAvailable())
         assert everything[TOPIC] == position(41)[TOPIC]
 
+    def test_new_queues_are_taken_note_of_meanwhile(
+        self, topic: Topic, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cluster_module, "_ROUTE_S", 0.0)
+        second = Topic(f"{topic.name}s", topic.namesrv)
+        options = {
+            "namesrv": topic.namesrv,
+            "subscribePattern": f"{topic.name}s?",
+            "minOffsetsPerTrigger": "50",
+        }
+        reader = CometStreamReader(full_schema(), read_options(options, streaming=True))
+
+        def look(start: dict[str, Any]) -> dict[str, Any]:
+            return reader.latestOffset(start, reader.getDefaultReadLimit())
+
+        topic.send(5)
+        start = look(reader.initialOffset())
+        topic.send(5)
+        end = look(start)
+        topic.send(40)
+        assert look(end) is end
+        second.send(3)
+        later = look(end)
+        reader.stop()
+        assert later[topic.name] == end[topic.name] != start[topic.name]
+        assert later[second.name]["broker-a"] == {str(number): 0 for number in range(4)}
+
     def test_available_now_takes_the_rest_too(self, fake: FakeCluster, stream: Stream) -> None:
         stream.reader.prepareForTriggerAvailableNow()
         end = stream.next(position(8))
@@ -192,6 +221,15 @@ class TestABrokerWhoseMasterIsGoneThoughItIsRouted:
             back = {0: master.address, 2: fake.address}
             threading.Timer(0.3, lambda: setattr(fake, "brokers", back)).start()
             assert read(fake, fake.address, end=41) == list(range(41))
+
+    def test_a_replica_that_may_not_be_read_is_left_when_the_master_is_back(self, fake: FakeCluster) -> None:
+        """As 5.x refuses it without slaveReadEnable."""
+        fake.refuse_always = ResponseCode.SYSTEM_BUSY
+        with fake_cluster() as master:
+            master.stored_ms = list(MINUTES)
+            back = {0: master.address, 2: fake.address}
+            threading.Timer(0.3, lambda: setattr(fake, "brokers", back)).start()
+            assert read(fake, fake.address) == list(range(40))
 
     def test_a_stream_reads_the_replica_and_goes_back(self, fake: FakeCluster) -> None:
         stream = Stream(fake)

@@ -170,7 +170,9 @@ class _BrokerReader:
             self._flying[number] = item.segment
 
     def _answered(self, segment: Segment, reply: Reply) -> None:
-        if reply.missing and self._on_replica():
+        if reply.code in BUSY:
+            self._on_replica()  # its master may be back, and 5.x's replicas are busy without slaveReadEnable
+        elif reply.missing and self._on_replica():
             if not self._waited(segment, self._timeout_s):
                 return
             if reply.next_begin <= segment.at:

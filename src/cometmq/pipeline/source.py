@@ -199,7 +199,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planned
 
     def _ends(self, read: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
-        """How far the next batch goes: `read` where it is to wait for more records."""
+        """How far the next batch goes, no further than `read` if it is to wait for more records."""
         waiting = sum(waiting_in(read, latest).values())
         if isinstance(limit, ReadAllAvailable) or not waiting:
             return latest
@@ -207,7 +207,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # As in Kafka's source a run's first batch does not wait. AvailableNow takes all that is there.
         waits = self._target is None and waiting < (options.min_offsets_per_trigger or 0)
         if waits and self._planned_at is not None and now - self._planned_at < options.max_trigger_delay_s:
-            return read
+            return {queue: read.get(queue, offset) for queue, offset in latest.items()}
         self._planned_at = now
         ends = limit_ends(read, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
         if options.max_bytes_per_trigger is not None:
