@@ -163,11 +163,11 @@ def test_a_static_topic_of_5x_is_refused_by_name(apache_5: ApacheCluster, tmp_pa
             cluster.queues(Topics(names=(name,)))
 
 
-@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
-def test_a_slave_is_read_while_its_master_is_away(names: str, tmp_path: Path, version: str) -> None:
+def test_a_slave_is_read_while_its_master_is_away(names: str, tmp_path: Path) -> None:
+    version = "4.9.7"
     small = ["-Xms128m", "-Xmx384m", "-XX:+UseSerialGC"]
-    master = ApacheBroker(version, tmp_path / "master", names, name=f"pair-{version[0]}", jvm=small)
-    settings = {"brokerId": "1", "brokerRole": "SLAVE", "slaveReadEnable": "true"}
+    master = ApacheBroker(version, tmp_path / "master", names, name="pair", jvm=small)
+    settings = {"brokerId": "1", "brokerRole": "SLAVE"}
     slave = ApacheBroker(version, tmp_path / "slave", names, name=master.name, settings=settings, jvm=small)
     try:
         topic = Topic(f"Slave{uuid.uuid4().hex[:8]}", names)
@@ -187,7 +187,7 @@ def test_a_slave_is_read_while_its_master_is_away(names: str, tmp_path: Path, ve
                 for queue, bounds in held.items()
             )
 
-        wait_for(copied, "the slave has the topic and its messages", 90)
+        wait_for(copied, "the slave has the topic and its messages", 120)
         master.kill()
         wait_for(lambda: all(bounds.replica for bounds in topic.bounds().values()), "the master is gone")
         assert {queue: bounds.maximum for queue, bounds in topic.bounds().items()} == {
