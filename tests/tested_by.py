@@ -63,7 +63,8 @@ pipeline/test_plan.py: pipeline/offsets
 pipeline/test_replaced_queues.py: pipeline/marks
 pipeline/test_sink.py: pipeline/rows
 pipeline/test_source.py: pipeline/session
-pipeline/test_unwilling_brokers.py: pipeline/cluster pipeline/errors pipeline/reading pipeline/wire
+pipeline/test_unwilling_brokers.py: pipeline/bad_rows pipeline/cluster pipeline/errors pipeline/reading
+    pipeline/wire
 protocol/test_arrow.py: protocol/properties/columns
 protocol/test_bodies.py: protocol/bodies_admin protocol/bodies_client protocol/bodies_route protocol/json_body
 protocol/test_frame.py: protocol/binary_header protocol/send_ext

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.apache import ApacheCluster
+from tests.interop import wire
+from tests.interop.apache import ApacheBroker, ApacheCluster, mqadmin
 from tests.pipeline.feeding import Topic, wait_for
 
+from cometmq.admin.admin import Admin, TopicSettings
+from cometmq.errors import ConfigError
 from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.options import PullOptions
+from cometmq.pipeline.errors import ReplicaBehindError
+from cometmq.pipeline.offsets import LATEST
+from cometmq.pipeline.options import Position, PullOptions, Topics, write_options
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.reading import read_parts
+from cometmq.pipeline.rows import RowMessage
+from cometmq.pipeline.sending import Sender
+from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.arrow import arrow_schema
 
 
@@ -67,6 +77,135 @@ def test_tags(topic: Topic) -> None:
     found = rows(topic, tags="A || B")
     assert {row["tags"] for row in found} == {"A", "B"}
     assert sum(bool(row["keys"]) for row in found) == 667
+
+
+def test_an_expression(topic: Topic) -> None:
+    found = rows(topic, sql="parity = '1' AND TAGS <> 'C'")
+    numbers = sorted(int(row["keys"][1:]) for row in found)
+    assert numbers == [number for number in range(1000) if number % 2 and number % 3 < 2]
+    assert rows(topic, sql="parity = '7'") == []
+
+
+def test_where_a_group_stands(topic: Topic) -> None:
+    queues = sorted(topic.bounds())
+    with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:
+        cluster.write_queues(topic.name)
+        cluster.commit("TOOLS_CONSUMER", dict.fromkeys(queues[:2], 7))
+        position = Position(LATEST, group="TOOLS_CONSUMER")
+        found = cluster.resolve(position, queues)
+    assert [found[queue] for queue in queues[:2]] == [7, 7]
+
+
+def test_times_of_all_queues_at_once(topic: Topic) -> None:
+    stored = {(row["queue_id"], row["queue_offset"]): row["store_timestamp"] for row in rows(topic)}
+    middle = sorted(stored.values())[500]
+    with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:
+        held = cluster.bounds(cluster.queues(Topics(names=(topic.name,))))
+        found = cluster.offsets_at(dict.fromkeys(held, round(middle.timestamp() * 1000)), held)
+    before = Counter(queue_id for (queue_id, _), at in stored.items() if at < middle)
+    assert found == {queue: before[queue.queue_id] for queue in held}
+
+
+def test_messages_that_a_broker_refuses_are_set_aside_and_their_neighbours_arrive(topic: Topic) -> None:
+    other = Topic(f"{topic.name}R", topic.namesrv)
+    refused: list[tuple[int, int]] = []
+    options = write_options({"namesrv": topic.namesrv, "topic": other.name, "batchBytes": str(12 << 20)})
+    with Sender(options, 0, lambda row, refusal: refused.append((len(row.body), refusal.code))) as sender:
+        for size in (1, 2, 5 << 20, 3, 4):
+            sender.send(RowMessage(other.name, bytes(size), b"WAIT\x01true", 0, 0, "one queue"))
+        sender.flush()
+        assert sender.messages == 4
+    assert refused == [(5 << 20, ResponseCode.MESSAGE_ILLEGAL)]
+    wait_for(lambda: sum(held.maximum for held in other.bounds().values()) == 4, "all are in queues")
+    assert [len(row["body"]) for row in rows(other)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [("+cleanup.policy=COMPACTION", "is compacted"), ("+message.type=LITE", "light topics")],
+)
+def test_topics_of_5x_that_have_other_offsets_are_refused_by_name(
+    apache_5: ApacheCluster, attributes: str, words: str
+) -> None:
+    name = f"Special{uuid.uuid4().hex[:8]}"
+
+    async def create() -> None:
+        async with Admin(apache_5.namesrv) as admin:
+            settings = TopicSettings(topic=name, attributes=attributes)
+            assert [addr async for addr in admin.create_topic(settings, cluster="DefaultCluster")]
+
+    asyncio.run(create())
+    with (
+        Cluster((apache_5.namesrv,), timeout_ms=10_000) as cluster,
+        pytest.raises(ConfigError, match=f"{name}.*{words}"),
+    ):
+        cluster.queues(Topics(names=(name,)))
+
+
+def test_a_static_topic_of_5x_is_refused_by_name(apache_5: ApacheCluster, tmp_path: Path) -> None:
+    name = f"Static{uuid.uuid4().hex[:8]}"
+    said = mqadmin(
+        "5.5.0",
+        tmp_path,
+        "updateStaticTopic",
+        "-n",
+        apache_5.namesrv,
+        "-t",
+        name,
+        "-qn",
+        "4",
+        "-c",
+        "DefaultCluster",
+    )
+    with Cluster((apache_5.namesrv,), timeout_ms=10_000) as cluster:
+        wait_for(lambda: name in cluster.topic_names(), f"the topic is there: {said}")
+        with pytest.raises(ConfigError, match=f"{name}.*is static"):
+            cluster.queues(Topics(names=(name,)))
+
+
+def test_a_slave_is_read_while_its_master_is_away(names: str, tmp_path: Path) -> None:
+    version = "4.9.7"
+    small = ["-Xms128m", "-Xmx384m", "-XX:+UseSerialGC"]
+    master = ApacheBroker(version, tmp_path / "master", names, name="pair", jvm=small)
+    settings = {"brokerId": "1", "brokerRole": "SLAVE"}
+    slave = ApacheBroker(version, tmp_path / "slave", names, name=master.name, settings=settings, jvm=small)
+    try:
+        topic = Topic(f"Slave{uuid.uuid4().hex[:8]}", names)
+        topic.send(200)
+        held = topic.bounds()
+
+        def copied() -> bool:
+            if topic.name.encode() not in wire.call(slave.port, 21, {})[1]:
+                return False
+            return all(
+                int(
+                    wire.call(slave.port, 30, {"topic": topic.name, "queueId": str(queue.queue_id)})[0][
+                        "extFields"
+                    ]["offset"]
+                )
+                == bounds.maximum
+                for queue, bounds in held.items()
+            )
+
+        wait_for(copied, "the slave has the topic and its messages", 120)
+        master.kill()
+        wait_for(lambda: all(bounds.replica for bounds in topic.bounds().values()), "the master is gone")
+        assert {queue: bounds.maximum for queue, bounds in topic.bounds().items()} == {
+            queue: bounds.maximum for queue, bounds in held.items()
+        }
+        assert Counter(row["body"].decode() for row in rows(topic)) == Counter(topic.sent)
+        odd = rows(topic, sql="parity = '1'")
+        assert len(odd) == 100
+        for beyond in (0, 100):
+            ends = [
+                QueueRange(queue, bounds.maximum + beyond, bounds.maximum + beyond + 5)
+                for queue, bounds in held.items()
+            ]
+            with pytest.raises(ReplicaBehindError):
+                list(read_parts((names,), ends, {}, arrow_schema(), PullOptions(timeout_ms=1000)))
+    finally:
+        slave.kill()
+        master.kill()
 
 
 def test_offsets_by_time(topic: Topic) -> None:

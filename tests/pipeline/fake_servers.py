@@ -14,7 +14,14 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.options import read_options
 from cometmq.pipeline.source import CometStreamReader, ReadTask, full_schema
 from cometmq.protocol.batch import iter_batch
-from cometmq.protocol.bodies import BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
+from cometmq.protocol.bodies import (
+    BrokerData,
+    ClusterInfo,
+    QueueData,
+    TopicConfig,
+    TopicList,
+    TopicRouteData,
+)
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame, decode_frame, encode_frame
 from cometmq.protocol.headers import (
@@ -28,6 +35,10 @@ from cometmq.protocol.record.one import encode_record
 
 TOPIC = "Fake"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
+UNKNOWN = {
+    RequestCode.GET_TOPIC_CONFIG: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    RequestCode.QUERY_CONSUMER_OFFSET: ResponseCode.QUERY_NOT_FOUND,
+}
 MINUTES = [1_000_000 + 60_000 * number for number in range(40)]
 """Store times of one message a minute."""
 
@@ -69,21 +80,22 @@ def serving(answer: Callable[[Frame], Frame], admit: Callable[[], bool] = lambda
 
 
 class Broker:
-    """Keeps the bodies it is sent by queue, or answers with `refusal`."""
+    """Keeps the bodies it is sent by queue, or answers with `refusal`; `illegal` bodies it never takes."""
 
-    def __init__(self, refusal: int = 0) -> None:
-        self.refusal, self.asked = refusal, 0
+    def __init__(self, refusal: int = 0, illegal: frozenset[bytes] = frozenset()) -> None:
+        self.refusal, self.illegal, self.asked = refusal, illegal, 0
         self.queues: dict[int, list[bytes]] = {}
 
     def answer(self, request: Frame) -> Frame:
         self.asked += 1
         if self.refusal:
             return request.response(self.refusal, "as the test says")
-        queue = self.queues.setdefault(request.header(SendMessageRequestHeaderV2).queue_id, [])
+        bodies = [bytes(request.body)]
         if request.code == RequestCode.SEND_BATCH_MESSAGE:
-            queue += [bytes(item.body) for item in iter_batch(bytes(request.body))]
-        else:
-            queue.append(bytes(request.body))
+            bodies = [bytes(item.body) for item in iter_batch(bytes(request.body))]
+        if not self.illegal.isdisjoint(bodies):
+            return request.response(ResponseCode.MESSAGE_ILLEGAL, "as the test says")
+        self.queues.setdefault(request.header(SendMessageRequestHeaderV2).queue_id, []).extend(bodies)
         return request.response()
 
     @property
@@ -142,6 +154,9 @@ class FakeCluster:
         self.closing = False  # accept and close
         self.brokers: dict[int, str] = {}  # what the route says; itself as master by default
         self.routed = True
+        self.moving: dict[str, Any] = {}  # the mapping of a static topic
+        self.attributes: dict[str, str] | None = None  # None: as a broker of 4.9, which knows none
+        self.stored: int | None = None  # every group's offset
         self.asked: Counter[int] = Counter()  # request codes
         self.connections = 0
         self.address = ""
@@ -176,7 +191,15 @@ class FakeCluster:
                 cluster="c", broker_name="broker-a", broker_addrs=self.brokers or {0: self.address}
             )
             queues = QueueData(broker_name="broker-a", read_queue_nums=1, write_queue_nums=1)
-            return frame.response(body=TopicRouteData(queue_datas=[queues], broker_datas=[brokers]).encode())
+            route = TopicRouteData(queue_datas=[queues], broker_datas=[brokers])
+            route.topic_queue_mapping_by_broker = self.moving
+            return frame.response(body=route.encode())
+        if frame.code == RequestCode.GET_TOPIC_CONFIG and self.attributes is not None:
+            return frame.response(body=TopicConfig(topic_name=TOPIC, attributes=self.attributes).encode())
+        if frame.code == RequestCode.QUERY_CONSUMER_OFFSET and self.stored is not None:
+            return frame.response(header=OffsetResponseHeader(offset=self.stored))
+        if frame.code in UNKNOWN:
+            return frame.response(UNKNOWN[frame.code], "not known")
         if frame.code == RequestCode.GET_MIN_OFFSET:
             return frame.response(header=OffsetResponseHeader(offset=self.minimum))
         if frame.code == RequestCode.GET_MAX_OFFSET:

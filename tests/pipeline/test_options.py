@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import pytest
 
 from cometmq.errors import ConfigError
@@ -108,12 +111,90 @@ def test_a_bad_option_is_named_with_its_value(options: dict[str, str], key: str)
     assert caught.value.key == key
 
 
+TIMES = '{"orders": {"broker-a": {"0": 1700000000000}}}'
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"startingOffsetsByTimestamp": "1700000000000"}, "startingOffsetsByTimestamp"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"b": {"0": -1}}}'}, "startingOffsetsByTimestamp"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"b": {"0": "noon"}}}'}, "startingOffsetsByTimestamp"),
+        ({"startingOffsetsByTimestamp": TIMES, "startingOffsets": "latest"}, "startingOffsets"),
+        ({"startingOffsetsByTimestamp": TIMES, "startingTimestamp": "5"}, "startingTimestamp"),
+        ({"endingOffsetsByTimestamp": TIMES}, "endingOffsetsByTimestamp"),
+        ({"startingGroup": "g", "startingTimestamp": "5"}, "startingGroup"),
+        ({"startingGroup": "two words"}, "startingGroup"),
+        ({"startingGroup": ""}, "startingGroup"),
+        ({"maxBytesPerTrigger": "0"}, "maxBytesPerTrigger"),
+        ({"maxBytesPerTrigger": "1g"}, "maxBytesPerTrigger"),
+        ({"minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "11", "maxOffsetsPerTrigger": "10"}, "minOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "10m"}, "maxTriggerDelay"),  # delays nothing without the other
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "-1s"}, "maxTriggerDelay"),
+        ({"sql": "a >"}, "sql"),
+        ({"sql": "a CONTAINS 'b'"}, "sql"),
+        ({"sql": ""}, "sql"),
+        ({"sql": "a > 1", "tags": "A"}, "sql"),
+        ({"path": "payments"}, "path"),
+        ({"subscribe": "%LMQ%light"}, "subscribe"),
+    ],
+)
+def test_a_bad_option_of_a_stream_is_named(options: dict[str, str], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_options({**BASE, **options}, streaming=True)
+    assert caught.value.key == key
+
+
+def test_words_of_5x_may_stand_in_the_texts_of_an_expression() -> None:
+    text = "what = 'it''s CONTAINS' AND n > 3"
+    assert read_options({**BASE, "sql": text}, streaming=True).pull.sql == text
+
+
+def test_times_of_queues_and_offsets_of_a_group() -> None:
+    queue = MessageQueue("orders", "broker-a", 0)
+    times = read_options(
+        {**BASE, "startingOffsetsByTimestamp": TIMES, "endingOffsetsByTimestamp": TIMES}, streaming=False
+    )
+    assert times.starting == Position(EARLIEST, times={queue: 1_700_000_000_000})
+    assert times.ending == Position(LATEST, times={queue: 1_700_000_000_000})
+    group = read_options({**BASE, "startingGroup": "g", "startingOffsets": "earliest"}, streaming=True)
+    assert group.starting == Position(EARLIEST, group="g")
+    assert read_options({**BASE, "startingGroup": "g"}, streaming=True).starting.word == LATEST
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("1500", 1.5), ("20 ms", 0.02), ("2min", 120), ("1H", 3600)]
+)
+def test_delays_as_spark_writes_them(text: str, seconds: float) -> None:
+    options = {**BASE, "minOffsetsPerTrigger": "5", "maxTriggerDelay": text}
+    assert read_options(options, streaming=True).max_trigger_delay_s == pytest.approx(seconds)
+    assert read_options(BASE, streaming=True).max_trigger_delay_s == 15 * 60
+
+
+def test_the_path_of_load_is_the_topic() -> None:
+    assert read_options({"namesrv": "h:1", "path": "a"}, streaming=False).topics == Topics(names=("a",))
+    assert write_options({"namesrv": "h:1", "path": "a"}).topic == "a"
+
+
+def test_bad_records_of_a_relative_path_lie_below_the_drivers_directory(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        assert write_options({"namesrv": "h:1", "badRecordsPath": "bad"}).bad_records_path == str(
+            tmp_path / "bad"
+        )
+    far = write_options({"namesrv": "h:1", "badRecordsPath": "s3://bucket/bad"})
+    assert far.bad_records_path == "s3://bucket/bad"
+    with pytest.raises(ConfigError, match="badRecordsPath"):
+        write_options({"namesrv": "h:1", "badRecordsPath": " "})
+
+
 def test_a_typing_error_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="did you mean startingOffsets"):
         read_options({**BASE, "startingOfsets": "latest"}, streaming=False)
 
 
-@pytest.mark.parametrize("option", ["endingOffsets", "endingTimestamp"])
+@pytest.mark.parametrize("option", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
 def test_a_stream_has_no_end(option: str) -> None:
     with pytest.raises(ConfigError, match="batch"):
         read_options({**BASE, option: "latest"}, streaming=True)

@@ -12,12 +12,23 @@ from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.errors import DataLossError
 from cometmq.pipeline.offsets import batch_range, from_tree, parse_offsets, to_tree, with_start
-from cometmq.pipeline.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
+from cometmq.pipeline.plan import (
+    Bounds,
+    QueueRange,
+    default_tasks,
+    limit_bytes,
+    limit_ends,
+    pack,
+    queue_ranges,
+    spread,
+)
 
 
 def queue(number: int, topic: str = "T", broker: str = "broker-a") -> MessageQueue:
     return MessageQueue(topic, broker, number)
 
+
+SIZES = {queue(0): 1000.0, queue(1): 100.0}
 
 queues = st.builds(
     MessageQueue,
@@ -113,6 +124,38 @@ class TestLimits:
             assert taken <= limit + len(spans)
             assert taken > 0 or position == latest
             position = step
+
+
+class TestLimitedBytes:
+    def test_the_limit_is_shared_by_the_sizes_of_the_queues(self) -> None:
+        ends = limit_bytes({queue(0): 0, queue(1): 50}, {queue(0): 100, queue(1): 150}, SIZES, 20_000)
+        assert ends == {queue(0): 18, queue(1): 68}  # 18 * 1000 + 18 * 100
+
+    @pytest.mark.parametrize(
+        ("sizes", "limit", "end"),
+        [
+            (SIZES, 100_000, 100),
+            (SIZES, 99_999, 99),
+            (SIZES, 1, 1),  # a batch takes one record at least
+            ({}, 1, 100),  # nothing is known: its broker is away
+            ({queue(1): 1.0}, 1, 100),
+        ],
+    )
+    def test_one_queue(self, sizes: dict[MessageQueue, float], limit: int, end: int) -> None:
+        assert limit_bytes({queue(0): 0}, {queue(0): 100}, sizes, limit) == {queue(0): end}
+
+    def test_a_queue_of_unknown_sizes_counts_as_the_others(self) -> None:
+        ends = limit_bytes({queue(1): 0, queue(2): 0}, {queue(1): 100, queue(2): 100}, SIZES, 10_000)
+        assert ends == {queue(1): 50, queue(2): 50}
+
+    def test_a_new_queue_is_kept(self) -> None:
+        assert limit_bytes({queue(0): 0}, {queue(0): 9, queue(5): 7}, SIZES, 3000)[queue(5)] == 7
+
+    def test_samples_are_spread_over_what_waits(self) -> None:
+        start, ends = {queue(0): 0, queue(1): 10, queue(2): 5}, {queue(0): 600, queue(1): 12, queue(2): 5}
+        found = spread(start, ends, 6)
+        assert found == [*((queue(0), 60 + 120 * part) for part in range(5)), (queue(1), 11)]
+        assert spread({queue(0): 3}, {queue(0): 5}, 64) == [(queue(0), 3), (queue(0), 4)]
 
 
 class TestRanges:

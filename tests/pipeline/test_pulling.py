@@ -239,6 +239,21 @@ def test_under_a_filter_answers_skip_and_never_overlap() -> None:
     assert all(segment.lost == 0 for segment in segments)
 
 
+@pytest.mark.parametrize(
+    ("remark", "lost"),
+    [("NO_MATCHED_MESSAGE", 0), ("MESSAGE_WAS_REMOVING", 10), ("OFFSET_TOO_SMALL", 10)],
+)
+def test_what_a_broker_is_deleting_is_not_left_out_by_the_filter(remark: str, lost: int) -> None:
+    """Masters say 20 for both, replicas also for offsets that they do not have."""
+    window = PullWindow([QueueRange(QUEUE, 0, 10)], step=32, depth=1, filtered=True)
+    (request,) = window.requests()
+    reply = Reply(ResponseCode.PULL_RETRY_IMMEDIATELY, 30, 30, 40, b"", remark)
+    assert reply.missing is bool(lost)
+    assert window.answered(request.segment, reply) is Verdict.PROGRESS
+    (segment,) = window.ready()
+    assert (segment.lost, segment.chunks) == (lost, [])
+
+
 def test_ranges_of_several_queues_keep_their_order() -> None:
     other = MessageQueue("T", "broker-a", 1)
     window = PullWindow([QueueRange(QUEUE, 0, 25), QueueRange(other, 5, 9)], step=10, depth=8)

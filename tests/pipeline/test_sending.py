@@ -14,7 +14,8 @@ from cometmq.pipeline import sending
 from cometmq.pipeline.options import WriteOptions
 from cometmq.pipeline.rows import RowMessage
 from cometmq.pipeline.sending import Sender
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
 
 TOPIC = "Placed"
 
@@ -124,6 +125,58 @@ def test_name_servers_that_are_away_too_do_not_hide_what_failed() -> None:
             servers.close()
             sender.send(row(1, "k"))
             with pytest.raises(ConnectError, match=names.brokers["a"]):
+                sender.flush()
+
+
+@pytest.mark.parametrize("key", [None, "k"], ids=["any queue", "keyed"])
+@pytest.mark.parametrize("illegal", [[0], [9], [3, 4], [1, 5, 6, 19], [*range(20)]])
+def test_only_what_the_broker_never_takes_is_set_aside(illegal: list[int], key: str | None) -> None:
+    broker, names = Broker(illegal=frozenset(b"%d" % number for number in illegal)), NameServer(TOPIC)
+    aside: list[tuple[bytes, int]] = []
+    with serving(broker.answer) as address, serving(names.answer) as namesrv:
+        names.brokers = {"a": address}
+        refused = lambda message, refusal: aside.append((message.body, refusal.code))  # noqa: E731
+        with Sender(options(namesrv, batch_records=10), 0, refused) as sender:
+            for number in range(20):
+                sender.send(row(number, key))
+            sender.flush()
+            assert sender.messages == 20 - len(illegal)
+    assert sorted(aside, key=lambda item: int(item[0])) == [
+        (b"%d" % number, ResponseCode.MESSAGE_ILLEGAL) for number in illegal
+    ]
+    assert sorted(map(int, broker.bodies)) == [number for number in range(20) if number not in illegal]
+    for queue in broker.queues.values():
+        assert queue == sorted(queue, key=int), "what is left keeps its order"
+
+
+def test_a_batch_that_is_too_large_is_halved_as_well() -> None:
+    """As Apache's 5.5 says it."""
+    broker, names = Broker(illegal=frozenset([b"2"])), NameServer(TOPIC)
+    aside: list[bytes] = []
+
+    def answer(request: Frame) -> Frame:
+        answered = broker.answer(request)
+        if answered.code == ResponseCode.MESSAGE_ILLEGAL and request.code == RequestCode.SEND_BATCH_MESSAGE:
+            return request.response(ResponseCode.SYSTEM_ERROR, "RuntimeException: message body size exceeded")
+        return answered
+
+    with serving(answer) as address, serving(names.answer) as namesrv:
+        names.brokers = {"a": address}
+        with Sender(options(namesrv), 0, lambda message, _: aside.append(message.body)) as sender:
+            for number in range(4):
+                sender.send(row(number))
+            sender.flush()
+    assert (aside, sorted(broker.bodies)) == ([b"2"], [b"0", b"1", b"3"])
+
+
+def test_without_a_place_for_it_an_illegal_message_ends_the_task() -> None:
+    broker, names = Broker(illegal=frozenset([b"1"])), NameServer(TOPIC)
+    with serving(broker.answer) as address, serving(names.answer) as namesrv:
+        names.brokers = {"a": address}
+        with Sender(options(namesrv)) as sender:
+            for number in range(4):
+                sender.send(row(number))
+            with pytest.raises(BrokerError, match="as the test says"):
                 sender.flush()
 
 

@@ -178,6 +178,75 @@ def test_the_example_of_the_page_writes_rows_with_a_number_as_id(spark: SparkSes
     assert rows == {("7", "new", '{"id":7,"status":"new"}'), ("8", "paid", '{"id":8,"status":"paid"}')}
 
 
+GOOD = {"topic": None, "body": b"good", "properties": {}, "flag": 0, "msg_id": None}
+LONG = "x" * 40_000
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"body": None}, "body", "is null"),
+    ({"topic": ""}, "topic", "is null"),
+    ({"topic": "two words"}, "topic", "characters other than"),
+    ({"topic": "T" * 128}, "topic", "128 characters"),
+    ({"topic": "SCHEDULE_TOPIC_XXXX"}, "topic", "belongs to the brokers"),
+    ({"properties": {"a": "b\x01c"}}, "properties", "character"),
+    ({"properties": {"a": LONG}}, "properties", "32767"),
+    ({"msg_id": "a\x02b"}, "properties", "character"),
+    ({"flag": 2**31}, "flag", "32 bits"),
+    ({"body": bytes(5 << 20)}, "message", "MESSAGE_ILLEGAL"),  # over the broker's maxMessageSize
+    ({"body": bytes(17 << 20)}, "body", "more than a request can carry"),
+]
+
+
+def test_rows_that_cannot_be_sent_go_to_a_table_with_the_reason(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
+    ddl = "topic string, body binary, properties map<string,string>, flag bigint, msg_id string"
+    rows = [GOOD | {"topic": topic.name} | change for change, _, _ in [({}, "", "")] * 20 + BAD]
+    frame = spark.createDataFrame([tuple(row.values()) for row in rows], ddl).coalesce(1)
+    path = tmp_path / "bad"
+
+    def send() -> None:
+        options = {"namesrv": topic.namesrv, "badRecordsPath": str(path), "writeId": "once"}
+        frame.write.format("cometmq").options(**options).mode("append").save()
+
+    send()
+    assert [bytes(row.body) for row in read(spark, topic).collect()] == [b"good"] * 20
+    table = spark.read.parquet(str(path))
+    found = [(row.field, row.problem) for row in table.select("field", "problem").collect()]
+    assert len(found) == len(BAD)
+    for _, field, words in BAD:
+        assert any(in_field == field and words in problem for in_field, problem in found), (field, words)
+    (large,) = table.filter("field = 'message'").collect()
+    assert (large.topic, len(large.body), large.flag, len(large.msg_id)) == (topic.name, 5 << 20, 0, 32)
+    send()
+    assert spark.read.parquet(str(path)).count() == len(BAD), "a repetition writes the same files"
+    assert not list(path.glob("_*"))
+
+
+def test_what_a_retry_doubled_can_be_told_by_an_id_of_the_rows_own(spark: SparkSession, topic: Topic) -> None:
+    frame = orders(spark, 50).withColumn("msg_id", F.concat(F.lit("order-"), "keys"))
+    write(frame, topic)
+    write(frame.filter("keys LIKE 'o1%'"), topic)
+    rows = read(spark, topic)
+    assert rows.count() == 61
+    assert rows.dropDuplicates(["msg_id"]).count() == 50
+
+
+def test_keys_that_are_repartitioned_and_sorted_keep_their_order(spark: SparkSession, topic: Topic) -> None:
+    frame = spark.range(0, 300, 1, 3).select(
+        F.col("id").cast("string").alias("body"), (F.col("id") % 7).cast("string").alias("sharding_key"), "id"
+    )
+    ordered = frame.repartition(2, "sharding_key").sortWithinPartitions("sharding_key", "id").drop("id")
+    write(ordered, topic, batchRecords="8")
+    rows = read(spark, topic).orderBy("queue_id", "queue_offset").collect()
+    for key in range(7):
+        own = [int(row.body.decode()) for row in rows if int(row.body.decode()) % 7 == key]
+        assert own == list(range(key, 300, 7))
+
+
+def test_the_path_of_save_is_the_topic(spark: SparkSession, topic: Topic) -> None:
+    orders(spark, 3).write.format("cometmq").option("namesrv", topic.namesrv).mode("append").save(topic.name)
+    assert read(spark, topic).count() == 3
+
+
 def test_delayed_rows_go_alone(spark: SparkSession, topic: Topic) -> None:
     frame = spark.createDataFrame([("now", None), ("later", 1)], "body string, delay_level int")
     write(frame, topic)

@@ -7,6 +7,7 @@ itself within the time-out (a broker that restarts, a broken connection) is wait
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from cometmq.client.cluster.requests import (
     PULL_STATUS,
     UNREACHABLE_HINT,
     commit_request,
+    committed_request,
     max_offset_request,
     min_offset_request,
     offset_in,
@@ -30,17 +32,33 @@ from cometmq.client.cluster.requests import (
 )
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.consumer.offsets import commit_rounds
-from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, RecordError, RemotingError
+from cometmq.errors import (
+    BrokerError,
+    CometError,
+    ConfigError,
+    ConnectError,
+    NoRouteError,
+    RecordError,
+    RemotingError,
+)
 from cometmq.message import MessageQueue
-from cometmq.pipeline.marks import Marks, mark_of, resume
+from cometmq.pipeline.marks import Mark, Marks, mark_of, resume
 from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets
 from cometmq.pipeline.options import Position, Topics
-from cometmq.pipeline.plan import Bounds, shrunk
+from cometmq.pipeline.plan import Bounds, shrunk, spread
 from cometmq.pipeline.pulling import BUSY, Reply, pull_reply
 from cometmq.pipeline.wire import IdleWires
-from cometmq.protocol.bodies import ClusterInfo, TopicList
-from cometmq.protocol.codes import TBW102, TOOLS_CONSUMER_GROUP, RequestCode, ResponseCode, is_system_topic
+from cometmq.protocol.bodies import ClusterInfo, TopicConfig, TopicList
+from cometmq.protocol.codes import (
+    TBW102,
+    TOOLS_CONSUMER_GROUP,
+    VERSION_5_0_0,
+    RequestCode,
+    ResponseCode,
+    is_system_topic,
+)
 from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import TopicRequestHeader
 
 log = logs.logger(__name__)
 
@@ -48,6 +66,9 @@ _RETRY_S = 0.2
 _AT_ONCE = 256  # requests in flight: more could fill the buffers of both directions and stand still
 _RECORDS_AT_ONCE = 8  # each answer may have 4 MiB
 _AWAY_S = (1.0, 30.0)  # pause between looks for a broker that is away: the first, the longest
+_REFUSED_S = 10.0  # so long a broker's replica is asked first after no connection to it could be made
+_ROUTE_S = 5.0  # how old a route may be for looks that follow each other
+_SAMPLES = 64  # records whose size is looked at before a batch is limited by bytes
 _SHRUNK_S = 1.0  # pause before a second look at a queue that looks shorter than it was
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
 _NEW_TOPIC_QUEUES = 4  # what producers ask for when their first message creates a topic
@@ -63,24 +84,46 @@ class Cluster:
         self._wires = IdleWires()
         self._routes = RouteTable()
         self._away: dict[str, _Away] = {}  # by broker name
+        self._refused: dict[str, float] = {}  # addresses without a connection, and until when they come last
+        self._routed: dict[str, float] = {}  # when each topic was looked up
+        self._listed: tuple[float, list[str]] = (-math.inf, [])  # when, and the names of all topics
+        self._ordinary: set[str] = set()  # topics that can be read
 
     # -- routes
 
     def queues(self, topics: Topics) -> list[MessageQueue]:
-        """The readable queues, sorted. Raises NoRouteError for a topic that no name server knows."""
-        if topics.queues:
-            for topic in {queue.topic for queue in topics.queues}:
-                self.route(topic)
-            return list(topics.queues)
+        """The readable queues, sorted. Raises NoRouteError for a topic that no name server knows, ConfigError
+        for one whose messages do not lie at each of its offsets."""
         names = self._names(topics, wait=True)
-        found = [queue for name in names for queue in self.route(name).read_queues]
-        return sorted(set(found))
+        found = {queue for name in names for queue in self.route(name).read_queues}
+        self._check_kinds(names)
+        return sorted(topics.queues or found)
 
     def _names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
         if topics.pattern is None:
             return topics.names or tuple(sorted({queue.topic for queue in topics.queues}))
-        pattern = re.compile(topics.pattern)
-        return tuple(name for name in self.topic_names(wait=wait) if pattern.fullmatch(name))
+        pattern, now = re.compile(topics.pattern), time.monotonic()
+        if wait or self._away or now - self._listed[0] >= _ROUTE_S:
+            self._listed = (now, self.topic_names(wait=wait))
+        return tuple(name for name in self._listed[1] if pattern.fullmatch(name))
+
+    def _check_kinds(self, names: Iterable[str]) -> None:
+        """Raise ConfigError for a topic of 5.x that is compacted or static, or holds light topics. Nothing is
+        known of a topic whose broker is away."""
+        first: list[MessageQueue] = []
+        for name in set(names) - self._ordinary:
+            route = self._routes.get(name) or self.route(name)
+            if route.data.topic_queue_mapping_by_broker:
+                raise _not_ordinary(name, "is static: its queues move between brokers")
+            first += route.read_queues[:1]
+        for own in _by_broker(first):
+            with contextlib.suppress(RemotingError, NoRouteError):
+                headers = [TopicRequestHeader(topic=queue.topic) for queue in own]
+                frames = [Frame.request(RequestCode.GET_TOPIC_CONFIG, header) for header in headers]
+                for queue, answer in zip(own, self._call(self._known_or_fresh(own[0]), frames), strict=True):
+                    if answer.code == ResponseCode.SUCCESS and answer.body:  # 4.9 does not know the request
+                        _check_attributes(queue.topic, TopicConfig.decode(answer.body).attributes or {})
+                    self._ordinary.add(queue.topic)
 
     def topic_names(self, *, wait: bool = True) -> list[str]:
         """Topics of users, system topics left out. wait: for name servers, as long as the time-out allows."""
@@ -142,25 +185,53 @@ class Cluster:
             if not isinstance(data, str):
                 route = topic_route(topic, data)
                 self._routes.put(route)
+                self._routed[topic] = time.monotonic()
                 return route
             asked.append((address, data))
         raise NoRouteError(topic, asked, NO_ROUTE_HINT if reached else UNREACHABLE_HINT)
 
+    def _recent_route(self, topic: str) -> TopicRoute:
+        """The route as it was a moment ago, for those who look again and again; a fresh one while a broker is
+        away."""
+        known = self._routes.get(topic)
+        if known is None or self._away or time.monotonic() - self._routed.get(topic, 0.0) >= _ROUTE_S:
+            return self._route(topic)
+        return known
+
     def addresses(self, queues: Iterable[MessageQueue]) -> dict[str, str]:
         """The addresses to read from, by broker name; brokers that are away are left out."""
         named = {queue.broker_name for queue in queues}
-        found = {name: self._routes.any(name) for name in sorted(named)}
-        return {name: address for name, address in found.items() if address is not None}
+        return {name: found[0] for name in sorted(named) if (found := self._in_turn(name))}
 
     def address_of(self, queue: MessageQueue) -> str:
-        """Where to read the queue now, by a fresh look. Raises NoRouteError if its broker is away."""
+        """Where to read the queue now, by a fresh look: at its master, or at a replica while no connection to
+        the master can be made. Raises NoRouteError or ConnectError if its broker is away."""
         self._route(queue.topic)
-        return _registered(queue, self._routes.any(queue.broker_name), self._namesrv)
+        return self._reachable(queue)
 
-    def fresh_master(self, queue: MessageQueue) -> str:
-        """The address of its broker's master, by a fresh look. Raises NoRouteError if there is none now."""
-        self._route(queue.topic)
-        return _registered(queue, self._routes.master(queue.broker_name), self._namesrv)
+    def is_replica(self, queue: MessageQueue, address: str) -> bool:
+        return address != self._routes.master(queue.broker_name)
+
+    def _reachable(self, queue: MessageQueue) -> str:
+        addresses = self._in_turn(queue.broker_name)
+        failure: ConnectError | None = None
+        for address in addresses if len(addresses) > 1 else ():
+            try:
+                self._wires.keep(self._wires.connect(address, self._timeout_s))
+                return address
+            except ConnectError as error:
+                self._refused[address] = time.monotonic() + _REFUSED_S
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return _registered(queue, next(iter(addresses), None), self._namesrv)
+
+    def _in_turn(self, broker_name: str) -> list[str]:
+        """A broker's addresses in the order in which they are tried: the master, then replicas. Those that
+        were tried in vain come last for a while."""
+        now = time.monotonic()
+        self._refused = {address: until for address, until in self._refused.items() if until > now}
+        return sorted(self._routes.all_of(broker_name), key=self._refused.__contains__)
 
     def master_of(self, queue: MessageQueue) -> str:
         """Where to write to the queue. Raises NoRouteError if the broker has no master now."""
@@ -191,7 +262,7 @@ class Cluster:
 
     def _bounds_of(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, Bounds]:
         address = self._known_or_fresh(queues[0])
-        replica = address != self._routes.master(queues[0].broker_name)
+        replica = self.is_replica(queues[0], address)
         frames = [make(queue) for queue in queues for make in (min_offset_request, max_offset_request)]
         answers = iter(self._call(address, frames))
         return {
@@ -214,7 +285,7 @@ class Cluster:
         try:
             for name in self._names(topics, wait=False):
                 try:
-                    queues.update(filter(topics.includes, self._route(name).read_queues))
+                    queues.update(filter(topics.includes, self._recent_route(name).read_queues))
                 except NoRouteError as error:
                     failure = error
         except RemotingError as error:
@@ -229,6 +300,7 @@ class Cluster:
                 failure = error
         if failure is not None and not bounds:
             raise failure
+        self._check_kinds({queue.topic for queue in bounds})
         return bounds
 
     def _unless_away(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, Bounds]:
@@ -251,23 +323,44 @@ class Cluster:
     def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:
         """The marks of the records at these offsets; those that are not there or damaged, or whose broker is
         away, are left out. Raises BrokerError when a broker refuses."""
-        found: Marks = {}
-        for own in _by_broker(sorted(offsets)):
-            with contextlib.suppress(RemotingError, NoRouteError):
+        found = self._pull_each(sorted(offsets.items()), _mark_at, away_ok=True)
+        return {queue: mark for queue, mark in found if mark is not None}
+
+    def sizes(self, start: Offsets, ends: Offsets) -> dict[MessageQueue, float]:
+        """The mean stored size of some records in the range of each queue, in bytes; queues whose broker is
+        away are left out."""
+        found: dict[MessageQueue, list[int]] = {}
+        for queue, size in self._pull_each(spread(start, ends, _SAMPLES), _size_of, away_ok=True):
+            if size:
+                found.setdefault(queue, []).append(size)
+        return {queue: sum(each) / len(each) for queue, each in found.items()}
+
+    def _pull_each(
+        self,
+        wanted: Iterable[tuple[MessageQueue, int]],
+        read: Callable[[MessageQueue, int, Reply], T],
+        *,
+        away_ok: bool = False,
+    ) -> list[tuple[MessageQueue, T]]:
+        """What `read` makes of the record at each of these places, several asked for at once. A BrokerError
+        that it raises is waited for like a refusal. away_ok: leave out brokers that are away."""
+        by_broker: dict[str, list[tuple[MessageQueue, int]]] = {}
+        for place in wanted:
+            by_broker.setdefault(place[0].broker_name, []).append(place)
+        found: list[tuple[MessageQueue, T]] = []
+
+        def pull(each: Sequence[tuple[MessageQueue, int]]) -> list[tuple[MessageQueue, T]]:
+            pairs = zip(each, self._pull_one(each), strict=True)
+            return [(queue, read(queue, offset, reply)) for (queue, offset), reply in pairs]
+
+        for _, own in sorted(by_broker.items()):
+            try:
                 for first in range(0, len(own), _RECORDS_AT_ONCE):
                     each = own[first : first + _RECORDS_AT_ONCE]
-                    found |= self._within_timeout(partial(self._marks_of, each, offsets))
-        return found
-
-    def _marks_of(self, queues: Sequence[MessageQueue], offsets: Mapping[MessageQueue, int]) -> Marks:
-        found: Marks = {}
-        replies = self._pull_one([(queue, offsets[queue]) for queue in queues])
-        for queue, reply in zip(queues, replies, strict=True):
-            if reply.body:
-                with contextlib.suppress(RecordError):
-                    offset, mark = mark_of(reply.body)
-                    if offset == offsets[queue]:
-                        found[queue] = mark
+                    found += self._within_timeout(partial(pull, each))
+            except (RemotingError, NoRouteError):
+                if not away_ok:
+                    raise
         return found
 
     def replaced(
@@ -294,13 +387,13 @@ class Cluster:
         return replies
 
     def _known_or_fresh(self, queue: MessageQueue) -> str:
-        address = self._routes.any(queue.broker_name)
-        return address if address is not None else self.address_of(queue)
+        return self._reachable(queue) if self._routes.any(queue.broker_name) else self.address_of(queue)
 
     def resolve(self, position: Position, queues: Sequence[MessageQueue]) -> Offsets:
-        """The offset that a position means in each queue. Raises ConfigError for a queue that is not read."""
+        """The offset that a position means in each queue. Raises ConfigError for a queue that is not read,
+        and for a group that has stored no offset."""
         given = position.offsets
-        strange = sorted(given.keys() - set(queues))
+        strange = sorted((given.keys() | position.times.keys()) - set(queues))
         if strange:
             known = ", ".join(map(str, queues))
             raise ConfigError("offsets", str(strange[0]), f"a queue that is read: {known}")
@@ -308,34 +401,60 @@ class Cluster:
         offsets: Offsets = {}
         for queue in queues:
             offset = given.get(queue, position.word)
-            if position.timestamp_ms is not None:
-                offset = self.offset_at(queue, bounds[queue], position.timestamp_ms)
             words = {EARLIEST: bounds[queue].minimum, LATEST: bounds[queue].maximum}
             offsets[queue] = words.get(offset, offset)
-        return offsets
+        times = position.times
+        if position.timestamp_ms is not None:
+            times = dict.fromkeys(queues, position.timestamp_ms)
+        if position.group is not None:
+            offsets |= self._committed(position.group, queues)
+        return offsets | self.offsets_at(times, bounds)
+
+    def _committed(self, group: str, queues: Sequence[MessageQueue]) -> Offsets:
+        """What the group has stored; queues that it has nothing for are left out."""
+
+        def ask(own: Sequence[MessageQueue]) -> Offsets:
+            address = self._known_or_fresh(own[0])
+            frames = [committed_request(group, queue, set_zero_if_not_found=False) for queue in own]
+            for frame in frames:
+                frame.version = VERSION_5_0_0  # of older clients CometMQ does not read that field
+            answers = zip(own, self._call(address, frames), strict=True)
+            kept = [item for item in answers if item[1].code != ResponseCode.QUERY_NOT_FOUND]
+            return {queue: offset_in(frame, address, queue) for queue, frame in kept}
+
+        found: Offsets = {}
+        for own in _by_broker(queues):
+            found |= self._within_timeout(partial(ask, own))
+        if queues and not found:
+            raise ConfigError("startingGroup", group, "a group with offsets stored for what is read")
+        return found
 
     def offset_at(self, queue: MessageQueue, bounds: Bounds, timestamp_ms: int) -> int:
-        """The first offset whose message was stored at or after `timestamp_ms`, else the queue's end.
+        """As `offsets_at`, for one queue."""
+        return self.offsets_at({queue: timestamp_ms}, {queue: bounds})[queue]
 
-        It is found by halving over the messages themselves: the brokers' own search (code 29) means the
-        nearest message in 4.x and the next one in 5.x. Store times of a queue ascend, except where a broker's
-        clock was set back.
+    def offsets_at(self, times: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+        """In each queue the first offset whose message was stored at or after its time in ms, else the end.
+
+        They are found by halving over the messages themselves, in all queues at once: the brokers' own search
+        (code 29) means the nearest message in 4.x and the next one in 5.x. Store times of a queue ascend,
+        except where a broker's clock was set back.
         """
-        low, high = bounds.minimum, bounds.maximum
-        while low < high:
-            middle = (low + high) // 2
-            behind, stored_ms = self._within_timeout(partial(self._store_time, queue, middle))
-            if stored_ms is None or stored_ms < timestamp_ms:
-                low = min(behind, high)
-            else:
-                high = middle
+        low = {queue: bounds[queue].minimum for queue in times}
+        high = {queue: bounds[queue].maximum for queue in times}
+        while searched := [queue for queue in sorted(low) if low[queue] < high[queue]]:
+            middles = {queue: (low[queue] + high[queue]) // 2 for queue in searched}
+            for queue, (behind, stored_ms) in self._pull_each(middles.items(), self._store_time):
+                if stored_ms is None or stored_ms < times[queue]:
+                    low[queue] = min(behind, high[queue])
+                else:
+                    high[queue] = middles[queue]
         return low
 
-    def _store_time(self, queue: MessageQueue, offset: int) -> tuple[int, int | None]:
+    def _store_time(self, queue: MessageQueue, offset: int, reply: Reply) -> tuple[int, int | None]:
         """(the next offset that is not gone, store time of the first message at or behind `offset`, None if
-        that is gone). Raises BrokerError while the broker refuses or does not hold the offset, RecordError
-        for a damaged message: its time could be anything."""
-        (reply,) = self._pull_one([(queue, offset)])
+        that is gone). Raises BrokerError while the broker does not hold the offset, RecordError for a damaged
+        message: its time could be anything."""
         if reply.body:
             at, mark = mark_of(reply.body)
             return max(at, offset) + 1, mark.stored_ms
@@ -432,6 +551,30 @@ def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
     for queue in queues:
         groups.setdefault(queue.broker_name, []).append(queue)
     return [groups[name] for name in sorted(groups)]
+
+
+def _mark_at(_: MessageQueue, offset: int, reply: Reply) -> Mark | None:
+    """The mark of the record at this very offset, if it is there and sound."""
+    with contextlib.suppress(RecordError):
+        at, mark = mark_of(reply.body)
+        if at == offset:
+            return mark
+    return None
+
+
+def _size_of(_queue: MessageQueue, _offset: int, reply: Reply) -> int:
+    return len(reply.body)
+
+
+def _check_attributes(topic: str, attributes: Mapping[str, str]) -> None:
+    if attributes.get("cleanup.policy", "").upper() == "COMPACTION":
+        raise _not_ordinary(topic, "is compacted: offsets without a message look like loss")
+    if attributes.get("message.type", "").upper() == "LITE":
+        raise _not_ordinary(topic, "holds light topics, which have queues of their own")
+
+
+def _not_ordinary(topic: str, problem: str) -> ConfigError:
+    return ConfigError("subscribe", topic, f"an ordinary topic; this one {problem}")
 
 
 def _registered(queue: MessageQueue, address: str | None, namesrv: Sequence[str]) -> str:

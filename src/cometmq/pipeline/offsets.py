@@ -73,19 +73,29 @@ def _bad_shape(option: str, tree: Any) -> ConfigError:
 
 def parse_offsets(text: str, option: str) -> Offsets:
     """An option's JSON text; offsets may be -1 (latest) and -2 (earliest)."""
+    expected = 'earliest, latest, or {"topic": {"broker-name": {"queue number": offset}}}'
+    offsets = _parsed(text, option, expected)
+    if min(offsets.values(), default=0) < EARLIEST:
+        raise ConfigError(option, text, "offsets of 0 or more, -1 (latest) or -2 (earliest)")
+    return offsets
+
+
+def parse_times(text: str, option: str) -> Offsets:
+    """An option's JSON text with a store time, in ms since 1970, for each queue."""
+    times = _parsed(text, option, '{"topic": {"broker-name": {"queue number": milliseconds}}}')
+    if min(times.values(), default=0) < 0:
+        raise ConfigError(option, text, "times of 0 ms or more")
+    return times
+
+
+def _parsed(text: str, option: str, expected: str) -> Offsets:
     try:
         tree = json.loads(text)
     except ValueError:
         tree = None
     if not isinstance(tree, dict):
-        raise ConfigError(
-            option, text, 'earliest, latest, or {"topic": {"broker-name": {"queue number": offset}}}'
-        )
-    offsets = from_tree(tree, option)
-    for offset in offsets.values():
-        if offset < EARLIEST:
-            raise ConfigError(option, text, "offsets of 0 or more, -1 (latest) or -2 (earliest)")
-    return offsets
+        raise ConfigError(option, text, expected)
+    return from_tree(tree, option)
 
 
 def with_start(end: Mapping[MessageQueue, int], start: Mapping[MessageQueue, int]) -> Tree:

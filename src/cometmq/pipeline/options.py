@@ -11,12 +11,18 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, SqlError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.offsets import EARLIEST, LATEST, MAX_QUEUE_ID, Offsets, parse_offsets
-from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP, TOOLS_CONSUMER_GROUP
+from cometmq.pipeline.offsets import EARLIEST, LATEST, MAX_QUEUE_ID, Offsets, parse_offsets, parse_times
+from cometmq.protocol.codes import (
+    CLIENT_INNER_PRODUCER_GROUP,
+    GROUP_LENGTH_MAX,
+    TOOLS_CONSUMER_GROUP,
+    is_legal_name,
+)
+from cometmq.protocol.sql import compile_sql
 
 MAX_PLAIN_BYTES = 64 * 1024 * 1024
 """A message whose body is larger when it is decompressed is a bad record. Producers take bodies of 4 MiB
@@ -26,13 +32,19 @@ MOST_BYTES = 512 * 1024 * 1024
 Arrow has 31 bits for stored bytes, plain bytes and one message more."""
 
 
+_TRIGGER_DELAY_S = 15 * 60.0  # as in Kafka's source
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin or end: a word or a time for all queues, or offsets for some and a word for the rest."""
+    """Where to begin or end: a word or a time for all queues; or offsets, times, or what a group has stored,
+    for some and a word for the rest."""
 
     word: int = EARLIEST  # EARLIEST or LATEST
     offsets: Offsets = field(default_factory=dict)
     timestamp_ms: int | None = None
+    times: Offsets = field(default_factory=dict)  # ms by queue
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,7 @@ class PullOptions:
 
     consumer_group: str = TOOLS_CONSUMER_GROUP  # every broker has it: a reading job leaves nothing behind
     tags: str = "*"
+    sql: str | None = None  # instead of tags
     pull_batch_size: int = 1024  # records asked for in one pull; Apache's brokers give 32 unless configured
     pulls_in_flight: int = 8
     timeout_ms: int = 30_000  # without an answer; also how long a busy or restarting broker is waited for
@@ -66,6 +79,11 @@ class PullOptions:
     decompress: bool = True
     fail_on_data_loss: bool = True
     fail_on_bad_record: bool = True
+
+    @property
+    def by_tags(self) -> bool:
+        """Whether only messages with some tags are wanted."""
+        return self.sql is None and self.tags.strip() not in ("", "*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,9 @@ class ReadOptions:
     ending: Position
     pull: PullOptions
     max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_s: float
     min_partitions: int | None
     max_records_per_partition: int | None
     commit_group: str | None  # where `commit` publishes progress; None: nowhere
@@ -95,12 +116,14 @@ class WriteOptions:
     timeout_ms: int
     retries: int
     write_id: str | None
+    bad_records_path: str | None = None
 
 
 _ALIASES = {
     "nameserver": "namesrv",
     "namesrvaddr": "namesrv",
     "topic": "subscribe",
+    "path": "subscribe",  # load("topic"), save("topic")
     "topicpattern": "subscribepattern",
     "subexpression": "tags",
     "group": "consumergroup",
@@ -109,15 +132,22 @@ _ALIASES = {
 
 _READ = (
     "namesrv", "subscribe", "timeoutMs", "subscribePattern", "assign", "startingOffsets", "endingOffsets",
-    "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions",
-    "maxRecordsPerPartition", "failOnDataLoss", "consumerGroup", "tags", "pullBatchSize", "pullsInFlight",
+    "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp",
+    "startingGroup", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
+    "minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "consumerGroup", "tags", "sql",
+    "pullBatchSize", "pullsInFlight",
     "batchRecords", "batchBytes", "maxPlainBytes", "checkCrc", "decompress", "onBadRecord",
 )  # fmt: skip
 _WRITE = (
     "namesrv", "subscribe", "timeoutMs", "producerGroup", "batchBytes", "batchRecords", "retries",
-    "writeId", "checkpointLocation", "path",
+    "writeId", "badRecordsPath", "checkpointLocation",
 )  # fmt: skip
 
+_DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_LIGHT = "%LMQ%"
+_QUOTED = re.compile(r"'[^']*'")
+_ONLY_5X = re.compile(r"\b(CONTAINS|STARTSWITH|ENDSWITH)\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"^\[?[^;,\s]+\]?:\d{1,5}$")
 
 
@@ -177,6 +207,16 @@ class _Reader:
             raise ConfigError(name, text, "true or false")
         return text.strip().lower() == "true"
 
+    def seconds(self, name: str, default: float) -> float:
+        """A time as Spark writes it: a number with a unit, ms without one."""
+        text = self.text(name)
+        if text is None:
+            return default
+        match = _DURATION.fullmatch(text.strip().lower())
+        if match is None:
+            raise ConfigError(name, text, "a time such as 90s, 15m or 1h")
+        return int(match[1]) * _UNITS_S[match[2] or "ms"]
+
     def addresses(self) -> tuple[str, ...]:
         text = self.text("namesrv") or os.environ.get("NAMESRV_ADDR")
         if text is None:
@@ -193,7 +233,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     if bad_record not in ("fail", "skip"):
         raise ConfigError("onBadRecord", str(bad_record), "fail or skip")
     if streaming:
-        for name in ("endingOffsets", "endingTimestamp"):
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
             if given.text(name) is not None:
                 raise ConfigError(name, str(given.text(name)), "a batch query (a stream has no end)")
     group = given.text("consumerGroup")
@@ -201,6 +241,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     pull = PullOptions(
         consumer_group=group or TOOLS_CONSUMER_GROUP,
         tags=given.text("tags") or default.tags,
+        sql=_sql(given),
         pull_batch_size=given.count("pullBatchSize", default.pull_batch_size),
         pulls_in_flight=given.count("pullsInFlight", default.pulls_in_flight),
         timeout_ms=given.count("timeoutMs", default.timeout_ms),
@@ -212,13 +253,20 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         fail_on_data_loss=given.flag("failOnDataLoss", default.fail_on_data_loss),
         fail_on_bad_record=bad_record == "fail",
     )
+    most = given.count("maxOffsetsPerTrigger", 1_000_000, most=2**63 - 1)
+    least = given.integer("minOffsetsPerTrigger", None, most=most)
+    if least is None and given.text("maxTriggerDelay") is not None:
+        raise ConfigError("maxTriggerDelay", str(given.text("maxTriggerDelay")), "minOffsetsPerTrigger too")
     return ReadOptions(
         namesrv=given.addresses(),
         topics=_topics(given),
-        starting=_position(given, "startingOffsets", "startingTimestamp", LATEST if streaming else EARLIEST),
-        ending=_position(given, "endingOffsets", "endingTimestamp", LATEST),
+        starting=_position(given, "starting", LATEST if streaming else EARLIEST),
+        ending=_position(given, "ending", LATEST),
         pull=pull,
-        max_offsets_per_trigger=given.integer("maxOffsetsPerTrigger", 1_000_000) if streaming else None,
+        max_offsets_per_trigger=most if streaming else None,
+        max_bytes_per_trigger=given.integer("maxBytesPerTrigger", None),
+        min_offsets_per_trigger=least,
+        max_trigger_delay_s=given.seconds("maxTriggerDelay", _TRIGGER_DELAY_S),
         min_partitions=given.integer("minPartitions", None),
         max_records_per_partition=given.integer("maxRecordsPerPartition", None),
         commit_group=group,
@@ -238,6 +286,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         timeout_ms=given.count("timeoutMs", 30_000),
         retries=given.count("retries", 5, least=0),
         write_id=given.text("writeId"),
+        bad_records_path=_place(given.text("badRecordsPath")),
     )
 
 
@@ -252,6 +301,8 @@ def _topics(given: _Reader) -> Topics:
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         if not names:
             raise ConfigError("subscribe", text, "names of topics separated by ','")
+        if any(name.startswith(_LIGHT) for name in names):
+            raise ConfigError("subscribe", text, "topics; light queues have no route that could be read")
         return Topics(names=names)
     if ways[0] == "subscribePattern":
         try:
@@ -279,21 +330,60 @@ def _assigned(text: str) -> tuple[MessageQueue, ...]:
     return tuple(sorted(set(queues)))
 
 
-def _position(given: _Reader, offsets_option: str, time_option: str, default: int) -> Position:
-    timestamp_ms = given.integer(time_option, None, least=0)
-    text = given.text(offsets_option)
-    if timestamp_ms is not None:
-        if text is not None:
-            raise ConfigError(offsets_option, text, f"not together with {time_option}")
-        return Position(word=LATEST, timestamp_ms=timestamp_ms)
+def _sql(given: _Reader) -> str | None:
+    text = given.text("sql")
     if text is None:
-        return Position(word=default)
-    position = parse_position(text, offsets_option, default)
-    if offsets_option == "endingOffsets" and position.word == EARLIEST:
-        raise ConfigError(offsets_option, text, "latest or offsets in JSON")
-    if offsets_option == "endingOffsets" and EARLIEST in position.offsets.values():
-        raise ConfigError(offsets_option, text, "offsets of 0 or more, or -1 (latest)")
-    return position
+        return None
+    if given.text("tags") is not None:
+        raise ConfigError("sql", text, "not together with tags (TAGS is a property in SQL92 as well)")
+    try:
+        compile_sql(text)
+    except SqlError as error:
+        raise ConfigError("sql", text, f"an SQL92 expression ({error})") from None
+    if _ONLY_5X.search(_QUOTED.sub("", text)):
+        raise ConfigError("sql", text, "no CONTAINS, STARTSWITH or ENDSWITH: to a 4.9 broker they end it")
+    return text
+
+
+def _place(path: str | None) -> str | None:
+    """A local path made absolute: workers may have another working directory."""
+    if path is not None and not path.strip():
+        raise ConfigError("badRecordsPath", path, "a directory: a path, or a URI such as hdfs:// or s3://")
+    return path if path is None or "://" in path else os.path.abspath(path)
+
+
+def _position(given: _Reader, side: str, default: int) -> Position:
+    offsets, time, times = f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"
+    said = [name for name in (offsets, time, times) if given.text(name) is not None]
+    if len(said) > 1:
+        raise ConfigError(said[0], str(given.text(said[0])), f"not together with {said[1]}")
+    timestamp_ms = given.integer(time, None, least=0)
+    if timestamp_ms is not None:
+        position = Position(word=LATEST, timestamp_ms=timestamp_ms)
+    elif times in said:
+        position = Position(default, times=parse_times(str(given.text(times)), times))
+    elif offsets in said:
+        position = parse_position(str(given.text(offsets)), offsets, default)
+    else:
+        position = Position(word=default)
+    text = given.text(offsets) or ""
+    if side == "ending" and offsets in said:
+        if position.word == EARLIEST:
+            raise ConfigError(offsets, text, "latest or offsets in JSON")
+        if EARLIEST in position.offsets.values():
+            raise ConfigError(offsets, text, "offsets of 0 or more, or -1 (latest)")
+    return _from_group(given, position, said) if side == "starting" else position
+
+
+def _from_group(given: _Reader, position: Position, said: list[str]) -> Position:
+    group = given.text("startingGroup")
+    if group is None:
+        return position
+    if said and said != ["startingOffsets"]:
+        raise ConfigError("startingGroup", group, f"not together with {said[0]}")
+    if not is_legal_name(group, GROUP_LENGTH_MAX):
+        raise ConfigError("startingGroup", group, "the name of a consumer group")
+    return replace(position, group=group)
 
 
 def parse_position(text: str, option: str, default: int) -> Position:

@@ -62,6 +62,41 @@ def limit_ends(start: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, 
     return ends
 
 
+def waiting_in(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> Offsets:
+    """How many records each range has; queues without a start or without records are left out."""
+    return {queue: end - start[queue] for queue, end in ends.items() if end > start.get(queue, end)}
+
+
+def limit_bytes(
+    start: Mapping[MessageQueue, int],
+    ends: Offsets,
+    sizes: Mapping[MessageQueue, float],
+    limit: int,
+) -> Offsets:
+    """Ends not behind `ends` that take about `limit` bytes, by the mean sizes of the queues' records, and at
+    least one record. A queue without a size has the mean of the others."""
+    waiting = waiting_in(start, ends)
+    known = sum(waiting[queue] for queue in waiting.keys() & sizes.keys())
+    total = sum(waiting[queue] * sizes[queue] for queue in waiting.keys() & sizes.keys())
+    records = sum(waiting.values())
+    if not known or total * records / known <= limit:
+        return ends
+    return limit_ends(start, ends, max(1, math.floor(limit * known / total)))
+
+
+def spread(
+    start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], count: int
+) -> list[tuple[MessageQueue, int]]:
+    """About `count` (queue, offset) in the ranges, in proportion to their lengths, at least one in each."""
+    waiting = waiting_in(start, ends)
+    total = sum(waiting.values())
+    found = []
+    for queue, length in sorted(waiting.items()):
+        parts = min(length, max(1, count * length // total))
+        found += [(queue, start[queue] + length * (2 * part + 1) // (2 * parts)) for part in range(parts)]
+    return found
+
+
 def queue_ranges(
     start: Mapping[MessageQueue, int],
     end: Mapping[MessageQueue, int],

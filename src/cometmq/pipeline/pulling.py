@@ -24,6 +24,9 @@ from cometmq.protocol.record.one import queue_offset_of, record_starts
 
 BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
 """Refusals that pass by themselves: a broker that starts, stops or has too much to do."""
+_GONE = frozenset({"MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY"})
+"""Remarks of PULL_RETRY_IMMEDIATELY that do not mean "left out by the filter": the broker was deleting the
+messages, or a replica does not have these offsets (docs/reference/storage.md, Pull answers)."""
 FILTERED_SEGMENT = 2048  # offsets of a segment when the broker filters: it scans 800 entries for one answer
 
 
@@ -44,6 +47,16 @@ class Reply(NamedTuple):
     maximum: int
     body: bytes
     remark: str = ""
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the messages in front of `next_begin` do not pass the filter."""
+        return self.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self.remark not in _GONE
+
+    @property
+    def missing(self) -> bool:
+        """Whether the broker does not have what was asked for."""
+        return not self.body and self.code in PULL_STATUS and not self.left_out
 
 
 def pull_reply(frame: Frame) -> Reply:
@@ -176,7 +189,7 @@ class PullWindow:
         if reply.code == ResponseCode.SUCCESS and reply.body:
             return self._accept(segment, reply)
         moved_on = reply.next_begin > segment.at
-        if reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._filtered and moved_on:
+        if reply.left_out and self._filtered and moved_on:
             segment.at = min(reply.next_begin, segment.end)
             return Verdict.PROGRESS
         if reply.code not in PULL_STATUS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cometmq import logs
-from cometmq.client.cluster.requests import PULL_STATUS, pull_request
+from cometmq.client.cluster.requests import pull_request
 from cometmq.errors import (
     BodyTooLarge,
     BrokerError,
@@ -34,7 +35,6 @@ from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.plan import QueueRange
 from cometmq.pipeline.pulling import BUSY, Chunk, PullWindow, Reply, Request, Segment, Verdict, pull_reply
 from cometmq.pipeline.wire import IdleWires, Wire
-from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.record.arrow import MAX_RAW_BYTES, BadRecord, ColumnDecoder, Origin
 
@@ -114,15 +114,14 @@ class _BrokerReader:
         self._address = address
         self._queue = ranges[0].queue
         self._options = options
-        filtered = options.tags.strip() not in ("", "*")
         self._window = PullWindow(
             ranges,
             step=options.pull_batch_size,
             depth=options.pulls_in_flight,
-            filtered=filtered,
+            filtered=options.by_tags or options.sql is not None,
             held_bytes=options.batch_bytes,
         )
-        self._assembler = _Assembler(schema, broker_name, options, filtered)
+        self._assembler = _Assembler(schema, broker_name, options)
         self._flying: dict[int, Segment] = {}
         self._patience: dict[Segment, float] = {}  # until when a segment may be answered "not yet"
         self._timeout_s = options.timeout_ms / 1000
@@ -159,14 +158,16 @@ class _BrokerReader:
     def _send(self, wire: Wire, requests: list[Request]) -> None:
         if not requests:
             return
-        options = self._options
+        group, sql = self._options.consumer_group, self._options.sql
+        expression, kind = (self._options.tags, "TAG") if sql is None else (sql, "SQL92")
         frames = [
             pull_request(
-                options.consumer_group,
+                group,
                 item.segment.source.queue,
                 item.offset,
                 item.wanted,
-                options.tags,
+                expression,
+                expression_type=kind,
                 bulk=True,
             )
             for item in requests
@@ -175,8 +176,9 @@ class _BrokerReader:
             self._flying[number] = item.segment
 
     def _answered(self, segment: Segment, reply: Reply) -> None:
-        missing = not reply.body and reply.code in PULL_STATUS.keys() - {ResponseCode.PULL_RETRY_IMMEDIATELY}
-        if missing and self._on_replica():
+        if reply.code in BUSY:
+            self._on_replica()  # its master may be back, and 5.x's replicas are busy without slaveReadEnable
+        elif reply.missing and self._on_replica():
             if not self._waited(segment, self._timeout_s):
                 return
             if reply.next_begin <= segment.at:
@@ -231,18 +233,16 @@ class _BrokerReader:
                     self._backoff.failed(error)
 
     def _on_replica(self) -> bool:
-        """Whether a replica answers, as far as the name servers know: its master may hold what it lacks.
-        Raises SendFailed when the master is somewhere else, so that reading goes on there."""
+        """Whether a replica answers, as far as is known: its master may hold what it lacks. Raises SendFailed
+        when its broker is to be read somewhere else now, so that reading goes on there."""
         if time.monotonic() >= self._role[0]:
-            try:
-                with self._cluster() as cluster:
-                    master = cluster.fresh_master(self._queue)
-            except NoRouteError:
-                self._role = (time.monotonic() + _ROLE_S, True)
-            else:
-                if master != self._address:
-                    raise SendFailed(self._address, f"it is a replica, and its master is at {master}")
-                self._role = (time.monotonic() + _ROLE_S, False)
+            replica = True
+            with suppress(NoRouteError, ConnectError), self._cluster() as cluster:
+                address = cluster.address_of(self._queue)
+                if address != self._address:
+                    raise SendFailed(self._address, f"broker {self._queue.broker_name} is at {address} now")
+                replica = cluster.is_replica(self._queue, address)
+            self._role = (time.monotonic() + _ROLE_S, replica)
         return self._role[1]
 
     def _cluster(self) -> Cluster:
@@ -273,12 +273,11 @@ class _Backoff:
 class _Assembler:
     """Collects the answers' records until a batch is full, then decodes them."""
 
-    def __init__(self, schema: pa.Schema, broker_name: str, options: PullOptions, filtered: bool) -> None:
+    def __init__(self, schema: pa.Schema, broker_name: str, options: PullOptions) -> None:
         self._options = options
-        self._filtered = filtered
         self._schema = schema
         wanted = schema
-        if filtered:
+        if options.by_tags:
             # The broker compares hashes of tags; the texts are compared here, in a column of our own.
             self._tags = pa.array([tag.strip() for tag in options.tags.split("||")], pa.string())
             wanted = schema.append(pa.field(_TAGS, pa.string()))
@@ -334,7 +333,7 @@ class _Assembler:
         ]
         for batch, found in self._decoder.decode(b"".join(self._bodies), self._starts, origins):
             bad = [(self._sources[bisect_right(self._ends, item.position)], item) for item in found]
-            yield Part(self._filter(batch) if self._filtered else batch, self._bad + bad, self._lost)
+            yield Part(self._filter(batch) if self._options.by_tags else batch, self._bad + bad, self._lost)
             self._bad, self._lost = [], {}
         self._bodies, self._starts, self._sources, self._ends, self._size = [], [], [], [], 0
 

@@ -18,16 +18,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, ShortType, StringType, StructType
 
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, MessageIllegal
 from cometmq.pipeline.errors import SinkRowError
 from cometmq.pipeline.options import WriteOptions
+from cometmq.protocol.codes import MAX_FRAME_LENGTH, UNSENDABLE_TOPICS, check_topic_name
+from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
 from cometmq.protocol.record.arrow import COLUMNS
 
+_MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
+"""Of body and properties, which escapes in the header's JSON make longer. Brokers have a lower limit of their
+own (maxMessageSize) and say so; of a longer frame they only close the connection."""
 _TEXT = (StringType,)
 _NUMBER = (IntegerType, LongType, ShortType)
 _COLUMNS: dict[str, tuple[type, ...]] = {
@@ -81,30 +87,58 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
 
 
 def messages_of(
-    batch: pa.RecordBatch, options: WriteOptions, first_row: int, make_id: Callable[[int], str]
+    batch: pa.RecordBatch,
+    options: WriteOptions,
+    first_row: int,
+    make_id: Callable[[int], str],
+    on_bad: Callable[[dict[str, Any]], None] | None = None,
 ) -> Iterator[RowMessage]:
-    """The messages of a batch whose first row is number `first_row` of its partition. Raises SinkRowError."""
+    """The messages of a batch whose first row is number `first_row` of its partition. A row that cannot be
+    one goes to `on_bad` (columns as in bad_rows.SCHEMA); without it SinkRowError is raised."""
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
     count = batch.num_rows
     nothing = [None] * count
     taken = [columns[name].to_pylist() if name in columns else nothing for name in _COLUMNS]
-    for index, (body, topic, tags, keys, properties, flag, delay, sharding, msg_id) in enumerate(
-        zip(*taken, strict=True)
-    ):
-        row = first_row + index
-        if body is None:
-            raise SinkRowError(row, "body", "is null")
-        topic = options.topic or topic
-        if not topic:
-            raise SinkRowError(row, "topic", "is null")
-        yield RowMessage(
-            topic,
-            body.encode() if isinstance(body, str) else body,
-            _encode(row, msg_id or make_id(row), tags, keys, properties),
-            flag or 0,
-            delay or 0,
-            sharding,
-        )
+    for row, values in enumerate(zip(*taken, strict=True), first_row):
+        body, topic, tags, keys, properties, flag, delay, sharding, msg_id = values
+        topic, msg_id = options.topic or topic, msg_id or make_id(row)
+        if isinstance(body, str):
+            body = body.encode()
+        try:
+            if body is None:
+                raise SinkRowError(row, "body", "is null")
+            encoded = _encode(row, msg_id, tags, keys, properties)
+            _check(row, topic, len(body) + len(encoded), flag or 0, delay or 0)
+        except SinkRowError as error:
+            if on_bad is None:
+                raise
+            given = dict(zip(_COLUMNS, values, strict=True)) | {"body": body, "topic": topic}
+            reason = {"field": error.field, "problem": error.problem}
+            on_bad(given | {"msg_id": msg_id} | reason)
+        else:
+            yield RowMessage(topic, body, encoded, flag or 0, delay or 0, sharding)
+
+
+def _check(row: int, topic: str | None, size: int, flag: int, delay: int) -> None:
+    if not topic:
+        raise SinkRowError(row, "topic", "is null")
+    if problem := _topic_problem(topic):
+        raise SinkRowError(row, "topic", problem)
+    if size > _MOST_BYTES:
+        raise SinkRowError(row, "body", f"{size} bytes with the properties, more than a request can carry")
+    for name, value in (("flag", flag), ("delay_level", delay)):
+        if not -(2**31) <= value < 2**31:
+            raise SinkRowError(row, name, f"{value} does not fit in 32 bits")
+
+
+@lru_cache(maxsize=1000)
+def _topic_problem(topic: str) -> str:
+    """Why no broker takes messages for a topic of that name, "" if one may."""
+    try:
+        check_topic_name(topic)
+    except MessageIllegal as error:
+        return error.problem
+    return f"{topic} belongs to the brokers" if topic in UNSENDABLE_TOPICS else ""
 
 
 def _encode(row: int, msg_id: str, tags: str | None, keys: str | None, properties: Any) -> bytes:
@@ -120,6 +154,7 @@ def _encode(row: int, msg_id: str, tags: str | None, keys: str | None, propertie
     if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) - 1:
         raise SinkRowError(row, "properties", "a name or value contains the character \\x01 or \\x02")
     encoded = text.encode()
-    if len(encoded) > 32767:
-        raise SinkRowError(row, "properties", f"{len(encoded)} bytes encoded, the limit is 32767")
+    if len(encoded) > PROPERTIES_MAX_BYTES:
+        problem = f"{len(encoded)} bytes encoded, the limit is {PROPERTIES_MAX_BYTES}"
+        raise SinkRowError(row, "properties", problem)
     return encoded

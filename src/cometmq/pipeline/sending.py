@@ -1,14 +1,15 @@
 """Messages to brokers from a writing task: one batch of each queue in flight, several queues at once.
 
 Sockets block, as in reading. Nothing counts as sent before the broker said so: `flush` returns when every
-batch is acknowledged, and raises if one is not within its attempts. For a batch that was refused or got no
+batch is acknowledged, and raises if one is not within its attempts. A batch refused because a message in it
+is illegal is halved until that message is alone. For a batch that was refused or got no
 answer the name servers are asked once where the topic is now, and it goes there: a master may have moved.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
@@ -28,6 +29,9 @@ from cometmq.protocol.frame import Frame
 
 _BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # the broker has not moved
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
+_TOO_LARGE = "size exceeded"
+"""In the remark of SYSTEM_ERROR, by which 5.x refuses a batch that is too large (docs/reference/remoting.md,
+Sending)."""
 _PAUSE_S = 0.1  # before the first repetition, doubled with each
 
 
@@ -58,10 +62,17 @@ class Sender:
     """Sends messages to any topics. `messages` and `bytes` count what was acknowledged.
 
     `first_queue`: which queue is filled first, so that the tasks of a small write do not all fill the same.
+    on_illegal: takes the messages that a broker refuses for good; without it such a refusal is raised.
     """
 
-    def __init__(self, options: WriteOptions, first_queue: int = 0) -> None:
+    def __init__(
+        self,
+        options: WriteOptions,
+        first_queue: int = 0,
+        on_illegal: Callable[[RowMessage, BrokerError], None] | None = None,
+    ) -> None:
         self._options = options
+        self._on_illegal = on_illegal
         self._first_queue = first_queue
         self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms)
         self._topics: dict[str, _Topic] = {}
@@ -143,9 +154,23 @@ class Sender:
             return
         queue = batch.queue
         refusal = BrokerError(frame.code, remark=frame.remark or "", broker_addr=address, topic=queue.topic)
-        if frame.code not in _TRY_AGAIN:
+        illegal = frame.code == ResponseCode.MESSAGE_ILLEGAL or _TOO_LARGE in refusal.remark
+        if not illegal and frame.code in _TRY_AGAIN:
+            self._again(batch, refusal)
+        elif not illegal or self._on_illegal is None:
             raise refusal
-        self._again(batch, refusal)
+        elif len(batch.messages) == 1:
+            self._on_illegal(batch.messages[0], refusal)
+        else:
+            self._halve(batch)
+
+    def _halve(self, batch: _Batch) -> None:
+        """Send the two halves of a batch one after the other, in their order."""
+        middle = len(batch.messages) // 2
+        for messages in (batch.messages[:middle], batch.messages[middle:]):
+            while batch.queue in self._busy:
+                self._receive(self._busy[batch.queue])
+            self._transmit(_Batch(batch.queue, messages, batch.pinned))
 
     def _broken(self, address: str, error: CometError) -> None:
         """Send again what was in flight on a lost connection: nobody knows whether it has arrived."""

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from cometmq.errors import ConfigError
+from cometmq.pipeline.bad_rows import BadRows
 from cometmq.pipeline.options import WriteOptions
 from cometmq.pipeline.rows import check_columns, messages_of
 from cometmq.pipeline.sending import Sender
@@ -31,6 +32,7 @@ class Written(WriterCommitMessage):
     partition: int
     messages: int
     bytes: int
+    bad: int
 
 
 class CometWriter(DataSourceArrowWriter):
@@ -74,14 +76,18 @@ def _write(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str
     assert context is not None
     partition = context.partitionId()
     ids = MessageIds(query, batch, partition)
-    with Sender(options, partition) as sender:
+    bad = BadRows(options.bad_records_path, ids.prefix) if options.bad_records_path else None
+    on_bad, on_illegal = (bad.add, bad.refused) if bad else (None, None)
+    with Sender(options, partition, on_illegal) as sender:
         row = 0
         for records in iterator:
-            for message in messages_of(records, options, row, ids):
+            for message in messages_of(records, options, row, ids, on_bad):
                 sender.send(message)
             row += records.num_rows
         sender.flush()
-        return Written(partition, sender.messages, sender.bytes)
+        if bad is not None:
+            bad.flush()
+        return Written(partition, sender.messages, sender.bytes, bad.count if bad else 0)
 
 
 class MessageIds:
@@ -89,7 +95,7 @@ class MessageIds:
 
     def __init__(self, query: str, batch: str, partition: int) -> None:
         digest = hashlib.sha256(f"{query}/{batch}/{partition}".encode()).hexdigest()
-        self._prefix = digest[:22].upper()
+        self.prefix = digest[:22].upper()
 
     def __call__(self, row: int) -> str:
-        return f"{self._prefix}{row & 0xFFFFFFFFFF:010X}"
+        return f"{self.prefix}{row & 0xFFFFFFFFFF:010X}"

@@ -21,7 +21,6 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -33,7 +32,16 @@ from cometmq.pipeline.cluster import Cluster, look_twice
 from cometmq.pipeline.marks import marks_in, replaced, with_marks
 from cometmq.pipeline.offsets import START_KEY, Offsets, Tree, batch_range, from_tree, to_tree, with_start
 from cometmq.pipeline.options import PullOptions, ReadOptions
-from cometmq.pipeline.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
+from cometmq.pipeline.plan import (
+    Bounds,
+    QueueRange,
+    default_tasks,
+    limit_bytes,
+    limit_ends,
+    pack,
+    queue_ranges,
+    waiting_in,
+)
 from cometmq.pipeline.pulling import BUSY
 from cometmq.pipeline.reading import read_batches
 from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_column
@@ -127,6 +135,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[MessageQueue, Bounds] | None = None
         self._planner_made: _Planner | None = None
         self._planned: Tree | None = None  # the end of the last batch whose marks were compared
+        self._planned_at: float | None = None  # when the last batch with records was
         self._looked_at = 0.0
         self._silent_since: float | None = None  # since then no broker has answered
 
@@ -178,7 +187,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queue: max(bounds.maximum, read[queue]) if queue in read else bounds.minimum
             for queue, bounds in held.items()
         }
-        end = _limited(read, latest, limit)
+        end = self._ends(read, latest, limit)
         first = self._initial is not None and START_KEY not in start and start == self._initial
         if end == begin == read and not first:
             return start
@@ -188,6 +197,23 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logged = with_start(end, read) if first or read != begin else to_tree(end)
         self._planned = with_marks(logged, same | self._planner.cluster.marks(moved))
         return self._planned
+
+    def _ends(self, read: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
+        """How far the next batch goes, no further than `read` if it is to wait for more records."""
+        waiting = sum(waiting_in(read, latest).values())
+        if isinstance(limit, ReadAllAvailable) or not waiting:
+            return latest
+        options, now = self._options, time.monotonic()
+        # As in Kafka's source a run's first batch does not wait. AvailableNow takes all that is there.
+        waits = self._target is None and waiting < (options.min_offsets_per_trigger or 0)
+        if waits and self._planned_at is not None and now - self._planned_at < options.max_trigger_delay_s:
+            return {queue: read.get(queue, offset) for queue, offset in latest.items()}
+        self._planned_at = now
+        ends = limit_ends(read, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
+        if options.max_bytes_per_trigger is not None:
+            sizes = self._planner.cluster.sizes(read, ends)
+            ends = limit_bytes(read, ends, sizes, options.max_bytes_per_trigger)
+        return ends
 
     def _look(self, begin: Offsets) -> dict[MessageQueue, Bounds]:
         """What the brokers that answer hold. Raises the last error when none has answered for as long as the
@@ -247,15 +273,6 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._planner_made is not None:
             self._planner_made.cluster.close()
-
-
-def _limited(begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
-    if isinstance(limit, ReadMaxRows):
-        return limit_ends(begin, latest, limit.max_rows)
-    if isinstance(limit, ReadMinRows):
-        waiting = sum(max(0, offset - begin.get(queue, offset)) for queue, offset in latest.items())
-        return latest if waiting >= limit.min_rows else begin
-    return latest
 
 
 def _read(partition: InputPartition | None, schema: pa.Schema, pull: PullOptions) -> Iterator[pa.RecordBatch]:

@@ -165,6 +165,11 @@ class RouteTable:
         addrs = self._addrs.get(broker_name)
         return addrs[min(addrs)] if addrs else None
 
+    def all_of(self, broker_name: str) -> list[str]:
+        """The master, then the replicas by id."""
+        addrs = self._addrs.get(broker_name, {})
+        return [addrs[broker_id] for broker_id in sorted(addrs)]
+
     def for_pull(self, broker_name: str, broker_id: int) -> tuple[str, bool] | None:
         """(address, whether it is a replica) of the wanted broker id, else of the next one, else of any."""
         addrs = self._addrs.get(broker_name)

@@ -1,0 +1,97 @@
+"""Rows that cannot be sent, as a Parquet table with the reason: what a task does with `badRecordsPath`.
+
+A task writes files of its own under names that follow from query, batch and partition: a task that runs again
+writes them again, in place of the first ones.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cometmq import logs
+from cometmq.errors import BrokerError
+from cometmq.pipeline.rows import RowMessage
+from cometmq.pipeline.table import open_filesystem
+from cometmq.protocol.properties.values import decode_properties
+
+log = logs.logger(__name__)
+
+PART_ROWS = 10_000
+PART_BYTES = 16 * 1024 * 1024
+"""Of bodies and properties, after which a task begins another file."""
+
+SCHEMA = pa.schema(
+    {
+        "field": pa.string(),
+        "problem": pa.string(),
+        "topic": pa.string(),
+        "body": pa.binary(),
+        "tags": pa.string(),
+        "keys": pa.string(),
+        "properties": pa.map_(pa.string(), pa.string()),
+        "flag": pa.int64(),
+        "delay_level": pa.int64(),
+        "sharding_key": pa.string(),
+        "msg_id": pa.string(),
+    }
+)
+"""What is wrong with which field, and the row in the sink's own columns: repaired, it can be sent again."""
+
+
+class BadRows:
+    """Collects rows and writes them to `path`, a directory or URI. `count` is how many there were."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path, self._name = path, name
+        self._rows: list[dict[str, Any]] = []
+        self._bytes = self._part = self.count = 0
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a row with values of SCHEMA's columns."""
+        self.count += 1
+        self._rows.append(row)
+        properties = row["properties"] or ()
+        self._bytes += len(row["body"] or b"") + sum(
+            len(name) + len(value or "") for name, value in properties
+        )
+        if len(self._rows) >= PART_ROWS or self._bytes >= PART_BYTES:
+            self.flush()
+
+    def refused(self, message: RowMessage, refusal: BrokerError) -> None:
+        """Add a message that a broker refused for good."""
+        pairs = decode_properties(message.properties)
+        own = {"tags": pairs.pop("TAGS", None), "keys": pairs.pop("KEYS", None)}
+        msg_id, _ = pairs.pop("UNIQ_KEY", None), pairs.pop("WAIT", None)
+        self.add(
+            {
+                "field": "message",
+                "problem": str(refusal),
+                "topic": message.topic,
+                "body": message.body,
+                "properties": list(pairs.items()),
+                "flag": message.flag,
+                "delay_level": message.delay_level,
+                "sharding_key": message.sharding_key,
+                "msg_id": msg_id,
+                **own,
+            }
+        )
+
+    def flush(self) -> None:
+        """Write what was collected. A reader of the table sees a file whole or not at all."""
+        if not self._rows:
+            return
+        filesystem, root = open_filesystem(self._path)
+        filesystem.create_dir(root, recursive=True)
+        name = f"bad-{self._name}-{self._part:05}.parquet"
+        hidden, path = posixpath.join(root, f"_{name}"), posixpath.join(root, name)
+        table = pa.Table.from_pylist(self._rows, SCHEMA)
+        pq.write_table(table, hidden, filesystem=filesystem, compression="zstd")
+        filesystem.move(hidden, path)
+        log.warning("%d rows could not be sent and are in %s", len(self._rows), path)
+        self._part += 1
+        self._rows, self._bytes = [], 0
