@@ -62,10 +62,10 @@ class SendMessageResponseHeader(Header, gc=False):
 
 
 class RecallMessageRequestHeader(Header, gc=False):
-    """Code 370. recall_handle: from the answer to the send."""
+    """Code 370. recall_handle: from the answer to the send; one that is missing is refused as no handle."""
 
     topic: str
-    recall_handle: str
+    recall_handle: str | None = None
     producer_group: str | None = None
     bname: str | None = None
 
