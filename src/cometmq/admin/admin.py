@@ -317,6 +317,12 @@ class Admin(Client):
         BrokerError, IdError."""
         return await messages.by_id(self.client, msg_id, topic)
 
+    async def resume_check(self, msg_id: str) -> MessageExt:
+        """Have the producer asked again about a half message that was given up; returns the message of
+        TRANS_CHECK_MAX_TIME_TOPIC that was resumed. `msg_id`: its offset id, or the unique key that the
+        producer has. Raises MessageNotFound, BrokerError (resumed before), IdError."""
+        return await messages.resume_check(self.client, msg_id)
+
     async def messages_by_key(
         self, topic: str, key: str, limit: int = 64, *, begin_ms: int = 0, end_ms: int = 2**63 - 1
     ) -> list[MessageExt]:

@@ -120,7 +120,7 @@ class CheckTransactionStateRequestHeader(Header, gc=False):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
-    """Code 323. msg_id: offset id."""
+    """Code 323. msg_id: offset id; CometMQ's broker takes the unique key too."""
 
     msg_id: str
     topic: str | None = None
