@@ -25,6 +25,7 @@ from cometmq.admin.values import (
     MessageTrack,
     QueueStatus,
     ResendResult,
+    RetryLimits,
     TopicUse,
     TraceView,
 )
@@ -429,8 +430,8 @@ class Admin(Client):
         """Whether a dead letter was sent again. Raises IndexSilent where that cannot be known."""
         return await dead_letters.was_resent(self.client, group, message)
 
-    async def retry_limits(self, group: str) -> dict[str, int]:
-        """Client id -> the most retries that this member allows, as far as CometMQ brokers have learnt it."""
+    async def retry_limits(self, group: str) -> RetryLimits:
+        """The most retries that members and the group allow, as far as CometMQ brokers have learnt it."""
         return await groups.retry_limits(self.client, group)
 
     # -- timer messages

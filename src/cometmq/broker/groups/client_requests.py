@@ -143,10 +143,11 @@ class ClientProcessor:
             self.notices.changed(group)
 
     def expire(self) -> None:
-        """Every 10 s: close the connections of clients that were silent for 120 s, and forget locks that have
-        run out."""
+        """Every 10 s: close the connections of clients that were silent for 120 s, forget locks that have
+        run out, and say what the log had no room for."""
         now_ms = mono_ms(self.clock)
         self.locks.expire(now_ms)
+        self.disagreements.look_again(self.consumers.groups)
         consumers, groups = self.consumers.expire(now_ms)
         producers, _ = self.producers.expire(now_ms)
         for channel in [*consumers, *producers]:
