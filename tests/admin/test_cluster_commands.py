@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.admin.conftest import Shell
 
-from cometmq.client import ConsumeFromWhere, PushConsumer, PushOptions
+from cometmq.admin import Admin, RetryLimits
+from cometmq.admin.groups import settings_of
+from cometmq.client import ConsumeFromWhere, MessageModel, PushConsumer, PushOptions
 from cometmq.message import MessageExt
+from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.codes import RequestCode
 
 
 def test_the_cluster_is_listed_with_its_broker(mq: Shell) -> None:
@@ -162,13 +167,21 @@ def test_a_group_nobody_knows_is_an_error(mq: Shell) -> None:
     assert "%RETRY%" not in failed.err
 
 
-async def status_of_two(namesrv: str, shell: Shell, expressions: tuple[str, str]) -> tuple[list[str], Any]:
-    """What consumerStatus says of a group whose two members subscribe these."""
+async def status_of_two(
+    namesrv: str,
+    shell: Shell,
+    expressions: tuple[str, str],
+    options: tuple[PushOptions | None, PushOptions | None] = (None, None),
+) -> tuple[list[str], Any]:
+    """What consumerStatus says of a group whose two members subscribe these, with these options."""
 
     async def take(messages: list[MessageExt]) -> None:
         pass
 
-    one, two = (PushConsumer("pair", take, {"paired": text}, namesrv=namesrv) for text in expressions)
+    one, two = (
+        PushConsumer("pair", take, {"paired": text}, namesrv=namesrv, options=more)
+        for text, more in zip(expressions, options, strict=True)
+    )
     async with one, two:
         shown = await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair").lines)
         return shown, await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair", "--json").json)
@@ -198,6 +211,89 @@ def test_members_that_do_not_are_shown_with_the_difference(mq: Shell) -> None:
     assert sorted(line.split() for line in lines[5:]) == sorted(
         ["paired", text, client] for text, client in clients.items()
     )
+
+
+def test_members_that_have_set_different_things_are_shown_before_any_of_them_has_failed(
+    mq: Shell, tmp_path: Path
+) -> None:
+    mq.ok("sendMessage", "-t", "paired", "-p", "x")
+    broadcasting = PushOptions(
+        message_model=MessageModel.BROADCASTING,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        offset_dir=str(tmp_path),
+    )
+    options = (PushOptions(max_reconsume_times=3), broadcasting)
+
+    lines, found = asyncio.run(status_of_two(mq.broker.namesrv, mq, ("x", "x"), options))
+
+    of = {each["settings"]["messageModel"]: each["clientId"] for each in found["members"]}
+    one, two = of["CLUSTERING"], of["BROADCASTING"]
+    assert (found["differences"], found["settingDifferences"]) == (
+        {},
+        {
+            "messageModel": {"CLUSTERING": [one], "BROADCASTING": [two]},
+            "consumeFromWhere": {
+                "CONSUME_FROM_LAST_OFFSET": [one],
+                "CONSUME_FROM_FIRST_OFFSET": [two],
+            },
+            "maxReconsumeTimes": {"3": [one], "16": [two]},
+        },
+    )
+    assert lines[3] == "WARN: Different settings in the same group of consumer!!!"
+    assert lines[4].split() == ["#Setting", "#Value", "#Client", "IDs"]
+    assert [line.split()[0] for line in lines[5::2]] == sorted(found["settingDifferences"])
+    assert ["maxReconsumeTimes", "3", one] in [line.split() for line in lines]
+
+
+async def give_retries(namesrv: str, addr: str, group: str, most: int) -> None:
+    """Set a group's own retryMaxTimes."""
+    body = SubscriptionGroupConfig(group_name=group, retry_max_times=most).encode()
+    async with Admin(namesrv) as admin:
+        await admin.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+
+
+def test_the_maximum_that_the_group_was_given_is_shown_beside_those_of_its_members(mq: Shell) -> None:
+    mq.ok("sendMessage", "-t", "paired", "-p", "x")
+    asyncio.run(give_retries(mq.broker.namesrv, mq.broker.broker_addr, "pair", 1))
+    try:
+        lines, found = asyncio.run(status_of_two(mq.broker.namesrv, mq, ("x", "x")))
+    finally:
+        asyncio.run(give_retries(mq.broker.namesrv, mq.broker.broker_addr, "pair", 16))
+
+    clients = [each["clientId"] for each in found["members"]]
+    assert found["settingDifferences"] == {"maxReconsumeTimes": {"16": clients, "1": [""]}}
+    assert lines[-1].split(maxsplit=2) == ["maxReconsumeTimes", "1", "(retryMaxTimes of the group)"]
+
+
+@pytest.mark.parametrize(
+    ("said", "most"),
+    [
+        ({}, {}),
+        ({"maxReconsumeTimes": "3"}, {"maxReconsumeTimes": "3"}),
+        ({"maxReconsumeTimes": "-1"}, {"maxReconsumeTimes": "16"}),
+        ({"maxReconsumeTimes": "-1", "PROP_CONSUMEORDERLY": "true"}, {"maxReconsumeTimes": "2147483647"}),
+        ({"messageModel": "CLUSTERING", "pullBatchSize": "32"}, {"messageModel": "CLUSTERING"}),
+    ],
+)
+def test_what_a_running_info_says_of_settings(said: dict[str, str], most: dict[str, str]) -> None:
+    assert settings_of(said) == most
+
+
+@pytest.mark.parametrize(
+    ("group", "members", "differ"),
+    [
+        (16, [], False),
+        (1, [], False),
+        (16, [3, 3], False),
+        (16, [3, 16], True),
+        (1, [16], True),
+        (1, [1, 1], False),
+        (0, [1], True),
+    ],
+)
+def test_when_limits_of_retries_differ(group: int, members: list[int], differ: bool) -> None:
+    named = {f"c{number}": limit for number, limit in enumerate(members)}
+    assert RetryLimits(group=group, members=named).differ is differ
 
 
 def test_a_group_without_members_is_an_error(mq: Shell) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.admin.conftest import Shell
+
+from cometmq import CometError, Message, MessageExt, TransactionProducer, TransactionState
+from cometmq.admin import Admin, MessageNotFound, ReadRange
+from cometmq.testing import local_broker
 
 
 def send(mq: Shell, topic: str, body: str, *more: str) -> dict[str, Any]:
@@ -18,6 +24,56 @@ def send(mq: Shell, topic: str, body: str, *more: str) -> dict[str, Any]:
 
 def consumed(mq: Shell, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in mq.ok("consumeMessage", *arguments, "--json").lines]
+
+
+class Wavering:
+    """A transaction listener that knows nothing until it is told."""
+
+    state = TransactionState.UNKNOWN
+
+    def execute_local_transaction(self, message: MessageExt, argument: object) -> TransactionState:
+        return self.state
+
+    def check_local_transaction(self, message: MessageExt) -> TransactionState:
+        return self.state
+
+
+async def test_a_transaction_that_was_given_up_is_resumed_and_committed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = {"transactionTimeOut": "50", "transactionCheckInterval": "50", "transactionCheckMax": "2"}
+    listener = Wavering()
+    with local_broker(tmp_path / "store", often) as broker:
+        shell, names = Shell(broker, capsys, monkeypatch), broker.namesrv
+        producer = TransactionProducer("PG", listener, namesrv=names)
+        async with asyncio.timeout(60), Admin(names) as admin, producer:
+
+            async def stored(topic: str) -> list[MessageExt]:
+                with suppress(CometError):
+                    return [message async for message in admin.read(ReadRange(topic=topic))]
+                return []
+
+            with pytest.raises(MessageNotFound, match="TRANS_CHECK_MAX_TIME_TOPIC"):
+                await admin.resume_check("F" * 32)
+            for given_up in (1, 2):
+                if given_up == 1:
+                    sent = await producer.send_in_transaction(Message("resumed", b"half"))
+                else:  # in vain: the producer does not know yet, and it is given up again
+                    assert (await admin.resume_check(sent.msg_id)).msg_id == sent.msg_id
+                while len(await stored("TRANS_CHECK_MAX_TIME_TOPIC")) < given_up:
+                    await asyncio.sleep(0.05)
+            assert await stored("resumed") == []
+            listener.state = TransactionState.COMMIT
+            words = ("resumeCheckHalfMessage", "-i")
+            told = await asyncio.to_thread(lambda: shell.ok(*words, f" {sent.msg_id},"))
+            assert told.lines == [f"resumed {sent.msg_id} at {broker.broker_addr}"]
+            while not (committed := await stored("resumed")):
+                await asyncio.sleep(0.05)
+            assert [(message.body, message.msg_id) for message in committed] == [(b"half", sent.msg_id)]
+            offset_id = (await stored("TRANS_CHECK_MAX_TIME_TOPIC"))[-1].offset_msg_id
+            for msg_id in (sent.msg_id, offset_id):
+                again = await asyncio.to_thread(lambda name: shell.run(*words, name), msg_id)
+                assert (again.code, "resumed before" in again.err) == (1, True)
 
 
 def test_a_sent_message_is_reported_in_columns(mq: Shell) -> None:

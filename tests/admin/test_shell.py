@@ -14,7 +14,7 @@ from tests.admin.conftest import Shell
 COMMANDS = [
     *("updateTopic", "deleteTopic", "purgeTopic", "topicList", "topicRoute", "topicStatus", "clusterList"),
     *("brokerStatus", "consumerProgress", "consumerStatus", "queryMsgById", "queryMsgByKey"),
-    *("queryMsgByUniqueKey", "queryMsgTraceById", "sendMessage", "consumeMessage"),
+    *("queryMsgByUniqueKey", "resumeCheckHalfMessage", "queryMsgTraceById", "sendMessage", "consumeMessage"),
 ]
 
 

@@ -139,9 +139,10 @@ async def test_members_with_different_limits_are_named(run: Run, broker: LocalBr
         while len(limits) < 2:  # until both have failed
             for body in range(4):
                 await admin.send(Message("differ", b"%d" % body))
-            limits = await admin.retry_limits("differ")
+            limits = (await admin.retry_limits("differ")).members
         assert limits == {three.client.client_id: 3, twenty.client.client_id: 20}
         listed = await asyncio.to_thread(run, "cometmq", "dlq", "list", "differ")
+    assert "decides, before the group's retryMaxTimes=16: " in listed.stderr
     assert f"{three.client.client_id} 3, {twenty.client.client_id} 20\n" in listed.stderr or (
         f"{twenty.client.client_id} 20, {three.client.client_id} 3\n" in listed.stderr
     )

@@ -37,6 +37,21 @@ def test_a_tag_expression_brings_its_tags_and_nothing_else(space: Space) -> None
     assert_exactly_once(got, wanted + last)
 
 
+def test_what_members_have_set_is_known_before_any_of_them_has_failed(space: Space) -> None:
+    """The most retries stand only in their running infos; the rest in their heartbeats too."""
+    _send(space, 1)
+    space.push()
+
+    async def settings() -> dict[str, str]:
+        async with Admin(space.cluster.namesrv) as admin:
+            found = await admin.subscriptions(space.group)
+            assert found.setting_differences == {}
+            return found.members[0].settings
+
+    wanted = {"messageModel": "CLUSTERING", "maxReconsumeTimes": "16"}
+    wait_until("its settings", lambda: wanted.items() <= asyncio.run(settings()).items())
+
+
 def test_an_sql_filter_brings_what_passes_and_nothing_else(space: Space) -> None:
     """To push consumers, those that wait and those that failed among them, to lite and to plain pulls."""
     text, wrong = "n > 10 AND (s IS NULL OR s <> 'it''s')", "n > > 10"

@@ -71,7 +71,7 @@ def test_a_read_goes_on_behind_a_restart(cluster: Restartable) -> None:
     topic = Topic("Restarted", cluster.namesrv)
     topic.send(5000)
     found: list[str] = []
-    for number, bodies in enumerate(read(topic, batch_records=500)):
+    for number, bodies in enumerate(read(topic, batch_records=500, pull_batch_size=32)):
         found += bodies
         if number == 2:
             cluster.stop()
@@ -82,7 +82,7 @@ def test_a_read_goes_on_behind_a_restart(cluster: Restartable) -> None:
 def test_a_broker_that_stays_away_is_named(cluster: Restartable) -> None:
     topic = Topic("Gone", cluster.namesrv)
     topic.send(5000)
-    parts = read(topic, batch_records=500, timeout_ms=500)
+    parts = read(topic, batch_records=500, pull_batch_size=32, timeout_ms=500)
     next(parts)
     cluster.stop()
     with pytest.raises((ConnectError, NoRouteError), match=r"127\.0\.0\.1"):

@@ -44,7 +44,7 @@ WIRE_NAMES = {
         "proxyFrowardClientId"
     ),
     "PullMessageResponseHeader": "suggestWhichBrokerId! nextBeginOffset! minOffset! maxOffset!",
-    "RecallMessageRequestHeader": "topic! recallHandle! producerGroup bname",
+    "RecallMessageRequestHeader": "topic! recallHandle producerGroup bname",
     "RecallMessageResponseHeader": "msgId!",
     "ListTimersRequestHeader": "maxMsgNums afterMs afterPosition topic key",
     "ListTimersResponseHeader": "afterMs! afterPosition! more! waiting!",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cometmq.protocol.bodies import SubscriptionData
-from cometmq.protocol.subscriptions import differences, told, wants_of
+from cometmq.protocol.subscriptions import differences, setting_differences, told, wants_of
 
 
 def wants(*subscriptions: tuple[str, ...]) -> frozenset[tuple[str, str]]:
@@ -77,3 +77,9 @@ def test_a_difference_in_a_sentence() -> None:
     assert "y... (200001 characters) (c)" in long
     assert long.endswith(", and 990 others")
     assert len(long) < 5_000
+
+
+def test_settings_that_are_not_known_are_no_differences() -> None:
+    known = {"c1": frozenset({("a", "1"), ("b", "1")}), "c2": frozenset({("a", "1")}), "c3": frozenset()}
+    assert setting_differences(known) == {}
+    assert setting_differences({**known, "c4": frozenset({("b", "2")})}) == {"b": {"1": ["c1"], "2": ["c4"]}}

@@ -72,3 +72,6 @@ class TestHandles:
 
     def test_a_time_that_is_no_number_is_one_that_has_passed(self):
         assert RecallHandle.decode("djEgYSBiIHggYw").deliver_ms == -1
+
+    def test_a_time_may_have_a_plus_as_for_java(self):
+        assert RecallHandle.decode("djEgYSBiICs1IGM").deliver_ms == 5

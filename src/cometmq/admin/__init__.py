@@ -24,6 +24,7 @@ from cometmq.admin.values import (
     QueueStatus,
     Resend,
     ResendResult,
+    RetryLimits,
     TopicUse,
     TrackType,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "ResendResult",
     "ResendStopped",
     "Resending",
+    "RetryLimits",
     "Selection",
     "TopicSettings",
     "TopicUse",

@@ -25,6 +25,7 @@ from cometmq.admin.values import (
     MessageTrack,
     QueueStatus,
     ResendResult,
+    RetryLimits,
     TopicUse,
     TraceView,
 )
@@ -317,6 +318,12 @@ class Admin(Client):
         BrokerError, IdError."""
         return await messages.by_id(self.client, msg_id, topic)
 
+    async def resume_check(self, msg_id: str) -> MessageExt:
+        """Have the producer asked again about a half message that was given up; returns the message of
+        TRANS_CHECK_MAX_TIME_TOPIC that was resumed. `msg_id`: its offset id, or the unique key that the
+        producer has. Raises MessageNotFound, BrokerError (resumed before), IdError."""
+        return await messages.resume_check(self.client, msg_id)
+
     async def messages_by_key(
         self, topic: str, key: str, limit: int = 64, *, begin_ms: int = 0, end_ms: int = 2**63 - 1
     ) -> list[MessageExt]:
@@ -423,8 +430,8 @@ class Admin(Client):
         """Whether a dead letter was sent again. Raises IndexSilent where that cannot be known."""
         return await dead_letters.was_resent(self.client, group, message)
 
-    async def retry_limits(self, group: str) -> dict[str, int]:
-        """Client id -> the most retries that this member allows, as far as CometMQ brokers have learnt it."""
+    async def retry_limits(self, group: str) -> RetryLimits:
+        """The most retries that members and the group allow, as far as CometMQ brokers have learnt it."""
         return await groups.retry_limits(self.client, group)
 
     # -- timer messages

@@ -151,20 +151,27 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator
 
 
 def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
-    """A line for each member, then whether they subscribe the same, and who says what where they do not."""
+    """A line for each member, then whether they subscribe the same and have the same settings, and who says
+    what where they do not."""
     for number, member in enumerate(found.members, 1):
         says = "; ".join(f"{topic} {expression}" for topic, expression in member.subscriptions.items())
         yield f"{number:03d}  {member.client_id:<40} {member.version:<20} {member.problem or says}"
     yield ""
-    if not found.differences:
-        yield "Same subscription in the same group of consumer"
-        return
-    yield "WARN: Different subscription in the same group of consumer!!!"
     form = "%-48s  %-32s  %s"
-    yield form % ("#Topic", "#Expression", "#Client IDs")
+    if found.differences:
+        yield "WARN: Different subscription in the same group of consumer!!!"
+        yield form % ("#Topic", "#Expression", "#Client IDs")
+    elif not found.setting_differences:
+        yield "Same subscription in the same group of consumer"
     for topic, said in found.differences.items():
         for expression, clients in said.items():
             yield form % (topic, expression or "(not subscribed)", ", ".join(clients))
+    if found.setting_differences:
+        yield "WARN: Different settings in the same group of consumer!!!"
+        yield form % ("#Setting", "#Value", "#Client IDs")
+    for name, said in found.setting_differences.items():
+        for value, clients in said.items():
+            yield form % (name, value, ", ".join(each or "(retryMaxTimes of the group)" for each in clients))
 
 
 def group_summaries(groups: Iterable[GroupSummary]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 
 from cometmq.admin.messages import broker_addrs
@@ -13,6 +14,7 @@ from cometmq.admin.values import (
     MemberSubscriptions,
     MessageTrack,
     QueueProgress,
+    RetryLimits,
     TrackType,
 )
 from cometmq.client.cluster.instance import ClientInstance
@@ -20,6 +22,7 @@ from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
+    RETRY_MAX_TIMES,
     ClientConnection,
     ConsumeMessageDirectlyResult,
     ConsumerConnection,
@@ -37,7 +40,14 @@ from cometmq.protocol.headers import (
     TopicRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.protocol.subscriptions import Wants, differences, wants_of
+from cometmq.protocol.subscriptions import (
+    MOST_RETRIES,
+    Wants,
+    differences,
+    setting_differences,
+    wants_of,
+)
+from cometmq.settings import INT_MAX
 
 PULL_TYPE = "CONSUME_ACTIVELY"
 STATS_TIMEOUT_S = 15.0  # a broker with thousands of queues counts for a while
@@ -116,22 +126,25 @@ async def members_at(client: ClientInstance, addr: str, group: str) -> ConsumerC
     return ConsumerConnection.decode(answer.body)
 
 
-async def retry_limits(client: ClientInstance, group: str) -> dict[str, int]:
-    """Client id -> the most retries that this member named when it last handed a message back to a CometMQ
-    broker. None of a group that nobody knows; brokers that do not answer are left out."""
-    limits: dict[str, int] = {}
+async def retry_limits(client: ClientInstance, group: str) -> RetryLimits:
+    """The most retries that members named when they last handed a message back to a CometMQ broker, and the
+    group's own. No members of a group that nobody knows; brokers that do not answer are left out."""
+    own, limits = RETRY_MAX_TIMES, dict[str, int]()
     try:
         route = await client.namesrv.route(RETRY_PREFIX + group)
     except NameServersUnreachable:
         raise
     except NoRouteError:
-        return limits
+        return RetryLimits()
     for addr in broker_addrs(route).values():
         with suppress(CometError):
-            for member in (await members_at(client, addr, group)).connection_set:
+            connected = await members_at(client, addr, group)
+            if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
+                own = connected.retry_max_times
+            for member in connected.connection_set:
                 if member.max_reconsume_times is not None:
                     limits[member.client_id] = member.max_reconsume_times
-    return limits
+    return RetryLimits(group=own, members=limits)
 
 
 async def members_if_online(
@@ -179,37 +192,60 @@ async def running_info(
 
 
 async def subscriptions(client: ClientInstance, group: str) -> GroupSubscriptions:
-    """What each member subscribes, and in what they differ. CometMQ's brokers know it from the heartbeats; at
-    others each member is asked. Pull consumers may differ."""
+    """What each member subscribes and has set, and in what they differ. CometMQ's brokers know it from the
+    heartbeats, but for the most retries; for these, and at other brokers, each member is asked. Pull
+    consumers may differ."""
     route = await client.namesrv.route(RETRY_PREFIX + group)
     connected = await members(client, route, group)
+    pulling = connected.consume_type == PULL_TYPE
     gate = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def of(member: ClientConnection) -> MemberSubscriptions:
         wants: Wants = frozenset((member.subscriptions or {}).items())
+        settings = member.settings or {}
+        if member.max_reconsume_times is not None:
+            settings[MOST_RETRIES] = str(member.max_reconsume_times)
         problem = ""
-        if not wants:
+        if not wants or not pulling:
             try:
                 async with gate:
                     info = await running_info(client, route, group, member.client_id)
-                wants = wants_of(info.subscription_set)
+                wants = wants or wants_of(info.subscription_set)
+                settings |= settings_of(info.properties)
             except CometError as error:
-                problem = str(error)
+                problem = "" if wants else str(error)
         return MemberSubscriptions(
             client_id=member.client_id,
             client_addr=member.client_addr,
             version=version_name(member.version),
             subscriptions=dict(sorted(wants)),
             problem=problem,
+            settings=dict(sorted(settings.items())),
         )
 
     found = await asyncio.gather(*(of(member) for member in connected.connection_set))
+    if pulling:
+        return GroupSubscriptions(group=group, members=list(found), differences={})
     known = {each.client_id: frozenset(each.subscriptions.items()) for each in found if not each.problem}
+    settings = {each.client_id: frozenset(each.settings.items()) for each in found}
+    if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
+        settings[""] = frozenset({(MOST_RETRIES, str(connected.retry_max_times))})
     return GroupSubscriptions(
         group=group,
         members=list(found),
-        differences={} if connected.consume_type == PULL_TYPE else differences(known),
+        differences=differences(known),
+        setting_differences=setting_differences(settings),
     )
+
+
+def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """What the members of a group should have set alike, of the properties in a member's running info. Java's
+    -1 for the most retries is 16, or without end for a consumer that consumes in order."""
+    found = {name: properties[name] for name in ("messageModel", "consumeFromWhere") if name in properties}
+    if most := properties.get(MOST_RETRIES):
+        ordered = properties.get("PROP_CONSUMEORDERLY") == "true"
+        found[MOST_RETRIES] = most if most != "-1" else str(INT_MAX if ordered else RETRY_MAX_TIMES)
+    return found
 
 
 async def summary(client: ClientInstance, group: str) -> GroupSummary:

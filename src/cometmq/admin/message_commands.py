@@ -107,6 +107,23 @@ async def query_msg_by_unique_key(
         await show_messages(admin, messages if show_all else messages[:1], as_json, offset_id=False)
 
 
+@admin_command("resumeCheckHalfMessage")
+@click.option(
+    "-i",
+    "--msgId",
+    "msg_ids",
+    required=True,
+    metavar="LIST",
+    help="Ids, separated by ',': unique keys as producers have them, or offset ids in "
+    "TRANS_CHECK_MAX_TIME_TOPIC.",
+)
+async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
+    """Ask again about transactions that were given up."""
+    for msg_id in filter(None, map(str.strip, msg_ids.split(","))):
+        message = await admin.resume_check(msg_id)
+        show([f"resumed {message.msg_id} at {message.store_host}"])
+
+
 @admin_command("queryMsgTraceById")
 @click.option("-i", "--msgId", "msg_id", required=True, metavar="ID", help="Message id.")
 @click.option(

@@ -11,11 +11,21 @@ from cometmq import logs
 from cometmq.admin.errors import MessageNotFound, UnknownNameError
 from cometmq.admin.values import TraceView
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.requests import pull_request
-from cometmq.errors import CometError
+from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, TOOLS_CONSUMER_GROUP, Perm, is_system_topic
+from cometmq.protocol.codes import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    TOOLS_CONSUMER_GROUP,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    Perm,
+    RequestCode,
+    is_system_topic,
+)
+from cometmq.protocol.headers import ResumeCheckHalfMessageRequestHeader
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties.values import UNIQ_KEY
 from cometmq.protocol.traces import traces_about
@@ -96,6 +106,23 @@ async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) 
             if found:
                 return found[0]
     return None
+
+
+async def resume_check(client: ClientInstance, msg_id: str) -> MessageExt:
+    """Have a half message that was given up asked about again. Of messages with one unique key this is the
+    newest: those before it were resumed. Raises as by_id."""
+    topic = TRANS_CHECK_MAX_TIME_TOPIC
+    try:
+        found = await by_key(client, topic, msg_id, UNIQUE_HITS_MAX, unique=True)
+        message = found[-1] if found else await by_id(client, msg_id, topic)
+    except NameServersUnreachable:
+        raise
+    except NoRouteError:
+        raise MessageNotFound(msg_id, f"in topic {topic}, which no broker has") from None
+    place = decode_offset_id(message.offset_msg_id)
+    header = ResumeCheckHalfMessageRequestHeader(msg_id=message.offset_msg_id, topic=topic)
+    await client.brokers.call(place.host, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+    return message
 
 
 async def by_key(

@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from cometmq.message import MessageExt, SendResult, WaitingMessage
+from cometmq.protocol.bodies import RETRY_MAX_TIMES
 from cometmq.protocol.traces import AnyTrace
 
 
@@ -104,23 +105,41 @@ class GroupSummary(Value, frozen=True, kw_only=True):
     diff_total: int
 
 
+class RetryLimits(Value, frozen=True, kw_only=True):
+    """How often a group's messages are tried again: the group's own retryMaxTimes, and client id -> what this
+    member named when it last handed a message back, which counts before it."""
+
+    group: int = RETRY_MAX_TIMES
+    members: dict[str, int] = {}
+
+    @property
+    def differ(self) -> bool:
+        """Whether members name different numbers, or others than the group was given."""
+        own = {self.group} - {RETRY_MAX_TIMES} if self.members else set()
+        return len(own.union(self.members.values())) > 1
+
+
 class MemberSubscriptions(Value, frozen=True, kw_only=True):
-    """What a member of a group subscribes: topic -> expression; `problem` says why that is not known."""
+    """What a member of a group subscribes: topic -> expression; `problem` says why that is not known.
+    settings: messageModel, consumeFromWhere and maxReconsumeTimes, as far as they are known."""
 
     client_id: str
     client_addr: str
     version: str
     subscriptions: dict[str, str]
     problem: str = ""
+    settings: dict[str, str] = {}
 
 
 class GroupSubscriptions(Value, frozen=True, kw_only=True):
     """What the members of a group subscribe. differences: topic -> expression ("" for not subscribed) -> the
-    client ids that say so, for the topics in which members differ."""
+    client ids that say so, for the topics in which members differ. setting_differences: the same for their
+    settings; the client id "" stands for the group itself, with the retryMaxTimes that it was given."""
 
     group: str
     members: list[MemberSubscriptions]
     differences: dict[str, dict[str, list[str]]]
+    setting_differences: dict[str, dict[str, list[str]]] = {}
 
 
 class TrackType(StrEnum):

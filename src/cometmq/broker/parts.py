@@ -211,7 +211,9 @@ class BrokerParts:
                 stats=self.stats,
                 address=self._address,
             ),
-            ClientAdmin(clock=self._clock, producers=self.producers, consumers=consumers),
+            ClientAdmin(
+                clock=self._clock, producers=self.producers, consumers=consumers, groups=tables.groups
+            ),
             ConsumerAdmin(config=config, store=store, tables=tables, consumers=consumers),
             RuntimeAdmin(
                 config=config,

@@ -180,12 +180,15 @@ def resend(
 
 
 async def tell_limits(admin: Admin, group: str) -> None:
-    """Say on standard error if members of the group allow different numbers of retries."""
+    """Say on standard error if members of the group allow different numbers of retries, or others than the
+    group."""
     limits = await admin.retry_limits(group)
-    if len(set(limits.values())) > 1:
-        members = ", ".join(f"{client_id} {limit}" for client_id, limit in sorted(limits.items())[:16])
+    if limits.differ:
+        named = sorted(limits.members.items())[:16]
+        members = ", ".join(f"{client_id} {limit}" for client_id, limit in named)
         show_problem(
-            f"members of {group} allow different numbers of retries, and the failing one decides: {members}"
+            f"{group} allows different numbers of retries, and the failing member decides, before the "
+            f"group's retryMaxTimes={limits.group}: {members}"
         )
 
 

@@ -72,7 +72,8 @@ class BrokerConsumeStats(QueueKeyed):
 
 class ClientConnection(Body):
     """One client. client_addr is "ip:port". CometMQ's own: max_reconsume_times, the limit that the
-    consumer named when it last handed a message back; subscriptions, topic -> expression."""
+    consumer named when it last handed a message back; subscriptions, topic -> expression; settings, of its
+    heartbeat: messageModel and consumeFromWhere."""
 
     client_id: str = always("")
     client_addr: str = always("")
@@ -80,6 +81,7 @@ class ClientConnection(Body):
     version: int = always(0)
     max_reconsume_times: int | None = None
     subscriptions: dict[str, str] | None = None
+    settings: dict[str, str] | None = None
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
@@ -88,13 +90,15 @@ class ClientConnection(Body):
 
 
 class ConsumerConnection(Body):
-    """The clients and subscriptions of a consumer group (code 203)."""
+    """The clients and subscriptions of a consumer group (code 203). CometMQ's own: retry_max_times, which the
+    group's settings say."""
 
     connection_set: list[ClientConnection] = empty(list)
     subscription_table: dict[str, SubscriptionData] = empty(dict)
     consume_type: str | None = None
     message_model: str | None = None
     consume_from_where: str | None = None
+    retry_max_times: int | None = None
 
 
 class ProducerConnection(Body):

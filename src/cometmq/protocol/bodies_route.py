@@ -74,6 +74,9 @@ class TopicConfigTable(Body):
     data_version: DataVersion | None = None
 
 
+RETRY_MAX_TIMES = 16  # of a group that nobody has given another number
+
+
 class SubscriptionGroupConfig(Body):
     """A consumer group as a broker knows it."""
 
@@ -82,7 +85,7 @@ class SubscriptionGroupConfig(Body):
     consume_from_min_enable: bool = always(True)
     consume_broadcast_enable: bool = always(True)
     retry_queue_nums: int = always(1)
-    retry_max_times: int = always(16)
+    retry_max_times: int = always(RETRY_MAX_TIMES)
     broker_id: int = always(0)
     which_broker_when_consume_slowly: int = always(1)
     notify_consumer_ids_changed_enable: bool = always(True)

@@ -62,10 +62,10 @@ class SendMessageResponseHeader(Header, gc=False):
 
 
 class RecallMessageRequestHeader(Header, gc=False):
-    """Code 370. recall_handle: from the answer to the send."""
+    """Code 370. recall_handle: from the answer to the send; one that is missing is refused as no handle."""
 
     topic: str
-    recall_handle: str
+    recall_handle: str | None = None
     producer_group: str | None = None
     bname: str | None = None
 
@@ -120,7 +120,7 @@ class CheckTransactionStateRequestHeader(Header, gc=False):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
-    """Code 323. msg_id: offset id."""
+    """Code 323. msg_id: offset id; CometMQ's broker takes the unique key too."""
 
     msg_id: str
     topic: str | None = None

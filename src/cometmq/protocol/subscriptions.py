@@ -1,4 +1,4 @@
-"""In what the subscriptions of a group's members differ.
+"""In what the subscriptions and settings of a group's members differ.
 
 A broker filters a group's pulls by what one member's heartbeat said last
 (docs/reference/storage.md, Subscriptions of a group), so members that want other things lose messages.
@@ -15,6 +15,11 @@ from cometmq.protocol.codes import RETRY_PREFIX
 
 Wants: TypeAlias = frozenset[tuple[str, str]]
 """(topic, expression as it is compared) of what a member subscribes, without its retry topic."""
+
+
+Settings: TypeAlias = frozenset[tuple[str, str]]
+"""(name, value) of what all members of a group should have set alike, by the names in heartbeats."""
+MOST_RETRIES = "maxReconsumeTimes"
 
 
 def wants_of(subscriptions: Iterable[SubscriptionData]) -> Wants:
@@ -52,6 +57,16 @@ def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]
         if silent:
             said[""] = sorted(silent)
     return {topic: said for topic, said in sorted(by_topic.items()) if len(said) > 1}
+
+
+def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, list[str]]]:
+    """Setting -> value -> client ids, for each setting in which members differ; those whose value is not
+    known are left out."""
+    found = {
+        name: {value: clients for value, clients in said.items() if value}
+        for name, said in differences(members).items()
+    }
+    return {name: said for name, said in found.items() if len(said) > 1}
 
 
 _MOST_TOLD = 10  # expressions

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from cometmq.errors import ProtocolError
 from cometmq.protocol.properties.values import stored_tags_code, value_of
+from cometmq.protocol.sql.java_values import Mismatch, to_long
 
 PRECISION_MS = 1000
 _OUT_MAX = 1 << 45  # the year 3084
@@ -103,5 +104,8 @@ class RecallHandle(NamedTuple):
         if len(parts) < 5 or parts[0] != "v1":
             raise BadHandle("recall handle is invalid")
         topic, broker_name, time, unique_key = parts[1:5]
-        deliver_ms = int(time) if time.isdecimal() and len(time) <= 18 else -1
+        try:
+            deliver_ms: int = to_long(time)
+        except Mismatch:
+            deliver_ms = -1
         return cls(topic, broker_name, deliver_ms, unique_key)

@@ -148,7 +148,16 @@ def test_an_unknown_key_is_kept_and_the_nearest_known_one_named(caplog):
 
 def test_known_settings_without_effect_here_are_taken_in_silence(caplog):
     with caplog.at_level(logging.WARNING):
-        BrokerConfig.from_properties({"sendMessageThreadPoolNums": "16", "useEpollNativeSelector": "true"})
+        BrokerConfig.from_properties(
+            {
+                "sendMessageThreadPoolNums": "16", "useEpollNativeSelector": "true",
+                # Those of 5.x whose limits or files have no equal here.
+                "waitTimeMillsInAckQueue": "1", "waitTimeMillsInAdminBrokerQueue": "1",
+                "timerRollWindowSlot": "1", "timerFlushIntervalMs": "1", "mappedFileSizeTimerLog": "1",
+                "appendTopicForTimerDeleteKey": "true",
+                "transactionOpMsgMaxSize": "1", "transactionOpBatchInterval": "1",
+            }
+        )  # fmt: skip
     assert caplog.text == ""
 
 
@@ -165,6 +174,8 @@ def test_a_setting_whose_feature_is_not_built_is_named_unless_it_is_at_its_defau
     ("key", "at_default", "other"),
     [
         ("fetchNamesrvAddrByAddressServer", "FALSE", "true"),
+        ("timerPrecisionMs", "1000", "100"),
+        ("timerCongestNumEachSlot", "2147483647", "5"),
     ],
 )
 def test_what_promises_something_is_not_taken_in_silence(caplog, key, at_default, other):

@@ -37,7 +37,8 @@ def test_each_kind_of_request_has_its_limits(load, codes):
     ("setting", "load", "codes"),
     [
         ("waitTimeMillsInSendQueue=500", Load(lag_ms=499), set()),
-        ("waitTimeMillsInPullQueue=100", Load(lag_ms=100), PULLS),
+        ("waitTimeMillsInPullQueue=100", Load(lag_ms=100), {11}),
+        ("waitTimeMillsInLitePullQueue=100", Load(lag_ms=100), {361}),
         ("waitTimeMillsInHeartbeatQueue=100", Load(lag_ms=100), {34}),
         ("waitTimeMillsInTransactionQueue=100", Load(lag_ms=100), {37}),
         ("osPageCacheBusyTimeOutMills=50", Load(sync_ms=50), SENDS),

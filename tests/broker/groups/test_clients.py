@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.broker.conftest import subscription
 
 from cometmq.broker.groups.clients import EXPIRED_MS, ConsumerTable, ProducerTable
+from cometmq.remoting import LogBudget
 
 T0 = 1_000_000
 PUSH = ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
@@ -61,21 +62,60 @@ class TestConsumerTable:
         table = ConsumerTable()
         for channel in ("ch1", "ch2"):
             self.register(table, channel, f"client {channel}")
-        table.note_retry_limit("G", "ch1", 3)
-        table.note_retry_limit("G", "nobody's", 7)
-        table.note_retry_limit("Nobody", "ch1", 7)
+        table.note_retry_limit("G", "ch1", 3, 16)
+        table.note_retry_limit("G", "nobody's", 7, 16)
+        table.note_retry_limit("Nobody", "ch1", 7, 16)
+        table.note_retry_limit("G", "ch1", 4, 16)
+        table.note_retry_limit("G", "ch1", 3, 16)
         assert caplog.messages == []
         for limit in (16, 5, 16):
-            table.note_retry_limit("G", "ch2", limit)
+            table.note_retry_limit("G", "ch2", limit, 16)
         assert caplog.messages == [
             "group G: client client ch2 allows 16 retries of a message, client client ch1 allows 3: the one "
             "that fails decides"
         ]
 
+    def test_a_member_that_changes_its_own_limit_is_compared_with_the_others(self, caplog):
+        table = ConsumerTable()
+        for channel in ("ch1", "ch2"):
+            self.register(table, channel, channel)
+            table.note_retry_limit("G", channel, 3, 16)
+        table.note_retry_limit("G", "ch1", 4, 16)
+        assert [line.partition(": ")[2] for line in caplog.messages] == [
+            "client ch1 allows 4 retries of a message, client ch2 allows 3: the one that fails decides"
+        ]
+
+    def test_a_limit_that_the_group_was_given_and_that_does_not_count_is_named_once(self, caplog):
+        table = ConsumerTable()
+        self.register(table, "ch1", "c1")
+        for own in (16, 3):  # nobody's choice, and the same
+            table.note_retry_limit("G", "ch1", 3, own)
+        assert caplog.messages == []
+        for own in (1, 1, 0):
+            table.note_retry_limit("G", "ch1", 3, own)
+        text = "group G: client c1 allows 3 retries of a message, and that counts, not the group's "
+        assert caplog.messages == [f"{text}retryMaxTimes=1", f"{text}retryMaxTimes=0"]
+
+    def test_what_the_log_has_no_room_for_is_said_at_a_later_message(self, caplog, monkeypatch):
+        room = [False]
+        monkeypatch.setattr(LogBudget, "allows", lambda self: room[0])
+        table = ConsumerTable()
+        for channel in ("ch1", "ch2"):
+            self.register(table, channel, channel)
+        for _ in range(2):
+            for channel, limit in (("ch1", 3), ("ch2", 7)):
+                table.note_retry_limit("G", channel, limit, 1)
+            assert bool(caplog.messages) == room[0]
+            room[0] = True
+        assert [line.rpartition(", ")[2] for line in caplog.messages] == [
+            "not the group's retryMaxTimes=1",
+            "client ch1 allows 3: the one that fails decides",
+        ]
+
     def test_a_retry_limit_is_known_until_its_member_leaves(self):
         table = ConsumerTable()
         self.register(table, "ch1", "c1")
-        table.note_retry_limit("G", "ch1", 3)
+        table.note_retry_limit("G", "ch1", 3, 16)
         self.register(table, "ch1", "c1")
         assert [client.retry_limit for client in table.online("G")] == [3]
         self.register(table, "ch1", "another")

@@ -11,6 +11,7 @@ from cometmq.broker.groups.clients import ConsumerGroup, ConsumerTable
 from cometmq.protocol.bodies import ConsumerConnection, SubscriptionData
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import GetConsumerConnectionListRequestHeader
+from cometmq.remoting import LogBudget
 
 PULLS = "CONSUME_ACTIVELY"
 
@@ -18,7 +19,7 @@ PULLS = "CONSUME_ACTIVELY"
 @pytest.fixture
 def said(caplog):
     """The lines so far."""
-    return lambda: [line for line in caplog.messages if "differ in what they subscribe" in line]
+    return lambda: [line for line in caplog.messages if line.startswith("members of group G differ in ")]
 
 
 async def test_a_difference_is_said_once_with_who_says_what(cluster, said):
@@ -46,6 +47,27 @@ async def test_a_topic_that_only_some_subscribe_is_a_difference(cluster, said):
         "members of group G differ in what they subscribe of topic Bills, so messages can be missed: "
         "* (c2), not subscribed (c1)"
     ]
+
+
+async def test_members_that_consume_in_different_ways_differ(cluster, said):
+    first, second, third = cluster.peer(), cluster.peer(), cluster.peer()
+    for _ in range(2):
+        await first.heartbeat("c1")
+        await second.heartbeat("c2", message_model="BROADCASTING")
+        await third.heartbeat("c3", consume_from_where="CONSUME_FROM_FIRST_OFFSET")
+        await cluster.peer().heartbeat("c4", consume_type=PULLS, message_model="BROADCASTING")
+    assert said() == [
+        "members of group G differ in their messageModel: CLUSTERING (c1), BROADCASTING (c2)",
+        "members of group G differ in their consumeFromWhere: CONSUME_FROM_LAST_OFFSET (c1 and 1 more), "
+        "CONSUME_FROM_FIRST_OFFSET (c3)",
+    ]
+    header = GetConsumerConnectionListRequestHeader(consumer_group="G")
+    answer = await first.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+    found = ConsumerConnection.decode(answer.body)
+    assert found.retry_max_times == 16
+    assert {each.client_id: (each.settings or {}).get("messageModel") for each in found.connection_set} == {
+        "c1": "CLUSTERING", "c2": "BROADCASTING", "c3": "CLUSTERING", "c4": None,
+    }  # fmt: skip
 
 
 async def test_a_member_that_comes_again_on_a_new_connection_is_not_at_odds_with_itself(cluster, said):
@@ -98,6 +120,51 @@ def test_a_flood_of_differences_does_not_fill_the_log(said):
     for number in range(1_000):
         table.look("G", group(c1="a", c2=f"t{number}"))
     assert 0 < len(said()) <= 100
+
+
+def test_what_the_log_had_no_room_for_is_said_later_if_it_is_still_so(said, monkeypatch):
+    room = [False]
+    monkeypatch.setattr(LogBudget, "allows", lambda self: room[0])
+    table = disagreements.Disagreements()
+    differing = group(c1="a", c2="b")
+    table.look("G", differing)
+    table.look_again({"G": differing})
+    assert said() == []
+    room[0] = True
+    table.look_again({})
+    assert said() == []
+    table.look_again({"G": differing})
+    assert said() == []  # nobody was there when it was looked at, so it is forgotten
+    room[0] = False
+    table.look("G", differing)
+    room[0] = True
+    for _ in range(2):
+        table.look_again({"G": differing})
+    assert len(said()) == 1
+
+
+async def test_the_broker_looks_again_by_itself(cluster, said, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(LogBudget, "allows", lambda self: False)
+        await cluster.peer().heartbeat("c1", topics={"Orders": "a"})
+        await cluster.peer().heartbeat("c2", topics={"Orders": "b"})
+    assert said() == []
+    cluster.broker.parts.clients.expire()
+    assert len(said()) == 1
+
+
+def test_one_round_looks_at_few_groups_and_few_are_kept(said, monkeypatch):
+    monkeypatch.setattr(disagreements, "MOST_KEPT", 3)
+    monkeypatch.setattr(disagreements, "AGAIN", 2)
+    table = disagreements.Disagreements()
+    groups = {f"G differ in {number}": group(c1="a", c2="b") for number in range(5)}
+    with monkeypatch.context() as patch:
+        patch.setattr(LogBudget, "allows", lambda self: False)
+        for name, members in groups.items():
+            table.look(name, members)
+    for seen in (2, 3, 3):
+        table.look_again(groups)
+        assert len(said()) == seen
 
 
 def test_long_expressions_are_neither_kept_nor_logged_whole(said):

@@ -10,6 +10,7 @@ from cometmq.broker.groups.locks import LOCK_LIVE_MS, QueueLocks
 from cometmq.broker.send.retry import RetryRules, plan_send_back
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.message import MessageQueue
+from cometmq.protocol.bodies import SubscriptionGroupConfig
 
 
 class TestRetries:
@@ -43,6 +44,12 @@ class TestRules:
     )
     def test_whose_maximum_counts(self, rules, requested, version, maximum):
         assert rules.maximum(rules.group("G"), requested, version, "channel") == maximum
+
+    def test_a_groups_own_maximum_is_not_overridden_in_silence(self, rules, caplog):
+        rules.groups.put(SubscriptionGroupConfig(group_name="G", retry_max_times=1))
+        rules.consumers.join("G", "channel", ("c1", "JAVA", 407), 0)
+        assert rules.maximum(rules.group("G"), 16, 407, "channel") == 16
+        assert [line for line in caplog.messages if "retryMaxTimes=1" in line]
 
     @pytest.mark.parametrize(
         ("times", "version", "dead"), [(2, 407, False), (3, 407, True), (3, 513, False), (4, 513, True)]

@@ -16,6 +16,7 @@ from cometmq.protocol.headers import (
     ListTimersRequestHeader,
     ListTimersResponseHeader,
     RecallMessageRequestHeader,
+    TopicRequestHeader,
 )
 from cometmq.protocol.record.one import iter_records
 from cometmq.protocol.timers import RecallHandle
@@ -103,12 +104,24 @@ class TestRefusals:
             ({"TIMER_DELIVER_MS": "9" * 18}, "the max delay 3456000000ms"),
             ({"TIMER_DELIVER_MS": "9" * 19}, "is not a number"),
             ({"TIMER_DELAY_MS": "soon"}, "soon is not a number"),
+            ({"TIMER_DELAY_MS": "1_000"}, "1_000 is not a number"),
+            ({"TIMER_DELAY_MS": " 1000"}, " 1000 is not a number"),
+            ({"DELAY": "1_0"}, "DELAY is not a number: 1_0"),
             ({"TIMER_DELAY_MS": "1000", "a": "x" * 32_650}, "its properties have"),
         ],
     )
     async def test_an_impossible_time(self, cluster, peer, properties, words):
         refused(await peer.send(properties=properties), 13, words)
         assert cluster.broker.parts.store.queues.find(TIMER_TOPIC, 0) is None
+
+    @pytest.mark.parametrize("name", ["TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"])
+    async def test_numbers_are_those_that_java_reads(self, cluster, peer, name):
+        later = now_ms() + 60_000 if name == "TIMER_DELIVER_MS" else 60_000
+        for text in (f"+{later}", f"{later:020}"):
+            answer = await peer.send(properties={name: text, "UNIQ_KEY": "U"})
+            assert RecallHandle.decode(answer.ext["recallHandle"]).deliver_ms > now_ms()
+        assert (await peer.send(body=b"past", properties={name: str(-(2**63))})).code == 0
+        assert [message.body for message in await take(peer, "Orders", 1)] == [b"past"]
 
     async def test_the_longest_delay_is_taken_and_the_limit_can_be_changed(self, peer):
         longest = {"TIMER_DELAY_SEC": str(40 * 86_400)}
@@ -189,6 +202,8 @@ class TestRecall:
     async def test_what_is_no_handle_or_no_topic(self, peer):
         await peer.send()
         refused(await recall(peer, "djEg"), 604, "recall handle is invalid")
+        answer = await peer.call(RequestCode.RECALL_MESSAGE, TopicRequestHeader(topic="Orders"))
+        refused(answer, 604, "recall handle is invalid")
         refused(await recall(peer, "djEg", topic="Absent"), 17, "not exist")
 
     async def test_switched_off(self, started):

@@ -321,6 +321,19 @@ class TestResume:
         assert (await end(peer, place, check=True)).code == 0
         assert await bodies(peer) == [b"half"]
 
+    async def test_the_unique_key_names_it_too_and_of_several_the_newest(self, cluster, peer):
+        message = await self.given_up(cluster, peer)
+        key = message.properties["UNIQ_KEY"]
+        assert (await self.resume(peer, key)).code == 0
+        refused(await self.resume(peer, key), 1, "resumed before")
+        for _ in range(16):
+            await check_round(cluster)
+        assert len(await stored(peer, GIVEN_UP)) == 2
+        assert (await self.resume(peer, key)).code == 0
+        refused(
+            await self.resume(peer, "F" * 32), 1, f"no message of {GIVEN_UP} has the offset id or the unique"
+        )
+
     async def test_only_once(self, cluster, peer):
         message = await self.given_up(cluster, peer)
         await self.resume(peer, message.offset_msg_id)

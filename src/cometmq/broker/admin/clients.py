@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cometmq.broker.base.times import awake_ms
 from cometmq.broker.groups.clients import ConsumerTable, Group, ProducerTable
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import (
     Body,
@@ -49,6 +50,7 @@ class ClientAdmin:
     clock: Clock
     producers: ProducerTable
     consumers: ConsumerTable
+    groups: SubscriptionGroups
 
     def get_consumer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
         """Who is online in a consumer group, and what it subscribes."""
@@ -56,12 +58,14 @@ class ClientAdmin:
         known = self.consumers.groups.get(group)
         if known is None:
             raise CommandError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online")
+        settings = self.groups.table.get(group)
         body = ConsumerConnection(
             connection_set=connections_of(known),
             subscription_table=dict(known.subscriptions),
             consume_type=known.consume_type,
             message_model=known.message_model,
             consume_from_where=known.consume_from_where,
+            retry_max_times=None if settings is None else settings.retry_max_times,
         )
         return frame.response(body=body.encode())
 
@@ -109,6 +113,7 @@ def connections_of(group: Group) -> list[ClientConnection]:
             version=client.version,
             max_reconsume_times=client.retry_limit,
             subscriptions=dict(sorted(client.wants)) or None,
+            settings=dict(sorted(client.settings)) or None,
         )
         for client in group.by_channel.values()
     ]

@@ -107,6 +107,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     broker_fast_failure_enable: bool = True
     wait_time_mills_in_send_queue: int = 200
     wait_time_mills_in_pull_queue: int = 5_000
+    wait_time_mills_in_lite_pull_queue: int = 5_000
     wait_time_mills_in_heartbeat_queue: int = 31_000
     wait_time_mills_in_transaction_queue: int = 3_000
     os_page_cache_busy_time_out_mills: int = 1_000
@@ -229,6 +230,7 @@ RANGES: dict[str, Range] = {
     "startAcceptSendRequestTimeStamp": Range(0, LONG_MAX, "milliseconds since 1970"),
     "waitTimeMillsInSendQueue": _MS,
     "waitTimeMillsInPullQueue": _MS,
+    "waitTimeMillsInLitePullQueue": _MS,
     "waitTimeMillsInHeartbeatQueue": _MS,
     "waitTimeMillsInTransactionQueue": _MS,
     "osPageCacheBusyTimeOutMills": _MS,

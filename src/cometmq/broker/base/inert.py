@@ -41,6 +41,11 @@ WITHOUT_USE = {
     "debugLockEnable": "false", "putMsgIndexHightWater": "600000", "expectConsumerNumUseFilter": "32",
     "maxErrorRateOfBloomFilter": "20", "filterDataCleanTimeSpan": "86400000",
     "autoDeleteUnusedStats": "false",
+    # 5.x
+    "waitTimeMillsInAckQueue": "3000", "waitTimeMillsInAdminBrokerQueue": "5000",
+    "timerRollWindowSlot": "172800", "timerFlushIntervalMs": "1000", "mappedFileSizeTimerLog": "104857600",
+    "appendTopicForTimerDeleteKey": "false",
+    "transactionOpMsgMaxSize": "4096", "transactionOpBatchInterval": "3000",
 }  # fmt: skip
 
 NOT_BUILT = {
@@ -48,6 +53,7 @@ NOT_BUILT = {
     "enableLmq": "false", "enableMultiDispatch": "false", "messageStorePlugIn": "",
     "enableCalcFilterBitMap": "false", "filterSupportRetry": "false", "storeReplyMessageEnable": "true",
     "fetchNamesrvAddrByAddressServer": "false",
+    "timerPrecisionMs": "1000", "timerCongestNumEachSlot": "2147483647",
 }  # fmt: skip
 
 UNSAFE = {

@@ -22,7 +22,8 @@ SENDS = (
 # broker.
 LATENESS = {
     SENDS: "wait_time_mills_in_send_queue",
-    (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE): "wait_time_mills_in_pull_queue",
+    (RequestCode.PULL_MESSAGE,): "wait_time_mills_in_pull_queue",
+    (RequestCode.LITE_PULL_MESSAGE,): "wait_time_mills_in_lite_pull_queue",
     (RequestCode.HEART_BEAT,): "wait_time_mills_in_heartbeat_queue",
     (RequestCode.END_TRANSACTION,): "wait_time_mills_in_transaction_queue",
 }

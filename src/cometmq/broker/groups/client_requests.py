@@ -143,9 +143,10 @@ class ClientProcessor:
             self.notices.changed(group)
 
     def expire(self) -> None:
-        """Every 10 s: close the connections of clients that were silent for 120 s, and forget locks that have
-        run out."""
+        """Every 10 s: close the connections of clients that were silent for 120 s, forget locks that have
+        run out, and say what the log had no room for."""
         self.locks.expire(mono_ms(self.clock))
+        self.disagreements.look_again(self.consumers.groups)
         now_ms = awake_ms(self.clock)
         consumers, groups = self.consumers.expire(now_ms)
         producers, _ = self.producers.expire(now_ms)

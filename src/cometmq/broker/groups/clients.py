@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from cometmq import logs
-from cometmq.protocol.bodies import SubscriptionData
-from cometmq.protocol.subscriptions import Wants, wants_of
+from cometmq.protocol.bodies import RETRY_MAX_TIMES, SubscriptionData
+from cometmq.protocol.subscriptions import Settings, Wants, wants_of
+from cometmq.remoting import LogBudget
 
 log = logs.logger(__name__)
 
@@ -31,7 +32,8 @@ Client = tuple[str, str, int]  # client id, language, version
 
 
 class ClientInfo(msgspec.Struct):
-    """One client of a group on one connection. wants: what it subscribes, if it consumes."""
+    """One client of a group on one connection. wants, settings: what it subscribes, and how it consumes, if
+    it is a push consumer."""
 
     channel: Any
     client_id: str
@@ -41,6 +43,7 @@ class ClientInfo(msgspec.Struct):
     retry_limit: int | None = None
     """The most retries of a message, by what it handed back last; None: it has handed nothing back."""
     wants: Wants = frozenset()
+    settings: Settings = frozenset()
 
 
 class Group:
@@ -64,17 +67,25 @@ class Group:
 class ConsumerGroup(Group):
     """A consumer group as its heartbeats describe it."""
 
-    __slots__ = ("consume_from_where", "consume_type", "limits_told", "message_model", "subscriptions")
+    __slots__ = (
+        "consume_from_where", "consume_type", "limits_told", "message_model", "own_limit_told",
+        "subscriptions",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
         self.consume_type = self.message_model = self.consume_from_where = ""  # a heartbeat says them
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.limits_told = False  # the log names members with different retry limits
+        self.own_limit_told = RETRY_MAX_TIMES  # the group's own, of which the log says that it does not count
 
     def wants(self) -> dict[str, Wants]:
         """Client id -> what it subscribes, as its newest connection says."""
         return {client.client_id: client.wants for client in self.by_channel.values()}
+
+    def settings(self) -> dict[str, Settings]:
+        """Client id -> how it consumes, as its newest connection says."""
+        return {client.client_id: client.settings for client in self.by_channel.values()}
 
     def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
         """Take a heartbeat's list: True if a topic came or went. A known topic is replaced by a higher
@@ -118,7 +129,7 @@ class ClientTable(Generic[G]):
         same = before is not None and before.client_id == client[0]
         info = known.by_channel[channel] = ClientInfo(channel, *client, now_ms)
         if before is not None:
-            info.wants = before.wants
+            info.wants, info.settings = before.wants, before.settings
             info.retry_limit = before.retry_limit if same else None
         return not same
 
@@ -176,6 +187,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
 
     def __init__(self) -> None:
         super().__init__(ConsumerGroup)
+        self._budget = LogBudget()
 
     def register(
         self,
@@ -195,14 +207,20 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         return known.update_subscriptions(subscriptions) or joined
 
     def subscribes(self, group: str, channel: Hashable, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Keep what a member subscribes; True if it has not said so before."""
-        member = self.groups[group].by_channel[channel]
+        """Keep what a member subscribes, and how its heartbeat, which was just registered, says that it
+        consumes; True if it has not said so before."""
+        known = self.groups[group]
+        member = known.by_channel[channel]
         wants = wants_of(subscriptions)
-        if wants == member.wants:
+        settings: Settings = frozenset(
+            {("messageModel", known.message_model), ("consumeFromWhere", known.consume_from_where)}
+        )
+        if (wants, settings) == (member.wants, member.settings):
             return False
         # Thousands of members that want the same share it.
-        others = self.groups[group].by_channel.values()
+        others = known.by_channel.values()
         member.wants = next((other.wants for other in others if other.wants == wants), wants)
+        member.settings = next((other.settings for other in others if other.settings == settings), settings)
         return True
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
@@ -210,25 +228,36 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         known = self.groups.get(group)
         return None if known is None else known.subscriptions.get(topic)
 
-    def note_retry_limit(self, group: str, channel: Hashable, limit: int) -> None:
-        """A member handed a message back with its own limit. If others have other ones, the log says so once:
-        how often a message is tried depends on which of them it fails."""
+    def note_retry_limit(self, group: str, channel: Hashable, limit: int, own: int) -> None:
+        """A member handed a message back with its own limit. If others have other ones, or the group was
+        given another (`own`), the log says so once: how often a message is tried depends on which member it
+        fails. What the log has no room for now is said at a later message."""
         known = self.groups.get(group)
         client = None if known is None else known.by_channel.get(channel)
-        if known is None or client is None or client.retry_limit == limit:
+        if known is None or client is None:
             return
-        client.retry_limit = limit
-        if known.limits_told:
+        if own not in (limit, RETRY_MAX_TIMES, known.own_limit_told) and self._budget.allows():
+            known.own_limit_told = own
+            log.warning(
+                "group %s: client %s allows %d retries of a message, and that counts, not the group's "
+                "retryMaxTimes=%d",
+                group, client.client_id, limit, own,
+            )  # fmt: skip
+        if client.retry_limit == limit:
             return
-        for other in known.by_channel.values():
-            if other.retry_limit not in (None, limit):
+        if not known.limits_told:
+            others = (each for each in known.by_channel.values() if each is not client)
+            other = next((each for each in others if each.retry_limit not in (None, limit)), None)
+            if other is not None:
+                if not self._budget.allows():
+                    return
                 known.limits_told = True
                 log.warning(
                     "group %s: client %s allows %d retries of a message, client %s allows %d: the one that "
                     "fails decides",
                     group, client.client_id, limit, other.client_id, other.retry_limit,
                 )  # fmt: skip
-                return
+        client.retry_limit = limit
 
     def groups_of_topic(self, topic: str) -> set[str]:
         """Online groups that subscribe the topic."""

@@ -57,6 +57,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties.values import append, drop, put, stored_tags_code, value_of
+from cometmq.protocol.sql.java_values import Mismatch, to_int
 from cometmq.remoting import Connection, Shortcut
 from cometmq.store import Appender, Clock, MessageStore, StoreRefused, TickMessage, Traits
 from cometmq.text import printable
@@ -409,8 +410,8 @@ def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -
     """The place of a message with a DELAY above 0; anything else comes back as it is."""
     text = value_of(properties, b"DELAY").decode("utf-8", "replace")
     try:
-        level = delays.effective(int(text)) if text else 0
-    except ValueError:
+        level = delays.effective(to_int(text)) if text else 0
+    except Mismatch:
         raise CommandError(
             ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {printable(text, 40)}"
         ) from None

@@ -13,6 +13,7 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import RETRY_PREFIX, TIMER_TOPIC, ResponseCode
 from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, drop, put, value_of
+from cometmq.protocol.sql.java_values import Mismatch, to_long
 from cometmq.protocol.timers import RecallHandle, TimerCode, out_ms_of
 from cometmq.store import Body, Clock, MessageStore, SteadyTime, TickMessage
 from cometmq.text import printable
@@ -158,9 +159,10 @@ class TimedSends:
 
 def _deliver_ms(name: bytes, text: bytes, now_ms: int) -> int | None:
     """The delivery time that a property gives; None if it is no number."""
-    if not text.removeprefix(b"-").isdigit() or len(text) > 18:
+    try:
+        given = to_long(text.decode("utf-8", "replace"))
+    except Mismatch:
         return None
-    given = int(text)
     if name == b"TIMER_DELIVER_MS":
         return given
     return now_ms + given * (1_000 if name == b"TIMER_DELAY_SEC" else 1)

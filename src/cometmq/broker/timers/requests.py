@@ -116,7 +116,7 @@ class TimerProcessor:
                 ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist"
             )
         try:
-            handle = RecallHandle.decode(header.recall_handle)
+            handle = RecallHandle.decode(header.recall_handle or "")
         except BadHandle as problem:
             raise CommandError(ResponseCode.ILLEGAL_OPERATION, str(problem)) from None
         if handle.topic != header.topic:

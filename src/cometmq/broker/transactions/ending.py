@@ -9,6 +9,7 @@ again, or names a copy of one that has ended, is refused.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +18,7 @@ from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.writer import SUCCESS, Writer
 from cometmq.broker.transactions.half import Half, half_of, is_half
-from cometmq.broker.transactions.inherited import Inherited
+from cometmq.broker.transactions.inherited import BYTES_OF_KEY, SAME_KEY, Inherited
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.broker.transactions.records import TransactionRecords
 from cometmq.errors import CommandError, StoreError
@@ -29,7 +30,9 @@ from cometmq.protocol.properties.values import drop, put
 from cometmq.protocol.record.layout import COMMITTED, ROLLBACK
 from cometmq.remoting import Connection
 from cometmq.remoting.dispatch import LogBudget
+from cometmq.settings import LONG_MAX
 from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, StoreRefused
+from cometmq.text import printable
 
 log = logs.logger(__name__)
 
@@ -166,16 +169,10 @@ class TransactionEnds:
     async def resume_check_half_message(self, connection: Connection, frame: Frame) -> Frame | None:
         """323: have the producer asked again, from the first check on."""
         header = frame.header(ResumeCheckHalfMessageRequestHeader)
-        try:
-            position = decode_offset_id(header.msg_id).physical_offset
-        except IdError as error:
-            raise refused(f"msgId: {error}") from None
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
-        record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
-        half = None if record is None else half_of(record)
-        if half is None or half.message.topic != TRANS_CHECK_MAX_TIME_TOPIC:
-            raise refused(f"msgId: there is no message of {TRANS_CHECK_MAX_TIME_TOPIC} at {position}")
+        half = await self._given_up(header.msg_id)
+        position = half.message.physical_offset
         if position in self._resuming:
             raise refused("msgId: this message is being resumed by another request")
         self._resuming.add(position)
@@ -198,3 +195,19 @@ class TransactionEnds:
 
         self.writer.appended(outcome)
         return None
+
+    async def _given_up(self, msg_id: str) -> Half:
+        """What an offset id or a unique key names: both may be 32 hex digits. Of messages with one key this
+        is the newest: those before it were resumed. Raises CommandError."""
+        topic = TRANS_CHECK_MAX_TIME_TOPIC
+        with suppress(IdError):
+            position = decode_offset_id(msg_id).physical_offset
+            record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+            if record is not None and (there := half_of(record)).message.topic == topic:
+                return there
+        same_hash = await self.store.lookups.by_key(topic, msg_id, SAME_KEY, 0, LONG_MAX, BYTES_OF_KEY)
+        for half in map(half_of, reversed(same_hash)):
+            if half.message.topic == topic and half.key == msg_id:
+                return half
+        name = printable(msg_id, 64)
+        raise refused(f"msgId: no message of {topic} has the offset id or the unique key {name}")
