@@ -20,6 +20,7 @@ PARTS = {
     "backlog": "live sends beside a cold drain of 10 million messages",
     "traces": "our producer with message traces beside the same without",
     "pipeline": "the archive job and other Spark jobs",
+    "offline": "store directories read without a broker, beside Parquet",
 }
 
 

@@ -93,7 +93,7 @@ class StoreOptions:
     ending_ms: int | None = None
     slice_bytes: int = 64 * 1024 * 1024  # of a log file, for one task
     batch_records: int = 10_000
-    batch_bytes: int = 4 * 1024 * 1024  # stored bytes that are read and decoded at once
+    batch_bytes: int = 2 * 1024 * 1024  # stored bytes that are read and decoded at once
     max_plain_bytes: int = MAX_PLAIN_BYTES
     check_crc: bool = True
     decompress: bool = True

@@ -141,28 +141,36 @@ class LogReader:
     def next_record(self, place: int, stop: int) -> int:
         """The first place from `place` on where a record surely begins, if it ends in front of `stop`; else
         `stop`. Where the store has consume queues, one of them must name the record."""
-        length = _SHORT_LOOK
-        while place < stop:
-            place = self._next_data(place)
-            wanted = min(length, stop - place)
-            data = self.read(place, wanted) if wanted > 0 else b""
-            at = data.find(MAGICS_BEGIN, MAGIC_AT)
-            while at >= 0:
-                if self._is_record(place + at - MAGIC_AT, stop):
-                    return place + at - MAGIC_AT
-                at = data.find(MAGICS_BEGIN, at + 1)
-            if len(data) < wanted:
-                break  # the file is shorter than it was
-            place += max(1, len(data) - MAGIC_AT - len(MAGICS_BEGIN) + 1)
-            length = min(2 * length, _LONG_LOOK)
+        for begin, end in self._written(place, stop):
+            length = _SHORT_LOOK
+            while begin < end:
+                data = self.read(begin, min(length, end - begin))
+                at = data.find(MAGICS_BEGIN, MAGIC_AT)
+                while at >= 0:
+                    if self._is_record(begin + at - MAGIC_AT, stop):
+                        return begin + at - MAGIC_AT
+                    at = data.find(MAGICS_BEGIN, at + 1)
+                if begin + len(data) == end or not data:
+                    break  # (the file may be shorter than it was)
+                begin += max(1, len(data) - MAGIC_AT - len(MAGICS_BEGIN) + 1)
+                length = min(2 * length, _LONG_LOOK)
         return stop
 
-    def _next_data(self, place: int) -> int:
-        """`place`, or the end of the hole that it lies in: files are reserved at their full length."""
+    def _written(self, place: int, stop: int) -> list[tuple[int, int]]:
+        """The stretches without holes: files are reserved at their full length. All are asked for before one
+        is read, because space in memory counts as written, even after a read-ahead."""
+        found = []
+        at, last = place - self.file.base, stop - self.file.base
         try:
-            return os.lseek(self._fd, place - self.file.base, os.SEEK_DATA) + self.file.base
+            while at < last:
+                begin = os.lseek(self._fd, at, os.SEEK_DATA)
+                at = os.lseek(self._fd, begin, os.SEEK_HOLE)
+                if begin < last:
+                    found.append((begin + self.file.base, min(at + self.file.base, stop)))
         except OSError as failure:
-            return self.file.end if failure.errno == errno.ENXIO else place
+            if failure.errno != errno.ENXIO:  # that one says that there is nothing more
+                return [(place, stop)]
+        return found
 
     def _is_blank(self, data: bytes, at: int) -> bool:
         return len(data) >= BLANK_SIZE and START.unpack_from(data) == (self.file.end - at, BLANK_MAGIC)
