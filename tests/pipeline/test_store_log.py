@@ -20,14 +20,14 @@ from cometmq.protocol.record.one import encode_record
 SKIP = {"fail_on_bad_record": False}
 
 
-def forged(files: StoreFiles, topic: str, bodies: list[tuple[str, int, int]]) -> bytes:
+def forged(files: StoreFiles, topic: str, bodies: list[tuple[str, int, int]], head: int = HEAD) -> bytes:
     """A body for the next record: whole records, each with the log position at which it will lie."""
     fakes = [
         encode_record(name, b"forged", b"TAGS\x01fake", queue_offset=offset, queue_id=queue)
         for name, queue, offset in bodies
     ]
-    size = len(encode_record(topic, b"".join(fakes)))
-    at = files.place_for(size) + HEAD
+    size = len(encode_record(topic, b"".join(fakes))) + head - HEAD
+    at = files.place_for(size) + head
     made = []
     for name, queue, offset in bodies:
         place = at + sum(map(len, made))
@@ -42,10 +42,11 @@ def forged(files: StoreFiles, topic: str, bodies: list[tuple[str, int, int]]) ->
 HOSTILE = st.lists(st.tuples(st.sampled_from("TU"), st.integers(0, 1), st.integers(-1, 40)), max_size=12)
 RECORDS = st.lists(
     st.tuples(
-        st.sampled_from("TU"),
+        st.sampled_from(["T", "U", "long" * 50]),
         st.integers(0, 1),
         st.one_of(st.binary(max_size=300), HOSTILE),
         st.sampled_from([0, 0, 4, 8]),
+        st.sampled_from([8, 8, 20]),
     ),
     max_size=40,
 )
@@ -54,15 +55,15 @@ RECORDS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(RECORDS, st.integers(100, 9000), st.integers(1, 5000), st.booleans())
 def test_every_record_once_whatever_bodies_hold(
-    records: list[tuple[str, int, bytes | list[tuple[str, int, int]], int]],
+    records: list[tuple[str, int, bytes | list[tuple[str, int, int]], int, int]],
     slice_bytes: int,
     batch_bytes: int,
     queues: bool,
 ) -> None:
     files = StoreFiles()
-    for topic, queue_id, body, sys_flag in records:
-        data = body if isinstance(body, bytes) else forged(files, topic, body)
-        files.add(data, topic, queue_id, sys_flag=sys_flag)
+    for topic, queue_id, body, sys_flag, host in records:
+        data = body if isinstance(body, bytes) else forged(files, topic, body, HEAD + host - 8)
+        files.add(data, topic, queue_id, sys_flag=sys_flag, born_host=bytes(host))
     with tempfile.TemporaryDirectory() as root:
         files.write(Path(root), queues=queues)
         assert positions(root, slice_bytes=slice_bytes, batch_bytes=batch_bytes) == files.places

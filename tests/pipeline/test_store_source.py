@@ -16,8 +16,9 @@ from tests.pipeline.feeding import Topic
 from tests.pipeline.store_files import StoreFiles, positions, rows
 from tests.store.planted import extract_golden
 
+from cometmq.errors import ConfigError
 from cometmq.pipeline.errors import BadStoreRecordError
-from cometmq.pipeline.options import Topics
+from cometmq.pipeline.options import StoreOptions, Topics, store_options
 from cometmq.protocol.properties.values import decode_properties
 from cometmq.protocol.record.arrow import COLUMNS
 from cometmq.protocol.record.layout import COMPRESSED
@@ -75,12 +76,15 @@ def test_several_stores_with_the_names_of_their_brokers(spark: SparkSession, tmp
     assert Counter(row.broker_name for row in pattern.collect()) == expected
     both = f"{tmp_path}/broker-x, {tmp_path}/broker-y"
     assert Counter(row.broker_name for row in load(spark, both, "broker_name string").collect()) == expected
+    listed = spark.read.format("cometmq-store").schema("broker_name string").load(both.split(", "))
+    assert Counter(row.broker_name for row in listed.collect()) == expected
     empty = StoreFiles().write(tmp_path / "empty")
     assert load(spark, empty).collect() == []
 
 
 def test_what_cannot_be_done_says_so(spark: SparkSession, tmp_path: Path) -> None:
     files = StoreFiles()
+    files.add()
     files.add()
     root = files.write(tmp_path / "s")
     with pytest.raises(AnalysisException, match="a store"):
@@ -92,8 +96,36 @@ def test_what_cannot_be_done_says_so(spark: SparkSession, tmp_path: Path) -> Non
     files.log[90] ^= 1
     with pytest.raises(PythonException, match=r"log position 0 \(crc\).*onBadRecord=skip"):
         load(spark, files.write(root)).collect()
-    assert load(spark, root, onBadRecord="skip").collect() == []
-    assert load(spark, root, "topic string").count() == 1  # the body is not looked at
+    assert [row.queue_offset for row in load(spark, root, onBadRecord="skip").collect()] == [1]
+    assert load(spark, root, "topic string").count() == 2  # the bodies are not looked at
+
+
+def test_options() -> None:
+    given = store_options({
+        "path": "/a, /b/*", "topic": "T,U", "startingTimestamp": "5", "endingTimestamp": "9",
+        "sliceBytes": "1000", "batchRecords": "7", "batchBytes": "8", "maxPlainBytes": "9",
+        "checkCrc": "false", "decompress": "FALSE", "failOnDataLoss": "false", "onBadRecord": "skip",
+    })  # fmt: skip
+    assert given == StoreOptions(
+        ("/a", "/b/*"), Topics(names=("T", "U")), 5, 9, 1000, 7, 8, 9,
+        check_crc=False, decompress=False, fail_on_data_loss=False, fail_on_bad_record=False,
+    )  # fmt: skip
+    assert store_options({"path": "/a"}) == StoreOptions(("/a",))
+    assert store_options({"path": "/a", "subscribePattern": "T.*"}).topics == Topics(pattern="T.*")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("path", " , "), ("paths", "[1"), ("paths", "{}"), ("sliceBytes", "0"), ("onBadRecord", "drop"),
+        ("startingTimestamp", "-1"),
+        ("subscribePattern", "("), ("subscribe", " "), ("namesrv", "a:1"), ("startingOffsets", "earliest"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_named(key: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        store_options({"path": "/a"} | {key: value})
+    assert caught.value.key == key
 
 
 def test_every_record_that_apaches_broker_wrote(tmp_path: Path) -> None:

@@ -266,13 +266,18 @@ def store_options(options: Mapping[str, str]) -> StoreOptions:
 
 
 def _paths(given: _Reader) -> tuple[str, ...]:
-    """Spark's `load("a,b")` and `load(["a", "b"])`."""
-    listed = given.text("paths")
-    texts = [given.text("path", ""), *(json.loads(listed) if listed else ())]
-    paths = tuple(item.strip() for text in texts for item in str(text).split(",") if item.strip())
+    """Of `load("a,b")`, or of `load(["a", "b"])`, which Spark writes as a list in JSON."""
+    text, listed = given.text("path", ""), given.text("paths")
+    try:
+        paths = [] if listed is None else json.loads(listed)
+    except ValueError:
+        paths = None
+    if not isinstance(paths, list):
+        raise ConfigError("paths", str(listed), "a list in JSON")
+    paths += [item.strip() for item in str(text).split(",") if item.strip()]
     if not paths:
-        raise ConfigError("path", "", "directories of stores, several separated by ','")
-    return paths
+        raise ConfigError("path", str(text), "directories of stores, several separated by ','")
+    return tuple(map(str, paths))
 
 
 def _fails_on_bad_record(given: _Reader) -> bool:

@@ -42,14 +42,13 @@ from cometmq.protocol.record.layout import (
     head_for,
 )
 from cometmq.protocol.record.many import Rows, read_rows
-from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
+from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts, record_starts
 
 _SHORT_LOOK = 64 << 10  # bytes that are read at first behind damage, and to find the border of a slice
 _LONG_LOOK = 4 << 20
 _LONGEST_HEAD = HEADS[HOST_V6, HOST_V6].size
 _REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # of a record behind its body
 _UNIT = struct.Struct(">qiq")  # of a consume queue: log position, size, tags code
-_size_at = struct.Struct(">i").unpack_from
 _FILE_NAME = re.compile(r"\d{20}")
 
 
@@ -112,7 +111,10 @@ class LogReader:
 
     def read(self, position: int, length: int) -> bytes:
         """Bytes from a log position on; fewer where the file ends. Raises OSError."""
-        return os.pread(self._fd, length, position - self.file.base)
+        try:
+            return os.pread(self._fd, length, position - self.file.base)
+        except OSError as failure:
+            raise OSError(failure.errno, failure.strerror, self.file.path) from None
 
     def walk(self, start: int, stop: int, block_bytes: int) -> Iterator[Block | Damage]:
         """All that begins from `start` (a record begins there) up to `stop`, in order. A blank record ends
@@ -236,18 +238,8 @@ def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
 
 
 def _chain(data: bytes, position: int) -> Rows:
-    """The records that follow each other from the beginning of the data on, up to one that is not sound.
-
-    The loop looks at sizes only, and numpy at all else: `record_starts` takes twice as long for a record.
-    """
-    starts: list[int] = []
-    at, last = 0, len(data) - MIN_SIZE
-    while at <= last:
-        starts.append(at)
-        (size,) = _size_at(data, at)
-        if size < MIN_SIZE:
-            break
-        at += size
+    """The records that follow each other from the beginning of the data on, up to one that is not sound."""
+    starts, _ = record_starts(data)
     rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
     good &= rows.head["physical_offset"] == rows.start + position
     wrong = np.flatnonzero(~good)
