@@ -91,17 +91,31 @@ def test_a_log_without_queues_is_read_file_by_file(tmp_path: Path) -> None:
     assert positions(tmp_path / "copied", slice_bytes=500) == files.places
 
 
-def test_a_queue_that_names_a_place_within_a_record_is_an_error(tmp_path: Path) -> None:
+def misled(topic: str) -> StoreFiles:
+    """A store with a queue of that topic that names a forged record in the body of the second."""
     files = StoreFiles()
     files.add(b"x" * 600)
-    inside = files.add(forged(files, "T", [("T", 0, 1)] * 8)) + HEAD
+    inside = files.add(forged(files, "T", [(topic, 0, 1)] * 8)) + HEAD
     files.add()
-    fake = struct.unpack_from(">i", files.log, inside)[0]
-    files.queues["T", 0][1] = struct.pack(">qiq", inside, fake, 0)
+    size = struct.unpack_from(">i", files.log, inside)[0]
+    units = files.queues.setdefault((topic, 0), [bytes(20)] * 2)
+    units[1] = struct.pack(">qiq", inside, size, 0)
+    return files
+
+
+def test_a_queue_that_names_a_place_within_a_record_is_an_error(tmp_path: Path) -> None:
+    files = misled("T")
     root = files.write(tmp_path)
     with pytest.raises(StoreCorrupt, match="sliceBytes"):
         positions(root, slice_bytes=600, **SKIP)
     assert positions(root, slice_bytes=5000) == files.places
+
+
+def test_a_topic_is_no_path(tmp_path: Path) -> None:
+    files = misled("../elsewhere")
+    root = files.write(tmp_path)
+    assert (root / "elsewhere" / "0").is_dir()
+    assert positions(root, slice_bytes=600) == files.places
 
 
 @pytest.mark.parametrize("queues", [True, False])
