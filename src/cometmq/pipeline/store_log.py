@@ -42,13 +42,14 @@ from cometmq.protocol.record.layout import (
     head_for,
 )
 from cometmq.protocol.record.many import Rows, read_rows
-from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts, record_starts
+from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
 
 _SHORT_LOOK = 64 << 10  # bytes that are read at first behind damage, and to find the border of a slice
 _LONG_LOOK = 4 << 20
 _LONGEST_HEAD = HEADS[HOST_V6, HOST_V6].size
 _REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # of a record behind its body
 _UNIT = struct.Struct(">qiq")  # of a consume queue: log position, size, tags code
+_size_at = struct.Struct(">i").unpack_from
 _FILE_NAME = re.compile(r"\d{20}")
 
 
@@ -238,8 +239,18 @@ def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
 
 
 def _chain(data: bytes, position: int) -> Rows:
-    """The records that follow each other from the beginning of the data on, up to one that is not sound."""
-    starts, _ = record_starts(data)
+    """The records that follow each other from the beginning of the data on, up to one that is not sound.
+
+    The loop looks at lengths only, and numpy at all else: `record_starts` takes a third longer for that.
+    """
+    starts: list[int] = []
+    at, last = 0, len(data) - MIN_SIZE
+    while at <= last:
+        starts.append(at)
+        (size,) = _size_at(data, at)
+        if size < MIN_SIZE:
+            break
+        at += size
     rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
     good &= rows.head["physical_offset"] == rows.start + position
     wrong = np.flatnonzero(~good)
