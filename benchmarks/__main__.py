@@ -21,6 +21,7 @@ PARTS = {
     "traces": "our producer with message traces beside the same without",
     "pipeline": "the archive job and other Spark jobs",
     "kafka": "our Spark source, sink and archive job beside Spark's Kafka source and sink",
+    "offline": "store directories read without a broker, beside Parquet",
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheCluster, mqadmin
+from tests.pipeline import store_files
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.admin.admin import Admin, TopicSettings
@@ -26,13 +27,18 @@ from cometmq.pipeline.reading import read_parts
 from cometmq.pipeline.rows import RowMessage
 from cometmq.pipeline.sending import Sender
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.record.arrow import arrow_schema
+from cometmq.protocol.record.arrow import COLUMNS, arrow_schema
 
 
 @pytest.fixture(scope="module", params=["4.9.7", "5.5.0"])
-def topic(request: pytest.FixtureRequest, apache_clusters: Callable[[str], ApacheCluster]) -> Topic:
+def cluster(request: pytest.FixtureRequest, apache_clusters: Callable[[str], ApacheCluster]) -> ApacheCluster:
+    return apache_clusters(request.param)
+
+
+@pytest.fixture(scope="module")
+def topic(cluster: ApacheCluster) -> Topic:
     """Messages on Apache's broker, single ones, batches and a compressed one among them."""
-    made = Topic(f"Pipeline{uuid.uuid4().hex[:8]}", apache_clusters(request.param).namesrv)
+    made = Topic(f"Pipeline{uuid.uuid4().hex[:8]}", cluster.namesrv)
     made.send(1)
     made.send(999)
     made.send_raw(zlib.compress(b"squeezed: " * 50), sys_flag=0x301)
@@ -61,6 +67,21 @@ def test_every_message_with_its_fields(topic: Topic) -> None:
     (squeezed,) = [row for row in found if not row["keys"]]
     assert squeezed["body"] == b"squeezed: " * 50
     assert squeezed["sys_flag"] & 1
+
+
+@pytest.mark.parametrize("slice_bytes", [50_000, 1 << 30])
+def test_the_store_directory_gives_the_same_rows(
+    topic: Topic, cluster: ApacheCluster, slice_bytes: int
+) -> None:
+    stored = store_files.rows(
+        cluster.directory / "store",
+        list(COLUMNS),
+        topics=Topics(names=(topic.name,)),
+        slice_bytes=slice_bytes,
+    )
+    pulled = sorted(rows(topic), key=lambda row: row["physical_offset"])
+    assert len(stored) == 1001
+    assert [row | {"broker_name": "broker-a"} for row in stored] == pulled
 
 
 @pytest.mark.parametrize("depth", [1, 16])

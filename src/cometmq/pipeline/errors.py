@@ -46,6 +46,37 @@ class BadRecordError(PipelineError):
         )
 
 
+class BadStoreRecordError(PipelineError):
+    """A record in a store directory, or a stretch of its log, cannot be read, and the reader was told to
+    fail on those. position: in the log."""
+
+    path: str
+    position: int
+    stage: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"bad record at log position {self.position} ({self.stage}) in {self.path}: {self.problem}. "
+            "Set onBadRecord=skip to leave such records out"
+        )
+
+
+class LogLossError(PipelineError):
+    """Log positions `start` to `stop` of a store directory cannot be read, because their file is gone."""
+
+    path: str
+    start: int
+    stop: int
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"log positions {self.start} to {self.stop} of {self.path}: {self.problem}. "
+            "Set failOnDataLoss=false to go on with what is left"
+        )
+
+
 class ReplicaBehindError(PipelineError, Transient):
     """A broker's master is away and the replica that stands in for it does not hold the records. It may not
     have got them yet, so nothing is taken for lost."""

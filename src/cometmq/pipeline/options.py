@@ -105,6 +105,24 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """The options of a read of store directories, checked."""
+
+    paths: tuple[str, ...]
+    topics: Topics | None = None  # None: all
+    starting_ms: int | None = None
+    ending_ms: int | None = None
+    slice_bytes: int = 64 * 1024 * 1024  # of a log file, for one task
+    batch_records: int = 10_000
+    batch_bytes: int = 2 * 1024 * 1024  # stored bytes that are read and decoded at once
+    max_plain_bytes: int = MAX_PLAIN_BYTES
+    check_crc: bool = True
+    decompress: bool = True
+    fail_on_data_loss: bool = True
+    fail_on_bad_record: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class WriteOptions:
     """The options of a write, checked."""
 
@@ -137,6 +155,10 @@ _READ = (
     "minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "consumerGroup", "tags", "sql",
     "pullBatchSize", "pullsInFlight",
     "batchRecords", "batchBytes", "maxPlainBytes", "checkCrc", "decompress", "onBadRecord",
+)  # fmt: skip
+_STORE = (
+    "path", "paths", "subscribe", "subscribePattern", "startingTimestamp", "endingTimestamp", "sliceBytes",
+    "batchRecords", "batchBytes", "maxPlainBytes", "checkCrc", "decompress", "failOnDataLoss", "onBadRecord",
 )  # fmt: skip
 _WRITE = (
     "namesrv", "subscribe", "timeoutMs", "producerGroup", "batchBytes", "batchRecords", "retries",
@@ -229,9 +251,6 @@ class _Reader:
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Options of a reader. Raises ConfigError(key, value, expected)."""
     given = _Reader(options, _READ)
-    bad_record = given.text("onBadRecord", "fail")
-    if bad_record not in ("fail", "skip"):
-        raise ConfigError("onBadRecord", str(bad_record), "fail or skip")
     if streaming:
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
             if given.text(name) is not None:
@@ -251,7 +270,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         check_crc=given.flag("checkCrc", default.check_crc),
         decompress=given.flag("decompress", default.decompress),
         fail_on_data_loss=given.flag("failOnDataLoss", default.fail_on_data_loss),
-        fail_on_bad_record=bad_record == "fail",
+        fail_on_bad_record=_fails_on_bad_record(given),
     )
     most = given.count("maxOffsetsPerTrigger", 1_000_000, most=2**63 - 1)
     least = given.integer("minOffsetsPerTrigger", None, most=most)
@@ -271,6 +290,49 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_records_per_partition=given.integer("maxRecordsPerPartition", None),
         commit_group=group,
     )
+
+
+def store_options(options: Mapping[str, str]) -> StoreOptions:
+    """Options of a reader of store directories. Raises ConfigError(key, value, expected)."""
+    given = _Reader(options, _STORE)
+    default = StoreOptions(())
+    named = given.text("subscribe") is not None or given.text("subscribePattern") is not None
+    return StoreOptions(
+        paths=_paths(given),
+        topics=_topics(given) if named else None,
+        starting_ms=given.integer("startingTimestamp", None, least=0),
+        ending_ms=given.integer("endingTimestamp", None, least=0),
+        slice_bytes=given.count("sliceBytes", default.slice_bytes, most=2**63 - 1),
+        batch_records=given.count("batchRecords", default.batch_records),
+        batch_bytes=given.count("batchBytes", default.batch_bytes, most=MOST_BYTES),
+        max_plain_bytes=given.count("maxPlainBytes", default.max_plain_bytes, most=MOST_BYTES),
+        check_crc=given.flag("checkCrc", default.check_crc),
+        decompress=given.flag("decompress", default.decompress),
+        fail_on_data_loss=given.flag("failOnDataLoss", default.fail_on_data_loss),
+        fail_on_bad_record=_fails_on_bad_record(given),
+    )
+
+
+def _paths(given: _Reader) -> tuple[str, ...]:
+    """Of `load("a,b")`, or of `load(["a", "b"])`, which Spark writes as a list in JSON."""
+    text, listed = given.text("path", ""), given.text("paths")
+    try:
+        paths = [] if listed is None else json.loads(listed)
+    except ValueError:
+        paths = None
+    if not isinstance(paths, list):
+        raise ConfigError("paths", str(listed), "a list in JSON")
+    paths += [item.strip() for item in str(text).split(",") if item.strip()]
+    if not paths:
+        raise ConfigError("path", str(text), "directories of stores, several separated by ','")
+    return tuple(map(str, paths))
+
+
+def _fails_on_bad_record(given: _Reader) -> bool:
+    text = given.text("onBadRecord", "fail")
+    if text not in ("fail", "skip"):
+        raise ConfigError("onBadRecord", str(text), "fail or skip")
+    return text == "fail"
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:

@@ -285,7 +285,7 @@ class _Assembler:
             wanted,
             broker_name=broker_name,
             check_crc=options.check_crc,
-            decompress=partial(_plain_body, options.max_plain_bytes) if options.decompress else None,
+            decompress=partial(plain_body, options.max_plain_bytes) if options.decompress else None,
             plain_bytes=options.batch_bytes,
         )
         self._bodies: list[bytes] = []
@@ -342,7 +342,8 @@ class _Assembler:
         return kept.select(self._schema.names)
 
 
-def _plain_body(limit: int, sys_flag: int, body: bytes) -> bytes:
+def plain_body(limit: int, sys_flag: int, body: bytes) -> bytes:
+    """A body that was stored compressed. Raises BodyTooLarge for one with more than `limit` bytes."""
     try:
         return decompress(sys_flag, body, limit)
     except BodyTooLarge as error:

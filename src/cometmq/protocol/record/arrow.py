@@ -169,6 +169,15 @@ class ColumnDecoder:
         data = np.frombuffer(buffer, dtype=np.uint8)
         bad: list[BadRecord] = []
         rows = _well_formed(data, np.asarray(starts, dtype=np.int64), bad)
+        yield from self._decode(buffer, rows, bad, origins)
+
+    def decode_rows(self, buffer: Buffer, rows: Rows) -> Iterator[Decoded]:
+        """The same for records of the buffer whose parts are known to add up."""
+        return self._decode(buffer, rows, [], ())
+
+    def _decode(
+        self, buffer: Buffer, rows: Rows, bad: list[BadRecord], origins: Sequence[Origin]
+    ) -> Iterator[Decoded]:
         if self.check_crc:
             wrong = np.flatnonzero(~bodies_match(buffer, rows))
             rows = _without(rows, bad, wrong, "crc", "body does not match its CRC-32")

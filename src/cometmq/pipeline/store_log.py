@@ -1,0 +1,270 @@
+"""The records of a log file, slice by slice, each exactly once.
+
+A file begins with a record, and every record gives its own length: this chain says where records begin
+(docs/reference/storage.md, Record). A look into the middle of a file cannot say it, because the body of a
+message may hold whole records, with the right positions in them. So a slice begins where the file begins, or
+where a consume queue of the store names a record; brokers write those files, and producers cannot. The
+reader of the slice before follows the chain up to that place: if it led past it, that is an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from cometmq.errors import RecordError, StoreCorrupt
+from cometmq.pipeline.options import MOST_BYTES
+from cometmq.protocol.record.layout import (
+    BLANK_MAGIC,
+    BLANK_SIZE,
+    HEADS,
+    HOST_V6,
+    LENGTH,
+    MAGIC_AT,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAGICS_BEGIN,
+    MAX_PROPERTIES,
+    MAX_TOPIC_V2,
+    MIN_SIZE,
+    PREPARED,
+    ROLLBACK,
+    START,
+    SYS_FLAG_AT,
+    TRANSACTION_MASK,
+    head_for,
+)
+from cometmq.protocol.record.many import Rows, read_rows
+from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
+
+_SHORT_LOOK = 64 << 10  # bytes that are read at first behind damage, and to find the border of a slice
+_LONG_LOOK = 4 << 20
+_LONGEST_HEAD = HEADS[HOST_V6, HOST_V6].size
+_REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # of a record behind its body
+_UNIT = struct.Struct(">qiq")  # of a consume queue: log position, size, tags code
+_size_at = struct.Struct(">i").unpack_from
+_FILE_NAME = re.compile(r"\d{20}")
+
+
+def numbered_files(directory: str) -> list[tuple[int, str]]:
+    """(first byte, path) of the files that are named by their first byte, in order. Raises OSError."""
+    names = sorted(name for name in os.listdir(directory) if _FILE_NAME.fullmatch(name))
+    return [(int(name), os.path.join(directory, name)) for name in names]
+
+
+class Block(NamedTuple):
+    """Records that follow each other; there is at least one. Their parts add up and they name their own
+    places. Their bodies are not checked."""
+
+    data: bytes
+    position: int  # of the first byte of the data in the log
+    rows: Rows
+
+    @property
+    def end(self) -> int:
+        """The log position behind the last record."""
+        rows = self.rows
+        return self.position + int(rows.properties_start[-1] + rows.properties_length[-1])
+
+
+class Damage(NamedTuple):
+    """Log positions between which no record could be found."""
+
+    start: int
+    stop: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A file of a commit log: the log positions from `base` up to `end`. `queues` is the directory of the
+    store's consume queues, None without one."""
+
+    path: str
+    base: int
+    end: int
+    queues: str | None
+
+    def open(self) -> LogReader:
+        """Raises OSError."""
+        return LogReader(self, os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+
+
+class LogReader:
+    """An open log file. It is read and never mapped: the broker may cut or delete it meanwhile."""
+
+    def __init__(self, file: LogFile, fd: int) -> None:
+        self.file = file
+        self._fd = fd
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def read(self, position: int, length: int) -> bytes:
+        """Bytes from a log position on; fewer where the file ends. Raises OSError."""
+        try:
+            return os.pread(self._fd, length, position - self.file.base)
+        except OSError as failure:
+            raise OSError(failure.errno, failure.strerror, self.file.path) from None
+
+    def walk(self, start: int, stop: int, block_bytes: int) -> Iterator[Block | Damage]:
+        """All that begins from `start` (a record begins there) up to `stop`, in order. A blank record ends
+        the file. Raises OSError, and StoreCorrupt when `stop` lies within a record."""
+        block_bytes = max(block_bytes, MIN_SIZE)
+        at, wanted = start, block_bytes
+        while at < stop:
+            data = self.read(at, min(wanted, stop - at))
+            rows = _chain(data, at)
+            if len(rows.start):
+                block = Block(data, at, rows)
+                yield block
+                at, wanted = block.end, min(2 * wanted, block_bytes)
+                continue
+            size, own = claim_of(data) if len(data) >= CLAIM_BYTES else (0, -1)
+            if own == at and wanted < size <= min(stop - at, MOST_BYTES):
+                wanted = size  # a record longer than a block
+                continue
+            if stop == self.file.end and self._is_blank(data, at):
+                return
+            self._check_border(at, stop)
+            found = self.next_record(at + 1, stop)
+            yield Damage(at, found, _problem(data, at))
+            at, wanted = found, _SHORT_LOOK
+
+    def next_record(self, place: int, stop: int) -> int:
+        """The first place from `place` on where a record surely begins, if it ends in front of `stop`; else
+        `stop`. Where the store has consume queues, one of them must name the record."""
+        for begin, end in self._written(place, stop):
+            length = _SHORT_LOOK
+            while begin < end:
+                data = self.read(begin, min(length, end - begin))
+                at = data.find(MAGICS_BEGIN, MAGIC_AT)
+                while at >= 0:
+                    if self._is_record(begin + at - MAGIC_AT, stop):
+                        return begin + at - MAGIC_AT
+                    at = data.find(MAGICS_BEGIN, at + 1)
+                if begin + len(data) == end or not data:
+                    break  # (the file may be shorter than it was)
+                begin += max(1, len(data) - MAGIC_AT - len(MAGICS_BEGIN) + 1)
+                length = min(2 * length, _LONG_LOOK)
+        return stop
+
+    def _written(self, place: int, stop: int) -> list[tuple[int, int]]:
+        """The stretches without holes: files are reserved at their full length. All are asked for before one
+        is read, because space in memory counts as written, even after a read-ahead."""
+        found = []
+        at, last = place - self.file.base, stop - self.file.base
+        try:
+            while at < last:
+                begin = os.lseek(self._fd, at, os.SEEK_DATA)
+                at = os.lseek(self._fd, begin, os.SEEK_HOLE)
+                if begin < last:
+                    found.append((begin + self.file.base, min(at + self.file.base, stop)))
+        except OSError as failure:
+            if failure.errno != errno.ENXIO:  # that one says that there is nothing more
+                return [(place, stop)]
+        return found
+
+    def _is_blank(self, data: bytes, at: int) -> bool:
+        return len(data) >= BLANK_SIZE and START.unpack_from(data) == (self.file.end - at, BLANK_MAGIC)
+
+    def _check_border(self, at: int, stop: int) -> None:
+        size, own = claim_of(data) if len(data := self.read(at, CLAIM_BYTES)) == CLAIM_BYTES else (0, -1)
+        if own != at or not stop - at < size <= min(self.file.end - at, MOST_BYTES):
+            return
+        if record_facts(self.read(at, size), 0, at) is not None:
+            problem = (
+                f"the consume queues name a record at log position {stop}, but that lies within the one at "
+                f"{at}. Rebuild the queues (cometmq store rebuild), or set sliceBytes to more than a log file"
+            )
+            raise StoreCorrupt(problem, self.file.path)
+
+    def _is_record(self, at: int, stop: int) -> bool:
+        # The place is compared first, then the queue is asked, then the body is read: a body may hold
+        # thousands of forged heads that claim any length.
+        head = self.read(at, _LONGEST_HEAD)
+        if len(head) < CLAIM_BYTES or claim_of(head)[1] != at:
+            return False
+        size = claim_of(head)[0]
+        if len(head) < MIN_SIZE or not MIN_SIZE <= size <= min(stop - at, MOST_BYTES):
+            return False
+        if self.file.queues is not None and not self._is_queued(head, at, size, self.file.queues):
+            return False
+        return record_facts(self.read(at, size), 0, at) is not None
+
+    def _is_queued(self, head: bytes, at: int, size: int, queues: str) -> bool:
+        """Whether the queue that this head names has a unit for it (docs/reference/storage.md, Consume
+        queue)."""
+        sys_flag = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big", signed=True)
+        form = head_for(sys_flag)
+        if len(head) < form.size or sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
+            return False
+        _, magic, _, queue_id, _, queue_offset, *_, body_length = form.unpack_from(head)
+        rest = size - form.size - body_length
+        if body_length < 0 or not 3 <= rest <= _REST_MAX or magic not in (MAGIC_V1, MAGIC_V2):
+            return False
+        width = 1 if magic == MAGIC_V1 else LENGTH.size
+        behind = self.read(at + form.size + body_length, width + MAX_TOPIC_V2)
+        topic = behind[width : width + int.from_bytes(behind[:width], "big")]
+        if topic in (b"", b".", b"..") or b"/" in topic or b"\0" in topic:
+            return False
+        return _unit(os.path.join(queues, os.fsdecode(topic), str(queue_id)), queue_offset) == (at, size)
+
+
+def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
+    """(log position, size) of a queue's record; None if the queue does not say."""
+    place = queue_offset * _UNIT.size
+    try:
+        files = [(base, path) for base, path in numbered_files(directory) if base <= place]
+        if not files:
+            return None
+        base, path = files[-1]
+        with open(path, "rb") as file:
+            if place - base >= os.fstat(file.fileno()).st_size:
+                return None
+            unit = os.pread(file.fileno(), _UNIT.size, place - base)
+    except OSError:
+        return None  # no such queue
+    return _UNIT.unpack(unit)[:2] if len(unit) == _UNIT.size else None
+
+
+def _chain(data: bytes, position: int) -> Rows:
+    """The records that follow each other from the beginning of the data on, up to one that is not sound.
+
+    The loop looks at lengths only, and numpy at all else: `record_starts` takes a third longer for that.
+    """
+    starts: list[int] = []
+    at, last = 0, len(data) - MIN_SIZE
+    while at <= last:
+        starts.append(at)
+        (size,) = _size_at(data, at)
+        if size < MIN_SIZE:
+            break
+        at += size
+    rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
+    good &= rows.head["physical_offset"] == rows.start + position
+    wrong = np.flatnonzero(~good)
+    return rows.pick(slice(int(wrong[0]))) if len(wrong) else rows
+
+
+def _problem(data: bytes, position: int) -> str:
+    """Why no record begins at the beginning of the data."""
+    if len(data) < MIN_SIZE:
+        return f"the file ends behind {len(data)} bytes"
+    if not data[:BLANK_SIZE].strip(b"\0"):
+        return "it begins with zeros"
+    try:
+        found = decode_record(data)
+    except RecordError as problem:
+        return f"{problem.field}: {problem.problem}"
+    return f"physical offset: it says {found.physical_offset}, but lies at {position}"

@@ -1,0 +1,180 @@
+"""Store directories to slices of log files, one for each Spark task.
+
+The end of the log is fixed here, so all actions on one frame see the same rows, also when a broker writes on.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+
+import numpy as np
+from pyspark.sql.datasource import InputPartition
+
+from cometmq import logs
+from cometmq.errors import ConfigError
+from cometmq.pipeline.errors import LogLossError
+from cometmq.pipeline.options import StoreOptions
+from cometmq.pipeline.store_log import Block, Damage, LogFile, LogReader, numbered_files
+from cometmq.protocol.java_properties import PropertiesError, parse_properties
+from cometmq.protocol.record.layout import BLANK_SIZE
+from cometmq.protocol.record.many import bodies_match
+from cometmq.protocol.record.one import PLACE_BYTES, place_of
+
+log = logs.logger(__name__)
+
+_LOOK = 4096  # bytes behind the last record that tell whether something stands there
+
+_CLOCK_MARGIN_MS = 600_000
+"""Store times rise along a log, but a clock may be set back: slices are left out by their first times only
+where these are as far from the wanted ones. Rows are chosen by their own times."""
+
+
+@dataclass(frozen=True)
+class Slice(InputPartition):
+    """What one Spark task reads: the records of a file that begin from `start` up to `stop`. first_ms: the
+    store time of the first one, None where it cannot be read."""
+
+    file: LogFile
+    start: int
+    stop: int
+    broker_name: str
+    first_ms: int | None
+
+
+def plan_slices(options: StoreOptions) -> list[Slice]:
+    """All slices of all stores. Raises ConfigError, LogLossError, OSError."""
+    found: list[Slice] = []
+    for directory in store_directories(options.paths):
+        found += _in_time(_slices(directory, options), options)
+    return found
+
+
+def store_directories(paths: Sequence[str]) -> list[str]:
+    """The stores that the paths (patterns of the shell too) mean, each once. A store is a directory with a
+    `commitlog` in it, or a directory of log files. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for path in paths:
+        plain = path.removeprefix("file://").removeprefix("file:")
+        matches = [each for each in sorted(glob.glob(plain)) or [plain] if _is_store(each)]
+        if not matches:
+            raise ConfigError("path", path, "a store: a directory with a commitlog in it")
+        for each in matches:
+            found.setdefault(os.path.realpath(each), os.path.abspath(each))
+    return list(found.values())
+
+
+def _is_store(directory: str) -> bool:
+    return os.path.isdir(os.path.join(directory, "commitlog")) or (
+        os.path.isdir(directory) and bool(numbered_files(directory))
+    )
+
+
+def broker_name(directory: str) -> str:
+    """The brokerName of the store's broker.conf; without one, the name of the directory."""
+    try:
+        with open(os.path.join(directory, "broker.conf"), encoding="utf-8") as file:
+            name = parse_properties(file.read()).get("brokerName", "")
+    except (OSError, UnicodeDecodeError, PropertiesError):
+        name = ""
+    return name or os.path.basename(directory)
+
+
+def _files(directory: str) -> list[LogFile]:
+    inside = os.path.join(directory, "commitlog")
+    queues = os.path.join(directory, "consumequeue")
+    found = []
+    for base, path in numbered_files(inside if os.path.isdir(inside) else directory):
+        try:
+            length = os.stat(path).st_size
+        except FileNotFoundError:
+            continue  # retention of a running broker: the log begins later now
+        if length:
+            found.append(LogFile(path, base, base + length, queues if os.path.isdir(queues) else None))
+    return found
+
+
+def _slices(directory: str, options: StoreOptions) -> list[Slice]:
+    """The log of a store in slices, in order, up to its end now."""
+    name = broker_name(directory)
+    found: list[Slice] = []  # the newest first
+    for file in reversed(_files(directory)):
+        try:
+            reader = file.open()
+        except FileNotFoundError:
+            continue
+        with reader:
+            borders = _borders(reader, options.slice_bytes)
+            # Behind the last record there may be files that a broker has reserved for later.
+            end = file.end if found else _end(reader, borders[-1], options)
+            if end > file.base:
+                for start, stop in reversed([*pairwise([*borders, end])]):
+                    found.append(Slice(file, start, stop, name, _first_ms(reader, start)))
+    found.reverse()
+    for before, after in pairwise(found):
+        if before.file.end < after.file.base:
+            lost = LogLossError(directory, before.file.end, after.file.base, "no file holds these")
+            if options.fail_on_data_loss:
+                raise lost
+            log.warning("%s", lost)
+    return found
+
+
+def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
+    """Where slices of a file begin: at its beginning, and about every `slice_bytes` at a record that a
+    consume queue names."""
+    file = reader.file
+    borders = [file.base]
+    if file.queues is None or not reader.read(file.base, BLANK_SIZE).strip(b"\0"):
+        return borders
+    for near in range(file.base + slice_bytes, file.end - slice_bytes // 2, slice_bytes):
+        stop = min(near + slice_bytes, file.end)
+        found = reader.next_record(max(near, borders[-1] + 1), stop)
+        if found < stop:
+            borders.append(found)
+    return borders
+
+
+def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
+    """The position behind the last whole record of a file from `start` on; `start` if there is none."""
+    file, last, found = reader.file, None, None
+    for found in reader.walk(start, file.end, options.batch_bytes):
+        if isinstance(found, Block):
+            last = found
+    if not isinstance(found, Damage) or found.stop < file.end:
+        return file.end  # a blank record closes it
+    end = start
+    if last is not None:
+        ends = last.rows.properties_start + last.rows.properties_length
+        if options.check_crc:  # after a loss of power the newest bodies may not be on the disk
+            ends = ends[: 1 + max(np.flatnonzero(bodies_match(last.data, last.rows)), default=-1)]
+        if len(ends) and last.rows.properties_length[len(ends) - 1] and not last.data[ends[-1] - 1]:
+            ends = ends[:-1]  # nor the end of the last properties: no client ends them with NUL
+        end = last.position + int(ends[-1] if len(ends) else 0)
+    if reader.read(end, _LOOK).strip(b"\0"):
+        log.warning("%s: what begins at log position %d is no whole record, and none follows", file.path, end)
+    return end
+
+
+def _first_ms(reader: LogReader, start: int) -> int | None:
+    head = reader.read(start, PLACE_BYTES)
+    place = place_of(head) if len(head) == PLACE_BYTES else None
+    return place.store_timestamp_ms if place is not None and place.physical_offset == start else None
+
+
+def _in_time(found: Sequence[Slice], options: StoreOptions) -> list[Slice]:
+    """The slices that may hold records of the wanted time."""
+    starts = [each.first_ms for each in found]
+    least = -math.inf if options.starting_ms is None else options.starting_ms - _CLOCK_MARGIN_MS
+    most = math.inf if options.ending_ms is None else options.ending_ms + _CLOCK_MARGIN_MS
+    kept = []
+    for each, next_ms in zip_longest(found, starts[1:]):
+        if next_ms is not None and next_ms < least:
+            continue
+        if each.first_ms is None or each.first_ms < most:
+            kept.append(each)
+    return kept

@@ -1,0 +1,107 @@
+"""The Spark data source `cometmq-store`: the messages in store directories as rows, without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from cometmq import logs
+from cometmq.message import MessageQueue
+from cometmq.pipeline.errors import BadStoreRecordError, LogLossError
+from cometmq.pipeline.options import StoreOptions
+from cometmq.pipeline.reading import plain_body
+from cometmq.pipeline.source import check_schema
+from cometmq.pipeline.store_log import Block, Damage
+from cometmq.pipeline.store_plan import Slice, plan_slices
+from cometmq.protocol.record.arrow import ColumnDecoder
+from cometmq.protocol.record.many import Rows
+
+log = logs.logger(__name__)
+
+
+class StoreReader(DataSourceReader):
+    """A read of store directories, planned once by `load()`."""
+
+    def __init__(self, schema: StructType, options: StoreOptions) -> None:
+        self._arrow = check_schema(schema)
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return plan_slices(self._options)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        # Spark asks for None where nothing was planned.
+        return read_slice(partition, self._arrow, self._options) if isinstance(partition, Slice) else iter(())
+
+
+def read_slice(part: Slice, schema: pa.Schema, options: StoreOptions) -> Iterator[pa.RecordBatch]:
+    """The wanted records of a slice in the order of the log, in batches of `schema`. As the options say,
+    damage and lost files raise BadStoreRecordError and LogLossError or give a warning. Raises StoreCorrupt,
+    OSError."""
+    decoder = ColumnDecoder(
+        schema,
+        broker_name=part.broker_name,
+        check_crc=False,
+        decompress=partial(plain_body, options.max_plain_bytes) if options.decompress else None,
+        plain_bytes=options.batch_bytes,
+    )
+    decoder.check_crc = options.check_crc and "body" in decoder.columns
+    path = part.file.path
+    try:
+        reader = part.file.open()
+    except FileNotFoundError:
+        lost = LogLossError(path, part.start, part.stop, "the file was deleted after the read was planned")
+        if options.fail_on_data_loss:
+            raise lost from None
+        log.warning("%s", lost)
+        return
+    with reader:
+        for found in reader.walk(part.start, part.stop, options.batch_bytes):
+            if isinstance(found, Damage):
+                _bad(path, found.start, "layout", f"{found.problem}; nothing up to {found.stop}", options)
+            else:
+                yield from _batches(path, found, decoder, options)
+
+
+def _batches(
+    path: str, block: Block, decoder: ColumnDecoder, options: StoreOptions
+) -> Iterator[pa.RecordBatch]:
+    rows = _wanted(block, options)
+    for first in range(0, len(rows.start), options.batch_records):
+        some = rows.pick(slice(first, first + options.batch_records))
+        for batch, bad in decoder.decode_rows(block.data, some):
+            for item in bad:
+                _bad(path, block.position + item.position, item.stage, item.problem, options)
+            if batch.num_rows:
+                yield batch
+
+
+def _wanted(block: Block, options: StoreOptions) -> Rows:
+    """The records of the wanted times and topics; nothing else of them is looked at."""
+    rows = block.rows
+    if options.starting_ms is not None:
+        rows = rows.pick(rows.field("store_timestamp") >= options.starting_ms)
+    if options.ending_ms is not None:
+        rows = rows.pick(rows.field("store_timestamp") < options.ending_ms)
+    if options.topics is not None:
+        ends = (rows.topic_start + rows.topic_length).tolist()
+        names = [block.data[start:end] for start, end in zip(rows.topic_start.tolist(), ends, strict=True)]
+        wanted = {name for name in set(names) if options.topics.includes(_any_queue(name))}
+        rows = rows.pick(np.fromiter(map(wanted.__contains__, names), bool, len(names)))
+    return rows
+
+
+def _any_queue(topic: bytes) -> MessageQueue:
+    return MessageQueue(topic.decode("utf-8", "replace"), "", 0)
+
+
+def _bad(path: str, position: int, stage: str, problem: str, options: StoreOptions) -> None:
+    error = BadStoreRecordError(path, position, stage, problem)
+    if options.fail_on_bad_record:
+        raise error
+    log.warning("left out: %s", error)

@@ -1,0 +1,32 @@
+"""Where Spark looks for the format `cometmq-store`; nothing heavy is imported here (see pyspark_cometmq)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.types import StructType
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """`spark.read.format("cometmq-store")` (docs/pipeline.md, Reading store directories)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "cometmq-store"
+
+    def schema(self) -> StructType:
+        from cometmq.pipeline.source import full_schema
+
+        return full_schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from cometmq.pipeline.options import store_options
+        from cometmq.pipeline.store_source import StoreReader
+
+        return StoreReader(schema, store_options(self.options))
