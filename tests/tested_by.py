@@ -56,7 +56,7 @@ client/test_push.py: client/cluster/server_requests client/consumer/acknowledgin
 client/test_routes.py: client/cluster/namesrv_api
 faults/test_power_loss.py: testing/crash_images testing/recording_disk
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
-pipeline/test_archive.py: pipeline/archive_query pipeline/watch
+pipeline/test_archive.py: pipeline/archive_query
 pipeline/test_archive_task.py: pipeline/partition_writer
 pipeline/test_plan.py: pipeline/offsets
 pipeline/test_replaced_queues.py: pipeline/marks

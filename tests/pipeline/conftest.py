@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.fake_servers import MINUTES, FakeCluster, fake_cluster
 from tests.pipeline.feeding import Topic
+from tests.pipeline.spark_servers import connect_server, connect_session
 
 from cometmq.pipeline import cluster
 from cometmq.pipeline.session import spark_session
@@ -43,6 +44,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def connected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session of a Spark Connect server with two slots, beside the one of this process."""
+    scratch = tmp_path_factory.mktemp("connect")
+    with connect_server(scratch, "local[2,3]") as address, connect_session(address) as session:
+        yield session
 
 
 @pytest.fixture
