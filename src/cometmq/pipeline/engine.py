@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -191,12 +191,11 @@ def _collect(
         except BaseException as error:
             collected.set_exception(error)
 
-    thread = InheritableThread(target=collect, session=frame.sparkSession, daemon=True)
-    thread.start()
+    InheritableThread(target=collect, session=frame.sparkSession, daemon=True).start()
     seen = 0
     try:
-        while thread.is_alive():
-            thread.join(_POLL_S)
+        while not collected.done():
+            wait([collected], _POLL_S)  # not join: interrupted, it takes a thread that goes on for ended
             if stop.is_set():
                 job.cancel()  # again until it is over: Spark may not know the job yet
             elif (done := job.done()) != seen:
@@ -204,9 +203,9 @@ def _collect(
                 on_progress(done)
     except BaseException:
         deadline = time.monotonic() + _CANCEL_S
-        while thread.is_alive() and time.monotonic() < deadline:
+        while not collected.done() and time.monotonic() < deadline:
             job.cancel()
-            thread.join(_POLL_S)
+            wait([collected], _POLL_S)
         raise
     return collected.result()
 
