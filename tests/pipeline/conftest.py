@@ -47,10 +47,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def connected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session of a Spark Connect server with two slots, beside the one of this process."""
-    scratch = tmp_path_factory.mktemp("connect")
-    with connect_server(scratch, "local[2,3]") as address, connect_session(address) as session:
+def connect_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Spark Connect server with two slots."""
+    with connect_server(tmp_path_factory.mktemp("connect"), "local[2,3]") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def connected(connect_address: str) -> Iterator[SparkSession]:
+    """A session of Spark Connect, beside the one of this process."""
+    with connect_session(connect_address) as session:
         yield session
 
 
