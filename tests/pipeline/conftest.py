@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.fake_servers import MINUTES, FakeCluster, fake_cluster
 from tests.pipeline.feeding import Topic
+from tests.pipeline.spark_servers import connect_server, connect_session
 
 from cometmq.pipeline import cluster
 from cometmq.pipeline.session import spark_session
@@ -43,6 +44,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def connect_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Spark Connect server with two slots."""
+    with connect_server(tmp_path_factory.mktemp("connect"), "local[2,3]") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def connected(connect_address: str) -> Iterator[SparkSession]:
+    """A session of Spark Connect, beside the one of this process."""
+    with connect_session(connect_address) as session:
+        yield session
 
 
 @pytest.fixture

@@ -196,23 +196,22 @@ class TestResuming:
         job.check()
         assert not job.paths("_cometmq/staging/**/*.parquet")
 
-    def test_a_task_that_dies_is_done_again_by_spark(self, job: Job, topic: Topic, tmp_path: Path) -> None:
+    def test_a_task_that_dies_is_done_again_by_spark(
+        self, job: Job, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         topic.send(400)
-        run_tasks = archive_module.run_tasks
+        run_task = archive_module.run_task
         marker = str(tmp_path / "died")
 
-        def die_once(units: Any) -> Any:
-            for result in run_tasks(units):
-                if not os.path.exists(marker):
-                    open(marker, "w").close()
-                    os._exit(13)
-                yield result
+        def die_once(task: Any) -> Any:
+            result = run_task(task)
+            if not os.path.exists(marker):
+                open(marker, "w").close()
+                os._exit(13)
+            return result
 
-        archive_module.run_tasks = die_once
-        try:
-            assert job.run().records == 400
-        finally:
-            archive_module.run_tasks = run_tasks
+        monkeypatch.setattr(archive_module, "run_task", die_once)
+        assert job.run().records == 400
         assert os.path.exists(marker)
         job.check()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline import archive_task
 from cometmq.pipeline.archive import archive
 from cometmq.pipeline.archive_query import completeness
-from cometmq.pipeline.archive_task import ArchiveTask, Quarantine, run_tasks
+from cometmq.pipeline.archive_task import ArchiveTask, Quarantine, run_task
+from cometmq.pipeline.errors import ArchiveError
 from cometmq.pipeline.options import PullOptions
 from cometmq.pipeline.partition_writer import Partition
 from cometmq.pipeline.plan import QueueRange
@@ -93,9 +94,15 @@ def test_a_record_that_cannot_be_is_set_aside_and_the_archive_goes_on(
     assert sum(row.missing for row in completeness(spark, output).collect()) == 1
 
 
-@pytest.mark.parametrize(("code", "is_result"), [(errno.ENOSPC, True), (errno.EIO, False)])
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        (errno.ENOSPC, pytest.raises(ArchiveError, match=r"^/.*: not committed: No space left on device$")),
+        (errno.EIO, pytest.raises(OSError, match="output error")),
+    ],
+)
 def test_a_full_disk_is_said_in_a_line_and_other_faults_are_for_spark_to_try_again(
-    monkeypatch: pytest.MonkeyPatch, output: str, code: int, is_result: bool
+    monkeypatch: pytest.MonkeyPatch, output: str, code: int, raised: AbstractContextManager[Any]
 ) -> None:
     class Disk(fs.LocalFileSystem):
         def open_output_stream(self, *_: Any, **__: Any) -> Any:
@@ -108,6 +115,5 @@ def test_a_full_disk_is_said_in_a_line_and_other_faults_are_for_spark_to_try_aga
             batch=0, ranges=[QueueRange(QUEUE, 0, 5)], addresses={}, namesrv=(fake.address,), output=output,
             staging="s", compression="zstd", compression_level=None, pull=PullOptions(timeout_ms=1000),
         )  # fmt: skip
-        with nullcontext() if is_result else pytest.raises(OSError, match="output error"):
-            (error,) = run_tasks([task])
-            assert str(error) == f"{output}: not committed: No space left on device"
+        with raised:
+            run_task(task)

@@ -61,8 +61,9 @@ if TYPE_CHECKING:
 @click.option("--decompress/--no-decompress", default=True, help="Keep bodies plain, or as stored.")
 @click.option("--max-plain-bytes", type=COUNT, default=64 * 1024 * 1024, show_default="64 MiB", metavar="N",
               help="Of a body when it is decompressed; larger ones go to quarantine.")  # fmt: skip
-@click.option("--master", metavar="URL", help="Spark master; SPARK_MASTER, else local[*].")
-@click.option("--memory", default="1g", metavar="SIZE", help="Heap of Spark's driver.")
+@click.option("--master", metavar="URL",
+              help="Spark's, or sc://HOST:PORT for Spark Connect; SPARK_REMOTE or SPARK_MASTER.")  # fmt: skip
+@click.option("--memory", default="1g", metavar="SIZE", help="Heap of Spark's driver, if it is not remote.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def archive(
     topics: tuple[str, ...],
@@ -78,7 +79,7 @@ def archive(
         raise click.UsageError("Give topics or --pattern, not both.")
     if not topics and not pattern:
         raise click.UsageError("Give the topics to archive, or --pattern.")
-    check_spark()
+    check_spark(master)
     from cometmq.pipeline.archive import ArchiveProgress
     from cometmq.pipeline.archive import archive as run_archive
     from cometmq.pipeline.session import spark_session
@@ -125,14 +126,23 @@ def own_names() -> Iterator[None]:
         raise
 
 
-def check_spark() -> None:
-    """Raises ClickException where PySpark or Java is missing: their own errors say it in fifty lines."""
-    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        raise click.ClickException("the archive needs Spark: pip install 'cometmq[spark]'")
+def check_spark(master: str | None) -> None:
+    """Raises ClickException where a package or Java is missing: their own errors say it in fifty lines."""
+    _check_extra("spark", "the archive needs Spark", "pyspark", "pyarrow", "pandas")
+    from cometmq.pipeline.session import CONNECT, chosen_master
+
+    if chosen_master(master).startswith(CONNECT):
+        _check_extra("connect", "Spark Connect needs gRPC", "grpc", "grpc_status")
+        return  # the server has its own Java
     home = os.environ.get("JAVA_HOME")
     if not (os.access(os.path.join(home, "bin", "java"), os.X_OK) if home else shutil.which("java")):
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
         raise click.ClickException(f"Spark needs Java 17 or newer: {where}")
+
+
+def _check_extra(extra: str, problem: str, *modules: str) -> None:
+    if any(find_spec(name) is None for name in modules):
+        raise click.ClickException(f"{problem}: pip install 'cometmq[{extra}]'")
 
 
 @contextmanager

@@ -25,8 +25,9 @@ from pyspark.sql import SparkSession
 from cometmq import logs
 from cometmq.errors import CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
-from cometmq.pipeline.archive_task import ArchiveTask, QueueCount, TaskResult, run_tasks
+from cometmq.pipeline.archive_task import ArchiveTask, QueueCount, TaskResult, run_task
 from cometmq.pipeline.cluster import Cluster, look_twice
+from cometmq.pipeline.engine import run_units, slots
 from cometmq.pipeline.errors import ArchiveError, DataLossError
 from cometmq.pipeline.marks import Marks, marks_in, replaced, with_marks
 from cometmq.pipeline.offsets import EARLIEST, Offsets, from_tree, to_tree
@@ -41,7 +42,6 @@ from cometmq.pipeline.options import (
 )
 from cometmq.pipeline.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
 from cometmq.pipeline.table import ArchiveTable
-from cometmq.pipeline.watch import watch_tasks
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
 log = logs.logger(__name__)
@@ -386,9 +386,8 @@ class Job:
 
     def read_batch(self, batch: int, ranges: list[QueueRange]) -> list[TaskResult]:
         """Read the ranges in one Spark job. Raises the first error of its tasks."""
-        context = self.spark.sparkContext
         records = sum(item.count for item in ranges)
-        groups = pack(ranges, default_tasks(records, context.defaultParallelism))
+        groups = pack(ranges, default_tasks(records, slots(self.spark)))
         if not groups:
             return []
         addresses = self.cluster.addresses(item.queue for item in ranges)
@@ -400,12 +399,8 @@ class Job:
         def report(done: int) -> None:
             self._report(batch, records * done // len(tasks))
 
-        with watch_tasks(context, f"archive batch {batch}", report if self.on_progress else None):
-            results = context.parallelize(tasks, len(tasks)).mapPartitions(run_tasks).collect()
-        for result in results:
-            if isinstance(result, CometError):
-                raise result
-        return [result for result in results if isinstance(result, TaskResult)]
+        on_progress = report if self.on_progress else None
+        return run_units(self.spark, f"archive batch {batch}", run_task, tasks, on_progress=on_progress)
 
     def _check(
         self, counted: dict[MessageQueue, QueueCount], start: Offsets, end: Offsets, results: list[TaskResult]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.errors import ArchiveError
 from cometmq.pipeline.options import PullOptions
@@ -94,18 +92,14 @@ class TaskResult:
     queues: dict[MessageQueue, QueueCount]
 
 
-def run_tasks(tasks: Iterable[ArchiveTask]) -> Iterable[TaskResult | CometError]:
-    """For `RDD.mapPartitions`. Our own errors and a full disk are results, which the driver raises as they
-    are: trying again would not help. Spark repeats what a worker's death cut short."""
-    for task in tasks:
-        try:
-            yield _run(task)
-        except CometError as error:
-            yield error
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            yield ArchiveError(task.output, f"not committed: {os.strerror(error.errno)}")
+def run_task(task: ArchiveTask) -> TaskResult:
+    """Do the work of one task. Raises ArchiveError for a full disk, so that Spark does not try again."""
+    try:
+        return _run(task)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise ArchiveError(task.output, f"not committed: {os.strerror(error.errno)}") from None
 
 
 def _run(task: ArchiveTask) -> TaskResult:

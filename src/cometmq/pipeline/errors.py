@@ -105,6 +105,25 @@ class SinkRowError(PipelineError):
         return f"row {self.row} of this partition: {self.field}: {self.problem}"
 
 
+class JobStopped(PipelineError):
+    """A Spark job was cancelled because its caller asked for it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} was stopped"
+
+
+class JobFailed(PipelineError):
+    """Spark gave up a job: a task failed as often as it may, or the session is gone."""
+
+    name: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.name} failed: {self.problem}"
+
+
 class ArchiveError(PipelineError):
     """The archive directory is not what this job expects, or a batch must not become part of it. setting:
     which limit was met, if any."""

@@ -1,4 +1,4 @@
-"""A Spark session set up for this pipeline: UTC, quiet, small, reachable from this machine only."""
+"""A Spark session set up for this pipeline: UTC, quiet, small. With `local` nobody else can reach it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ JVM_FLAGS = "-XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData -Djava.net.preferIPv
 QUICK_START = "-XX:TieredStopAtLevel=1"
 """Without the optimising compiler a session needs 4 s of CPU less until its first result; long computations
 in the JVM then cost nearly twice as much."""
+CONNECT = "sc://"
+"""What the address of a Spark Connect server begins with."""
+
+
+def chosen_master(master: str | None) -> str:
+    """The Spark to use: as given, else by SPARK_REMOTE or SPARK_MASTER, else this machine's cores."""
+    return master or os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_MASTER") or "local[*]"
 
 
 def spark_session(
@@ -27,19 +34,35 @@ def spark_session(
 ) -> SparkSession:
     """A session with the `cometmq` format ready.
 
-    master: any Spark master (SPARK_MASTER in the environment, then `local[*]`); memory: the JVM's heap
-    (Python workers come on top: 150-350 MB for each core); quick_start: for the archive job, whose bytes are
-    worked on in Python, and for short programs; conf overrides all. A session that runs already in this
+    master: any Spark master, or `sc://host:port`, a Spark Connect server (by default `chosen_master` says);
+    memory: the JVM's heap (Python workers come on top: 150-350 MB for each core); quick_start: for jobs whose
+    bytes are worked on in Python, and for short programs; conf overrides all. A Spark Connect server has its
+    own JVM, so only settings of the session have an effect there. A session that runs already in this
     process is returned as it is.
     """
-    master = master or os.environ.get("SPARK_MASTER") or "local[*]"
-    builder = SparkSession.builder.appName(app_name).master(master)
+    master = chosen_master(master)
+    builder = SparkSession.builder.appName(app_name)
     settings = {
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    }
+    if master.startswith(CONNECT):
+        builder = builder.remote(master)
+    else:
+        os.environ.pop("SPARK_REMOTE", None)  # PySpark would prefer it to a master
+        builder = builder.master(master)
+        settings |= _own_jvm(master, memory, quiet=quiet, quick_start=quick_start)
+    for key, value in (settings | dict(conf or {})).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _own_jvm(master: str, memory: str, *, quiet: bool, quick_start: bool) -> dict[str, str]:
+    """Settings of a driver in a JVM of this process's own."""
+    settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": memory,
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.shuffle.partitions": "8" if master.startswith("local") else "200",
         "spark.driver.extraJavaOptions": f"{JVM_FLAGS} {QUICK_START}" if quick_start else JVM_FLAGS,
     }
@@ -50,6 +73,4 @@ def spark_session(
     if quiet:
         log4j = files("cometmq.pipeline").joinpath("log4j2.properties")
         settings["spark.driver.extraJavaOptions"] += f" -Dlog4j2.configurationFile=file:{log4j}"
-    for key, value in (settings | dict(conf or {})).items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return settings

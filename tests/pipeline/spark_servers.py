@@ -1,0 +1,92 @@
+"""Spark's own servers as processes on 127.0.0.1: a standalone cluster, and a Spark Connect server."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import SparkSession
+from tests.interop.processes import free_port
+
+from cometmq.pipeline.session import JVM_FLAGS, QUICK_START
+from cometmq.testing import ServerProcess
+
+HOME = Path(pyspark.__file__).parent
+LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+WORKERS = 2
+JVM = f"{JVM_FLAGS} {QUICK_START}"
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """Of servers and of programs that use them: loopback only, this interpreter, no files elsewhere."""
+    return {
+        "SPARK_HOME": str(HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(scratch),
+        "SPARK_DAEMON_MEMORY": "512m",
+        "SPARK_DAEMON_JAVA_OPTS": JVM,
+        "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+
+
+@contextmanager
+def standalone_cluster(scratch: Path) -> Iterator[str]:
+    """A master and two workers of one slot each; its address."""
+    ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    with ExitStack() as stack:
+        program = ["org.apache.spark.deploy.master.Master", *ports]
+        master = SparkServer("spark-class", program, "at spark://", scratch)
+        found = re.search(r"spark://127\.0\.0\.1:\d+", stack.enter_context(master).wait_ready())
+        assert found is not None
+        slot = ["--cores", "1", "--memory", "1g", "--work-dir", str(scratch / "work")]
+        program = ["org.apache.spark.deploy.worker.Worker", *ports, *slot, found[0]]
+        for _ in range(WORKERS):
+            stack.enter_context(SparkServer("spark-class", program, "registered with", scratch))
+        yield found[0]
+
+
+@contextmanager
+def connect_server(scratch: Path, master: str) -> Iterator[str]:
+    """A Spark Connect server over a master; its address."""
+    port = free_port()
+    settings = LOOPBACK | {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.progress.reportInterval": "200ms",
+        "spark.driver.extraJavaOptions": JVM,
+        "spark.executor.extraJavaOptions": JVM,
+        "spark.executor.memory": "512m",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    arguments = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", master]
+    for key, value in settings.items():
+        arguments += ["--conf", f"{key}={value}"]
+    with SparkServer("spark-submit", arguments, "Spark Connect server started at", scratch):
+        yield f"sc://127.0.0.1:{port}"
+
+
+@contextmanager
+def connect_session(address: str) -> Iterator[SparkSession]:
+    """A session of a Spark Connect server, beside the classic one of this process if there is one."""
+    from pyspark.sql.connect.session import SparkSession as ConnectSession  # with pandas and gRPC: a second
+
+    session: Any = ConnectSession.builder.remote(address).create()
+    yield session
+    session.stop()
+
+
+class SparkServer(ServerProcess):
+    """One of the programs that PySpark brings. It becomes the JVM, which takes its time."""
+
+    def __init__(self, program: str, arguments: Sequence[str], ready: str, scratch: Path) -> None:
+        super().__init__([str(HOME / "bin" / program), *arguments], ready, environment(scratch))
+
+    def wait_ready(self, timeout_s: float = 120.0) -> str:
+        return super().wait_ready(timeout_s)
