@@ -104,6 +104,7 @@ class ApacheBroker(ApacheServer, Broker):
             # 5.x writes ops only after a while; who is asked before that ends his transaction twice.
             "transactionTimeOut": "3000",
             "transactionOpBatchInterval": "100",
+            "recallMessageEnable": "true",
             **(settings or {}),
         }
         flags = jvm if jvm is not None else ["-Xms256m", "-Xmx768m", "-XX:+UseSerialGC"]

@@ -22,7 +22,8 @@ final class Transactions {
         String name = args.text("name");
         List<Object> questions = new ArrayList<>();
         asked.put(name, questions);
-        TransactionMQProducer producer = new TransactionMQProducer(args.text("group"));
+        TransactionMQProducer producer = new TransactionMQProducer(
+            null, args.text("group"), null, args.flag("trace", false), null);
         producer.setNamesrvAddr(args.text("namesrv"));
         producer.setInstanceName(name + "-" + System.nanoTime());
         producer.setSendMsgTimeout(10_000);

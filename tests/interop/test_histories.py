@@ -1,0 +1,98 @@
+"""The same programs on our servers and on Apache's, with Java's clients and ours: their histories must agree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from tests.interop.apache import ApacheCluster
+from tests.interop.driver import Driver
+from tests.interop.histories import PROGRAMS, History, Program
+from tests.interop.jars import CLIENT_VERSIONS, SERVER_VERSIONS
+from tests.interop.our_driver import OurDriver
+from tests.interop.space import Cluster, Space
+
+# (program, server of Apache) -> why nothing is compared.
+NOT_THERE = {("timers", "4.9.7"): "4.9 has no delivery times, and delivers such messages at once"}
+
+# program -> the version of Java's client that ours is like, and why.
+LIKE_5 = {
+    "orderly_death": "5.x counts the last failure of an orderly dead letter, 4.9 does not",
+    "timers": "4.9's client gets no recall handle",
+}
+
+LONG = bool(os.environ.get("COMETMQ_INTEROP_LONG"))
+CLIENTS = ("ours", *CLIENT_VERSIONS)
+PAIRS = [(client, server) for client in CLIENTS for server in SERVER_VERSIONS] if LONG else [("4.9.8", "4.9.7")]
+COMPARED = [
+    (client, server, program)
+    for client, server in PAIRS
+    for program in PROGRAMS
+    if (program.__name__, server) not in NOT_THERE
+]
+
+
+def name_of(value: object) -> str:
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.fixture(scope="module")
+def history(
+    cluster: Cluster,
+    apache_clusters: Callable[[str], ApacheCluster],
+    java_clients: Callable[[str], Driver],
+) -> Iterator[Callable[[str, str, Program], History]]:
+    """What a program sees with a client on a server. All programs of such a pair run at once: they mostly wait."""
+    running: dict[tuple[str, str, str], Future[History]] = {}
+    ours = OurDriver()
+
+    def one(program: Program, client: str, servers: Cluster) -> History:
+        space = Space(ours if client == "ours" else java_clients(client), servers)
+        try:
+            return program(space)
+        finally:
+            space.close()
+
+    with ThreadPoolExecutor(len(PROGRAMS)) as threads:
+
+        def found(client: str, server: str, program: Program) -> History:
+            if (client, server, program.__name__) not in running:
+                servers = cluster if server == "ours" else apache_clusters(server)
+                if client != "ours":
+                    java_clients(client)  # started once, not by several threads
+                for each in PROGRAMS:
+                    if (each.__name__, server) not in NOT_THERE:
+                        key = client, server, each.__name__
+                        running[key] = threads.submit(one, each, client, servers)
+            return running[client, server, program.__name__].result(200)
+
+        yield found
+    ours.stop()
+
+
+# 5.x clients trace nothing of messages without MSG_REGION, which 5.x brokers store and 4.9's and ours do not.
+TRACED_BY_5_ONLY = ("5.5.0", "5.5.0", "traces")
+
+
+@pytest.mark.parametrize(("client", "server", "program"), COMPARED, ids=name_of)
+def test_a_program_sees_the_same_on_apaches_server(
+    client: str, server: str, program: Program, history: Callable[[str, str, Program], History]
+) -> None:
+    apaches, ours = history(client, server, program), history(client, "ours", program)
+    if (client, server, program.__name__) == TRACED_BY_5_ONLY:
+        consumers = {"SubBefore", "SubAfter"}
+        assert {str(event[1]) for event in apaches} >= consumers
+        apaches = [event for event in apaches if event[1] not in consumers]
+    assert ours == apaches
+
+
+@pytest.mark.parametrize(
+    "program", [each for each in PROGRAMS if LONG or each.__name__ not in LIKE_5], ids=name_of
+)
+def test_our_client_sees_what_javas_does(
+    program: Program, history: Callable[[str, str, Program], History]
+) -> None:
+    javas = "5.5.0" if program.__name__ in LIKE_5 else "4.9.8"
+    assert history("ours", "ours", program) == history(javas, "ours", program)
