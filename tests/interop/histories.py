@@ -63,7 +63,7 @@ def dead_letters(space: Space, count: int) -> History:
                 for letter in [each async for each in admin.dead_letters(Selection(group=space.group))]
             )
 
-    return wait_until(f"{count} dead letters", lambda: asyncio.run(all_dead()), 60, every_s=0.5)
+    return wait_until(f"{count} dead letters", lambda: asyncio.run(all_dead()), 90, every_s=0.5)
 
 
 def stored(space: Space) -> History:
@@ -229,7 +229,9 @@ def timed(space: Space, body: bytes, after_ms: int, *, at: bool = False) -> Json
     begun = time.time_ns() // 1_000_000
     value = begun + after_ms if at else after_ms
     if space.java.version.startswith("4"):
-        return message(space.topic, body, properties={"TIMER_DELIVER_MS" if at else "TIMER_DELAY_MS": str(value)})
+        return message(
+            space.topic, body, properties={"TIMER_DELIVER_MS" if at else "TIMER_DELAY_MS": str(value)}
+        )
     return message(space.topic, body, **{"setDeliverTimeMs" if at else "setDelayTimeMs": value})
 
 
@@ -241,7 +243,9 @@ def timers(space: Space) -> History:
     space.java.send(producer, [message(space.topic, b"at once")])
     sent = [timed(space, word.encode(), ms, at=word == "at") for word, ms in due.items()]
     results = space.java.send(producer, sent)
-    events: History = [("handle", word, bool(each["recallHandle"])) for word, each in zip(due, results, strict=True)]
+    events: History = [
+        ("handle", word, bool(each["recallHandle"])) for word, each in zip(due, results, strict=True)
+    ]
     if not space.java.version.startswith("4"):
         handle = results[2]["recallHandle"]
         recalled = space.java.call("recall", name=producer, topic=space.topic, handle=handle)

@@ -1,16 +1,18 @@
-"""The broker's table of queue locks and its members' together: no two members believe in one lock at a time."""
+"""A member's locks and the broker's table of them together: no two members believe in one lock at a time."""
 
 from __future__ import annotations
 
+import types
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cometmq.broker.groups.locks import QueueLocks
+from cometmq.broker.groups.locks import QueueLocks as BrokersLocks
 from cometmq.client.consumer.orderly_queue import LockTable
+from cometmq.client.consumer.queue_locks import QueueLocks
 from cometmq.message import MessageQueue
 
 QUEUES = [MessageQueue("T", "a", number) for number in range(2)]
@@ -46,7 +48,7 @@ class Locks(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1_000.0
-        self.locks = QueueLocks()
+        self.locks = BrokersLocks()
         self.run = 0
         self.members = [Member() for _ in range(2)]
 
@@ -105,7 +107,7 @@ class Locks(RuleBasedStateMachine):
     @rule()
     def the_broker_starts_anew(self) -> None:
         """It has forgotten its locks, and its connections are lost with all that was under way."""
-        self.locks = QueueLocks()
+        self.locks = BrokersLocks()
         self.run += 1
         for member in self.members:
             member.to_broker.clear()
@@ -126,4 +128,48 @@ class Locks(RuleBasedStateMachine):
 
 
 TestLocks = Locks.TestCase
-TestLocks.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+class Client:
+    """What QueueLocks asks of an instance: a broker that grants all it is asked for."""
+
+    client_id = "c"
+
+    def __init__(self) -> None:
+        self.brokers = self.remoting = self
+        self.restart()
+
+    def restart(self) -> None:
+        """The connection is another one."""
+        self.to_broker = types.SimpleNamespace(closed=False)
+
+    def connection(self, addr: str) -> object:
+        return self.to_broker
+
+    async def find_master(self, queue: MessageQueue) -> str:
+        return "127.0.0.1:1"
+
+    async def lock_queues(
+        self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> set[MessageQueue]:
+        return set(queues)
+
+    async def unlock_queues(self, *_: object) -> None:
+        pass
+
+
+async def test_after_a_restart_only_what_was_locked_anew_is_believed() -> None:
+    """As in the state machine: the restarted broker may give the other queue to anybody."""
+    client = Client()
+    locks = QueueLocks(client, "G", lambda lost: None)  # type: ignore[arg-type]
+    assert await locks.take(QUEUES) == set(QUEUES)
+    client.to_broker.closed = True
+    assert [locks.holds(queue) for queue in QUEUES] == [False, False]
+    client.restart()
+    await locks.take(QUEUES[:1])
+    assert [locks.holds(queue) for queue in QUEUES] == [True, False]
+    await locks.take(QUEUES[1:])
+    assert [locks.holds(queue) for queue in QUEUES] == [True, True]
+    await locks.give_back(QUEUES[:1])
+    assert [locks.holds(queue) for queue in QUEUES] == [False, True]
+    await locks.close()
