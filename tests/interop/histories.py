@@ -1,5 +1,5 @@
-"""Programs whose histories must be the same on our servers and on Apache's: what a user sees, in order where an
-order is promised, without times, ids and addresses.
+"""Programs whose histories must be the same on our servers and on Apache's: what a user sees, in order where
+an order is promised, without times, ids and addresses.
 
 Each takes the names and the client of a :class:`Space`, and returns its events.
 """
@@ -58,9 +58,9 @@ def dead_letters(space: Space, count: int) -> History:
             if counts.get(space.group, 0) < count:
                 return []
             return sorted(
-                ("dead", letter.body.decode(), "try", letter.reconsume_times)
-                + (named(space, original_topic(letter)), letter.tags, letter.keys)
+                ("dead", letter.body.decode(), "try", letter.reconsume_times, named(space, topic), *carried)
                 for letter in [each async for each in admin.dead_letters(Selection(group=space.group))]
+                for topic, carried in [(original_topic(letter), (letter.tags, letter.keys))]
             )
 
     return wait_until(f"{count} dead letters", lambda: asyncio.run(all_dead()), 90, every_s=0.5)
@@ -175,7 +175,7 @@ def transactions(space: Space) -> History:
 
 
 def sql(space: Space) -> History:
-    """To a push consumer, a member that fails among them, and to a lite pull that is held; and what is wrong."""
+    """To a push consumer, which fails once, and to a lite pull that is held; then a wrong expression."""
     wanted, wrong = "n > 10 AND (s IS NULL OR s <> 'it''s')", "n > > 10"
     properties: dict[str, dict[str, str]] = {
         "passes": {"n": "11"}, "fails once": {"n": "12", "s": "x", "fails": "1"}, "too small": {"n": "10"},

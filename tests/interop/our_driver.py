@@ -251,7 +251,7 @@ class OurDriver(Deliveries):
         for topic, expression in filters(topics, sql).items():
             await self._open[name][1].assign_topic(topic, expression=expression)
 
-    async def lite_poll(self, name: str, timeout: int = 3000) -> list[Json]:
+    async def lite_poll(self, name: str, timeout: int = 3000) -> list[Json]:  # noqa: ASYNC109
         return [written(each) for each in await self._open[name][1].poll(timeout / 1000)]
 
     async def transaction_start(self, name: str, namesrv: str, group: str, trace: bool = False) -> None:

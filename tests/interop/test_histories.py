@@ -1,4 +1,4 @@
-"""The same programs on our servers and on Apache's, with Java's clients and ours: their histories must agree."""
+"""The same programs on our servers and on Apache's, with Java's clients and ours: same histories wanted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def history(
     apache_clusters: Callable[[str], ApacheCluster],
     java_clients: Callable[[str], Driver],
 ) -> Iterator[Callable[[str, str, Program], History]]:
-    """What a program sees with a client on a server. All programs of such a pair run at once: they mostly wait."""
+    """What a program sees with a client on a server. All programs of a pair run at once: they mostly wait."""
     running: dict[tuple[str, str, str], Future[History]] = {}
     ours = OurDriver()
 

@@ -59,8 +59,8 @@ class Locks(RuleBasedStateMachine):
 
     @rule(number=MEMBERS, kind=KINDS, queues=st.sets(st.sampled_from(QUEUES), min_size=1), stage=STAGES)
     def a_member_asks(self, number: int, kind: str, queues: set[MessageQueue], stage: int) -> None:
-        """One request at a time, as client/consumer/queue_locks.py has it. How far it gets at once: it is sent,
-        handled, or answered."""
+        """One request at a time, as client/consumer/queue_locks.py has it. stage: whether it is only sent,
+        also handled, or even answered at once."""
         member = self.members[number]
         if member.waits_for is not None:
             return
