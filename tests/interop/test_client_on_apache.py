@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from tests.client.every_scenario import EVERY_SCENARIO
+from tests.client.every_scenario import EVERY_SCENARIO, SINCE_5
 from tests.client.scenarios import FROM_FIRST, Ledger, Scenario, bodies, fill, read_all, until
 from tests.interop.apache import ApacheCluster
 from tests.interop.driver import Driver, body_of
@@ -24,9 +24,19 @@ def apache(request: pytest.FixtureRequest, apache_clusters: Callable[[str], Apac
     return apache_clusters(request.param)
 
 
-@pytest.mark.parametrize("scenario", EVERY_SCENARIO, ids=lambda scenario: scenario.__name__)
-async def test_scenario(scenario: Scenario, apache: ApacheCluster) -> None:
-    await scenario(apache.namesrv)
+@pytest.mark.parametrize(
+    ("version", "scenario"),
+    [
+        pytest.param(version, scenario, id=f"{version}-{scenario.__name__}")
+        for version in SERVER_VERSIONS
+        for scenario in EVERY_SCENARIO
+        if version != "4.9.7" or scenario not in SINCE_5
+    ],
+)
+async def test_scenario(
+    version: str, scenario: Scenario, apache_clusters: Callable[[str], ApacheCluster]
+) -> None:
+    await scenario(apache_clusters(version).namesrv)
 
 
 async def test_our_consumer_and_javas_share_a_group(
