@@ -1,4 +1,4 @@
-"""What our client must do with delivery times, against brokers that have them (5.x, ours); see scenarios.py."""
+"""What our client must do with delivery times; for brokers that have them (5.x, ours), as in scenarios.py."""
 
 from __future__ import annotations
 

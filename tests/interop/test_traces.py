@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -142,11 +142,9 @@ async def test_our_traces_on_apaches_servers(
     assert {view.client_host for view in plain + half} == {"127.0.0.1"}
 
 
-@pytest.fixture(scope="module", params=SERVER_VERSIONS)
-def apaches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminShell]:
-    running = AdminShell(request.param, tmp_path_factory.mktemp(f"mqadmin-{request.param}"))
-    yield running
-    running.stop()
+@pytest.fixture(params=SERVER_VERSIONS)
+def apaches(request: pytest.FixtureRequest, admin_shells: Callable[[str], AdminShell]) -> AdminShell:
+    return admin_shells(request.param)
 
 
 async def test_apaches_tool_prints_our_traces_as_ours_does(

@@ -206,6 +206,7 @@ final class Consumers {
         consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
         consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
+        consumer.setHeartbeatBrokerInterval(1000);  // as in pushStart
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
         consumer.setAutoCommit(args.flag("autoCommit", true));
         consumer.setEnableMsgTrace(args.flag("trace", false));
