@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.client.scenarios import PATIENT, PATIENT_CLIENT, read_all, until
 from tests.client.transactions import Undecided
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
